@@ -1,0 +1,1 @@
+"""Bytes and arrays on disk: rows, read plans, engines, the graph, ingest. Imports no torch."""

@@ -1,0 +1,82 @@
+"""`Rows`: the one storage primitive, an array on disk addressed by row.
+
+Features, labels, edge columns and later histories and node memory are all Rows, whatever holds them: a Zarr array
+(`stores.zarr_rows`), records of an LMDB environment (`stores.lmdb_rows`), or plain memory (`ArrayRows`, the perfect
+double that every other implementation is tested against).
+"""
+
+from concurrent.futures import Future
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+AnyArray = NDArray[Any]
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """`count` rows of one dtype and one row shape."""
+
+    shape: tuple[int, ...]
+    """(count, *row shape)"""
+    dtype: np.dtype[Any]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as stored."""
+
+    def read(self, ids: Ids, out: AnyArray) -> int:
+        """Afterwards `out[i]` is row `ids[i]`; any order, duplicates allowed.
+
+        ids: int64[n]; out: [n, *row shape] of the rows' dtype, C-contiguous, belonging to the caller.
+        Returns the bytes that were read from the disk for it (0 from memory). Thread-safe.
+        Raises IndexError for an id out of range before any byte is read, StoreError where the disk holds less than it should.
+        """
+
+    def submit(self, ids: Ids, out: AnyArray) -> Future[int]:
+        """`read` in the background; `out` must stay untouched until the future is done."""
+
+    def close(self) -> None:
+        """Give back descriptors, maps and threads; idempotent."""
+
+
+def check_request(rows: Rows, ids: Ids, out: AnyArray) -> None:
+    """Raise before any byte is read where a request does not fit: IndexError for an id, ValueError for `out`."""
+    if ids.ndim != 1 or ids.dtype != np.int64:
+        raise ValueError(f"ids must be int64[n], not {ids.dtype}[{','.join(map(str, ids.shape))}]")
+    if out.shape != (len(ids), *rows.shape[1:]) or out.dtype != rows.dtype or not out.flags.c_contiguous:
+        raise ValueError(f"out must be a C-contiguous {rows.dtype}{[len(ids), *rows.shape[1:]]}, not {out.dtype}{list(out.shape)}")
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= rows.shape[0]):
+        bad = ids[(ids < 0) | (ids >= rows.shape[0])][0]
+        raise IndexError(f"row {bad} is out of range: there are {rows.shape[0]} rows")
+
+
+class ArrayRows:
+    """Rows in memory: a numpy array (`--in-memory`, small arrays, tests).
+
+    >>> ArrayRows(np.eye(3)).read(np.array([2]), out)
+    """
+
+    def __init__(self, array: AnyArray) -> None:
+        self.array = np.ascontiguousarray(array)
+        self.shape: tuple[int, ...] = self.array.shape
+        self.dtype = self.array.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
+
+    def read(self, ids: Ids, out: AnyArray) -> int:
+        check_request(self, ids, out)
+        np.take(self.array, ids, axis=0, out=out, mode="clip")  # "clip" writes straight into out; ids are checked
+        return 0
+
+    def submit(self, ids: Ids, out: AnyArray) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_result(self.read(ids, out))
+        return future
+
+    def close(self) -> None:
+        pass

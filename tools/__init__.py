@@ -1,0 +1,1 @@
+"""Scripts: benchmarks, graph makers, the demo. Thin callers of `ooc` and `stores`."""
