@@ -47,7 +47,9 @@ def check_request(rows: Rows, ids: Ids, out: AnyArray) -> None:
     if ids.ndim != 1 or ids.dtype != np.int64:
         raise ValueError(f"ids must be int64[n], not {ids.dtype}[{','.join(map(str, ids.shape))}]")
     if out.shape != (len(ids), *rows.shape[1:]) or out.dtype != rows.dtype or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {rows.dtype}{[len(ids), *rows.shape[1:]]}, not {out.dtype}{list(out.shape)}")
+        raise ValueError(
+            f"out must be a C-contiguous {rows.dtype}{[len(ids), *rows.shape[1:]]}, not {out.dtype}{list(out.shape)}"
+        )
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= rows.shape[0]):
         bad = ids[(ids < 0) | (ids >= rows.shape[0])][0]
         raise IndexError(f"row {bad} is out of range: there are {rows.shape[0]} rows")

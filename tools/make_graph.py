@@ -1,0 +1,128 @@
+"""Make a graph of any size in bounded memory, as the files people have: Parquet edges and npy arrays.
+
+    python -m tools.make_graph OUT --nodes 8000000 --edges 80000000 --features 128 --kind uniform --seed 0
+
+OUT/edges/part-*.parquet (src, dst), OUT/x.npy float32[N, F], OUT/y.npy int64[N], OUT/{train,val,test}.npy int64 ids.
+Kinds: `uniform` (both ends uniform), `rmat` (Chakrabarti et al., 2004; .57 .19 .19 .05), `communities` (labels can be learnt:
+most edges stay within a class, and features are a class centroid under heavy noise, so that neighbors help).
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+CHUNK_EDGES = 5_000_000
+CHUNK_BYTES = 64 << 20
+Ints = NDArray[np.int64]
+
+
+def uniform(rng: np.random.Generator, nodes: int, count: int, classes: int) -> tuple[Ints, Ints]:
+    """`count` edges, both ends uniform over `nodes`."""
+    return rng.integers(0, nodes, count), rng.integers(0, nodes, count)
+
+
+def rmat(rng: np.random.Generator, nodes: int, count: int, classes: int) -> tuple[Ints, Ints]:
+    """`count` edges of an R-MAT graph with quadrant weights .57 .19 .19 .05, ids scattered so that hubs lie apart."""
+    scale = max(1, int(nodes - 1).bit_length())
+    src, dst = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for _ in range(scale):
+        draw = rng.random(count, np.float32)
+        src = 2 * src + (draw >= 0.76)
+        dst = 2 * dst + (((draw >= 0.57) & (draw < 0.76)) | (draw >= 0.95))
+    mask = (1 << scale) - 1  # an odd multiplier is a bijection modulo a power of two
+    return (src * 0x9E3779B1 & mask) % nodes, (dst * 0x9E3779B1 & mask) % nodes
+
+
+def communities(rng: np.random.Generator, nodes: int, count: int, classes: int) -> tuple[Ints, Ints]:
+    """`count` edges of which 7 in 10 join two nodes of one class (the class of v is v % classes)."""
+    src, dst = uniform(rng, nodes, count, classes)
+    same = src - src % classes + dst % classes
+    keep = (rng.random(count, np.float32) < 0.7) & (same < nodes)
+    return np.where(keep, same, src), dst
+
+
+KINDS = {"uniform": uniform, "rmat": rmat, "communities": communities}
+
+
+def edge_chunks(kind: str, nodes: int, edges: int, classes: int, seed: int) -> Iterator[tuple[Ints, Ints]]:
+    """The edges in pieces of at most CHUNK_EDGES; piece i depends on (seed, i) alone."""
+    for i, start in enumerate(range(0, edges, CHUNK_EDGES)):
+        rng = np.random.default_rng([seed, 1, i])
+        yield KINDS[kind](rng, nodes, min(CHUNK_EDGES, edges - start), classes)
+
+
+def write_edges(out: Path, chunks: Iterator[tuple[Ints, Ints]], strings: bool) -> None:
+    """Write one Parquet file per chunk; with `strings` an id v becomes the text `n<v>`."""
+    out.mkdir(parents=True)
+    for i, ends in enumerate(chunks):
+        columns: dict[str, Any] = dict(zip(("src", "dst"), ends, strict=True))
+        if strings:
+            columns = {name: pa.array(np.char.add("n", ids.astype("U"))) for name, ids in columns.items()}
+        pq.write_table(pa.table(columns), out / f"part-{i:04d}.parquet", row_group_size=1_000_000)
+
+
+def write_features(path: Path, labels: Ints, features: int, classes: int, seed: int) -> None:
+    """float32[N, features]: a class centroid of norm about 1 under unit noise, written in pieces."""
+    centroids = np.random.default_rng([seed, 2]).standard_normal((classes, features), np.float32) / np.sqrt(features)
+    rows = max(1, CHUNK_BYTES // (4 * features))
+    with path.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(labels), features)}
+        np.lib.format.write_array_header_2_0(file, header)
+        for i, start in enumerate(range(0, len(labels), rows)):
+            part = labels[start : start + rows]
+            noise = np.random.default_rng([seed, 3, i]).standard_normal((len(part), features), np.float32)
+            file.write((centroids[part] * 1.5 + noise).data)
+
+
+def make_graph(
+    out: Path,
+    *,
+    nodes: int,
+    edges: int,
+    features: int = 128,
+    classes: int = 32,
+    kind: str = "uniform",
+    seed: int = 0,
+    strings: bool = False,
+    train_share: float = 0.5,
+) -> None:
+    """Write the graph's files below `out` (see the module's text). Split: train_share, then half of the rest each."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_edges(out / "edges", edge_chunks(kind, nodes, edges, classes, seed), strings)
+    labels = np.arange(nodes, dtype=np.int64) % classes
+    np.save(out / "y.npy", labels)
+    if features:
+        write_features(out / "x.npy", labels, features, classes, seed)
+    draw = np.random.default_rng([seed, 4]).random(nodes, np.float32)
+    bounds = {
+        "train": (0.0, train_share),
+        "val": (train_share, (1 + train_share) / 2),
+        "test": ((1 + train_share) / 2, 1.0),
+    }
+    for name, (low, high) in bounds.items():
+        np.save(out / f"{name}.npy", np.flatnonzero((draw >= low) & (draw < high)))
+
+
+def main() -> None:
+    """Parse the command line and make the graph."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--edges", type=int, required=True)
+    parser.add_argument("--features", type=int, default=128, help="columns of x.npy; 0 writes none")
+    parser.add_argument("--classes", type=int, default=32)
+    parser.add_argument("--kind", choices=sorted(KINDS), default="uniform")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--strings", action="store_true", help="ids are texts")
+    parser.add_argument("--train-share", type=float, default=0.5)
+    make_graph(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
