@@ -1,0 +1,141 @@
+"""`Graph`: the topology as compressed sparse columns (CSC), in memory maps or in RAM.
+
+The in-edges of node v are slots `indptr[v]:indptr[v+1]`; one slot number addresses source node, weight, time and edge id
+alike. Offsets are int64 throughout, so a graph of more than 2**31 edges needs nothing special.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.errors import InputError
+
+Ints = NDArray[np.int64]
+
+
+def index_dtype(num_nodes: int) -> np.dtype[Any]:
+    """The dtype of `indices`: int32 while every node id fits, else int64.
+
+    >>> index_dtype(2**31 - 1), index_dtype(2**31)
+    (dtype('int32'), dtype('int64'))
+    """
+    return np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A graph by destination. The arrays may be read-only memory maps; nobody writes to them.
+
+    >>> graph = Graph.from_edges([1, 2, 0], [0, 0, 2], num_nodes=3)
+    >>> graph.slots(0), graph.degree(np.array([0, 1, 2]))
+    ((0, 2), array([2, 0, 1]))
+    """
+
+    indptr: Ints
+    """int64[N+1]: the in-edges of node v are slots indptr[v]:indptr[v+1]"""
+    indices: NDArray[Any]
+    """int32|int64[E]: source node of each slot"""
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """one entry a slot: `edge_id` int64[E] (position in the input), `weight` float32[E], ..."""
+    self_loops: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64[k], sorted: the destination of every self-loop edge; empty where there are none"""
+    weight_sum: NDArray[np.float32] | None = None
+    """float32[N]: each node's in-weights summed without self-loops; None for an unweighted graph"""
+
+    @classmethod
+    def from_arrays(cls, indptr: Any, indices: Any, columns: Mapping[str, Any] | None = None) -> "Graph":
+        """A graph in memory from CSC arrays; self-loops and weight sums are derived (`columns["weight"]`).
+
+        indptr: [N+1]; indices: [E]; columns: name -> [E]. Raises InputError where the shapes or ids do not fit.
+        """
+        indptr = np.ascontiguousarray(indptr, dtype=np.int64)
+        indices = np.ascontiguousarray(indices)
+        held = {name: np.ascontiguousarray(column) for name, column in (columns or {}).items()}
+        _check(indptr, indices, held)
+        num_nodes = len(indptr) - 1
+        indices = indices.astype(index_dtype(num_nodes), copy=False)
+        target = np.repeat(np.arange(num_nodes), np.diff(indptr))
+        loop = target == indices
+        total = None
+        if "weight" in held:
+            held["weight"] = held["weight"].astype(np.float32, copy=False)
+            total = np.bincount(target[~loop], held["weight"][~loop], minlength=num_nodes).astype(np.float32)
+        return cls(indptr, indices, held, target[loop], total)
+
+    @classmethod
+    def from_edges(cls, src: Any, dst: Any, num_nodes: int, **columns: Any) -> "Graph":
+        """A graph in memory from edges in input order; adds the column `edge_id`.
+
+        src, dst: int[E]; columns: [E] each. Slots stand in canonical order (destination, edge id).
+        """
+        src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+        if len(src) != len(dst) or (len(dst) and not 0 <= dst.min() <= dst.max() < num_nodes):
+            raise InputError(f"edges need as many sources as destinations, all of them in 0..{num_nodes - 1}")
+        order = np.argsort(dst, kind="stable")
+        indptr = np.zeros(num_nodes + 1, np.int64)
+        np.cumsum(np.bincount(dst, minlength=num_nodes), out=indptr[1:])
+        taken = {name: np.asarray(column)[order] for name, column in columns.items()}
+        return cls.from_arrays(indptr, src[order], {"edge_id": order, **taken})
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.indices)
+
+    @property
+    def topology_bytes(self) -> int:
+        """Bytes of every array the graph holds, mapped or in RAM."""
+        return sum(array.nbytes for array in self._arrays())
+
+    def slots(self, v: int) -> tuple[int, int]:
+        """(first, last) with the in-edges of node `v` at slots first..last-1. Raises IndexError."""
+        if not 0 <= v < self.num_nodes:
+            raise IndexError(f"node {v} is out of range: there are {self.num_nodes} nodes")
+        return int(self.indptr[v]), int(self.indptr[v + 1])
+
+    def degree(self, ids: Ints) -> Ints:
+        """int64[n]: in-degree of each of `ids` (int64[n]), self-loops included."""
+        return np.asarray(self.indptr[ids + 1] - self.indptr[ids])
+
+    def loops(self, ids: Ints) -> Ints:
+        """int64[n]: how many self-loops each of `ids` (int64[n]) has."""
+        left = np.searchsorted(self.self_loops, ids, side="left")
+        return np.asarray(np.searchsorted(self.self_loops, ids, side="right") - left)
+
+    def edge_ids(self, slots: Ints) -> Ints:
+        """int64[n]: the position in the input of each of `slots` (int64[n]); the slot itself where none is kept."""
+        column = self.columns.get("edge_id")
+        return slots if column is None else np.asarray(column[slots], dtype=np.int64)
+
+    def in_memory(self) -> "Graph":
+        """The same graph with every array copied into RAM."""
+        return replace(
+            self,
+            indptr=np.array(self.indptr),
+            indices=np.array(self.indices),
+            columns={name: np.array(column) for name, column in self.columns.items()},
+            self_loops=np.array(self.self_loops),
+            weight_sum=None if self.weight_sum is None else np.array(self.weight_sum),
+        )
+
+    def _arrays(self) -> list[NDArray[Any]]:
+        held = [self.indptr, self.indices, self.self_loops, *self.columns.values()]
+        return held if self.weight_sum is None else [*held, self.weight_sum]
+
+
+def _check(indptr: Ints, indices: NDArray[Any], columns: Mapping[str, NDArray[Any]]) -> None:
+    if indptr.ndim != 1 or not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+        raise InputError(f"indptr must rise from 0 to the number of edges, {len(indices)}")
+    if len(indices) and (indices.ndim != 1 or indices.dtype.kind not in "iu"):
+        raise InputError(f"indices must be whole numbers in one dimension, not {indices.dtype}{list(indices.shape)}")
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(indptr) - 1:
+        raise InputError(f"indices must name nodes 0..{len(indptr) - 2}; they span {indices.min()}..{indices.max()}")
+    for name, column in columns.items():
+        if column.shape != indices.shape:
+            raise InputError(f"column {name!r} has shape {column.shape}; one entry for each of {len(indices)} edges is wanted")
