@@ -68,8 +68,9 @@ def write_edges(out: Path, chunks: Iterator[tuple[Ints, Ints]], strings: bool) -
 
 
 def write_features(path: Path, labels: Ints, features: int, classes: int, seed: int) -> None:
-    """float32[N, features]: a class centroid of norm about 1 under unit noise, written in pieces."""
-    centroids = np.random.default_rng([seed, 2]).standard_normal((classes, features), np.float32) / np.sqrt(features)
+    """float32[N, features]: a class centroid of norm about 1.5 under unit noise, written in pieces."""
+    scale = np.float32(1.5 / np.sqrt(features))
+    centroids = np.random.default_rng([seed, 2]).standard_normal((classes, features), np.float32) * scale
     rows = max(1, CHUNK_BYTES // (4 * features))
     with path.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(labels), features)}
@@ -77,7 +78,7 @@ def write_features(path: Path, labels: Ints, features: int, classes: int, seed: 
         for i, start in enumerate(range(0, len(labels), rows)):
             part = labels[start : start + rows]
             noise = np.random.default_rng([seed, 3, i]).standard_normal((len(part), features), np.float32)
-            file.write((centroids[part] * 1.5 + noise).data)
+            file.write((centroids[part] + noise).data)
 
 
 def make_graph(

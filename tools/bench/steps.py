@@ -1,0 +1,108 @@
+"""Seconds a batch of `ooc` itself: GraphSAGE steps on a store, everything in RAM or from disk under a limit.
+
+    python -m tools.bench.steps STORE --features disk --limit 2GB --fanout 10,10 --batches 20
+
+Prints one JSON line. The clock runs from the first request to the end of the last step: the pipeline's first fill counts.
+Kernels are compiled beforehand on a tiny graph. `--limit` needs root; it counts page cache.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.bench.machine import limit_memory
+from tools.make_graph import make_graph
+
+Steps = list[dict[str, float]]
+
+
+def warm_up(fanout: list[int], hidden: int, like: Any, options: dict[str, Any]) -> None:
+    """Compile the kernels in use (same dtypes) and let torch make its thread pools, on a graph of 2,000 nodes."""
+    with tempfile.TemporaryDirectory() as folder:
+        files, store = Path(folder) / "files", Path(folder) / "tiny.ooc"
+        make_graph(files, nodes=2000, edges=20000, features=like.num_features, classes=like.num_classes)
+        flags = ["--edges", f"{files}/edges/*.parquet", "--features", f"x={files}/x.npy", "--labels", f"{files}/y.npy"]
+        subprocess.run([sys.executable, "-m", "ooc.cli", "ingest", str(store), *flags], check=True, capture_output=True)
+        import ooc
+
+        with ooc.open(store, **options) as tiny:
+            train(tiny, np.arange(1024), fanout, 256, hidden, 0)
+
+
+def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int) -> tuple[Steps, Any]:
+    """One pass over `seeds`: nodes, edges and loss of every step, and the loader's stage times."""
+    import torch
+    import torch.nn.functional as F
+
+    import ooc
+    from ooc.models import build_model, forward_batch
+
+    torch.manual_seed(seed)
+    model = build_model("sage", ds.num_features, hidden, ds.num_classes, len(fanout))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    loader = ooc.NeighborLoader(ds, num_neighbors=fanout, input_nodes=seeds, batch_size=batch_size)
+    steps: Steps = []
+    for batch in loader:
+        loss = F.cross_entropy(forward_batch(model, batch), batch.y[: batch.batch_size])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        steps.append({"nodes": batch.num_nodes, "edges": batch.num_edges, "loss": loss.item()})
+    return steps, loader.times()
+
+
+def run(a: argparse.Namespace) -> dict[str, Any]:
+    """Open, warm up on a tiny graph, run the steps and measure."""
+    import ooc
+
+    fanout = [int(f) for f in a.fanout.split(",")]
+    options = {"in_memory": a.features == "ram", "engine": a.engine, "memory": a.memory or a.limit}
+    with ooc.open(a.store, **options) as ds:
+        seeds = np.random.default_rng(a.seed).permutation(ds.num_nodes)[: a.batch_size * a.batches]
+        warm_up(fanout, a.hidden, ds, options)
+        begin = time.perf_counter()
+        steps, stages = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed)
+        seconds = time.perf_counter() - begin
+    return {
+        "features": a.features,
+        "limit": a.limit,
+        "fanout": fanout,
+        "batches": len(steps),
+        "seconds_per_batch": seconds / len(steps),
+        "nodes_per_batch": sum(s["nodes"] for s in steps) / len(steps),
+        "edges_per_batch": sum(s["edges"] for s in steps) / len(steps),
+        "loss": steps[-1]["loss"],
+        "stages": stages,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def main() -> None:
+    """Parse the command line, run and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--features", choices=["ram", "disk"], default="disk")
+    parser.add_argument("--memory", help="the budget given to ooc; default: the limit")
+    parser.add_argument("--limit", help="memory limit counting page cache, such as 2GB")
+    parser.add_argument("--fanout", default="10,10")
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    a = parser.parse_args()
+    if a.limit:
+        limit_memory(a.limit)
+    print(json.dumps(run(a)))
+
+
+if __name__ == "__main__":
+    main()
