@@ -9,6 +9,7 @@ most edges stay within a class, and features are a class centroid under heavy no
 
 import argparse
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,12 @@ def make_graph(
     seed: int = 0,
     strings: bool = False,
     train_share: float = 0.5,
+    eval_share: float | None = None,
 ) -> None:
-    """Write the graph's files below `out` (see the module's text). Split: train_share, then half of the rest each."""
+    """Write the graph's files below `out` (see the module's text).
+
+    Split: train_share of the nodes, then eval_share each for val and test (None: the rest, halved).
+    """
     out.mkdir(parents=True, exist_ok=True)
     write_edges(out / "edges", edge_chunks(kind, nodes, edges, classes, seed), strings)
     labels = np.arange(nodes, dtype=np.int64) % classes
@@ -101,11 +106,9 @@ def make_graph(
     if features:
         write_features(out / "x.npy", labels, features, classes, seed)
     draw = np.random.default_rng([seed, 4]).random(nodes, np.float32)
-    bounds = {
-        "train": (0.0, train_share),
-        "val": (train_share, (1 + train_share) / 2),
-        "test": ((1 + train_share) / 2, 1.0),
-    }
+    share = (1 - train_share) / 2 if eval_share is None else eval_share
+    limits = np.cumsum([0.0, train_share, share, share])
+    bounds = dict(zip(("train", "val", "test"), pairwise(limits), strict=True))
     for name, (low, high) in bounds.items():
         np.save(out / f"{name}.npy", np.flatnonzero((draw >= low) & (draw < high)))
 
@@ -122,6 +125,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strings", action="store_true", help="ids are texts")
     parser.add_argument("--train-share", type=float, default=0.5)
+    parser.add_argument("--eval-share", type=float, help="share of val and of test; default: half of the rest each")
     make_graph(**vars(parser.parse_args()))
 
 
