@@ -1,0 +1,110 @@
+"""Writing so that a reader sees the old state or the new one, never half of either.
+
+A file is written under a temporary name, synced and renamed; a directory is built beside its final place, synced and
+renamed when complete. (The way zarr-python's LocalStore and every mail server do it; Pillai et al., OSDI 2014, list
+what breaks without the syncs.)
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stores.errors import StoreError
+
+
+@contextmanager
+def disk_errors(path: Path | str) -> Iterator[None]:
+    """Turn an OSError of the block into a StoreError of one line: what failed, where, what to do.
+
+    >>> with disk_errors("papers.ooc"):
+    ...     write_everything()
+    """
+    advice = {
+        errno.ENOSPC: "free some space there, or choose another disk",
+        errno.EDQUOT: "the quota there is used up: free some space, or choose another disk",
+        errno.EACCES: "check the permissions",
+        errno.EROFS: "that disk is read-only: choose another one",
+    }
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        hint = advice.get(error.errno or 0, "check the path and the disk")
+        raise StoreError(f"cannot write {where}: {error.strerror or error}; {hint}") from error
+
+
+def sync_dir(path: Path | str) -> None:
+    """Make the names in directory `path` durable."""
+    _sync(Path(path), os.O_DIRECTORY)
+
+
+def write_file(path: Path | str, content: bytes) -> None:
+    """Replace `path` by `content` atomically and durably; after a failure the old file stands and nothing is left over.
+
+    Raises StoreError where the disk is full or refuses.
+
+    >>> write_file("run/summary.json", b"{}")
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_dir(path.parent)
+
+
+def partial_path(final: Path | str) -> Path:
+    """Where `final` is built until it is complete: a sibling, so that the rename stays within one file system."""
+    final = Path(final)
+    return final.with_name(f"{final.name}.partial")
+
+
+def publish(tmp_dir: Path | str, final_dir: Path | str) -> Path:
+    """Sync everything under `tmp_dir`, then rename it to `final_dir`, which must not exist. Returns `final_dir`.
+
+    Raises StoreError where `final_dir` exists or the disk refuses; both directories are untouched then.
+
+    >>> publish(partial_path("papers.ooc"), "papers.ooc")
+    """
+    tmp_dir, final_dir = Path(tmp_dir), Path(final_dir)
+    check_absent(final_dir)
+    with disk_errors(final_dir):
+        for folder, _, files in os.walk(tmp_dir, topdown=False):
+            for name in files:
+                _sync(Path(folder, name))
+            sync_dir(folder)
+        try:
+            os.rename(tmp_dir, final_dir)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):  # it appeared while this store was built
+                raise _exists(final_dir) from None
+            raise
+        sync_dir(final_dir.parent)
+    return final_dir
+
+
+def check_absent(path: Path | str) -> None:
+    """Raise StoreError where `path` exists, be it a dangling link."""
+    if os.path.lexists(path):
+        raise _exists(path)
+
+
+def _exists(path: Path | str) -> StoreError:
+    return StoreError(f"{path} exists already: choose another name, or remove it first")
+
+
+def _sync(path: Path, flags: int = 0) -> None:
+    descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

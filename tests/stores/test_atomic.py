@@ -1,0 +1,86 @@
+"""Atomic writes: after any failure the old state stands and nothing is left over."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from stores.atomic import check_absent, disk_errors, partial_path, publish, write_file
+from stores.errors import StoreError
+
+
+def test_write_file_replaces_and_leaves_nothing_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_file(path, b"old")
+    write_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    path = tmp_path / "a.json"
+    write_file(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, failing, full)
+    with pytest.raises(StoreError, match="No space left on device; free some space"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_publish_moves_a_whole_directory(tmp_path: Path) -> None:
+    final = tmp_path / "s.ooc"
+    partial = partial_path(final)
+    (partial / "graph").mkdir(parents=True)
+    (partial / "graph" / "x").write_bytes(b"1")
+    assert partial.parent == final.parent
+    assert publish(partial, final) == final
+    assert (final / "graph" / "x").read_bytes() == b"1"
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "full directory", "dangling link"])
+def test_publish_refuses_a_name_in_use(tmp_path: Path, kind: str) -> None:
+    final, partial = tmp_path / "s.ooc", tmp_path / "tmp"
+    partial.mkdir()
+    (partial / "new").touch()
+    if kind == "file":
+        final.write_bytes(b"mine")
+    elif kind == "dangling link":
+        final.symlink_to(tmp_path / "nowhere")
+    else:
+        final.mkdir()
+        if kind == "full directory":
+            (final / "mine").touch()
+    with pytest.raises(StoreError, match="exists already"):
+        check_absent(final)
+    with pytest.raises(StoreError, match="exists already"):
+        publish(partial, final)
+    assert (partial / "new").exists()
+    assert not (final / "new").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "full directory"])
+def test_publish_refuses_a_name_taken_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    final, partial = tmp_path / "s.ooc", tmp_path / "tmp"
+    partial.mkdir()
+    final.write_bytes(b"mine") if kind == "file" else (final / "mine").mkdir(parents=True)
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)
+    with pytest.raises(StoreError, match="exists already"):
+        publish(partial, final)
+    assert final.exists()
+    assert partial.exists()
+
+
+def test_disk_errors_become_one_line_that_says_what_to_do() -> None:
+    with (
+        pytest.raises(StoreError, match=r"cannot write s\.ooc: No space left on device; free some space") as caught,
+        disk_errors("s.ooc"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert "\n" not in str(caught.value)
