@@ -1,0 +1,388 @@
+"""The sampler's hot loops: count, draw, gather, relabel.
+
+A hop runs as four passes over flat arrays instead of one loop over nodes. Each pass has one kind of cache miss (indptr,
+indices, hash table), so the next few misses can be asked for in advance: software prefetching is what makes it fast.
+
+Randomness is counter-based (splitmix64, Steele et al., 2014): number j drawn at a node is a function of (key, node, j).
+Offsets are int64 throughout; `indices` may be int32 or int64, memory-mapped or not.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from stores.jit import kernel
+
+AHEAD = 24
+"""How many elements ahead a pass prefetches: about a memory latency's worth of work."""
+LOCAL_BITS = 40
+"""A table entry is (node id, stamp << LOCAL_BITS | local id); entries of another stamp are empty."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S11, _S27, _S30, _S31, _S32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
+_UNIT = 2.0**-53
+_LOCAL_MASK = (1 << LOCAL_BITS) - 1
+_SMALL = 48
+_DENSE = 4
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of `array[index]`; a hint that never faults."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(array)(context, builder, args[0]).data
+        byte = ir.IntType(8).as_pointer()
+        flag = ir.IntType(32)
+        hint = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        )
+        address = builder.bitcast(builder.gep(data, [args[1]]), byte)
+        builder.call(hint, [address, flag(0), flag(3), flag(1)])  # read, keep in all levels, data
+        return context.get_dummy_value()
+
+    return types.void(array, index), codegen
+
+
+@kernel
+def mix64(value: np.uint64) -> np.uint64:
+    """`ooc.order.mix` on uint64."""
+    value = value + _GOLDEN
+    value = (value ^ (value >> _S30)) * _MIX_1
+    value = (value ^ (value >> _S27)) * _MIX_2
+    return value ^ (value >> _S31)
+
+
+@kernel
+def stream_of(key: np.uint64, node: np.int64) -> np.uint64:
+    """Where the stream of random numbers of one (key, node) begins."""
+    return mix64(key ^ mix64(np.uint64(node)))
+
+
+@kernel
+def uniform(stream: np.uint64, counter: np.int64) -> np.float64:
+    """Number `counter` of a stream, in [0, 1): 53 random bits."""
+    return np.int64(mix64(stream + np.uint64(counter) * _GOLDEN) >> _S11) * _UNIT
+
+
+@kernel
+def num_drawn(degree: np.int64, fanout: np.int64, replace: bool) -> np.int64:
+    """Edges drawn at a node of `degree` in-edges (at most so many where edges of weight zero are left out)."""
+    if fanout < 0 or degree == 0:
+        return degree
+    return fanout if replace or degree > fanout else degree
+
+
+@kernel
+def count_edges(
+    indptr: NDArray[np.int64],
+    node: NDArray[np.int64],
+    start: np.int64,
+    stop: np.int64,
+    fanout: np.int64,
+    replace: bool,
+) -> tuple[np.int64, np.int64, np.int64]:
+    """(edges, hub, degree): what expanding `node[start:stop]` draws, and the node there with the most in-edges.
+
+    `edges` is -1 where `hub`'s entries in indptr are not in order (a damaged store).
+    """
+    edges, hub, largest = np.int64(0), np.int64(-1), np.int64(-1)
+    for i in range(start, stop):
+        if i + AHEAD < stop:
+            prefetch(indptr, node[i + AHEAD])
+        degree = indptr[node[i] + 1] - indptr[node[i]]
+        if degree < 0:
+            return np.int64(-1), node[i], degree
+        if degree > largest:
+            hub, largest = node[i], degree
+        edges += num_drawn(degree, fanout, replace)
+    return edges, hub, largest
+
+
+@kernel
+def sort_slots(slot: NDArray[np.int64], start: np.int64, stop: np.int64) -> None:
+    """Sort `slot[start:stop]` in place; short runs by insertion."""
+    if stop - start > _SMALL:
+        slot[start:stop].sort()
+        return
+    for i in range(start + 1, stop):
+        value = slot[i]
+        j = i
+        while j > start and slot[j - 1] > value:
+            slot[j] = slot[j - 1]
+            j -= 1
+        slot[j] = value
+
+
+@kernel
+def draw_distinct(
+    stream: np.uint64,
+    first: np.int64,
+    degree: np.int64,
+    count: np.int64,
+    slot: NDArray[np.int64],
+    start: np.int64,
+) -> None:
+    """`count` < `degree` distinct slots of `first:first+degree`, ascending, every set equally likely; O(count) draws.
+
+    Few to choose from: selection sampling (Knuth's algorithm S) without a branch. Many: draw, sort and drop repeats
+    until `count` differ, which is the set of the first `count` distinct numbers of one endless sequence.
+    """
+    counter = np.int64(0)
+    at, stop = start, start + count
+    if degree <= _DENSE * count:
+        while at < stop:
+            slot[at] = first + counter
+            at += np.int64(uniform(stream, counter) * (degree - counter) < stop - at)
+            counter += 1
+        return
+    while at < stop:
+        for i in range(at, stop):
+            slot[i] = first + np.int64(uniform(stream, counter) * degree)
+            counter += 1
+        sort_slots(slot, start, stop)
+        at = start + 1
+        for i in range(start + 1, stop):
+            slot[at] = slot[i]
+            at += np.int64(slot[i] != slot[at - 1])
+
+
+@kernel
+def draw_uniform(
+    indptr: NDArray[np.int64],
+    node: NDArray[np.int64],
+    start: np.int64,
+    stop: np.int64,
+    fanout: np.int64,
+    replace: bool,
+    key: np.uint64,
+    slot: NDArray[np.int64],
+    edge_indptr: NDArray[np.int64],
+) -> None:
+    """Draw slots for `node[start:stop]` into `slot`, from `edge_indptr[start]` on; fills `edge_indptr[start+1:stop+1]`."""
+    at = edge_indptr[start]
+    for i in range(start, stop):
+        if i + AHEAD < stop:
+            prefetch(indptr, node[i + AHEAD])
+        first = indptr[node[i]]
+        degree = indptr[node[i] + 1] - first
+        count = num_drawn(degree, fanout, replace)
+        if fanout < 0 or (count == degree and not replace):
+            for j in range(degree):
+                slot[at + j] = first + j
+        elif replace:
+            stream = stream_of(key, node[i])
+            for j in range(count):
+                slot[at + j] = first + np.int64(uniform(stream, j) * degree)
+            sort_slots(slot, at, at + count)
+        else:
+            draw_distinct(stream_of(key, node[i]), first, degree, count, slot, at)
+        at += count
+        edge_indptr[i + 1] = at
+
+
+@kernel
+def keep_smallest(
+    rank: NDArray[np.float64], slot: NDArray[np.int64], start: np.int64, size: np.int64, value: float, item: np.int64
+) -> None:
+    """Sift (value, item) down from the root of a max-heap: `rank[:size]` with its items at `slot[start:start+size]`."""
+    i = np.int64(0)
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and rank[child + 1] > rank[child]:
+            child += 1
+        if rank[child] <= value:
+            break
+        rank[i], slot[start + i] = rank[child], slot[start + child]
+        i = child
+    rank[i], slot[start + i] = value, item
+
+
+@kernel
+def push(
+    rank: NDArray[np.float64], slot: NDArray[np.int64], start: np.int64, size: np.int64, value: float, item: np.int64
+) -> None:
+    """Add (value, item) to the max-heap of `size` entries."""
+    i = size
+    while i > 0 and rank[(i - 1) // 2] < value:
+        parent = (i - 1) // 2
+        rank[i], slot[start + i] = rank[parent], slot[start + parent]
+        i = parent
+    rank[i], slot[start + i] = value, item
+
+
+@kernel
+def draw_keys(
+    weight: NDArray[Any],
+    stream: np.uint64,
+    first: np.int64,
+    last: np.int64,
+    count: np.int64,
+    rank: NDArray[np.float64],
+    slot: NDArray[np.int64],
+    at: np.int64,
+) -> np.int64:
+    """Up to `count` distinct slots with probability by weight (Efraimidis and Spirakis, 2006); returns how many.
+
+    Every slot of positive weight w gets the key Exp(1) / w; the `count` smallest keys win: one pass, memory O(count).
+    """
+    size = np.int64(0)
+    for s in range(first, last):
+        w = np.float64(weight[s])
+        if w > 0:
+            value = -np.log(1.0 - uniform(stream, s - first)) / w
+            if size < count:
+                push(rank, slot, at, size, value, s)
+                size += 1
+            elif value < rank[0]:
+                keep_smallest(rank, slot, at, size, value, s)
+    sort_slots(slot, at, at + size)
+    return size
+
+
+@kernel
+def draw_cumulative(
+    weight: NDArray[Any],
+    stream: np.uint64,
+    first: np.int64,
+    last: np.int64,
+    count: np.int64,
+    rank: NDArray[np.float64],
+    slot: NDArray[np.int64],
+    at: np.int64,
+) -> np.int64:
+    """`count` slots with replacement, probability by weight; 0 of them where the weights sum to nothing.
+
+    The thresholds are sorted and met in one walk along the running sum, so memory is O(count), not O(degree).
+    """
+    total = 0.0
+    for s in range(first, last):
+        total += np.float64(weight[s])
+    if total <= 0:
+        return np.int64(0)
+    for j in range(count):
+        rank[j] = uniform(stream, j) * total
+    rank[:count].sort()
+    running, j = 0.0, np.int64(0)
+    for s in range(first, last):
+        running += np.float64(weight[s])
+        while j < count and rank[j] < running:
+            slot[at + j] = s
+            j += 1
+    return j
+
+
+@kernel
+def draw_weighted(
+    indptr: NDArray[np.int64],
+    weight: NDArray[Any],
+    node: NDArray[np.int64],
+    start: np.int64,
+    stop: np.int64,
+    fanout: np.int64,
+    replace: bool,
+    key: np.uint64,
+    rank: NDArray[np.float64],
+    slot: NDArray[np.int64],
+    edge_indptr: NDArray[np.int64],
+) -> np.int64:
+    """`draw_uniform` by weight (fan-out >= 0); -1, or the first slot met whose weight is negative or not finite.
+
+    rank: scratch, float64 of at least the most edges drawn at one node.
+    """
+    at = edge_indptr[start]
+    for i in range(start, stop):
+        first, last = indptr[node[i]], indptr[node[i] + 1]
+        for s in range(first, last):
+            if not (weight[s] >= 0 and weight[s] < np.inf):
+                return s
+        count = num_drawn(last - first, fanout, replace)
+        stream = stream_of(key, node[i])
+        if replace:
+            at += draw_cumulative(weight, stream, first, last, count, rank, slot, at)
+        else:
+            at += draw_keys(weight, stream, first, last, count, rank, slot, at)
+        edge_indptr[i + 1] = at
+    return np.int64(-1)
+
+
+@kernel
+def gather(
+    indices: NDArray[Any],
+    slot: NDArray[np.int64],
+    start: np.int64,
+    stop: np.int64,
+    num_nodes: np.int64,
+    source: NDArray[np.int64],
+) -> np.int64:
+    """`source[e] = indices[slot[e]]` for e in start:stop; -1, or the first slot that holds no node's id."""
+    for e in range(start, stop):
+        if e + AHEAD < stop:
+            prefetch(indices, slot[e + AHEAD])
+        if slot[e] < 0 or slot[e] >= indices.shape[0]:
+            return slot[e]
+        neighbor = np.int64(indices[slot[e]])
+        if neighbor < 0 or neighbor >= num_nodes:
+            return slot[e]
+        source[e] = neighbor
+    return np.int64(-1)
+
+
+@kernel
+def home(node: np.int64, mask: np.int64) -> np.int64:
+    """Where a node's probing begins: the upper half of a multiplicative (Fibonacci) hash."""
+    return np.int64((np.uint64(node) * _GOLDEN) >> _S32) & mask
+
+
+@kernel
+def relabel(
+    table: NDArray[np.int64],
+    stamp: np.int64,
+    ids: NDArray[np.int64],
+    start: np.int64,
+    stop: np.int64,
+    node: NDArray[np.int64],
+    size: np.int64,
+) -> np.int64:
+    """Replace `ids[start:stop]` by local ids, appending ids not met yet to `node[:size]`; returns the new size.
+
+    table: int64[capacity, 2], capacity a power of two above the number of nodes; open addressing, linear probing. Node
+    id and value share a cache line; an entry of another stamp is empty, so a used table needs no clearing.
+    """
+    mask = table.shape[0] - 1
+    for e in range(start, stop):
+        if e + AHEAD < stop:
+            prefetch(table, 2 * home(ids[e + AHEAD], mask))
+        at = home(ids[e], mask)
+        while table[at, 1] >> LOCAL_BITS == stamp and table[at, 0] != ids[e]:
+            at = (at + 1) & mask
+        if table[at, 1] >> LOCAL_BITS != stamp:
+            table[at, 0] = ids[e]
+            table[at, 1] = (stamp << LOCAL_BITS) | size
+            node[size] = ids[e]
+            size += 1
+        ids[e] = table[at, 1] & _LOCAL_MASK
+    return size
+
+
+@kernel
+def insert(table: NDArray[np.int64], stamp: np.int64, node: NDArray[np.int64], size: np.int64) -> None:
+    """Enter `node[:size]`, each with its position; of equal ids the first counts."""
+    mask = table.shape[0] - 1
+    for i in range(size):
+        if i + AHEAD < size:
+            prefetch(table, 2 * home(node[i + AHEAD], mask))
+        at = home(node[i], mask)
+        while table[at, 1] >> LOCAL_BITS == stamp and table[at, 0] != node[i]:
+            at = (at + 1) & mask
+        if table[at, 1] >> LOCAL_BITS != stamp:
+            table[at, 0] = node[i]
+            table[at, 1] = (stamp << LOCAL_BITS) | i

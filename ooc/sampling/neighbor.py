@@ -1,0 +1,248 @@
+"""Uniform and weighted neighbor sampling with the semantics of PyG's NeighborLoader (GraphSAGE, Hamilton et al., 2017).
+
+Every node of a batch is expanded once, in the hop after it is first reached; all layers of a model share that one draw.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.batch import Subgraph
+from ooc.sampling import kernels
+from stores.errors import BudgetError, ConfigError, InputError, StoreError
+from stores.graph import Graph
+from stores.sizes import format_bytes
+
+Ids = NDArray[np.int64]
+
+_TABLE_KEPT = 32 * 2**20
+"""bytes: the largest hash table a thread keeps for its next batch"""
+_TABLE_LEAST = 2**10
+_STAMPS = 1 << (63 - kernels.LOCAL_BITS)
+
+
+class HopCount(NamedTuple):
+    """What expanding one hop draws: `edges` in all; `hub` is the expanded node with the most in-edges (-1: none)."""
+
+    edges: int
+    hub: int
+    degree: int
+
+
+def count_hop(indptr: Ids, node: Ids, start: int, stop: int, fanout: int, replace: bool) -> HopCount:
+    """Count the edges that expanding `node[start:stop]` draws, before anything is allocated.
+
+    indptr: int64[N+1]; node: int64[n], ids below N. Exact, but that it counts edges of weight zero too, which a weighted
+    draw leaves out. Raises StoreError where indptr is not ascending there.
+
+    >>> count_hop(np.array([0, 3, 4]), np.array([0, 1]), 0, 2, fanout=2, replace=False)
+    HopCount(edges=3, hub=0, degree=3)
+    """
+    edges, hub, degree = kernels.count_edges(indptr, node, start, stop, fanout, replace)
+    if edges < 0:
+        raise StoreError(f"indptr falls at node {hub}: the store is damaged; run `ooc verify` on it")
+    return HopCount(int(edges), int(hub), int(degree))
+
+
+def table_capacity(num_nodes: int) -> int:
+    """Entries of a hash table for `num_nodes` nodes: a power of two, filled to three quarters at most."""
+    return max(_TABLE_LEAST, 1 << (num_nodes * 4 // 3).bit_length())
+
+
+def bytes_bound(num_nodes: int, num_edges: int, num_expanded: int, row_bytes: int) -> int:
+    """Bytes a batch of at most so many nodes and edges needs: its arrays, its hash table and its feature rows."""
+    arrays = 8 * num_nodes + 16 * num_edges + 8 * (num_expanded + 1)
+    return arrays + 16 * table_capacity(num_nodes) + row_bytes * num_nodes
+
+
+class _Table:
+    """The hash table node id -> local id of the batch at hand; `kernels.relabel` says how it is laid out."""
+
+    def __init__(self) -> None:
+        self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
+        self.stamp = 0
+
+    def clear(self) -> None:
+        """Forget all nodes: a new stamp makes every entry empty."""
+        self.stamp += 1
+        if self.stamp == _STAMPS:
+            self.entries[:] = 0
+            self.stamp = 1
+
+    def reserve(self, num_nodes: int, node: Ids, size: int) -> None:
+        """Make room for `num_nodes` nodes, of which `node[:size]` are there already."""
+        capacity = table_capacity(num_nodes)
+        if capacity > len(self.entries):
+            self.entries = np.zeros((capacity, 2), np.int64)
+            kernels.insert(self.entries, self.stamp, node, size)
+
+    def trim(self) -> None:
+        """Give back a table too large to keep."""
+        if self.entries.nbytes > _TABLE_KEPT:
+            self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
+
+
+class _Scratch(threading.local):
+    """One table per thread that samples, shared by its samplers."""
+
+    def __init__(self) -> None:
+        self.table = _Table()
+
+
+_scratch = _Scratch()
+
+
+class _Draft:
+    """A subgraph in the making: buffers that grow hop by hop to what the next hop needs at most."""
+
+    def __init__(self, seeds: Ids) -> None:
+        self.node = seeds.copy()
+        self.indptr = np.zeros(1, np.int64)
+        self.source = np.empty(0, np.int64)
+        self.slot = np.empty(0, np.int64)
+        self.num_nodes = [len(seeds)]
+        self.num_edges: list[int] = []
+
+    def resize(self, num_nodes: int, num_edges: int, num_expanded: int) -> None:
+        """Give the buffers these lengths, in place where the allocator can."""
+        self.node.resize(num_nodes, refcheck=False)
+        self.indptr.resize(num_expanded + 1, refcheck=False)
+        self.source.resize(num_edges, refcheck=False)
+        self.slot.resize(num_edges, refcheck=False)
+
+    def finish(self) -> Subgraph:
+        """The subgraph, its arrays cut to their length."""
+        self.resize(sum(self.num_nodes), sum(self.num_edges), sum(self.num_nodes[:-1]))
+        return Subgraph(self.node, self.indptr, self.source, self.slot, tuple(self.num_nodes), tuple(self.num_edges))
+
+
+class NeighborSampler:
+    """Samples the in-neighborhood of seeds, hop by hop. Stateless: any number of threads may share one.
+
+    fanout: in-edges drawn at a node, per hop, the seeds' first; -1 takes all.
+    replace: draw with replacement (a node that has in-edges then gets exactly `fanout` of them).
+    weight: float[E] per slot or the name of such a graph column; edges are drawn with probability proportional to it.
+        Where a fan-out is finite, edges of weight 0 are never drawn, so a node may get fewer.
+    max_bytes, row_bytes: limit on the bytes of a batch (its arrays, its hash table and `row_bytes` of features a node).
+
+    Raises ConfigError for a fan-out or a weight that does not fit.
+
+    >>> sampler = NeighborSampler(graph, [15, 10, 5])
+    >>> subgraph = sampler.sample(np.array([4, 7]), key(seed, Purpose.SAMPLE, epoch, step))
+    >>> subgraph.node[subgraph.source[subgraph.indptr[0] : subgraph.indptr[1]]]  # drawn in-neighbors of node 4
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        fanout: Sequence[int],
+        replace: bool = False,
+        weight: NDArray[Any] | str | None = None,
+        max_bytes: int | None = None,
+        row_bytes: int = 0,
+    ) -> None:
+        if not fanout or any(k != int(k) or k < -1 for k in fanout):
+            raise ConfigError(f"fan-out {list(fanout)}: give one number a hop, each 0 or more, or -1 for all neighbors")
+        self.fanout = tuple(int(k) for k in fanout)
+        self.replace = bool(replace)
+        self.max_bytes = max_bytes
+        self.row_bytes = row_bytes
+        # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
+        self._indptr: Ids = np.asarray(graph.indptr)
+        self._indices: NDArray[Any] = np.asarray(graph.indices)
+        self._weight = None if weight is None else _weight_column(graph, weight)
+
+    def sample(self, seeds: Ids, key: int) -> Subgraph:
+        """The sampled neighborhood of `seeds` (int64[b], duplicates allowed); the draw at a node depends on (key, node).
+
+        Raises InputError for a seed that is no node or a weight below zero, BudgetError where the batch may exceed
+        `max_bytes` (before it is allocated), StoreError where the topology is damaged.
+        """
+        draft = _Draft(self._check(seeds))
+        table = _scratch.table
+        table.clear()
+        try:
+            table.reserve(len(seeds), draft.node, 0)
+            kernels.insert(table.entries, table.stamp, draft.node, len(seeds))
+            for hop in range(len(self.fanout)):
+                self._expand(draft, table, hop, np.uint64(key & (2**64 - 1)))
+        finally:
+            table.trim()
+        return draft.finish()
+
+    def _expand(self, draft: _Draft, table: _Table, hop: int, key: np.uint64) -> None:
+        """Draw at the nodes of hop `hop`; their sources not met before become hop `hop + 1`."""
+        stop, done = sum(draft.num_nodes), sum(draft.num_edges)
+        start = stop - draft.num_nodes[-1]
+        count = count_hop(self._indptr, draft.node, start, stop, self.fanout[hop], self.replace)
+        most_nodes = min(stop + count.edges, len(self._indptr) - 1 + draft.num_nodes[0])
+        self._check_bytes(hop, count, most_nodes, done + count.edges, stop, draft.num_nodes[0])
+        draft.resize(most_nodes, done + count.edges, stop)
+        self._draw(draft, start, stop, hop, key, count)
+        end = int(draft.indptr[stop])
+        damaged = kernels.gather(self._indices, draft.slot, done, end, len(self._indptr) - 1, draft.source)
+        if damaged >= 0:
+            raise StoreError(f"slot {damaged} names no node: the store is damaged; run `ooc verify` on it")
+        table.reserve(min(stop + end - done, most_nodes), draft.node, stop)
+        size = kernels.relabel(table.entries, table.stamp, draft.source, done, end, draft.node, stop)
+        draft.num_nodes.append(int(size) - stop)
+        draft.num_edges.append(end - done)
+
+    def _draw(self, draft: _Draft, start: int, stop: int, hop: int, key: np.uint64, count: HopCount) -> None:
+        """Fill `draft.slot` and `draft.indptr` for the nodes start:stop."""
+        fanout, replace = self.fanout[hop], self.replace
+        if self._weight is None or fanout < 0:
+            kernels.draw_uniform(self._indptr, draft.node, start, stop, fanout, replace, key, draft.slot, draft.indptr)
+            return
+        rank = np.empty(kernels.num_drawn(max(count.degree, 0), fanout, replace), np.float64)
+        bad = kernels.draw_weighted(
+            self._indptr, self._weight, draft.node, start, stop, fanout, replace, key, rank, draft.slot, draft.indptr
+        )
+        if bad >= 0:
+            raise InputError(
+                f"the weight of slot {bad} is {self._weight[bad]}; sampling by weight needs finite weights of 0 or more"
+            )
+
+    def _check(self, seeds: Ids) -> Ids:
+        """Seeds as int64[b], all of them nodes."""
+        seeds = np.asarray(seeds)
+        if seeds.ndim != 1 or (seeds.dtype.kind not in "iu" and len(seeds)):
+            raise InputError(f"seeds must be whole numbers in one dimension, not {seeds.dtype}{list(seeds.shape)}")
+        num_nodes = len(self._indptr) - 1
+        wrong = (seeds < 0) | (seeds >= num_nodes)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise InputError(f"seed {seeds[at]} at position {at} is no node: the graph has nodes 0..{num_nodes - 1}")
+        return seeds.astype(np.int64)
+
+    def _check_bytes(
+        self, hop: int, count: HopCount, num_nodes: int, num_edges: int, num_expanded: int, batch_size: int
+    ) -> None:
+        """Raise BudgetError where a batch of at most so many nodes and edges may exceed `max_bytes`."""
+        if self.max_bytes is None:
+            return
+        need = bytes_bound(num_nodes, num_edges, num_expanded, self.row_bytes)
+        if need > self.max_bytes:
+            raise BudgetError(
+                f"hop {hop + 1} of fan-out {list(self.fanout)} draws {count.edges} edges, so the batch may need "
+                f"{format_bytes(need)} of {format_bytes(self.max_bytes)}; the largest hub is node {count.hub} with "
+                f"{count.degree} in-edges; take a batch size below {batch_size}, a smaller fan-out or more --memory"
+            )
+
+
+def _weight_column(graph: Graph, weight: NDArray[Any] | str) -> NDArray[Any]:
+    """The weights as a plain array float[E]."""
+    if isinstance(weight, str):
+        if weight not in graph.columns:
+            raise ConfigError(f"no edge column {weight!r} to sample by; the graph has {sorted(graph.columns)}")
+        weight = graph.columns[weight]
+    column = np.asarray(weight)
+    if column.shape != graph.indices.shape or column.dtype.kind not in "fiu":
+        raise ConfigError(
+            f"weights to sample by must be one number for each of {graph.num_edges} edges, "
+            f"not {column.dtype}{list(column.shape)}"
+        )
+    return column
