@@ -1,0 +1,227 @@
+"""One typed configuration for a training run: the keys of a TOML or JSON file are the flags with underscores.
+
+Nothing heavy is imported here: the command line builds its flags from `TrainConfig`, and `ooc --help` must be fast.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from stores.errors import ConfigError
+from stores.sizes import parse_bytes
+
+_DEFAULT_LAYERS = 2
+_DEFAULT_FANOUT = 10
+
+FREE_TO_CHANGE = frozenset(
+    {"store", "out", "memory", "engine", "in_memory", "features", "checkpoint_every", "epochs", "max_steps", "eval_splits"}
+    | {"tensorboard", "patience"}
+)
+"""Keys that a resumed run may change: they alter where bytes come from or when the run ends, never a step's loss."""
+
+
+def _numbers(value: object) -> object:
+    """`"10,5"` and `10` as lists; lists pass."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _pairs(value: object) -> object:
+    """`["x=a.npy"]`, `"x=a.npy"` or a JSON object's text as a dict; dicts pass."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return json.loads(value)
+    pairs = [value] if isinstance(value, str) else value
+    if not isinstance(pairs, list | tuple):
+        return value
+    if not all(isinstance(pair, str) and "=" in pair for pair in pairs):
+        raise ValueError("write it as name=value")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _class_weights(value: object) -> object:
+    return _numbers(value) if isinstance(value, str) and value not in ("none", "balanced") else value
+
+
+Numbers = Annotated[list[int], BeforeValidator(_numbers)]
+Words = Annotated[list[str], BeforeValidator(_numbers)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class TrainConfig(BaseModel):
+    """Everything a run depends on; frozen, and saved resolved as RUN/config.json.
+
+    >>> TrainConfig(store="cora.ooc", out="runs/cora", model="gcn", fanout=[-1, -1]).layers
+    2
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    store: Path = Field(description="The store to train on.")
+    out: Path = Field(description="Directory of the run; it must not exist unless --resume.")
+    # the model
+    model: str = Field("sage", description="gcn, sage, gat, gin, or package.module:Class of your own.")
+    model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
+        default_factory=dict, description="Further arguments of your own class, as a JSON object."
+    )
+    hidden: Positive = Field(64, description="Channels of the hidden layers.")
+    layers: Positive = Field(_DEFAULT_LAYERS, description="Layers; by default as many as --fanout has numbers, or 2.")
+    heads: Positive = Field(8, description="Attention heads of the hidden layers (gat); --hidden is their width together.")
+    output_heads: Positive = Field(1, description="Attention heads of the last layer (gat), averaged.")
+    norm: Literal["none", "batch", "layer"] = Field("none", description="Normalisation between layers: none, batch or layer.")
+    residual: bool = Field(False, description="Residual connections between layers.")
+    rescale: bool = Field(True, description="Rescale sampled sums to the full aggregate's expectation (gcn, gin).")
+    dropout: Fraction = Field(0.5, description="Dropout on every layer's input (and on gat's attention).")
+    input_dropout: Fraction | None = Field(
+        None, description="Dropout of the features; by default --dropout for gcn and gat, else 0."
+    )
+    activation_checkpointing: bool = Field(False, description="Recompute layers in the backward pass: less memory, more time.")
+    # the batches
+    fanout: Numbers = Field(default_factory=list, description="In-neighbors to sample, a number a layer, -1 for all: 10,10.")
+    eval_fanout: Numbers = Field(default_factory=list, description="The same for evaluation; by default --fanout.")
+    replace: bool = Field(False, description="Sample with replacement.")
+    weight_attr: str | None = Field(None, description="Edge column to sample in proportion to.")
+    batch_size: Positive = Field(1024, description="Seeds a batch.")
+    eval_batch_size: Positive | None = Field(None, description="Seeds a batch of evaluation; by default --batch-size.")
+    train_split: str = Field("train", description="Name of the split to train on.")
+    val_split: str = Field("val", description="Name of the split that chooses the best model.")
+    eval_splits: Words = Field(["train", "val", "test"], description="Splits scored at the end, those the store has.")
+    # the optimisation
+    epochs: Positive = Field(100, description="Epochs.")
+    max_steps: Positive | None = Field(None, description="Stop after so many batches in all.")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd.")
+    lr: float = Field(0.01, gt=0, description="Learning rate.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay, on every parameter.")
+    label_smoothing: Fraction = Field(0.0, description="Label smoothing.")
+    class_weights: Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)] = Field(
+        "none", description="none, balanced, or a weight a class (binary and multi-label: of the positives): 1,2.5."
+    )
+    grad_clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
+    accumulate: Positive = Field(1, description="Batches whose gradients make one optimizer step.")
+    eval_every: Positive = Field(1, description="Epochs between evaluations on validation.")
+    monitor: str | None = Field(None, description="Validation metric that chooses the best model: accuracy, auroc, loss, ...")
+    patience: Positive | None = Field(None, description="Stop after so many evaluations without a better one.")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Autocast: fp32 (none), bf16 or fp16.")
+    # the machine
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
+    memory: str | None = Field(None, description="Memory for the process, such as 2GB.")
+    engine: Literal["auto", "mmap", "pread"] = Field("auto", description="How rows are read: auto, mmap or pread.")
+    in_memory: bool = Field(False, description="The same run with all rows in RAM.")
+    features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
+        default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."
+    )
+    threads: Positive | None = Field(None, description="torch's threads; a resumed run keeps the recorded number.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of every random choice.")
+    checkpoint_every: Positive | None = Field(
+        None, description="Steps between checkpoints; by default every few seconds, at most a twentieth of the time."
+    )
+    tensorboard: bool = Field(False, description="Write TensorBoard events too (needs the extra ooc[tensorboard]).")
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _size(cls, value: object) -> object:
+        if value is not None:
+            parse_bytes(value if isinstance(value, int) else str(value))
+            return str(value)
+        return value
+
+    @field_validator("fanout", "eval_fanout")
+    @classmethod
+    def _counts(cls, value: list[int]) -> list[int]:
+        if any(count < -1 or count == 0 for count in value):
+            raise ValueError("each number is -1 (all neighbors) or positive")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layers_of_fanout(cls, values: Any) -> Any:
+        """Without `layers`, the fan-out says how many there are; without a fan-out, 10 a layer."""
+        if not isinstance(values, dict):
+            return values
+        fanout = _numbers(values.get("fanout") or [])
+        if values.get("layers") is None and isinstance(fanout, list) and fanout:
+            return {**values, "layers": len(fanout)}
+        return values
+
+    @model_validator(mode="after")
+    def _fill(self) -> Self:
+        fanout = self.fanout or [_DEFAULT_FANOUT] * self.layers
+        evaluate = self.eval_fanout or fanout
+        for flag, counts in (("fanout", fanout), ("eval_fanout", evaluate)):
+            if len(counts) != self.layers:
+                text = ",".join(map(str, counts))
+                raise ValueError(
+                    f"{flag} {text} has {len(counts)} number{'s' * (len(counts) != 1)} for {self.layers} layers: "
+                    "give one a layer"
+                )
+        filled = {"fanout": fanout, "eval_fanout": evaluate, "eval_batch_size": self.eval_batch_size or self.batch_size}
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)  # frozen for everybody else
+        return self
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` in bytes."""
+        return None if self.memory is None else parse_bytes(self.memory)
+
+    def differences(self, other: "TrainConfig") -> list[str]:
+        """Keys on which the two would give other losses."""
+        return [
+            key for key in TrainConfig.model_fields if key not in FREE_TO_CHANGE and getattr(self, key) != getattr(other, key)
+        ]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The keys of a TOML or JSON file, unchecked. Raises ConfigError where it cannot be read or parsed."""
+    try:
+        data = path.read_bytes()
+        values = json.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read this configuration: {error.strerror}") from None
+    except ValueError as error:  # both parsers' errors, and text that is not UTF-8
+        raise ConfigError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a configuration is a table of keys, not a {type(values).__name__}")
+    return values
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> TrainConfig:
+    """The configuration of `path` (TOML, or JSON by its suffix), with `overrides` (flags; None means not given) over it.
+
+    base: keys below both, such as those of the run being resumed.
+    Raises ConfigError, one line, for an unknown key (with the closest one), a value of the wrong type, or settings that
+    do not fit each other.
+
+    >>> load_config(Path("run.toml"), {"lr": "0.02", "out": "runs/2"}).lr
+    0.02
+    """
+    flags = {key: value for key, value in overrides.items() if value is not None}
+    values = {**(base or {}), **(read_config(path) if path else {}), **flags}
+    for key in values:
+        if key not in TrainConfig.model_fields:
+            close = difflib.get_close_matches(key, TrainConfig.model_fields, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else "`ooc train --help` lists the keys"
+            raise ConfigError(f"{f'{path}: ' if path else ''}unknown key {key!r}; {hint}")
+    return validate(values, where=f"{path}: " if path else "")
+
+
+def validate(values: Mapping[str, Any], where: str = "") -> TrainConfig:
+    """A TrainConfig, or ConfigError with the first fault in one line."""
+    try:
+        return TrainConfig(**values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = str(fault["loc"][0]) if fault["loc"] else ""
+        if fault["type"] == "missing":
+            raise ConfigError(f"{where}{key!r} is not set: give it as a flag or in the configuration") from None
+        message = fault["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+        if not key:
+            raise ConfigError(f"{where}{message}") from None
+        message = message.split(", unable to parse")[0]
+        raise ConfigError(f"{where}{key} = {values.get(key)!r} does not do: {message}") from None

@@ -1,0 +1,139 @@
+"""Memory before, after and at its peak, of the process and of CUDA, as a decorator and context manager.
+
+The kernel's high-water mark (VmHWM) is exact but never falls, so it tells the peak of a stretch only where that stretch
+set a new mark; below it, a light thread's samples do. Resetting the mark (/proc/self/clear_refs) would be exact always,
+but would also hide the process's real peak from whoever watches it from outside. CUDA's mark is treated alike.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from stores.sizes import format_bytes
+
+
+def resident_bytes() -> tuple[int, int]:
+    """(resident bytes of the process now, at its highest so far), from /proc/self/status."""
+    now = high = 0
+    with open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"VmRSS:"):
+                now = int(line.split()[1]) * 1024
+            elif line.startswith(b"VmHWM:"):
+                high = int(line.split()[1]) * 1024
+    return now, max(now, high)
+
+
+def cuda_bytes() -> tuple[int, int]:
+    """(bytes torch holds for tensors on CUDA now, at their highest so far); zeros where CUDA is not in use."""
+    torch = sys.modules.get("torch")  # never imported for this
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return 0, 0
+    return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """One stretch of the program, in bytes."""
+
+    name: str
+    before: int
+    after: int
+    peak: int
+    cuda_before: int
+    cuda_after: int
+    cuda_peak: int
+
+    def asdict(self) -> dict[str, Any]:
+        """The fields as a dict, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        cuda = f", CUDA peak {format_bytes(self.cuda_peak)}" if self.cuda_peak else ""
+        return (
+            f"{self.name}: {format_bytes(self.before)} before, {format_bytes(self.after)} after, "
+            f"peak {format_bytes(self.peak)}{cuda}"
+        )
+
+
+class _Gauge:
+    """The peak of one quantity since it began, of `read() -> (now, highest so far)`."""
+
+    def __init__(self, read: Callable[[], tuple[int, int]]) -> None:
+        self._read = read
+        self.before, self._mark = read()
+        self.after = self.peak = self.before
+
+    def sample(self) -> None:
+        self.after, mark = self._read()
+        self.peak = max(self.peak, mark if mark > self._mark else self.after)
+
+
+class MemoryMeter(ContextDecorator):
+    """Records the memory of a `with` block, or of every call of a decorated function, in `readings`.
+
+    name: what the reading is called; period_s: seconds between samples. Meters may nest.
+
+    >>> with MemoryMeter("load") as meter:
+    ...     rows = np.ones(10**6)
+    >>> meter.reading.peak >= meter.reading.before
+    True
+    """
+
+    def __init__(self, name: str, period_s: float = 0.02) -> None:
+        self.name = name
+        self.readings: list[MemoryReading] = []
+        self._period_s = period_s
+        self._open: list[_Stretch] = []
+        self._lock = threading.Lock()
+
+    @property
+    def reading(self) -> MemoryReading:
+        """The latest finished reading."""
+        return self.readings[-1]
+
+    @property
+    def peak(self) -> int:
+        """Highest resident bytes of all readings and of the stretches still open."""
+        with self._lock:
+            for stretch in self._open:
+                stretch.process.sample()
+            return max([r.peak for r in self.readings] + [s.process.peak for s in self._open], default=0)
+
+    def __enter__(self) -> Self:
+        stretch = _Stretch(self._period_s)
+        with self._lock:
+            self._open.append(stretch)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            process, cuda = self._open.pop().stop()
+            self.readings.append(
+                MemoryReading(self.name, process.before, process.after, process.peak, cuda.before, cuda.after, cuda.peak)
+            )
+
+
+class _Stretch:
+    """A measurement under way: two gauges and the thread that samples them."""
+
+    def __init__(self, period_s: float) -> None:
+        self.process, self.cuda = _Gauge(resident_bytes), _Gauge(cuda_bytes)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, args=(period_s,), name="ooc-memory", daemon=True)
+        self._thread.start()
+
+    def _sample(self, period_s: float) -> None:
+        while not self._done.wait(period_s):
+            self.process.sample()
+            self.cuda.sample()
+
+    def stop(self) -> tuple[_Gauge, _Gauge]:
+        self._done.set()
+        self._thread.join()
+        self.process.sample()
+        self.cuda.sample()
+        return self.process, self.cuda
