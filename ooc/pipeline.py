@@ -1,0 +1,300 @@
+"""A pipeline of threads: output order is input order, memory is bounded in bytes, and no thread outlives it.
+
+Every stage has its own threads; numpy, numba and the system calls they run release the GIL, so future batches are sampled,
+read and collated while the model computes. One stage, the one that allocates, is the gate: an item's bytes are reserved
+there in step order before the stage runs. So the oldest item always gets its bytes and the pipeline cannot deadlock.
+(torchdata.nodes and DGL GraphBolt arrange threads the same way, bounded in items instead of bytes.)
+"""
+
+import atexit
+import heapq
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+SOURCE = "source"
+CONSUMER = "consumer"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the work: `run(item)` returns the next stage's item.
+
+    nbytes: makes this stage the gate: `nbytes(item)`, asked before `run`, is what the item holds from here to the consumer.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    threads: int = 1
+    nbytes: Callable[[Any], int] | None = None
+
+
+@dataclass
+class _Item:
+    step: int
+    value: Any = None
+    nbytes: int = 0
+    error: BaseException | None = None
+    where: str = ""
+
+
+@dataclass
+class _Clock:
+    """What one stage's threads did, in seconds summed over its threads."""
+
+    work_s: float = 0.0
+    wait_s: float = 0.0
+    items: int = 0
+
+
+@dataclass
+class _State:
+    """Everything the threads share; it knows nothing of the `Pipeline`, so that one can be collected while they run.
+
+    Position 0 is the source, position p >= 1 is `stages[p - 1]`; `ready[p]` is a heap of (step, item) waiting for position p,
+    and the last heap waits for the consumer. All fields are guarded by `changed`.
+    """
+
+    source: Iterator[Any]
+    stages: Sequence[Stage]
+    gate: int
+    max_bytes: int
+    max_items: int
+    max_ahead: int
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    ready: list[list[tuple[int, _Item]]] = field(default_factory=list)
+    clocks: list[_Clock] = field(default_factory=list)
+    consumer: _Clock = field(default_factory=_Clock)
+    pulled: int = 0
+    admitted: int = 0
+    delivered: int = 0
+    in_flight: int = 0
+    peak: int = 0
+    held: int = 0
+    last: int | None = None  # one past the last step there will be, once that is known
+    stopped: bool = False
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def name(self, position: int) -> str:
+        return SOURCE if position == 0 else self.stages[position - 1].name
+
+    def may_claim(self, position: int) -> bool:
+        """Whether a thread of this position has something to do."""
+        if position == 0:
+            ahead = self.gate > 0 and self.pulled - self.admitted >= self.max_ahead
+            return self.last is None and self.pulled - self.delivered < self.max_items and not ahead
+        heap = self.ready[position]
+        if not heap or (self.last is not None and heap[0][0] >= self.last):
+            return False
+        step, item = heap[0]
+        if position != self.gate:
+            return True
+        fits = self.in_flight == 0 or self.in_flight + item.nbytes <= self.max_bytes
+        return step == self.admitted and fits
+
+    def claim(self, position: int) -> _Item | None:
+        """The next item for a thread of this position, waited for; None where the pipeline has stopped."""
+        start = time.perf_counter()
+        with self.changed:
+            self.changed.wait_for(lambda: self.stopped or self.may_claim(position))
+            if self.stopped:
+                return None
+            self.clocks[position].wait_s += time.perf_counter() - start
+            if position == 0:
+                self.pulled += 1
+                return _Item(self.pulled - 1)
+            _, item = heapq.heappop(self.ready[position])
+            if position == self.gate:
+                self.admitted += 1
+                self.in_flight += item.nbytes
+                self.peak = max(self.peak, self.in_flight)
+                self.changed.notify_all()
+            return item
+
+    def work(self, position: int, item: _Item) -> None:
+        """Run the source or a stage on an item and hand it on, with its failure where it failed."""
+        start = time.perf_counter()
+        name = self.name(position)
+        try:
+            value = next(self.source) if position == 0 else self.stages[position - 1].run(item.value)
+            if position + 1 == self.gate:
+                name = self.name(self.gate)
+                item.nbytes = self._size(value)
+            item.value = value
+        except StopIteration as error:
+            stray = RuntimeError("a stage raised StopIteration")  # at the consumer it would look like the end
+            stray.__cause__ = error
+            self._end(item, stray if position else None, name)
+            return
+        except BaseException as error:  # the consumer gets it, whatever it is
+            self._end(item, error, name)
+            return
+        with self.changed:
+            clock = self.clocks[position]
+            clock.work_s += time.perf_counter() - start
+            clock.items += 1
+            heapq.heappush(self.ready[position + 1], (item.step, item))
+            self.changed.notify_all()
+
+    def _size(self, value: Any) -> int:
+        nbytes = self.stages[self.gate - 1].nbytes
+        assert nbytes is not None
+        return int(nbytes(value))
+
+    def _end(self, item: _Item, error: BaseException | None, where: str) -> None:
+        """The source is exhausted at this step, or a stage failed on it: later steps are not worked on any more."""
+        with self.changed:
+            self.last = item.step if self.last is None else min(self.last, item.step)
+            if error is not None:
+                item.value, item.error, item.where = None, error, where
+                heapq.heappush(self.ready[-1], (item.step, item))
+            self.changed.notify_all()
+
+    def take(self) -> Any:
+        """The consumer's next item; what it held before counts as given back from here on."""
+        with self.changed:
+            self.in_flight -= self.held
+            self.held = 0
+            self.changed.notify_all()
+            self.changed.wait_for(self._may_take)
+            heap = self.ready[-1]
+            if self.stopped or not heap or heap[0][0] != self.delivered:
+                raise StopIteration
+            _, item = heapq.heappop(heap)
+            if item.error is not None:
+                item.error.add_note(f"in stage {item.where!r} at step {item.step} of the pipeline")
+                raise item.error
+            self.delivered += 1
+            self.held = item.nbytes
+            self.changed.notify_all()
+            value, item.value = item.value, None
+            return value
+
+    def _may_take(self) -> bool:
+        heap = self.ready[-1]
+        arrived = bool(heap) and heap[0][0] == self.delivered
+        # A failed step stays in the heap, so `last` ends the iteration only where the source was exhausted.
+        return self.stopped or arrived or (self.last is not None and self.delivered >= self.last)
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+
+    def join(self) -> None:
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        for heap in self.ready:
+            heap.clear()
+
+
+def _serve(state: _State, position: int) -> None:
+    while (item := state.claim(position)) is not None:
+        state.work(position, item)
+        del item  # a waiting thread must not keep a batch alive
+
+
+_RUNNING: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Threads inside native code must not meet the interpreter's end."""
+    for pipeline in list(_RUNNING):
+        pipeline.close()
+
+
+class Pipeline:
+    """Iterate over `stages` applied to `source`, in the source's order, worked on ahead by threads.
+
+    source: iterable of cheap items (cursors, seeds); stages: applied one after the other; at most one has `nbytes`;
+    max_bytes: bound on the reserved bytes, of the item the consumer holds too; an item larger than that is admitted only
+    alone; max_items: bound on the items between source and consumer. A consumer that still refers to its last item while
+    it asks for the next holds that one on top.
+    The first failure, in step order, is raised at the consumer with its own type and a note of stage and step, and closes
+    the pipeline; so do its end, an interrupt while waiting, `close()`, and the collection of a half-consumed pipeline.
+
+    >>> with Pipeline(range(3), [Stage("square", lambda i: i * i, threads=2)], max_bytes=1 << 20) as squares:
+    ...     list(squares)
+    [0, 1, 4]
+    """
+
+    def __init__(self, source: Iterable[Any], stages: Sequence[Stage], max_bytes: int, max_items: int = 16) -> None:
+        gates = [position for position, stage in enumerate(stages, 1) if stage.nbytes is not None]
+        if len(gates) > 1 or max_bytes < 1 or max_items < 1 or any(stage.threads < 1 for stage in stages):
+            raise ValueError("a pipeline takes one gate at most, and at least 1 byte, 1 item and 1 thread a stage")
+        gate = gates[0] if gates else 0
+        state = _State(
+            source=iter(source),
+            stages=tuple(stages),
+            gate=gate,
+            max_bytes=max_bytes,
+            max_items=max_items,
+            max_ahead=max(1, sum(stage.threads for stage in stages[: gate - 1])),
+            ready=[[] for _ in range(len(stages) + 2)],
+            clocks=[_Clock() for _ in range(len(stages) + 1)],
+        )
+        self._state = state
+        self._given = 0.0
+        # Collected half-consumed: signalled only, because a collection may happen in one of the threads.
+        weakref.finalize(self, state.stop).atexit = False
+        counts = [1, *(stage.threads for stage in stages)]
+        for position, count in enumerate(counts):
+            for _ in range(count):
+                name = f"ooc-{state.name(position)}"
+                thread = threading.Thread(target=_serve, args=(state, position), name=name, daemon=True)
+                state.threads.append(thread)
+        _RUNNING.add(self)
+        for thread in state.threads:
+            thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        asked = time.perf_counter()
+        clock = self._state.consumer
+        if self._given:
+            clock.work_s += asked - self._given
+        try:
+            value = self._state.take()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._given = time.perf_counter()
+            clock.wait_s += self._given - asked
+        clock.items += 1
+        return value
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """Seconds of work and of waiting, summed over threads, and items, by stage; the source and the consumer count too.
+
+        The stage that hardly waits, while the consumer does, is the bottleneck.
+        """
+        state = self._state
+        with state.changed:
+            clocks = {state.name(position): clock for position, clock in enumerate(state.clocks)}
+            clocks[CONSUMER] = state.consumer
+            return {name: dict(vars(clock)) for name, clock in clocks.items()}
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were ever reserved at once."""
+        return self._state.peak
+
+    def close(self) -> None:
+        """Stop and join all threads; idempotent. Waits for the work in progress, not for work queued."""
+        self._state.stop()
+        self._state.join()
+        _RUNNING.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
