@@ -1,0 +1,56 @@
+"""Engines carry out read plans: they know files and bytes, not rows of anything."""
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.errors import ConfigError
+from stores.files import Segments
+from stores.plan import ReadPlan
+
+
+class Engine(Protocol):
+    """Reads extents of the files behind one array. Thread-safe: several calls may run at once."""
+
+    name: str
+    alignment: int
+    """Bytes that the offsets and lengths of a plan must be multiples of."""
+    reaches_device: bool
+    """Whether a buffer may lie in GPU memory."""
+    gap_bytes: int
+    """Rows at most this far apart are worth one read rather than two."""
+    reason: str | None
+    """Why the engine does less than its name says (no O_DIRECT here), or None."""
+
+    def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
+        """Fill buffer, uint8[plan.nbytes], with the extents one behind the other; returns the bytes read from disk.
+
+        Bytes beyond the end of the array (the last extent is aligned) are left as they were. Raises StoreError naming the
+        file where it holds fewer bytes than wanted or cannot be read.
+        """
+
+    def gather(self, plan: ReadPlan, out: NDArray[np.uint8]) -> int:
+        """Fill out, uint8[n * row_bytes], with the n wanted rows in the order they were asked for.
+
+        The rows are copied out of each extent while it is hot, so the extents never stand in memory together. Returns
+        and raises as `read` does.
+        """
+
+    def close(self) -> None:
+        """Give back descriptors, maps and threads; idempotent."""
+
+
+def open_engine(name: str, segments: Segments) -> Engine:
+    """The engine called `name` ("pread" or "mmap") over `segments`; ConfigError for another name.
+
+    >>> open_engine("pread", segments).read(plan, buffer)
+    """
+    from stores.engines.mmap import MmapEngine
+    from stores.engines.pread import PreadEngine
+
+    engines: dict[str, Any] = {"pread": PreadEngine, "mmap": MmapEngine}
+    if name not in engines:
+        raise ConfigError(f"no engine is called {name!r}; there are {', '.join(sorted(engines))}")
+    engine: Engine = engines[name](segments)
+    return engine

@@ -1,0 +1,110 @@
+"""Memory-mapped reads with MADV_RANDOM: the page cache serves what comes again, every miss is one page fault."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.engines.tasks import run_slices
+from stores.errors import StoreError
+from stores.files import Segments, map_segments
+from stores.jit import kernel
+from stores.plan import ReadPlan
+from stores.threads import READERS
+
+
+class MmapEngine:
+    """Copies out of one map over all files; many threads, so that many page faults are in flight.
+
+    Returned byte counts are the pages the plan touches, whether or not the page cache held them. A file that shrinks
+    while mapped kills the process (SIGBUS), which is the price of a map; files are checked on opening.
+
+    >>> MmapEngine(segments).gather(plan_reads(ids, 512, count=n), out)
+    """
+
+    name = "mmap"
+    alignment = 4096
+    reaches_device = False
+    gap_bytes = 0
+    reason: str | None = None
+
+    def __init__(self, segments: Segments) -> None:
+        self._map: NDArray[np.uint8] | None = map_segments(segments)
+        self._pool = READERS.acquire()
+
+    def _mapped(self) -> NDArray[np.uint8]:
+        if self._map is None:
+            raise StoreError("the array is closed")
+        return self._map
+
+    def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
+        if buffer.dtype != np.uint8 or buffer.shape != (plan.nbytes,):
+            raise ValueError(f"buffer must be uint8[{plan.nbytes}], not {buffer.dtype}{list(buffer.shape)}")
+        mapped = self._mapped()
+        at = np.cumsum(plan.length) - plan.length
+
+        def work(begin: int, end: int) -> int:
+            return int(_copy_extents(begin, end, mapped, plan.offset, plan.length, at, buffer))
+
+        return run_slices(self._pool, READERS.threads, plan, work)
+
+    def gather(self, plan: ReadPlan, out: NDArray[np.uint8]) -> int:
+        if out.dtype != np.uint8 or out.shape != (len(plan.order) * plan.row_bytes,):
+            wanted = len(plan.order) * plan.row_bytes
+            raise ValueError(f"out must be uint8[{wanted}], not {out.dtype}{list(out.shape)}")
+        mapped = self._mapped()
+        at = np.cumsum(plan.length) - plan.length
+        rows = plan.row_at, plan.order, plan.first
+
+        def work(begin: int, end: int) -> int:
+            return int(_copy_rows(begin, end, mapped, plan.offset, plan.length, at, *rows, plan.row_bytes, out))
+
+        return run_slices(self._pool, READERS.threads, plan, work)
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map = None
+            READERS.release()
+
+
+@kernel
+def _copy_extents(
+    begin: int,
+    end: int,
+    mapped: NDArray[np.uint8],
+    offset: NDArray[np.int64],
+    length: NDArray[np.int64],
+    at: NDArray[np.int64],
+    buffer: NDArray[np.uint8],
+) -> int:
+    total = 0
+    for j in range(begin, end):
+        n = min(length[j], len(mapped) - offset[j])
+        for byte in range(n):
+            buffer[at[j] + byte] = mapped[offset[j] + byte]
+        total += n
+    return total
+
+
+@kernel
+def _copy_rows(
+    begin: int,
+    end: int,
+    mapped: NDArray[np.uint8],
+    offset: NDArray[np.int64],
+    length: NDArray[np.int64],
+    at: NDArray[np.int64],
+    row_at: NDArray[np.int64],
+    order: NDArray[np.int64],
+    first: NDArray[np.int64],
+    row_bytes: int,
+    out: NDArray[np.uint8],
+) -> int:
+    total = 0
+    for j in range(begin, end):
+        shift = offset[j] - at[j]
+        for p in range(first[j], first[j + 1]):
+            source = row_at[order[p]] + shift
+            to = order[p] * row_bytes
+            for byte in range(row_bytes):
+                out[to + byte] = mapped[source + byte]
+        total += min(length[j], len(mapped) - offset[j])
+    return total

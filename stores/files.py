@@ -1,0 +1,106 @@
+"""`Segments`: the shard files behind one array as one run of bytes, and one memory map over all of them."""
+
+import ctypes
+import ctypes.util
+import mmap
+import os
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.errors import StoreError
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Files whose first `payload` bytes, one file behind the other, are the virtual bytes of one array.
+
+    paths: one per file; payload: int64[k] bytes of each file that count, a multiple of 4096 except in the last file.
+
+    >>> Segments((Path("c/0/0"), Path("c/1/0")), np.array([2**30, 2**20])).total
+    1074790400
+    """
+
+    paths: tuple[Path, ...]
+    payload: NDArray[np.int64]
+
+    @property
+    def start(self) -> NDArray[np.int64]:
+        """int64[k + 1]: the virtual byte at which each file begins; the last entry is the total."""
+        start = np.zeros(len(self.paths) + 1, np.int64)
+        np.cumsum(self.payload, out=start[1:])
+        return start
+
+    @property
+    def total(self) -> int:
+        """Virtual bytes in all."""
+        return int(self.payload.sum())
+
+
+class _Mapping:
+    """Owns the address range; numpy arrays over it keep it alive, and the last one to go unmaps it."""
+
+    def __init__(self, nbytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self.address = _map(None, nbytes, mmap.PROT_READ, flags, -1, "an address range")
+        # Not at interpreter exit: threads may still be reading, and the kernel unmaps anyway.
+        weakref.finalize(self, _LIBC.munmap, self.address, nbytes).atexit = False
+        self.__array_interface__ = {"data": (self.address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
+def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int, what: object) -> int:
+    mapped: int | None = _LIBC.mmap(address, nbytes, protection, flags, fd, 0)
+    if mapped is None or mapped == _MAP_FAILED:
+        raise StoreError(f"{what} of {nbytes} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
+    return mapped
+
+
+def map_segments(segments: Segments, random: bool = True) -> NDArray[np.uint8]:
+    """All payloads as one read-only uint8[total], file behind file in one address range (MAP_FIXED).
+
+    random: MADV_RANDOM, no readahead (a gather touches pages, not neighborhoods); else the kernel's default. The map
+    lives as long as any array over it. Raises StoreError where a file is shorter than its payload or cannot be opened.
+
+    >>> indices = map_segments(segments).view(np.int32)
+    """
+    total = segments.total
+    if total == 0:
+        return np.empty(0, np.uint8)
+    start = segments.start
+    mapping = _Mapping(-(-total // mmap.PAGESIZE) * mmap.PAGESIZE)
+    for path, first, payload in zip(segments.paths, start, segments.payload, strict=False):
+        fd = open_for_reading(path, int(payload))
+        try:
+            flags = mmap.MAP_SHARED | _MAP_FIXED
+            _map(mapping.address + int(first), int(payload), mmap.PROT_READ, flags, fd, path)
+        finally:
+            os.close(fd)
+    if random:
+        _LIBC.madvise(mapping.address, total, mmap.MADV_RANDOM)
+    array: NDArray[Any] = np.asarray(mapping)
+    return array[:total]
+
+
+def open_for_reading(path: Path, nbytes: int, flags: int = 0) -> int:
+    """A descriptor of a file that holds at least `nbytes`; StoreError where it does not or cannot be opened."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is missing: the array is incomplete; write the store again") from error
+    size = os.fstat(fd).st_size
+    if size < nbytes:
+        os.close(fd)
+        raise StoreError(f"{path} is truncated: {size} bytes where {nbytes} belong; write the store again")
+    return fd

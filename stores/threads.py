@@ -1,0 +1,69 @@
+"""Thread pools that the whole process shares, started by the first user and ended by the last."""
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from stores.rows import AnyArray, Ids
+
+
+class SharedPool:
+    """A named pool of at most `threads` threads, counted: `acquire` hands it out, the last `release` ends its threads.
+
+    >>> pool = READERS.acquire()
+    >>> pool.submit(work)
+    >>> READERS.release()
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        self.threads = threads
+        self._lock = threading.Lock()
+        self._users = 0
+        self._pool: ThreadPoolExecutor | None = None
+
+    def acquire(self) -> ThreadPoolExecutor:
+        """The pool; every call needs its own `release`."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix=self.name)
+            self._users += 1
+            return self._pool
+
+    def release(self) -> None:
+        """End the threads if this was the last user; waits for what they are doing."""
+        with self._lock:
+            self._users -= 1
+            pool = self._pool if self._users == 0 else None
+            if pool is not None:
+                self._pool = None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+
+READERS = SharedPool("ooc-read", 128)
+"""Reading threads: each waits on one read at a time, so their number is the queue depth the disk sees."""
+BACKGROUND = SharedPool("ooc-rows", 8)
+"""Threads that carry out `Rows.submit`; they wait on READERS, so they cannot be of that pool."""
+
+
+class Background:
+    """Gives an implementation of Rows its `submit`: `read` in a thread of the shared pool."""
+
+    _pool: ThreadPoolExecutor | None = None
+    _pool_lock = threading.Lock()
+
+    def read(self, ids: Ids, out: AnyArray) -> int:
+        raise NotImplementedError
+
+    def submit(self, ids: Ids, out: AnyArray) -> Future[int]:
+        """`read` in the background; `out` must stay untouched until the future is done."""
+        with self._pool_lock:
+            if self._pool is None:
+                self._pool = BACKGROUND.acquire()
+            return self._pool.submit(self.read, ids, out)
+
+    def _end_background(self) -> None:
+        with self._pool_lock:
+            used, self._pool = self._pool is not None, None
+        if used:
+            BACKGROUND.release()
