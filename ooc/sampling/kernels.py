@@ -15,6 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from ooc.order import mix64
 from stores.jit import kernel
 
 AHEAD = 24
@@ -23,9 +24,7 @@ LOCAL_BITS = 40
 """A table entry is (node id, stamp << LOCAL_BITS | local id); entries of another stamp are empty."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_S11, _S27, _S30, _S31, _S32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
+_S11, _S32 = np.uint64(11), np.uint64(32)
 _UNIT = 2.0**-53
 _LOCAL_MASK = (1 << LOCAL_BITS) - 1
 _SMALL = 48
@@ -48,15 +47,6 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, index), codegen
-
-
-@kernel
-def mix64(value: np.uint64) -> np.uint64:
-    """`ooc.order.mix` on uint64."""
-    value = value + _GOLDEN
-    value = (value ^ (value >> _S30)) * _MIX_1
-    value = (value ^ (value >> _S27)) * _MIX_2
-    return value ^ (value >> _S31)
 
 
 @kernel
