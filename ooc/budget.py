@@ -1,0 +1,86 @@
+"""PURE: one number for the process's memory -> how many bytes each part may take.
+
+What stays (the process, the topology's index, the labels, the model) is taken off first; the rest is divided among the
+batches alive at once. So a batch's largest size is known before anything is sampled, and the sampler refuses a larger one.
+"""
+
+from dataclasses import dataclass
+
+from stores.errors import BudgetError
+from stores.sizes import format_bytes
+
+LEAST_BATCH = 2**20
+"""bytes: a budget that leaves less than this for a batch is refused"""
+_SHARES = 4
+"""batches of the largest size alive at once: one at the model, one sampled ahead, and two in flight between them"""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of memory by purpose; `print` shows the division as a table."""
+
+    memory: int
+    """the whole process"""
+    baseline: int
+    """interpreter, libraries and what the program holds already"""
+    topology: int
+    """the index of the topology that every sample touches"""
+    labels: int
+    """labels, touched at random by every batch"""
+    model: int
+    """parameters, gradients, optimizer state and activations"""
+    scratch: int
+    """buffers of the reads under way"""
+    in_flight: int
+    """batches being read, collated or waiting: the pipeline's bound"""
+    max_batch: int
+    """the largest batch; one more of these is at the model, and one sampled ahead"""
+    origin: str = ""
+    """where `memory` comes from, for people"""
+
+    def __str__(self) -> str:
+        rows = {
+            f"memory {self.origin}".strip(): self.memory,
+            "  process": self.baseline,
+            "  topology index": self.topology,
+            "  labels": self.labels,
+            "  model": self.model,
+            "  read buffers": self.scratch,
+            "  batches in flight": self.in_flight,
+            "  batch at the model": self.max_batch,
+            "  batch sampled ahead": self.max_batch,
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {format_bytes(size):>8}" for name, size in rows.items())
+
+
+def divide(
+    memory: int,
+    *,
+    baseline: int,
+    topology: int = 0,
+    labels: int = 0,
+    model: int = 0,
+    scratch: int = 0,
+    origin: str = "",
+) -> Budget:
+    """Divide `memory` bytes; all arguments are bytes, as `Budget` names them.
+
+    The parts sum up to `memory` but for rounding. Raises BudgetError, naming the least memory that does, where what stays
+    leaves no room for batches.
+
+    >>> divide(2_000_000_000, baseline=700_000_000, topology=64_000_000).in_flight
+    618000000
+    """
+    stays = {"the process": baseline, "the topology index": topology, "labels": labels, "the model": model}
+    fixed = sum(stays.values()) + scratch
+    share = (memory - fixed) // _SHARES
+    if share < LEAST_BATCH:
+        named = ", ".join(f"{name} {format_bytes(size)}" for name, size in stays.items() if size)
+        least = fixed + _SHARES * LEAST_BATCH
+        raise BudgetError(
+            f"{format_bytes(memory)} of memory leaves nothing for batches: {named} and read buffers "
+            f"{format_bytes(scratch)} stay; give at least {format_bytes(least * 1.05)}"
+        )
+    in_flight = (_SHARES - 2) * share
+    return Budget(memory, baseline, topology, labels, model, scratch, in_flight, share, origin)
