@@ -62,6 +62,12 @@ class Block(NamedTuple):
     """float32[e]: edge weights, None for an unweighted graph"""
     weight_sum: Tensor | None
     """float32[num_src]: sum of the in-weights in the whole graph without self-loops, None for an unweighted graph"""
+    loop_weight: Tensor | None = None
+    """float32[num_src]: weight of each node's last self-loop in the whole graph, 1 where it has none; None for an unweighted
+    graph and for one without self-loops"""
+    stands_for: Tensor | None = None
+    """float32[e]: how many edges of the whole graph each sampled edge stands for: 1 / (times it was expected in the sample).
+    None for uniform sampling, where it is degree / (sampled edges) of the destination"""
 
 
 def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
@@ -75,6 +81,8 @@ def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
         None if block.loops is None else block.loops[:num_src],
         None if block.weight is None else block.weight[:num_edges],
         None if block.weight_sum is None else block.weight_sum[:num_src],
+        None if block.loop_weight is None else block.loop_weight[:num_src],
+        None if block.stands_for is None else block.stands_for[:num_edges],
     )
 
 
@@ -91,7 +99,7 @@ def blocks_of(first: Block, num_nodes: tuple[int, ...], num_edges: tuple[int, ..
 
 
 def first_block(subgraph: Subgraph, **columns: Any) -> Block:
-    """The input-side block of a subgraph; `columns` are Block's degree, loops, weight, weight_sum as tensors."""
+    """The input-side block of a subgraph; `columns` are Block's fields from `degree` on, as tensors."""
     indptr = torch.from_numpy(subgraph.indptr)
     num_dst = len(subgraph.indptr) - 1
     target = torch.repeat_interleave(torch.arange(num_dst), indptr.diff(), output_size=len(subgraph.source))

@@ -1,0 +1,156 @@
+"""GraphSAGE, GCN, GAT and GIN as lists of layers, and the user's own modules beside them.
+
+One model runs on sampled blocks and on the whole graph (`full_blocks`), with the same parameters.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.utils import index_sort
+from torch_geometric.utils.sparse import index2ptr
+
+from ooc.batch import Block
+from ooc.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
+from ooc.layers import Layer, Norm, run_layers
+from stores.errors import ConfigError
+
+ModelName = Literal["sage", "gcn", "gat", "gin"]
+
+
+class Model(nn.Module):
+    """A list of layers; layer l runs on block l.
+
+    >>> model = build_model("sage", 128, 256, 32, num_layers=2)
+    >>> model(batch.x, batch.blocks).shape
+    torch.Size([batch_size, 32])
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, blocks: Sequence[Block], checkpoint: bool = False) -> Tensor:
+        """x: [blocks[0].num_src, in_channels] -> [blocks[-1].num_dst, out_channels]; see `run_layers`."""
+        return run_layers(self.layers, x, blocks, checkpoint)
+
+
+def build_model(
+    name: str,
+    in_channels: int,
+    hidden_channels: int,
+    out_channels: int,
+    num_layers: int,
+    dropout: float = 0.0,
+    norm: Norm = "none",
+    residual: bool = False,
+    heads: int = 8,
+    output_heads: int = 1,
+    rescale: bool = True,
+    input_dropout: float | None = None,
+) -> Model:
+    """A model of `num_layers` layers: "sage", "gcn", "gat" or "gin".
+
+    hidden_channels: width of what passes between the layers. For gat it is the width of all heads together, so it is a multiple
+    of `heads` (the published model: hidden_channels=64, heads=8, dropout=0.6); the last layer averages `output_heads` heads.
+    dropout: on the input of every layer, and on the attention of gat. input_dropout: on the first layer's input; by default
+    `dropout` for gcn and gat, as published, and none for sage and gin. norm and activation (ELU for gat, else ReLU): after all
+    layers but the last. rescale: see `ooc.convs`. Raises ConfigError for a setting that does not fit.
+
+    >>> model = build_model("gcn", 1433, 16, 7, num_layers=2, dropout=0.5)
+    >>> logits = model(x, full_blocks(edge_index, num_nodes=2708, num_layers=2))
+    """
+    _check(name, hidden_channels, num_layers, dropout, heads, output_heads)
+    make_conv = partial(_make_conv, name, dropout, heads, output_heads, rescale)
+    if input_dropout is None:
+        input_dropout = dropout if name in ("gcn", "gat") else 0.0
+    widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+    layers = []
+    for index in range(num_layers):
+        width_in, width_out, last = widths[index], widths[index + 1], index == num_layers - 1
+        activation = nn.ELU(inplace=True) if name == "gat" else nn.ReLU(inplace=True)
+        layer = Layer(
+            make_conv(width_in, width_out, last),
+            width_in,
+            width_out,
+            dropout=dropout if index else input_dropout,
+            norm="none" if last else norm,
+            residual=residual,
+            activation=None if last else activation,
+        )
+        layers.append(layer)
+    return Model(layers)
+
+
+def _check(name: str, hidden: int, num_layers: int, dropout: float, heads: int, output_heads: int) -> None:
+    if name not in get_args(ModelName):
+        known = ", ".join(get_args(ModelName))
+        raise ConfigError(f"model {name!r} is unknown: use {known}, or package.module:Class for one of your own")
+    if num_layers < 1:
+        raise ConfigError(f"num_layers={num_layers}: a model has at least one layer")
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"dropout={dropout}: give a probability from 0 to below 1")
+    if heads < 1 or output_heads < 1:
+        raise ConfigError(f"heads={heads}, output_heads={output_heads}: attention has at least one head")
+    if name == "gat" and num_layers > 1 and hidden % heads:
+        raise ConfigError(f"hidden_channels={hidden} is the width of all {heads} heads together: use a multiple of {heads}")
+
+
+def _make_conv(
+    name: str, dropout: float, heads: int, output_heads: int, rescale: bool, width_in: int, width_out: int, last: bool
+) -> nn.Module:
+    if name == "sage":
+        return BlockSAGEConv(width_in, width_out)
+    if name == "gcn":
+        return BlockGCNConv(width_in, width_out, rescale)
+    if name == "gin":
+        return BlockGINConv(width_in, width_out, rescale)
+    if last:
+        return BlockGATConv(width_in, width_out, heads=output_heads, concat=False, dropout=dropout)
+    return BlockGATConv(width_in, width_out // heads, heads=heads, dropout=dropout)
+
+
+def full_blocks(
+    edge_index: Tensor, num_nodes: int, num_layers: int, weight: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> list[Block]:
+    """Blocks of a whole graph, every node source and destination of each: a model runs on them as on a sampled batch.
+
+    edge_index: int64[2, e] (source, destination) in any order; weight: [e] or None. The blocks share their tensors.
+
+    >>> blocks = full_blocks(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, num_layers=3)
+    >>> model(x, blocks).shape
+    torch.Size([2, out_channels])
+    """
+    target, order = index_sort(edge_index[1], max_value=num_nodes, stable=True)
+    edge_index = torch.stack([edge_index[0][order], target])
+    source = edge_index[0]
+    is_loop = source == target
+    loops = torch.bincount(target[is_loop], minlength=num_nodes)
+    has_loops = bool(is_loop.any())
+    weight_sum = loop_weight = None
+    if weight is not None:
+        weight = weight[order].to(dtype)
+        weight_sum = weight.new_zeros(num_nodes).index_add_(0, target, weight.masked_fill(is_loop, 0.0))
+    if weight is not None and has_loops:
+        loop_weight = last_loop_weight(target[is_loop], weight[is_loop], num_nodes)
+    indptr = index2ptr(target, num_nodes)
+    found = loops if has_loops else None
+    block = Block(edge_index, indptr, num_nodes, num_nodes, indptr.diff(), found, weight, weight_sum, loop_weight)
+    return [block] * num_layers
+
+
+def last_loop_weight(node: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
+    """[num_nodes]: weight of each node's last self-loop, 1 where it has none.
+
+    node: int64[k] sorted, the node of each self-loop; weight: [k].
+
+    >>> last_loop_weight(torch.tensor([1, 1]), torch.tensor([2.0, 5.0]), 3)
+    tensor([1., 5., 1.])
+    """
+    last = torch.ones_like(node, dtype=torch.bool)
+    last[:-1] = node[1:] != node[:-1]
+    found = weight.new_ones(num_nodes)
+    found[node[last]] = weight[last]
+    return found
