@@ -27,7 +27,7 @@ SELF_LOOPS, WEIGHT_SUM = "graph/self_loops", "graph/weight_sum"
 CHECKSUMS = "checksums"
 IDS = "ids.lmdb"
 
-COLUMN_DTYPES = {"edge_id": np.dtype(np.int64), "weight": np.dtype(np.float32)}
+COLUMN_DTYPES: dict[str, np.dtype[Any]] = {"edge_id": np.dtype(np.int64), "weight": np.dtype(np.float32)}
 """dtype of the slot columns that have a fixed one"""
 
 Task = Literal["multiclass", "binary", "multilabel"]

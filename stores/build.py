@@ -1,0 +1,147 @@
+"""Finishing a store: the last steps of every writer, and a whole store from arrays in memory."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores import manifest as names
+from stores.atomic import check_absent, disk_errors, partial_path, publish
+from stores.errors import InputError
+from stores.graph import Graph
+from stores.ids import write_ids
+from stores.integrity import file_crc32c
+from stores.manifest import IdKind, Manifest, Task, label_dtype, write_manifest
+from stores.zarr_write import write_array
+
+
+def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> Path:
+    """Write the manifest into `partial`, sync everything and rename it to `final`. Returns `final`.
+
+    The manifest comes last, so what a killed writer left behind is no store. Raises StoreError where `final` exists.
+
+    >>> finish_store("papers.ooc.partial", "papers.ooc", manifest)
+    """
+    check_absent(final)
+    ids = Path(partial) / names.IDS / "data.mdb"
+    if ids.exists():  # the one part of a store that has no checksums of its own
+        manifest = manifest.model_copy(update={"fingerprints": {**manifest.fingerprints, names.IDS: file_crc32c(ids)}})
+    write_manifest(partial, manifest)
+    return publish(partial, final)
+
+
+def write_store(
+    path: Path | str,
+    graph: Graph,
+    *,
+    x: NDArray[Any] | None = None,
+    y: NDArray[Any] | None = None,
+    task: Task | None = None,
+    num_classes: int | None = None,
+    splits: Mapping[str, Any] | None = None,
+    external: Sequence[int] | Sequence[str] | None = None,
+    arrays: Mapping[str, NDArray[Any]] | None = None,
+    **fields: Any,
+) -> Path:
+    """Write a store of one node type and one edge type from arrays in memory. Returns `path`.
+
+    x: [N, f] features; y: labels (see `label_dtype`), -1 or NaN where unlabeled; splits: name -> row ids; external: one id a
+    node, all int or all str; arrays: more node arrays, [N, ...]; fields: further fields of the manifest.
+    Raises InputError where an array has not one row a node, StoreError where `path` exists.
+
+    >>> write_store("tiny.ooc", Graph.from_edges([0, 1], [1, 2], 3), x=np.eye(3, dtype="float32"), splits={"train": [0]})
+    """
+    check_absent(path)
+    partial = partial_path(path)
+    check_absent(partial)
+    held = dict(arrays or {})
+    if x is not None:
+        held["x"] = x
+    if y is not None and task is not None:
+        held["y"] = compact_labels(y, task, num_classes or 2)
+    held |= split_arrays(splits or {}, graph.num_nodes)
+    for name, array in held.items():
+        if len(array) != graph.num_nodes:
+            raise InputError(f"node array {name!r} has {len(array)} rows; the graph has {graph.num_nodes} nodes")
+    described = Manifest.homogeneous(
+        graph.num_nodes,
+        graph.num_edges,
+        columns=sorted(graph.columns),
+        weighted="weight" in graph.columns,
+        has_self_loops=bool(len(graph.self_loops)),
+        arrays=list(held),
+        splits={name: len(np.unique(np.asarray(ids))) for name, ids in (splits or {}).items()},
+        id_kind=None if external is None else _id_kind(external),
+        task=task,
+        num_classes=num_classes,
+        **fields,
+    )
+    with disk_errors(path):
+        partial.mkdir(parents=True)
+    try:
+        write_topology(partial, graph)
+        for name, array in held.items():
+            write_array(partial, names.node_array(name), array)
+        if external is not None:
+            _write_external(partial / names.IDS, external)
+        return finish_store(partial, path, described)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_topology(group: Path | str, graph: Graph) -> None:
+    """Write a graph's arrays into a group; absent: self-loops where there are none, weight sums where unweighted."""
+    write_array(group, names.INDPTR, graph.indptr)
+    write_array(group, names.INDICES, graph.indices)
+    for name, array in graph.columns.items():
+        write_array(group, names.column(name), array)
+    if len(graph.self_loops):
+        write_array(group, names.SELF_LOOPS, graph.self_loops)
+    if graph.weight_sum is not None:
+        write_array(group, names.WEIGHT_SUM, graph.weight_sum)
+
+
+def compact_labels(y: NDArray[Any], task: Task, num_classes: int) -> NDArray[Any]:
+    """`y` ([N] or [N, C]) in the dtype it has on disk, -1 where it is NaN or negative. Raises InputError out of range."""
+    y = np.asarray(y)
+    known = y >= 0  # NaN is not
+    top = num_classes - 1 if task == "multiclass" else 1
+    wrong = known & ((y > top) | (y != np.floor(y)))
+    if wrong.any():
+        row = int(np.argwhere(wrong)[0][0])
+        raise InputError(f"the label of row {row} is {y[wrong][0]}: {task} labels are whole numbers 0..{top}")
+    return np.where(known, y, -1).astype(label_dtype(task, num_classes))
+
+
+def split_arrays(splits: Mapping[str, Any], num_nodes: int) -> dict[str, NDArray[Any]]:
+    """The arrays that hold splits (name -> row ids): one int8 `split`, or booleans `split_<name>` where splits overlap.
+
+    >>> split_arrays({"train": [0], "test": [2]}, 3)
+    {'split': array([ 0, -1,  2], dtype=int8)}
+    """
+    masks = {name: np.zeros(num_nodes, bool) for name in splits}
+    for name, ids in splits.items():
+        masks[name][np.asarray(ids, dtype=np.int64)] = True
+    if not masks:
+        return {}
+    if set(masks) - set(names.SPLIT_CODES) or (np.sum(list(masks.values()), axis=0) > 1).any():
+        return {f"split_{name}": mask for name, mask in masks.items()}
+    codes = np.full(num_nodes, -1, np.int8)
+    for name, mask in masks.items():
+        codes[mask] = names.SPLIT_CODES[name]
+    return {"split": codes}
+
+
+def _id_kind(external: Sequence[int] | Sequence[str]) -> IdKind:
+    return "str" if isinstance(external[0], str) else "int"
+
+
+def _write_external(path: Path, external: Sequence[int] | Sequence[str]) -> None:
+    kind = _id_kind(external)
+    keys: list[Any] = [str(each).encode() for each in external] if kind == "str" else list(external)
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+    write_ids(path, kind, [([external[row] for row in order], order)], [(list(external), np.arange(len(keys)))])

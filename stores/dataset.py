@@ -1,0 +1,249 @@
+"""`Dataset`: a store opened for training: graph, rows, labels, splits and external ids, checked against its manifest."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from stores import manifest as names
+from stores.errors import ConfigError, InputError, StoreError
+from stores.features import open_features
+from stores.graph import Graph, index_dtype
+from stores.ids import IdMap, identity
+from stores.integrity import fingerprint
+from stores.manifest import Manifest, Task, read_manifest
+from stores.rows import AnyArray, ArrayRows, Rows
+from stores.sizes import parse_bytes
+from stores.zarr_rows import ShardedRows, open_zarr_rows
+
+_ENGINES = ("auto", "pread", "mmap")
+_LOAD_BYTES = 2**24
+_SCAN_ROWS = 2**22
+
+
+class Dataset:
+    """A store, open for reading. Use `Dataset.open`; close it, or use it as a context manager.
+
+    >>> with Dataset.open("papers.ooc", memory="2GB") as ds:
+    ...     ds.graph.degree(ds.split("train"))
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, graph: Graph, rows: dict[str, Rows], ids: IdMap | None, memory: int | None
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.graph = graph
+        self.memory = memory
+        """bytes the process may use, or None where no budget was given"""
+        self._rows = rows
+        self._ids = ids
+        self._replaced: dict[str, str] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        memory: int | str | None = None,
+        engine: str = "auto",
+        in_memory: bool = False,
+        features: Mapping[str, Path | str] | None = None,
+    ) -> Self:
+        """Open and check the store at `path`.
+
+        memory: the budget of the whole process, like "2GB"; loaders and training divide it. engine: how rows are read,
+        "pread" (O_DIRECT, many reads in flight), "mmap", or "auto", which is pread. in_memory: load the rows of every node
+        array and the topology into RAM now. features: name of a node array -> a Zarr array or an LMDB directory that takes its
+        place, one row a node.
+        Raises StoreError where there is no store, it is truncated, or its arrays do not fit the manifest; InputError where
+        `features` do not fit; ConfigError for a setting that cannot be read.
+
+        >>> Dataset.open("papers.ooc", memory="2GB", features={"x": "embeddings.zarr"})
+        """
+        if engine not in _ENGINES:
+            raise ConfigError(f"no engine is called {engine!r}: choose one of {', '.join(_ENGINES)}")
+        path, budget = Path(path), None if memory is None else parse_bytes(memory)
+        manifest = read_manifest(path)
+        reading = "pread" if engine == "auto" else engine
+        graph = _open_graph(path, manifest, in_memory)
+        rows = _open_rows(path, manifest, reading, features or {})
+        try:
+            if in_memory:
+                rows = {name: _loaded(each) for name, each in rows.items()}
+            ids = _open_ids(path, manifest)
+        except BaseException:
+            _close(rows)
+            raise
+        dataset = cls(path, manifest, graph, rows, ids, budget)
+        dataset._replaced = {name: f"{rows[name].dtype}{rows[name].shape}" for name in sorted(features or {})}
+        return dataset
+
+    @property
+    def num_nodes(self) -> int:
+        return self.manifest.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        return self.manifest.num_edges
+
+    @property
+    def num_features(self) -> int:
+        """Columns of `x`; 0 for a store without features."""
+        return 0 if "x" not in self._rows else int(np.prod(self._rows["x"].shape[1:], dtype=np.int64))
+
+    @property
+    def num_classes(self) -> int | None:
+        return self.manifest.num_classes
+
+    @property
+    def task(self) -> Task | None:
+        return self.manifest.task
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the node arrays."""
+        return sorted(self._rows)
+
+    def rows(self, name: str) -> Rows:
+        """The node array `name`: x, y, ... Raises InputError where the store has none of that name."""
+        if name not in self._rows:
+            raise InputError(f"{self.path} has no node array {name!r}: there are {', '.join(self.names) or 'none'}")
+        return self._rows[name]
+
+    @cached_property
+    def labels(self) -> AnyArray | None:
+        """[N] of int8, int16 or int32 (multiclass), int8 [N] (binary) or int8 [N, C] (multilabel), -1 where unlabeled.
+
+        A memory map, in the dtype it has on disk (see `label_dtype`); None where the store has no labels.
+        """
+        return _whole(self._rows["y"]) if "y" in self._rows else None
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits."""
+        return list(self.manifest.node_type().splits)
+
+    def split(self, name: str) -> NDArray[np.int64]:
+        """int64[n], sorted: the rows in split `name`. Raises InputError where there is no such split."""
+        if name not in self.splits:
+            raise InputError(f"{self.path} has no split {name!r}: there are {', '.join(self.splits) or 'none'}")
+        own = f"split_{name}"
+        array = _whole(self.rows(own if own in self._rows else "split"))
+        wanted = 1 if own in self._rows else names.SPLIT_CODES[name]
+        parts = [np.flatnonzero(array[i : i + _SCAN_ROWS] == wanted) + i for i in range(0, len(array), _SCAN_ROWS)]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def external(self, rows: Any) -> NDArray[np.int64] | list[str]:
+        """The user's own ids of `rows` (int64[n], or a CPU tensor): int64[n], or a list of str; the rows themselves where
+        the store has no other ids. Raises InputError for a row out of range."""
+        return identity(rows, self.num_nodes) if self._ids is None else self._ids.external(rows)
+
+    def row(self, external: Any) -> int:
+        """The row of the node that the user calls `external`. Raises InputError where there is none."""
+        if self._ids is not None:
+            return self._ids.row(external)
+        try:
+            return int(identity(int(external), self.num_nodes)[0])
+        except ValueError:
+            raise InputError(f"no node has the id {external!r}: ids of {self.path} are 0..{self.num_nodes - 1}") from None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of the data; replaced features count by dtype and shape."""
+        return "+".join([fingerprint(self.path), *(f"{name}={text}" for name, text in self._replaced.items())])
+
+    def close(self) -> None:
+        """Give back files and threads; idempotent. Arrays already taken (graph, labels) stay valid."""
+        _close(self._rows)
+        if self._ids is not None:
+            self._ids.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Dataset({str(self.path)!r}: {self.num_nodes:,} nodes, {self.num_edges:,} edges, {', '.join(self.names)})"
+
+
+def _open_graph(path: Path, manifest: Manifest, in_memory: bool) -> Graph:
+    nodes, edges = manifest.num_nodes, manifest.num_edges
+
+    def take(name: str, count: int | None, dtype: np.dtype[Any] | None = None) -> AnyArray:
+        rows = open_zarr_rows(path, name, engine="mmap")
+        try:
+            wrong_count = len(rows.shape) != 1 or (count is not None and rows.shape[0] != count)
+            if wrong_count or (dtype is not None and rows.dtype != dtype):
+                wanted = f"{dtype or ''}[{'k' if count is None else count}]"
+                found = f"{rows.dtype}{list(rows.shape)}"
+                raise StoreError(f"{path / name} is {found}, the manifest says {wanted}: build the store again")
+            return _load(rows) if in_memory or not isinstance(rows, ShardedRows) else rows.map()
+        finally:
+            rows.close()
+
+    indptr = take(names.INDPTR, nodes + 1, np.dtype(np.int64))
+    if indptr[0] != 0 or indptr[-1] != edges:
+        raise StoreError(f"{path / names.INDPTR} must go from 0 to {edges}: build the store again")
+    columns = {name: take(names.column(name), edges, names.COLUMN_DTYPES.get(name)) for name in manifest.columns}
+    loops = take(names.SELF_LOOPS, None, np.dtype(np.int64)) if manifest.has_self_loops else np.empty(0, np.int64)
+    total = take(names.WEIGHT_SUM, nodes, np.dtype(np.float32)) if manifest.weighted else None
+    return Graph(indptr, take(names.INDICES, edges, index_dtype(nodes)), columns, loops, total)
+
+
+def _open_rows(path: Path, manifest: Manifest, engine: str, features: Mapping[str, Path | str]) -> dict[str, Rows]:
+    node_type = manifest.node_type()
+    prefix = names.node_array("", node_type.name)
+    there = {metadata.parent.name for metadata in (path / prefix).glob("*/zarr.json")}
+    opened: dict[str, Rows] = {}
+    try:
+        for name in sorted({*node_type.arrays, *there} - set(features)):
+            opened[name] = open_zarr_rows(path, prefix + name, engine=engine)
+            if opened[name].shape[0] != node_type.count:
+                found = opened[name].shape[0]
+                raise StoreError(f"{path / prefix}/{name} has {found} rows; the store has {node_type.count} nodes")
+        for name, source in features.items():
+            own = zarr.open_array(path / (prefix + name), mode="r").dtype if name in there else np.float32
+            opened[name] = open_features(source, name, node_type.count, engine, own)
+    except BaseException:
+        _close(opened)
+        raise
+    return opened
+
+
+def _open_ids(path: Path, manifest: Manifest) -> IdMap | None:
+    kind = manifest.node_type().id_kind
+    return None if kind is None else IdMap(path / names.IDS, kind)
+
+
+def _load(rows: Rows) -> AnyArray:
+    """All rows in RAM, read front to back."""
+    out = np.empty(rows.shape, rows.dtype)
+    step = max(1, _LOAD_BYTES // rows.row_bytes)
+    for first in range(0, len(out), step):
+        part = out[first : first + step]
+        rows.read(np.arange(first, first + len(part)), part)
+    return out
+
+
+def _loaded(rows: Rows) -> Rows:
+    try:
+        return ArrayRows(_load(rows))
+    finally:
+        rows.close()
+
+
+def _whole(rows: Rows) -> AnyArray:
+    if isinstance(rows, ArrayRows):
+        return rows.array
+    return rows.map() if isinstance(rows, ShardedRows) else _load(rows)
+
+
+def _close(rows: Mapping[str, Rows]) -> None:
+    for each in rows.values():
+        each.close()

@@ -1,0 +1,201 @@
+"""External ids: what the user calls a node, and the row it has in the store, both ways, in one LMDB environment.
+
+Two named databases per node type: `<type>/row` maps an external id to its row, `<type>/id` a row to its external id.
+Rows are big-endian uint64. Ids of kind "int" are big-endian int64 with the sign bit flipped, so that key order is
+numeric order; ids of kind "str" are UTF-8. Both databases are filled in key order (LMDB's append: 3.4 M puts a second
+against 0.8 M in random order).
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from stores.atomic import disk_errors
+from stores.errors import InputError, StoreError
+from stores.lmdb_rows import environment
+from stores.manifest import NODE, IdKind
+
+MAX_ID_BYTES = 511
+"""LMDB's limit on a key"""
+_MAP_BYTES = 2**40
+"""address space of the writer, not bytes: the file grows with what is put"""
+_PUTS = 2**18
+"""puts of one transaction: its dirty pages are what the writer holds in memory"""
+
+Pairs = Iterable[tuple[Any, NDArray[np.int64]]]
+
+
+def write_ids(path: Path | str, kind: IdKind, by_id: Pairs, by_row: Pairs, node_type: str = NODE) -> int:
+    """Fill both databases of `node_type` in the environment at `path` (made where absent); returns the number of ids.
+
+    by_id, by_row: chunks (external ids, rows) of the same pairs, ordered by external id and by row. External ids are
+    int64[n] or an Arrow array; for "str" a list of str, or an Arrow string array, ordered by their UTF-8 bytes. rows:
+    int64[n]. Memory: one chunk and the dirty pages of one transaction.
+    Raises InputError for an id that is null, empty, longer than 511 bytes or there twice, StoreError for a full disk.
+
+    >>> write_ids("papers.ooc/ids.lmdb", "str", [(["a", "b"], np.array([1, 0]))], [(["b", "a"], np.array([0, 1]))])
+    2
+    """
+    encode = _ENCODERS[kind]
+    Path(path).mkdir(parents=True, exist_ok=True)
+    with disk_errors(path), lmdb.open(str(path), map_size=_MAP_BYTES, max_dbs=256, sync=False, lock=False) as env:
+        try:
+            keys = ((encode(external), _row_keys(rows)) for external, rows in by_id)
+            count = _fill(env, _database(node_type, "row"), keys, _SHOW[kind])
+            keys = ((_row_keys(rows), encode(external)) for external, rows in by_row)
+            back = _fill(env, _database(node_type, "id"), keys, _show_row)
+            env.sync(True)
+        except lmdb.DiskError as error:
+            raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from None
+    if count != back:
+        raise InputError(f"{path}: {count} ids in order of the ids, {back} in order of the rows; each must be in both once")
+    return count
+
+
+class IdMap:
+    """The external ids of one node type of a finished store; thread-safe.
+
+    >>> ids = IdMap("papers.ooc/ids.lmdb", "str")
+    >>> ids.external(np.array([1, 0])), ids.row("a")
+    (['a', 'b'], 1)
+    """
+
+    def __init__(self, path: Path | str, kind: IdKind, node_type: str = NODE) -> None:
+        """Raises StoreError where the environment or its databases are absent or damaged."""
+        self.path = Path(path)
+        self.kind: IdKind = kind
+        self._environment = environment(path)
+        try:
+            env = self._environment.env
+            self._rows, self._ids = (env.open_db(_database(node_type, name), create=False) for name in ("row", "id"))
+        except lmdb.Error as error:
+            self._environment.close()
+            raise StoreError(f"{path} has no ids of node type {node_type!r} ({error}); build the store again") from None
+
+    def external(self, rows: Any) -> NDArray[np.int64] | list[str]:
+        """The external ids of `rows` (int64[n], any order): int64[n], or a list of str, in the same order.
+
+        One read transaction. Raises InputError for a row without an id.
+        """
+        rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
+        values = self._get(self._ids, _row_keys(rows), rows, "row")
+        return _decode_ints(values) if self.kind == "int" else [value.decode() for value in values]
+
+    def rows(self, external: Any) -> NDArray[np.int64]:
+        """The rows (int64[n]) of many external ids, in one read transaction. Raises InputError for an id not there."""
+        wanted = [self._parse(each) for each in external]
+        values = self._get(self._rows, _ENCODERS[self.kind](wanted), wanted, "id")
+        return np.frombuffer(b"".join(values), ">u8").astype(np.int64)
+
+    def row(self, external: Any) -> int:
+        """The row of one external id. Raises InputError naming an id that is not there."""
+        return int(self.rows([external])[0])
+
+    def __len__(self) -> int:
+        with self._environment.env.begin() as transaction:
+            return int(transaction.stat(self._rows)["entries"])
+
+    def close(self) -> None:
+        """Give back the environment; idempotent."""
+        self._environment.close()
+
+    def _parse(self, external: Any) -> int | str:
+        if self.kind == "str":
+            return str(external)
+        try:
+            return int(external)
+        except ValueError:
+            raise InputError(f"no node has the id {external!r}: the ids of {self.path} are whole numbers") from None
+
+    def _get(self, database: Any, keys: list[bytes], wanted: Any, what: str) -> list[bytes]:
+        with self._environment.env.begin(db=database, buffers=False) as transaction:
+            found = transaction.cursor().getmulti(keys)
+        if len(found) != len(keys):
+            have = {key for key, _ in found}
+            missing = next(each for each, key in zip(wanted, keys, strict=True) if key not in have)
+            raise InputError(f"no node has the {what} {missing} in {self.path}: check it against the data it was built from")
+        return [value for _, value in found]
+
+
+def _database(node_type: str, direction: str) -> bytes:
+    return f"{node_type}/{direction}".encode()
+
+
+def _fill(
+    env: lmdb.Environment, name: bytes, chunks: Iterable[tuple[list[bytes], list[bytes]]], show: Callable[[bytes], str]
+) -> int:
+    """Append pairs in key order, a fixed number a transaction, so that the file does not depend on the chunks."""
+    database = env.open_db(name)
+    pairs = chain.from_iterable(zip(keys, values, strict=True) for keys, values in chunks)
+    count, last = 0, b""
+    while batch := list(islice(pairs, _PUTS)):
+        with env.begin(write=True, db=database) as transaction:
+            _, added = transaction.cursor().putmulti(batch, append=True)
+            if added != len(batch):  # LMDB passes over a key that does not rise
+                keys = [last, *(key for key, _ in batch)]
+                bad = next(key for before, key in pairwise(keys) if key <= before)
+                raise InputError(f"ids must rise, each there once: {show(bad)} repeats or comes too late")
+        count, last = count + len(batch), batch[-1][0]
+    return count
+
+
+def _row_keys(rows: NDArray[np.int64]) -> list[bytes]:
+    return cast(list[bytes], np.ascontiguousarray(rows, ">u8").view("V8").tolist())
+
+
+def _encode_ints(external: Any) -> list[bytes]:
+    if isinstance(external, pa.Array | pa.ChunkedArray):
+        _no_nulls(external)
+        external = external.to_numpy()
+    numbers = np.ascontiguousarray(external, np.int64).view(np.uint64) ^ np.uint64(1 << 63)
+    return _row_keys(cast(Any, numbers))
+
+
+def _decode_ints(values: list[bytes]) -> NDArray[np.int64]:
+    numbers = np.frombuffer(b"".join(values), ">u8").astype(np.uint64)
+    return (numbers ^ np.uint64(1 << 63)).view(np.int64)
+
+
+def _encode_texts(external: Any) -> list[bytes]:
+    texts = external if isinstance(external, pa.Array | pa.ChunkedArray) else pa.array(external, pa.large_string())
+    _no_nulls(texts)
+    encoded = texts.cast(pa.large_binary())
+    sizes = pc.binary_length(encoded)
+    if len(texts) and pc.min(sizes).as_py() == 0:
+        raise InputError("a node id is empty: give every node an id")
+    if len(texts) and pc.max(sizes).as_py() > MAX_ID_BYTES:
+        worst = texts[pc.index(pc.greater(sizes, MAX_ID_BYTES), True).as_py()].as_py()
+        raise InputError(f"node id {worst[:40]!r}... has {len(worst.encode())} bytes: at most {MAX_ID_BYTES} go, shorten it")
+    return cast(list[bytes], encoded.to_pylist())
+
+
+def _no_nulls(external: Any) -> None:
+    if external.null_count:
+        raise InputError(f"{external.null_count} node ids are missing: give every node an id")
+
+
+def _show_row(key: bytes) -> str:
+    return f"row {int.from_bytes(key)}"
+
+
+_ENCODERS = {"int": _encode_ints, "str": _encode_texts}
+_SHOW: dict[str, Callable[[bytes], str]] = {
+    "int": lambda key: str(_decode_ints([key])[0]),
+    "str": lambda key: repr(key.decode()),
+}
+
+
+def identity(rows: Any, count: int) -> NDArray[np.int64]:
+    """External ids of a store without ids.lmdb: the rows themselves. Raises InputError for a row out of range."""
+    rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
+        bad = rows[(rows < 0) | (rows >= count)][0]
+        raise InputError(f"no node has the row {bad}: there are {count} nodes")
+    return rows

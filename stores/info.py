@@ -1,0 +1,43 @@
+"""What `ooc info` tells about a store."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from stores import manifest as names
+from stores.integrity import array_names, fingerprint
+from stores.manifest import read_manifest
+
+
+def describe(path: Path | str) -> dict[str, Any]:
+    """The store at `path` as plain data (JSON goes): counts, types, arrays, splits, fingerprints. Reads no array.
+
+    Raises StoreError where there is no store.
+
+    >>> describe("papers.ooc")["num_nodes"]
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    arrays = {name: _array(path / name) for name in array_names(path)}
+    return {
+        "path": str(path),
+        **manifest.model_dump(mode="json"),
+        "splits": dict(manifest.node_type().splits),
+        "has_ids": manifest.node_type().id_kind is not None,
+        "arrays": arrays,
+        "bytes": sum(each["bytes"] for each in arrays.values()) + _ids_bytes(path),
+        "fingerprint": fingerprint(path),
+    }
+
+
+def _array(path: Path) -> dict[str, Any]:
+    array = zarr.open_array(path, mode="r")
+    nbytes = int(np.prod(array.shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": nbytes}
+
+
+def _ids_bytes(path: Path) -> int:
+    file = path / names.IDS / "data.mdb"
+    return file.stat().st_size if file.exists() else 0

@@ -1,0 +1,191 @@
+"""Checksums: a store's fingerprint, and `verify`, which names what is damaged down to the chunk."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from stores import manifest as names
+from stores.errors import StoreError
+from stores.manifest import Manifest, read_manifest
+from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
+
+Progress = Callable[[int, int], None]
+"""called with (bytes done, bytes in all)"""
+_READ_BYTES = 2**22
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is wrong with a store; `str()` is a line for a person."""
+
+    array: str
+    """the array's path in the group, or ids.lmdb"""
+    message: str
+    chunk: int | None = None
+    """number of the inner chunk along the rows; None where it is not one chunk's damage"""
+    rows: tuple[int, int] | None = None
+    """rows [first, last) that the chunk holds"""
+
+    def __str__(self) -> str:
+        where = (
+            ""
+            if self.chunk is None or self.rows is None
+            else f" chunk {self.chunk} (rows {self.rows[0]} to {self.rows[1] - 1})"
+        )
+        return f"{self.array}{where}: {self.message}"
+
+
+def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
+    """Recompute the checksum of every chunk of the store at `path`; returns what is damaged, [] for a sound store.
+
+    Contiguous arrays are compared with `checksums/`; arrays someone else wrote are decoded chunk by chunk. Memory: one chunk.
+    Raises StoreError where there is no store or its manifest cannot be read.
+
+    >>> for damage in verify("papers.ooc"):
+    ...     print(damage)
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    expected = expected_rows(manifest)
+    damages: list[Damage] = []
+    opened: dict[str, ShardedRows | ForeignRows] = {}
+    for name in sorted({*expected, *array_names(path)}):
+        try:
+            opened[name] = open_zarr_rows(path, name, engine="mmap")
+        except StoreError as error:
+            damages.append(Damage(name, str(error)))
+    total = sum(rows.shape[0] * rows.row_bytes for rows in opened.values())
+    done = 0
+    for name, rows in opened.items():
+        wanted = expected.get(name)
+        if wanted is not None and rows.shape[0] != wanted:
+            damages.append(Damage(name, f"it has {rows.shape[0]} rows; the manifest says {wanted}"))
+        for nbytes, damage in _check(path, name, rows):
+            damages.extend([damage] if damage else [])
+            done += nbytes
+            if progress is not None:
+                progress(min(done, total), total)
+        rows.close()
+    return damages + _check_ids(path, manifest)
+
+
+def fingerprint(path: Path | str) -> str:
+    """sha256 (hex) of the manifest and all checksums of the store at `path`: two stores that agree on it hold the same data.
+
+    Of an array without checksums (someone else wrote it) the metadata count.
+    """
+    path = Path(path)
+    digest = hashlib.sha256(read_manifest(path).canonical())
+    for name in array_names(path):
+        digest.update(f"\0{name}\0".encode())
+        if _has_checksums(path, name):
+            digest.update(_checksums(path, name).tobytes())
+        else:
+            digest.update((path / name / "zarr.json").read_bytes())
+    return digest.hexdigest()
+
+
+def array_names(path: Path | str) -> list[str]:
+    """Paths of all arrays in the group at `path`, sorted, without the checksums."""
+    path = Path(path)
+    found = []
+    for metadata in path.rglob("zarr.json"):
+        name = metadata.parent.relative_to(path).as_posix()
+        if not name.startswith(f"{names.CHECKSUMS}/") and json.loads(metadata.read_bytes()).get("node_type") == "array":
+            found.append(name)
+    return sorted(found)
+
+
+def expected_rows(manifest: Manifest) -> dict[str, int | None]:
+    """Rows of every array that the manifest says is there; None where it does not say how many."""
+    edges = [names.INDICES, *(names.column(name) for name in manifest.columns)]
+    expected: dict[str, int | None] = {names.INDPTR: manifest.num_nodes + 1, **dict.fromkeys(edges, manifest.num_edges)}
+    if manifest.weighted:
+        expected[names.WEIGHT_SUM] = manifest.num_nodes
+    if manifest.has_self_loops:
+        expected[names.SELF_LOOPS] = None
+    for node_type in manifest.node_types:
+        expected |= {names.node_array(name, node_type.name): node_type.count for name in node_type.arrays}
+    return expected
+
+
+def file_crc32c(path: Path | str) -> str:
+    """The crc32c of a file as eight hex digits."""
+    crc = 0
+    with Path(path).open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            crc = google_crc32c.extend(crc, block)
+    return f"{crc:08x}"
+
+
+Step = Iterator[tuple[int, Damage | None]]
+
+
+def _check(path: Path, name: str, rows: ShardedRows | ForeignRows) -> Step:
+    if isinstance(rows, ShardedRows) and _has_checksums(path, name):
+        return _check_checksums(path, name, rows)
+    return _check_decoding(path, name, rows)
+
+
+def _check_checksums(path: Path, name: str, rows: ShardedRows) -> Step:
+    """Yields (bytes read, damage) per inner chunk."""
+    chunk_rows = zarr.open_array(path / name, mode="r").chunks[0]
+    nbytes = chunk_rows * rows.row_bytes
+    wanted = _checksums(path, name)
+    chunks = rows.segments.total // nbytes
+    if len(wanted) != chunks:
+        yield 0, Damage(name, f"{names.CHECKSUMS} has {len(wanted)} entries; the array has {chunks} chunks")
+        return
+    number = 0
+    for file, payload in zip(rows.segments.paths, rows.segments.payload.tolist(), strict=True):
+        with file.open("rb") as shard:
+            for _ in range(payload // nbytes):
+                span = number * chunk_rows, min((number + 1) * chunk_rows, rows.shape[0])
+                good = google_crc32c.value(shard.read(nbytes)) == int(wanted[number])
+                yield (
+                    nbytes,
+                    None if good else Damage(name, f"the checksum of its bytes in {file} does not match", number, span),
+                )
+                number += 1
+
+
+def _check_decoding(path: Path, name: str, rows: ShardedRows | ForeignRows) -> Step:
+    """Yields (bytes decoded, damage) per chunk of an array that has no checksums of ours."""
+    array = zarr.open_array(path / name, mode="r")
+    step = array.chunks[0]
+    for number, first in enumerate(range(0, rows.shape[0], step)):
+        span = first, min(first + step, rows.shape[0])
+        damage = None
+        try:
+            array[span[0] : span[1]]
+        except Exception as error:  # a codec raises whatever it likes: every one of them is damage here
+            damage = Damage(name, f"it cannot be decoded ({type(error).__name__}: {str(error).splitlines()[:1]})", number, span)
+        yield (span[1] - span[0]) * rows.row_bytes, damage
+
+
+def _check_ids(path: Path, manifest: Manifest) -> list[Damage]:
+    wanted = manifest.fingerprints.get(names.IDS)
+    file = path / names.IDS / "data.mdb"
+    if wanted is None and not any(node_type.id_kind for node_type in manifest.node_types):
+        return []
+    if not file.exists():
+        return [Damage(names.IDS, f"{file} is missing")]
+    return [] if wanted in (None, file_crc32c(file)) else [Damage(names.IDS, f"the checksum of {file} does not match")]
+
+
+def _has_checksums(path: Path, name: str) -> bool:
+    return (path / names.checksum_array(name) / "zarr.json").exists()
+
+
+def _checksums(path: Path, name: str) -> NDArray[np.uint32]:
+    try:
+        return np.asarray(zarr.open_array(path / names.checksum_array(name), mode="r")[:], dtype=np.uint32)
+    except Exception as error:  # zarr lets any exception of its parts through
+        raise StoreError(f"{path / names.checksum_array(name)} is damaged: {error}; build the store again") from error

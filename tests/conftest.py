@@ -1,0 +1,68 @@
+"""Fixtures shared by all tests: small real stores on disk, and the real graphs where they are at hand."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stores.build import write_store
+from stores.graph import Graph
+
+MakeStore = Callable[..., Path]
+
+
+def random_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(src, dst), int64[num_edges] each, uniform, with self-loops and duplicates where they fall."""
+    src, dst = np.random.default_rng(seed).integers(0, num_nodes, (2, num_edges))
+    return src, dst
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> MakeStore:
+    """`make_store(num_nodes=50, num_edges=300, ...)` writes a store below tmp_path and returns its path.
+
+    Random edges, x float32[N, 8], three classes, splits of 60, 20 and 20 percent. src, dst: edges of your own; weight: True for
+    random weights, or an array in input order. Any other argument goes to `write_store` and replaces the default there.
+    """
+
+    def make(
+        name: str = "test.ooc",
+        num_nodes: int = 50,
+        num_edges: int = 300,
+        seed: int = 0,
+        src: Any = None,
+        dst: Any = None,
+        weight: Any = None,
+        **arrays: Any,
+    ) -> Path:
+        rng = np.random.default_rng(seed)
+        if src is None:
+            src, dst = random_edges(num_nodes, num_edges, seed)
+        if weight is True:
+            weight = rng.random(len(src), np.float32) + np.float32(0.1)
+        columns = {} if weight is None else {"weight": weight}
+        order = rng.permutation(num_nodes)
+        first, second = int(0.6 * num_nodes), int(0.8 * num_nodes)
+        defaults: dict[str, Any] = {
+            "x": rng.standard_normal((num_nodes, 8), dtype=np.float32),
+            "y": rng.integers(0, 3, num_nodes),
+            "task": "multiclass",
+            "num_classes": 3,
+            "splits": {"train": order[:first], "val": order[first:second], "test": order[second:]},
+        }
+        return write_store(tmp_path / name, Graph.from_edges(src, dst, num_nodes, **columns), **{**defaults, **arrays})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real graphs: the environment variable OOC_TEST_DATA, else ../shared/data beside the checkout."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    path = Path(os.environ.get("OOC_TEST_DATA", beside))
+    if not path.is_dir():
+        pytest.skip(f"no test data at {path}: set OOC_TEST_DATA")
+    return path
