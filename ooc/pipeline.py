@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 SOURCE = "source"
@@ -42,8 +42,8 @@ class _Item:
 
 
 @dataclass
-class _Clock:
-    """What one stage's threads did, in seconds summed over its threads."""
+class Clock:
+    """What one stage did, in seconds summed over its threads."""
 
     work_s: float = 0.0
     wait_s: float = 0.0
@@ -64,10 +64,9 @@ class _State:
     max_bytes: int
     max_items: int
     max_ahead: int
+    clocks: dict[str, Clock]
     changed: threading.Condition = field(default_factory=threading.Condition)
     ready: list[list[tuple[int, _Item]]] = field(default_factory=list)
-    clocks: list[_Clock] = field(default_factory=list)
-    consumer: _Clock = field(default_factory=_Clock)
     pulled: int = 0
     admitted: int = 0
     delivered: int = 0
@@ -102,7 +101,7 @@ class _State:
             self.changed.wait_for(lambda: self.stopped or self.may_claim(position))
             if self.stopped:
                 return None
-            self.clocks[position].wait_s += time.perf_counter() - start
+            self.clocks[self.name(position)].wait_s += time.perf_counter() - start
             if position == 0:
                 self.pulled += 1
                 return _Item(self.pulled - 1)
@@ -133,7 +132,7 @@ class _State:
             self._end(item, error, name)
             return
         with self.changed:
-            clock = self.clocks[position]
+            clock = self.clocks[self.name(position)]
             clock.work_s += time.perf_counter() - start
             clock.items += 1
             heapq.heappush(self.ready[position + 1], (item.step, item))
@@ -213,8 +212,8 @@ class Pipeline:
 
     source: iterable of cheap items (cursors, seeds); stages: applied one after the other; at most one has `nbytes`;
     max_bytes: bound on the reserved bytes, of the item the consumer holds too; an item larger than that is admitted only
-    alone; max_items: bound on the items between source and consumer. A consumer that still refers to its last item while
-    it asks for the next holds that one on top.
+    alone; max_items: bound on the items between source and consumer; clocks: those of earlier pipelines, to add to.
+    A consumer that still refers to its last item while it asks for the next holds that one on top.
     The first failure, in step order, is raised at the consumer with its own type and a note of stage and step, and closes
     the pipeline; so do its end, an interrupt while waiting, `close()`, and the collection of a half-consumed pipeline.
 
@@ -223,11 +222,21 @@ class Pipeline:
     [0, 1, 4]
     """
 
-    def __init__(self, source: Iterable[Any], stages: Sequence[Stage], max_bytes: int, max_items: int = 16) -> None:
+    def __init__(
+        self,
+        source: Iterable[Any],
+        stages: Sequence[Stage],
+        max_bytes: int,
+        max_items: int = 16,
+        clocks: dict[str, Clock] | None = None,
+    ) -> None:
         gates = [position for position, stage in enumerate(stages, 1) if stage.nbytes is not None]
         if len(gates) > 1 or max_bytes < 1 or max_items < 1 or any(stage.threads < 1 for stage in stages):
             raise ValueError("a pipeline takes one gate at most, and at least 1 byte, 1 item and 1 thread a stage")
         gate = gates[0] if gates else 0
+        self.clocks = {} if clocks is None else clocks
+        for name in (SOURCE, *(stage.name for stage in stages), CONSUMER):
+            self.clocks.setdefault(name, Clock())
         state = _State(
             source=iter(source),
             stages=tuple(stages),
@@ -236,7 +245,7 @@ class Pipeline:
             max_items=max_items,
             max_ahead=max(1, sum(stage.threads for stage in stages[: gate - 1])),
             ready=[[] for _ in range(len(stages) + 2)],
-            clocks=[_Clock() for _ in range(len(stages) + 1)],
+            clocks=self.clocks,
         )
         self._state = state
         self._given = 0.0
@@ -257,7 +266,7 @@ class Pipeline:
 
     def __next__(self) -> Any:
         asked = time.perf_counter()
-        clock = self._state.consumer
+        clock = self.clocks[CONSUMER]
         if self._given:
             clock.work_s += asked - self._given
         try:
@@ -276,11 +285,7 @@ class Pipeline:
 
         The stage that hardly waits, while the consumer does, is the bottleneck.
         """
-        state = self._state
-        with state.changed:
-            clocks = {state.name(position): clock for position, clock in enumerate(state.clocks)}
-            clocks[CONSUMER] = state.consumer
-            return {name: dict(vars(clock)) for name, clock in clocks.items()}
+        return {name: asdict(clock) for name, clock in self.clocks.items()}
 
     @property
     def peak_bytes(self) -> int:

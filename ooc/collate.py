@@ -1,0 +1,150 @@
+"""A sampled subgraph and its rows -> the PyG `Data` that the user sees.
+
+Plain numpy: this runs in the pipeline's threads, where torch's own thread pool would be started once a thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch_geometric.data import Data
+
+from ooc.batch import Block, Subgraph, blocks_of
+from stores.graph import Graph
+from stores.jit import kernel
+
+AnyArray = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A sampled batch without its rows. `last`: no further part of this step follows (see `split_seeds`)."""
+
+    step: int
+    last: bool
+    position: NDArray[np.int64]
+    """int64[b]: where the seeds stand in the loader's input nodes"""
+    subgraph: Subgraph
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A sampled batch with its rows."""
+
+    drawn: Drawn
+    x: AnyArray | None
+    """[n, *feature shape]"""
+    y: AnyArray | None
+    """[n] or [n, C]"""
+
+
+def edge_index_of(subgraph: Subgraph) -> NDArray[np.int64]:
+    """int64[2, e]: (source, destination) of every edge, sorted by destination."""
+    edge_index = np.empty((2, len(subgraph.source)), np.int64)
+    edge_index[0] = subgraph.source
+    edge_index[1] = np.repeat(np.arange(len(subgraph.indptr) - 1), np.diff(subgraph.indptr))
+    return edge_index
+
+
+@kernel
+def _last_loops(indptr: AnyArray, indices: AnyArray, node: AnyArray, slot: AnyArray) -> None:
+    """slot[i]: the last slot that is a self-loop of node[i], -1 where there is none."""
+    for i in range(len(node)):
+        slot[i] = -1
+        for at in range(indptr[node[i]], indptr[node[i] + 1]):
+            if indices[at] == node[i]:
+                slot[i] = at
+
+
+def loop_weight_of(graph: Graph, node: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    """float32[n]: weight of the last self-loop of each of `node` (int64[n]), 1 where it has none.
+
+    None for an unweighted graph and for one without self-loops, as `Block.loop_weight` has it.
+    """
+    if "weight" not in graph.columns or not len(graph.self_loops):
+        return None
+    slot = np.empty(len(node), np.int64)
+    _last_loops(np.asarray(graph.indptr), np.asarray(graph.indices), node, slot)
+    weight = np.ones(len(node), np.float32)
+    weight[slot >= 0] = graph.columns["weight"][slot[slot >= 0]]
+    return weight
+
+
+def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor) -> Block:
+    """The block of the first layer, with the whole graph's degrees, self-loops and weights of its nodes and edges."""
+    node, weighted = subgraph.node, "weight" in graph.columns
+
+    def tensor(array: AnyArray | None) -> Tensor | None:
+        return None if array is None else torch.from_numpy(array)
+
+    return Block(
+        edge_index,
+        torch.from_numpy(subgraph.indptr),
+        len(node),
+        len(subgraph.indptr) - 1,
+        torch.from_numpy(graph.degree(node)),
+        tensor(graph.loops(node) if len(graph.self_loops) else None),
+        tensor(np.asarray(graph.columns["weight"][subgraph.slot], np.float32) if weighted else None),
+        tensor(None if graph.weight_sum is None else np.asarray(graph.weight_sum[node])),
+        tensor(loop_weight_of(graph, node)),
+    )
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Joins a loaded batch to a `Data` with the fields of PyG's NeighborLoader, and `blocks`.
+
+    dtype: of x, None for as stored, but that float16 comes as float32; weight_attr: a further name for the edge weights;
+    edge_ids: whether to look up `e_id` (a random access an edge into a column that may be on disk).
+    """
+
+    graph: Graph
+    dtype: torch.dtype | None = None
+    weight_attr: str | None = None
+    edge_ids: bool = True
+
+    def __call__(self, loaded: Loaded, input_id: NDArray[np.int64]) -> Data:
+        subgraph = loaded.drawn.subgraph
+        edge_index = torch.from_numpy(edge_index_of(subgraph))
+        first = block_of(self.graph, subgraph, edge_index)
+        data = Data(edge_index=edge_index, num_nodes=len(subgraph.node))
+        if loaded.x is not None:
+            data.x = self._features(loaded.x)
+        if loaded.y is not None:
+            data.y = torch.from_numpy(loaded.y)
+        if first.weight is not None:
+            data.edge_weight = first.weight
+            if self.weight_attr is not None:
+                data[self.weight_attr] = first.weight
+        data.n_id = torch.from_numpy(subgraph.node)
+        if self.edge_ids:
+            data.e_id = torch.from_numpy(self.graph.edge_ids(subgraph.slot))
+        data.num_sampled_nodes = list(subgraph.num_nodes)
+        data.num_sampled_edges = list(subgraph.num_edges)
+        data.input_id = torch.from_numpy(input_id)
+        data.seed_time = None
+        data.batch_size = len(input_id)
+        data.blocks = blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
+        return data
+
+    def _features(self, x: AnyArray) -> Tensor:
+        features = torch.from_numpy(x)
+        wide = torch.float32 if features.dtype == torch.float16 else features.dtype
+        return features.to(self.dtype or wide)
+
+    def x_bytes(self, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> int:
+        """Bytes of a node's features of this dtype and shape, stored and, where that differs, converted."""
+        example = np.empty((1, *row_shape), dtype)
+        converted = self._features(example)
+        return example.nbytes + (converted.nbytes if converted.dtype != torch.from_numpy(example).dtype else 0)
+
+    def nbytes(self, subgraph: Subgraph, row_bytes: int) -> int:
+        """Bytes of a batch from reading to the model, `row_bytes` being those of a node's features and labels."""
+        num_nodes, num_edges = len(subgraph.node), len(subgraph.source)
+        weighted = "weight" in self.graph.columns
+        per_node = row_bytes + 8 + 8 * bool(len(self.graph.self_loops)) + 8 * weighted
+        per_edge = 16 + 8 * self.edge_ids + 4 * weighted
+        return subgraph.nbytes + per_node * num_nodes + per_edge * num_edges

@@ -1,0 +1,254 @@
+"""`NeighborLoader`: a drop-in for PyG's, over a `Dataset` that need not fit in memory.
+
+Threads sample, read and collate future batches while the model computes; a batch is a function of (seed, epoch, step, rank)
+alone, whatever the threads, the memory and the engine.
+"""
+
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from ooc.arguments import check_pyg_arguments, fanout_of, input_nodes_of, weight_column_of
+from ooc.budget import Budget, divide
+from ooc.collate import Collator
+from ooc.loading import Order, Work
+from ooc.machine import available_bytes
+from ooc.memory import resident_bytes
+from ooc.order import Cursor, steps_of
+from ooc.pipeline import Clock, Pipeline
+from ooc.sampling import NeighborSampler
+from stores.dataset import Dataset
+from stores.errors import ConfigError
+
+SCRATCH_BYTES = 64 * 2**20
+"""Allowed for the buffers of the reads under way"""
+PREFETCH = 8
+"""Batches between the cursor and the model where no `prefetch_factor` is given"""
+
+_budgets: "weakref.WeakKeyDictionary[Dataset, Budget]" = weakref.WeakKeyDictionary()
+
+
+def budget_of(ds: Dataset) -> Budget:
+    """The division of the data set's memory, made once: all its loaders share it.
+
+    Without a limit (`memory=None`) the process may take half of what the machine has available.
+    Raises BudgetError where nothing is left for batches.
+    """
+    if ds not in _budgets:
+        baseline, _ = resident_bytes()
+        memory, origin = ds.memory, "given"
+        if memory is None:
+            memory, origin = baseline + available_bytes() // 2, "(half of what is available)"
+        labels = ds.labels
+        _budgets[ds] = divide(
+            memory,
+            baseline=baseline,
+            topology=ds.graph.indptr.nbytes,
+            labels=0 if labels is None else labels.nbytes,
+            scratch=SCRATCH_BYTES,
+            origin=origin,
+        )
+    return _budgets[ds]
+
+
+def make_work(
+    ds: Dataset,
+    order: Order,
+    collator: Collator,
+    sampling: tuple[list[int], bool, str | None],
+    max_bytes: int,
+    transform: Callable[[Data], Any] | None,
+    pin: bool,
+) -> Work:
+    """The stages' work over a data set. sampling: fan-out, replace, weight column."""
+    x = ds.rows("x") if ds.num_features else None
+    y = ds.labels
+    x_bytes = 0 if x is None else collator.x_bytes(x.dtype, x.shape[1:])
+    row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
+    sampler = NeighborSampler(ds.graph, *sampling, max_bytes=max_bytes, row_bytes=row_bytes)
+    return Work(order, sampler, collator, x, y, row_bytes, max_bytes, transform, pin)
+
+
+def pins(pin_memory: bool, device: torch.device | None) -> bool:
+    """Whether batches go through pinned memory: as asked for, and always on their way to CUDA."""
+    if pin_memory and not torch.cuda.is_available():
+        warnings.warn("pin_memory changes nothing: torch sees no CUDA device", UserWarning, stacklevel=3)
+    return torch.cuda.is_available() and (pin_memory or (device is not None and device.type == "cuda"))
+
+
+class NeighborLoader:
+    """Mini-batches of sampled neighborhoods (GraphSAGE, Hamilton et al., 2017), as PyG's NeighborLoader gives them.
+
+    num_neighbors: in-edges drawn at a node, per hop; -1 takes all. input_nodes: None (all nodes), a split's name, a
+    boolean mask [N] or node ids [k] (tensor, array or list). weight_attr: edge column to sample in proportion to
+    ("edge_weight" stands for the graph's weight too). transform: called with every batch, in a thread; it should be pure.
+    PyG's and DataLoader's other arguments are accepted where they change nothing, with a warning that threads do the
+    work; one that asks for something else is refused.
+
+    Beyond PyG: seed; rank, world (this loader's share of each step's seeds); device (batches are moved there);
+    dtype (of x; None: as stored, but float16 comes as float32); edge_ids (False saves looking up `e_id`);
+    split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
+    so not with shuffle); budget (a division of the memory other than `budget_of(data)`); sample_threads, read_threads.
+
+    A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
+    batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, and `blocks`, one
+    `Block` a layer, which share edge_index's memory. Each `iter` is the next epoch.
+    Raises ConfigError for an argument, InputError for a node, that does not fit; while iterating, BudgetError for a batch
+    that does not fit the memory.
+
+    >>> loader = NeighborLoader(ds, num_neighbors=[10, 10], input_nodes="train", batch_size=1024, shuffle=True)
+    >>> for batch in loader:
+    ...     model(batch.x, batch.edge_index)[: batch.batch_size]
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        num_neighbors: Sequence[int],
+        input_nodes: Any = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        replace: bool = False,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Any] | None = None,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        input_id: Any = None,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        edge_ids: bool = True,
+        split_seeds: bool = False,
+        budget: Budget | None = None,
+        sample_threads: int = 1,
+        read_threads: int = 2,
+        **arguments: Any,
+    ) -> None:
+        check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
+        if batch_size < 1 or world < 1 or not 0 <= rank < world or min(sample_threads, read_threads) < 1:
+            raise ConfigError("batch_size, world and the threads must be 1 or more, and rank one of 0..world-1")
+        if split_seeds and shuffle:
+            raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
+        self.data = data
+        self.budget = budget or budget_of(data)
+        self.device = None if device is None else torch.device(device)
+        self.prefetch = PREFETCH if prefetch_factor is None else max(1, prefetch_factor) * max(1, num_workers)
+        self._split, self._threads = split_seeds, (sample_threads, read_threads)
+        nodes = input_nodes_of(data, input_nodes, input_id)
+        order = Order(nodes, batch_size, shuffle, seed, drop_last, rank, world)
+        collator = Collator(data.graph, dtype, weight_attr, edge_ids)
+        sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
+        pin = pins(pin_memory, self.device)
+        self._work = make_work(data, order, collator, sampling, self.budget.max_batch, transform, pin)
+        self._start = self._cursor = Cursor(0, 0)
+        self._clocks: dict[str, Clock] = {}
+
+    @property
+    def rows_read(self) -> int:
+        """Feature rows read so far, for batches not yet delivered too."""
+        return self._work.read.rows
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes those rows took from the disk."""
+        return self._work.read.nbytes
+
+    @property
+    def num_seeds(self) -> int:
+        """Input nodes, over all ranks and batches of an epoch."""
+        return len(self._work.order.nodes)
+
+    def __len__(self) -> int:
+        """Steps an epoch; with `split_seeds`, the least number of batches."""
+        order = self._work.order
+        return steps_of(self.num_seeds, order.batch_size, order.drop_last, order.world)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(fanout={list(self._work.sampler.fanout)}, seeds={self.num_seeds}, batches={len(self)})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
+        if epoch != self._start.epoch:
+            self._start = Cursor(epoch, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor after the batch the consumer took last, and what it is only valid with."""
+        return {"epoch": self._cursor.epoch, "step": self._cursor.step, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter` continues at `state`. Raises ConfigError where this loader's batches would be other ones.
+
+        >>> loader.load_state_dict({"epoch": 3, "step": 17})
+        """
+        for name, value in self._identity().items():
+            if name in state and state[name] != value:
+                raise ConfigError(f"cannot resume: {name} was {state[name]!r} and is {value!r} now; use the old value")
+        if not (state["epoch"] >= 0 and 0 <= state["step"] <= len(self)):
+            raise ConfigError(f"cannot resume at epoch {state['epoch']} step {state['step']}: there are {len(self)} steps")
+        self._start = self._cursor = Cursor(int(state["epoch"]), int(state["step"]))
+
+    def _identity(self) -> dict[str, Any]:
+        """All that batches depend on besides the cursor."""
+        order, sampler = self._work.order, self._work.sampler
+        kept = {name: getattr(order, name) for name in ("seed", "rank", "world", "batch_size", "shuffle", "drop_last")}
+        return {**kept, "num_seeds": self.num_seeds, "fanout": list(sampler.fanout), "replace": sampler.replace}
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
+        return {name: asdict(clock) for name, clock in self._clocks.items()}
+
+    def __iter__(self) -> "Epoch":
+        start = self._cursor = self._start
+        self._start = Cursor(start.epoch + 1, 0)
+        cursors = (Cursor(start.epoch, step) for step in range(start.step, len(self)))
+        pipeline = Pipeline(
+            self._work.split(cursors) if self._split else cursors,
+            self._work.stages(*self._threads, self._split),
+            self.budget.in_flight,
+            self.prefetch,
+            self._clocks,
+        )
+        return Epoch(self, pipeline, start.epoch)
+
+    def _took(self, cursor: Cursor, batch: Any) -> Any:
+        """The consumer has the batch before `cursor`."""
+        self._cursor = cursor
+        return batch if self.device is None else batch.to(self.device, non_blocking=True)
+
+    def _ended(self, epoch: int) -> None:
+        if self._cursor == Cursor(epoch, len(self)):
+            self._cursor = Cursor(epoch + 1, 0)
+
+
+class Epoch:
+    """Iterator over one epoch's batches. `close` ends its threads; so do the end, an exception, and its collection."""
+
+    def __init__(self, loader: NeighborLoader, pipeline: Pipeline, epoch: int) -> None:
+        self._loader, self._pipeline, self._epoch = loader, pipeline, epoch
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            step, batch = next(self._pipeline)
+        except StopIteration:
+            self._loader._ended(self._epoch)
+            raise
+        return self._loader._took(Cursor(self._epoch, step), batch)
+
+    def close(self) -> None:
+        """Stop working ahead; idempotent."""
+        self._pipeline.close()
