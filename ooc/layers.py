@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint as recompute
 from torch_geometric.nn import BatchNorm
 
 from ooc.batch import Block
+from ooc.dropout import dropout
 from stores.errors import ConfigError, InputError
 
 Norm = Literal["none", "batch", "layer"]
@@ -56,7 +56,7 @@ class Layer(nn.Module):
         self.activation = nn.Identity() if activation is None else activation
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
-        x = F.dropout(x, self.dropout, self.training)
+        x = dropout(x, self.dropout, self.training)
         out = self.norm(self.conv(x, block))
         if self.residual:
             out = out + self.skip(x[: block.num_dst])
