@@ -8,7 +8,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -48,6 +48,7 @@ def _class_weights(value: object) -> object:
     return _numbers(value) if isinstance(value, str) and value not in ("none", "balanced") else value
 
 
+Settings = TypeVar("Settings", bound=BaseModel)
 Numbers = Annotated[list[int], BeforeValidator(_numbers)]
 Words = Annotated[list[str], BeforeValidator(_numbers)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -208,13 +209,13 @@ def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[s
             close = difflib.get_close_matches(key, TrainConfig.model_fields, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else "`ooc train --help` lists the keys"
             raise ConfigError(f"{f'{path}: ' if path else ''}unknown key {key!r}; {hint}")
-    return validate(values, where=f"{path}: " if path else "")
+    return parse(TrainConfig, values, where=f"{path}: " if path else "")
 
 
-def validate(values: Mapping[str, Any], where: str = "") -> TrainConfig:
-    """A TrainConfig, or ConfigError with the first fault in one line."""
+def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> Settings:
+    """A `model` of these values, or ConfigError with the first fault in one line."""
     try:
-        return TrainConfig(**values)
+        return model(**values)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = str(fault["loc"][0]) if fault["loc"] else ""

@@ -103,6 +103,14 @@ class MemoryMeter(ContextDecorator):
                 stretch.process.sample()
             return max([r.peak for r in self.readings] + [s.process.peak for s in self._open], default=0)
 
+    @property
+    def cuda_peak(self) -> int:
+        """The same for CUDA."""
+        with self._lock:
+            for stretch in self._open:
+                stretch.cuda.sample()
+            return max([r.cuda_peak for r in self.readings] + [s.cuda.peak for s in self._open], default=0)
+
     def __enter__(self) -> Self:
         stretch = _Stretch(self._period_s)
         with self._lock:

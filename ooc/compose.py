@@ -1,0 +1,247 @@
+"""The composition root of a run: the only place that opens the store and picks device, model, optimizer and loaders.
+
+Nothing is written before everything that can be refused has been checked, so a refused run leaves no directory behind.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ooc import checkpoint
+from ooc.config import TrainConfig, parse, read_config
+from ooc.loaders import NeighborLoader
+from ooc.memory import MemoryMeter
+from ooc.metrics import Loss, class_weights, metric_names, out_channels
+from ooc.models import build_model
+from ooc.order import Purpose, key
+from ooc.progress import TensorBoardWatcher, Watchers
+from ooc.run import Job, State, environment
+from ooc.user_models import load_model
+from stores.dataset import Dataset
+from stores.errors import ConfigError, OocError
+
+CONFIG = "config.json"
+
+
+@contextmanager
+def open_job(config: TrainConfig, resume: bool, watchers: Watchers) -> Iterator[Job]:
+    """Compose the run of `config`, anew or from its checkpoint; everything is closed at the end.
+
+    Raises ConfigError, StoreError or BudgetError where something does not fit; a run that fails before its first step
+    leaves no directory.
+    """
+    saved = check_out(config, resume)
+    fresh = not config.out.exists()
+    meter = MemoryMeter("run")
+    try:
+        with (
+            meter,
+            Dataset.open(
+                config.store, memory=config.memory, engine=config.engine, in_memory=config.in_memory, features=config.features
+            ) as dataset,
+        ):
+            job = compose(config, dataset, watchers, meter, saved)
+            try:
+                yield job
+            finally:
+                job.log.close()
+                watchers.close()
+    except OocError:
+        if fresh and config.out.is_dir() and not (config.out / checkpoint.METRICS).stat().st_size:
+            shutil.rmtree(config.out)
+        raise
+
+
+def check_out(config: TrainConfig, resume: bool) -> dict[str, Any] | None:
+    """The checkpoint to go on from, None to begin. Raises ConfigError where `out` exists, or holds another run."""
+    out = config.out
+    if not resume:
+        if os.path.lexists(out):
+            raise ConfigError(f"{out} exists already: choose another --out, or go on with that run by --resume")
+        return None
+    if not os.path.lexists(out):
+        return None
+    before = saved_config(out)
+    if before is None:
+        if not out.is_dir() or any(out.iterdir()):
+            raise ConfigError(f"{out} is not a run of `ooc train`: it holds no {CONFIG}, so there is nothing to resume")
+        return None
+    for name in config.differences(parse(TrainConfig, before, where=f"{out / CONFIG}: ")):
+        was, now = before[name], config.model_dump(mode="json")[name]
+        raise ConfigError(f"{out} was trained with {name} = {was!r}, not {now!r}: resume it unchanged, or start another run")
+    return checkpoint.load(out)
+
+
+def saved_config(out: Path) -> dict[str, Any] | None:
+    """The resolved configuration of the run in `out`, None where there is none."""
+    return read_config(out / CONFIG) if (out / CONFIG).is_file() else None
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is CUDA where there is one. Deterministic kernels are switched on for CUDA."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no CUDA device here; use --device auto or cpu")
+    device = torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return device
+
+
+def make_model(config: TrainConfig, in_channels: int, channels: int) -> nn.Module:
+    """The configured model, its parameters drawn from the seed alone."""
+    torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
+    shape: dict[str, Any] = {
+        "in_channels": in_channels,
+        "hidden_channels": config.hidden,
+        "out_channels": channels,
+        "num_layers": config.layers,
+        "dropout": config.dropout,
+        "heads": config.heads,
+        "norm": config.norm,
+        "residual": config.residual,
+    }
+    if ":" in config.model:
+        return load_model(config.model, shape, config.model_args)
+    if config.model_args:
+        raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
+    return build_model(
+        config.model, **shape, output_heads=config.output_heads, rescale=config.rescale, input_dropout=config.input_dropout
+    )
+
+
+def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Adam, AdamW or SGD, weight decay on every parameter."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigError(f"model {config.model} has no parameter to train")
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=config.weight_decay)
+
+
+def make_loaders(
+    config: TrainConfig, dataset: Dataset, device: torch.device
+) -> tuple[NeighborLoader, dict[str, NeighborLoader]]:
+    """The training loader, and one for each split to score that the store has."""
+    common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": device, "edge_ids": False}
+    train = NeighborLoader(
+        dataset,
+        config.fanout,
+        input_nodes=config.train_split,
+        batch_size=config.batch_size,
+        shuffle=True,
+        seed=config.seed,
+        **common,
+    )
+    evaluators = {
+        split: NeighborLoader(
+            dataset,
+            config.eval_fanout,
+            input_nodes=split,
+            batch_size=config.eval_batch_size or config.batch_size,
+            seed=key(config.seed, Purpose.EVALUATE) >> 1,
+            split_seeds=True,
+            **common,
+        )
+        for split in dict.fromkeys([config.val_split, *config.eval_splits])
+        if split in dataset.splits and len(dataset.split(split))
+    }
+    return train, evaluators
+
+
+def check_task(config: TrainConfig, dataset: Dataset) -> str:
+    """The store's task. Raises ConfigError where the store cannot be trained on, or not so."""
+    task, splits = dataset.task, ", ".join(dataset.splits) or "none"
+    if task is None:
+        raise ConfigError(f"{config.store} holds no labels to train on: ingest it with --label or --labels")
+    if config.train_split not in dataset.splits:
+        raise ConfigError(f"{config.store} has no split {config.train_split!r} to train on (it has: {splits})")
+    if not len(dataset.split(config.train_split)):
+        raise ConfigError(f"split {config.train_split!r} of {config.store} is empty: nothing to train on")
+    unknown = sorted({config.val_split, *config.eval_splits} - {"val", "test", "train"} - set(dataset.splits))
+    if unknown:
+        raise ConfigError(f"{config.store} has no split {unknown[0]!r} (it has: {splits})")
+    if config.monitor is not None and config.monitor not in metric_names(task):
+        raise ConfigError(
+            f"monitor = {config.monitor!r} is no metric of a {task} task: use one of {', '.join(metric_names(task))}"
+        )
+    if config.patience is not None and config.val_split not in dataset.splits:
+        raise ConfigError(f"patience needs a validation split, and {config.store} has no {config.val_split!r}: leave it out")
+    return task
+
+
+def make_loss(config: TrainConfig, dataset: Dataset, task: str, device: torch.device) -> Loss:
+    """The task's loss with class weights from the training split's labels."""
+    labels = torch.empty(0)
+    if config.class_weights == "balanced" and dataset.labels is not None:
+        labels = torch.from_numpy(np.asarray(dataset.labels[dataset.split(config.train_split)]))
+    weights = class_weights(config.class_weights, task, dataset.num_classes or 2, labels)
+    return Loss(task, None if weights is None else weights.to(device), config.label_smoothing)
+
+
+def compose(config: TrainConfig, dataset: Dataset, watchers: Watchers, meter: MemoryMeter, saved: dict[str, Any] | None) -> Job:
+    """Put the run together, and take up the checkpoint `saved` where there is one."""
+    task = check_task(config, dataset)
+    threads = saved["threads"] if saved else config.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    device = pick_device(config.device)
+    channels = out_channels(task, dataset.num_classes or 2)
+    model = make_model(config, dataset.num_features, channels).to(device)
+    if saved:
+        check_environment(config, saved, environment(device, dataset, model))
+    loader, evaluators = make_loaders(config, dataset, device)
+    if config.memory is not None:
+        watchers.note(str(loader.budget))
+    loss = make_loss(config, dataset, task, device)
+    config.out.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))
+    log = checkpoint.MetricsLog(config.out, saved["metrics_bytes"] if saved else 0)
+    job = Job(
+        config=config,
+        dataset=dataset,
+        device=device,
+        model=model,
+        optimizer=make_optimizer(config, model),
+        scaler=torch.amp.GradScaler(device.type, enabled=config.precision == "fp16"),
+        loss=loss,
+        loader=loader,
+        evaluators=evaluators,
+        log=log,
+        watchers=watchers,
+        meter=meter,
+    )
+    if saved:
+        restore(job, saved)
+    if config.tensorboard:
+        watchers.all.append(TensorBoardWatcher(config.out, job.state.total_steps))
+    return job
+
+
+def check_environment(config: TrainConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise ConfigError where a checkpoint was taken with another store, model, device or number of processes."""
+    for name, what in (
+        ("store_fingerprint", f"another store than {config.store}: give the one it was trained on"),
+        ("model_fingerprint", f"a model of other shapes than {config.model} now has: restore its source"),
+        ("device", f"the device {saved['device']}, not {now['device']}: resume it there"),
+        ("threads", f"{saved['threads']} torch threads, not {now['threads']}: resume it with as many"),
+        ("world_size", f"{saved['world_size']} processes, not {now['world_size']}: resume it with as many"),
+    ):
+        if saved[name] != now[name]:
+            raise ConfigError(f"cannot resume {config.out}: it was trained with {what}, or start another run")
+
+
+def restore(job: Job, saved: dict[str, Any]) -> None:
+    """Take up a checkpoint: parameters, optimizer, scaler, best model, cursor."""
+    job.model.load_state_dict(saved["model"])
+    job.optimizer.load_state_dict(saved["optimizer"])
+    job.scaler.load_state_dict(saved["scaler"])
+    job.best_model, job.spent_before = saved["best_model"], saved["spent"]
+    job.state = State(**saved["state"])

@@ -1,0 +1,174 @@
+"""Who watches a run: bars on a terminal, plain lines elsewhere, TensorBoard where wanted.
+
+A watcher only looks: nothing it does changes the run.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from stores.errors import ConfigError
+
+LINE_SECONDS = 10.0
+"""Seconds between two plain lines within an epoch."""
+
+
+class Watcher(Protocol):
+    """What a run tells while it goes."""
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
+        """Training begins at a cursor."""
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        """A batch is done; `step` counts within the epoch, from 0, `total_steps` over the whole run."""
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """An epoch is done; `line` is what metrics.jsonl says of it."""
+
+    def note(self, text: str) -> None:
+        """Something a person should read."""
+
+    def close(self) -> None:
+        """Nothing more will come; idempotent."""
+
+
+class Watchers:
+    """Several watchers as one."""
+
+    def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
+        self.all = list(watchers)
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
+        for watcher in self.all:
+            watcher.start(epoch, step, epochs, steps_per_epoch)
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        for watcher in self.all:
+            watcher.step(epoch, step, total_steps, loss)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        for watcher in self.all:
+            watcher.epoch(line)
+
+    def note(self, text: str) -> None:
+        for watcher in self.all:
+            watcher.note(text)
+
+    def close(self) -> None:
+        for watcher in self.all:
+            watcher.close()
+
+
+def _scores(line: dict[str, Any]) -> str:
+    """The epoch line's main figures for a person."""
+    parts = [f"loss {line['train_loss']:.4f}"] if line.get("train_loss") is not None else []
+    val = line.get("val") or {}
+    parts += [f"val {name} {val[name]:.4f}" for name in ("loss", "accuracy", "auroc") if val.get(name) is not None]
+    return ", ".join(parts) + (" (best)" if line.get("best") else "")
+
+
+class LineWatcher:
+    """Plain lines on stderr: one an epoch, and one every ten seconds within it."""
+
+    def __init__(self) -> None:
+        self._epochs = self._steps_per_epoch = self._seen = 0
+        self._since = self._spoke = time.monotonic()
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
+        self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        self._seen += 1
+        now = time.monotonic()
+        if now - self._spoke >= LINE_SECONDS:
+            rate = self._seen / (now - self._since)
+            left = (self._steps_per_epoch - step - 1) / rate
+            where = f"epoch {epoch + 1}/{self._epochs} step {step + 1}/{self._steps_per_epoch}"
+            self.note(f"{where}: loss {loss:.4f}, {rate:.3g} batches/s, {left:.0f} s to the epoch's end")
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self._spoke >= 1 or line["epoch"] + 1 == self._epochs or line["epoch"] == 0:
+            self.note(f"epoch {line['epoch'] + 1}/{self._epochs}: {_scores(line)}")
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        self._spoke = time.monotonic()
+
+    def close(self) -> None:
+        pass
+
+
+class BarWatcher:
+    """rich bars on a terminal: epochs, and the steps of this one, with loss, batches a second and what remains."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description:<7}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(stderr=True),
+        )
+        self._seen, self._since = 0, time.monotonic()
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
+        self._epochs = self._bars.add_task("epochs", total=epochs, completed=epoch, note="")
+        self._steps = self._bars.add_task("steps", total=steps_per_epoch, completed=step, note="")
+        self._since = time.monotonic()
+        self._bars.start()
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        self._seen += 1
+        rate = self._seen / max(time.monotonic() - self._since, 1e-9)
+        self._bars.update(self._steps, completed=step + 1, note=f"loss {loss:.4f}, {rate:.3g} batches/s")
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        self._bars.update(self._epochs, completed=line["epoch"] + 1, note=_scores(line))
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+class TensorBoardWatcher:
+    """TensorBoard events below RUN/tensorboard; a resumed run purges what it computes again."""
+
+    def __init__(self, run_dir: Path, total_steps: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError("--tensorboard needs TensorBoard: pip install 'ooc[tensorboard]'") from None
+        self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=total_steps)
+        self._total = total_steps
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
+        pass
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        self._total = total_steps
+        self._writer.add_scalar("train/loss", loss, total_steps)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        for name, value in (line.get("val") or {}).items():
+            if value is not None:
+                self._writer.add_scalar(f"val/{name}", value, self._total)
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def terminal_watcher() -> Watcher:
+    """Bars where stderr is a terminal, lines where it is not."""
+    return BarWatcher() if sys.stderr.isatty() else LineWatcher()

@@ -1,0 +1,242 @@
+"""One self-contained page about a run: curves, stage times, memory, I/O. Nothing is loaded from elsewhere."""
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ooc.checkpoint import read_metrics
+from stores.atomic import write_file
+from stores.errors import ConfigError
+from stores.sizes import format_bytes
+
+REPORT = "report.html"
+MAX_POINTS = 2000
+"""points of the loss curve; more steps are averaged"""
+INK, BLUE, ORANGE, GREY = "#1f2933", "#2563a8", "#d9722b", "#c3cad3"
+
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "axes.edgecolor": "#9aa5b1",
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": "#52606d",
+    "ytick.color": "#52606d",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Write RUN/report.html and return its path. An unfinished run gets its curves so far.
+
+    Raises ConfigError where `run_dir` is not a run.
+
+    >>> write_report("runs/cora")
+    PosixPath('runs/cora/report.html')
+    """
+    run_dir = Path(run_dir)
+    steps, epochs = read_metrics(run_dir)
+    summary = _read_summary(run_dir)
+    with matplotlib.rc_context(_STYLE):
+        figures = _figures(steps, epochs, summary)
+    path = run_dir / REPORT
+    write_file(path, render(run_dir.resolve().name, summary, figures, len(steps), len(epochs)).encode())
+    return path
+
+
+def _read_summary(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "summary.json"
+    if not path.exists():
+        return {}
+    try:
+        summary: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); run `ooc train --resume` to write it again") from None
+    return summary
+
+
+def render(name: str, summary: dict[str, Any], figures: list[tuple[str, str, str]], steps: int, epochs: int) -> str:
+    """The page's HTML. figures: (title, SVG, caption)."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("ooc", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["score"] = lambda value: "-" if value is None else f"{value:.4f}"
+    config = summary.get("config", {})
+    return environment.get_template("report.html.jinja").render(
+        name=name,
+        finished=bool(summary),
+        tiles=_tiles(summary) if summary else [("steps", f"{steps:,}"), ("epochs", f"{epochs:,}")],
+        figures=figures,
+        metrics=summary.get("metrics", {}),
+        metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
+        best_epoch=summary.get("best_epoch"),
+        monitor=summary.get("monitor"),
+        config={key: value for key, value in config.items() if value not in (None, {}, [])},
+        versions=summary.get("versions", {}),
+        device=summary.get("device"),
+        threads=summary.get("threads"),
+    )
+
+
+def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The page's headline figures: (label, value)."""
+    test = summary["metrics"].get("test") or summary["metrics"].get("val") or {}
+    which = "test" if summary["metrics"].get("test") else "validation"
+    monitor = summary["monitor"]
+    tiles = [(f"{which} {monitor.replace('_', ' ')}", f"{test[monitor]:.4f}")] if test.get(monitor) is not None else []
+    tiles.append(("steps", f"{summary['total_steps']:,}"))
+    if summary["seconds_per_batch"] is not None:
+        tiles += [
+            ("a batch", _seconds(summary["seconds_per_batch"])),
+            ("an epoch", _seconds(summary["seconds_per_epoch"])),
+            ("read from disk", format_bytes(summary["bytes_read"])),
+            ("read rate", f"{summary['read_bytes_per_second'] / 1e6:,.1f} MB/s"),
+            ("rows read", f"{summary['rows_read']:,}"),
+        ]
+    tiles.append(("peak memory", format_bytes(summary["peak_rss_bytes"])))
+    if summary["peak_cuda_bytes"]:
+        tiles.append(("peak CUDA memory", format_bytes(summary["peak_cuda_bytes"])))
+    return tiles
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} min"
+
+
+def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(title, SVG, caption) of every figure there is data for."""
+    figures = []
+    if steps:
+        figures.append(("Training loss", loss_figure(steps), "A point a step; the line is a running mean."))
+    scored = [line for line in epochs if line.get("val")]
+    if scored:
+        caption = "Scores after each epoch; the dot marks the epoch whose model is reported."
+        figures.append(("Validation", validation_figure(scored, summary.get("best_epoch")), caption))
+    if summary.get("stages"):
+        caption = (
+            "Seconds summed over a stage's threads; the consumer is the model. The stage that hardly waits is the bottleneck."
+        )
+        figures.append(("Where the time went", stages_figure(summary["stages"]), caption))
+    if summary.get("memory") or summary.get("peak_rss_bytes"):
+        caption = "Resident memory of the process" + (", against the budget." if summary.get("memory_budget_bytes") else ".")
+        figures.append(("Memory", memory_figure(summary), caption))
+    return figures
+
+
+def loss_figure(steps: list[dict[str, Any]]) -> str:
+    """Loss by step, thinned to MAX_POINTS means, with a running mean over it."""
+    loss = np.array([line["loss"] for line in steps], np.float64)
+    width = -(-len(loss) // MAX_POINTS)
+    starts = np.arange(0, len(loss), width)
+    thin = np.add.reduceat(loss, starts) / np.diff(np.append(starts, len(loss)))
+    figure, axes = _axes()
+    x = starts + (width - 1) / 2
+    many = len(thin) > 60
+    axes.plot(x, thin, color=GREY if many else BLUE, linewidth=0.9 if many else 1.6)
+    if many:
+        axes.plot(x, running_mean(thin, len(thin) // 40), color=BLUE, linewidth=1.8)
+    axes.set(xlabel="step", ylabel="loss", xlim=(0, max(len(loss) - 1, 1)))
+    return _svg(figure)
+
+
+def running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Mean over a window of `width` values before and as many after each, fewer at the ends."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    first, last = np.maximum(at - width, 0), np.minimum(at + width + 1, len(values))
+    return (total[last] - total[first]) / (last - first)
+
+
+def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> str:
+    """Validation scores by epoch, between 0 and 1, and the loss in a panel of its own."""
+    figure = Figure(figsize=(5.6, 3.1), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    x = [line["epoch"] + 1 for line in epochs]
+    marker = "o" if len(x) < 30 else None
+    names = {"accuracy": BLUE, "auroc": ORANGE, "f1_macro": "#3d8b5f", "f1": "#3d8b5f"}
+    for name, color in names.items():
+        y = [line["val"].get(name) for line in epochs]
+        if any(value is not None for value in y):
+            values = [np.nan if value is None else value for value in y]
+            top.plot(x, values, color=color, linewidth=1.7, marker=marker, markersize=3, label=name.replace("_", " "))
+            if best_epoch is not None and best_epoch + 1 in x:
+                top.plot(
+                    best_epoch + 1, values[x.index(best_epoch + 1)], "o", color=color, markersize=6, markeredgecolor="white"
+                )
+    top.set(ylabel="score")
+    top.legend(loc="lower right", ncols=3, fontsize=8.5)
+    losses = [line["val"].get("loss") for line in epochs]
+    bottom.plot(x, [np.nan if v is None else v for v in losses], color=INK, linewidth=1.4, marker=marker, markersize=3)
+    bottom.set(xlabel="epoch", ylabel="loss")
+    bottom.xaxis.get_major_locator().set_params(integer=True)
+    return _svg(figure)
+
+
+def stages_figure(stages: dict[str, dict[str, float]]) -> str:
+    """Work and wait seconds of every stage as stacked bars, in the order of the pipeline."""
+    names = list(stages)
+    work = np.array([stages[name]["work_s"] for name in names])
+    wait = np.array([stages[name]["wait_s"] for name in names])
+    figure, axes = _axes()
+    at = np.arange(len(names))[::-1]
+    axes.barh(at, work, color=BLUE, height=0.6, label="work")
+    axes.barh(at, wait, left=work, color=GREY, height=0.6, label="wait")
+    axes.set_yticks(at, ["consumer (model)" if name == "consumer" else name for name in names])
+    axes.set(xlabel="seconds")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2, fontsize=8.5)
+    return _svg(figure)
+
+
+def memory_figure(summary: dict[str, Any]) -> str:
+    """Before, after and peak of every recorded stretch, and the budget as a line."""
+    readings = summary["memory"]
+    bars = [
+        (f"{reading['name']}: {part}", reading[part], ORANGE if part == "peak" else BLUE)
+        for reading in readings[-4:]
+        for part in ("before", "peak", "after")
+    ] or [("peak", summary["peak_rss_bytes"], ORANGE)]
+    figure, axes = _axes()
+    at = np.arange(len(bars))[::-1]
+    axes.barh(at, [size / 1e6 for _, size, _ in bars], color=[color for *_, color in bars], height=0.62)
+    for y, (_, size, _) in zip(at, bars, strict=True):
+        axes.annotate(format_bytes(size), (size / 1e6, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    budget = summary.get("memory_budget_bytes")
+    if budget:
+        axes.axvline(budget / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"budget {format_bytes(budget)}")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), fontsize=8.5)
+    axes.set_yticks(at, [name for name, *_ in bars])
+    axes.set(xlabel="MB", xlim=(0, 1.18 * max([size for _, size, _ in bars] + [budget or 0]) / 1e6))
+    axes.grid(axis="y", visible=False)
+    return _svg(figure)
+
+
+def _axes() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.6, 3.1), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _svg(figure: Figure) -> str:
+    """The figure as an <svg> element, without the XML prologue and without a date."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    return re.sub(r'^<svg [^>]*?viewBox="([^"]+)"[^>]*>', r'<svg viewBox="\1" xmlns="http://www.w3.org/2000/svg" '
+                  r'xmlns:xlink="http://www.w3.org/1999/xlink">', text, count=1, flags=re.S)  # fmt: skip

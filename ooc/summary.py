@@ -1,0 +1,69 @@
+"""What a run spent, gathered over all its processes, and RUN/summary.json."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
+COUNTS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "steps", "bytes_read", "rows_read", "processes")
+
+Stages = dict[str, dict[str, float]]
+
+
+def nothing_spent() -> dict[str, Any]:
+    """Seconds, bytes and rows of a run that has not begun."""
+    return {**dict.fromkeys(COUNTS, 0), "peak_rss_bytes": 0, "peak_cuda_bytes": 0, "stages": {}, "memory": []}
+
+
+def add(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What earlier processes and this one spent together; peaks are maxima.
+
+    >>> add({**nothing_spent(), "steps": 3}, {**nothing_spent(), "steps": 4})["steps"]
+    7
+    """
+    total: dict[str, Any] = {name: before[name] + now[name] for name in COUNTS}
+    for peak in ("peak_rss_bytes", "peak_cuda_bytes"):
+        total[peak] = max(before[peak], now[peak])
+    total["stages"] = add_stages(before["stages"], now["stages"])
+    total["memory"] = [*before["memory"], *now["memory"]]
+    return total
+
+
+def add_stages(before: Stages, now: Stages) -> Stages:
+    """Sums of every stage's work and wait seconds."""
+    names = list(dict.fromkeys([*before, *now]))
+    return {
+        name: {
+            part: before.get(name, {}).get(part, 0) + now.get(name, {}).get(part, 0) for part in ("work_s", "wait_s", "items")
+        }
+        for name in names
+    }
+
+
+def summarize(spent: dict[str, Any], steps_per_epoch: int, batch_size: int) -> dict[str, Any]:
+    """summary.json's account of time, memory and I/O.
+
+    seconds_per_batch: wall time from an epoch's first request to its last step, checkpoints and evaluation left out, divided
+    by the steps; seconds_per_epoch: that of a whole epoch.
+    """
+    steps = spent["steps"]
+    each = spent["train_seconds"] / steps if steps else None
+    return {
+        "seconds_per_epoch": None if each is None else each * steps_per_epoch,
+        "seconds_per_batch": each,
+        "seeds_per_second": None if not each else batch_size / each,
+        "steps_per_epoch": steps_per_epoch,
+        "read_bytes_per_second": spent["bytes_read"] / spent["train_seconds"] if steps else None,
+        **spent,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computed the result."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found

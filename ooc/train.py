@@ -1,0 +1,124 @@
+"""The training loop.
+
+Every step reseeds torch's generators from (seed, epoch, step), so a resumed run draws the dropout of the one that was
+never interrupted. A checkpoint is taken between optimizer steps only: no gradient has to be saved.
+"""
+
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ooc.compose import open_job
+from ooc.config import TrainConfig
+from ooc.evaluate import autocast
+from ooc.order import Purpose, key
+from ooc.progress import Watcher, Watchers
+from ooc.run import Job
+from ooc.user_models import forward_batch
+from stores.errors import OocError
+
+
+def train(config: TrainConfig, resume: bool = False, watcher: Watcher | None = None) -> dict[str, Any]:
+    """Train, write the run's files into `config.out`, and return the summary (RUN/summary.json).
+
+    resume: continue the run that is there, inside its epoch, to the bit. watcher: who is shown progress.
+    Raises ConfigError where settings, store or checkpoint do not fit, KeyboardInterrupt after Ctrl-C (a checkpoint is kept).
+
+    >>> train(TrainConfig(store="cora.ooc", out="run", model="gcn"))["metrics"]["test"]["accuracy"]
+    0.815
+    """
+    with open_job(config, resume, Watchers([watcher] if watcher else [])) as job:
+        with job.measure("training"):
+            fit(job)
+        return job.finish()
+
+
+def fit(job: Job) -> None:
+    """Epochs until there are enough, `max_steps` is reached, or validation has not improved for `patience` evaluations."""
+    config, state = job.config, job.state
+    job.watchers.start(state.epoch, state.step, config.epochs, job.steps_per_epoch)
+    with interruptible(job):
+        while state.epoch < config.epochs and not job.out_of_patience and job.steps_left > 0:
+            train_epoch(job)
+            if state.step < job.steps_per_epoch:
+                break  # max_steps ends the run inside the epoch
+            last = state.epoch + 1 == config.epochs
+            due = last or (state.epoch + 1) % config.eval_every == 0
+            job.end_epoch(job.validate() if due else None)
+            job.checkpoint_if_due(epoch_end=True)
+    job.checkpoint()
+    if state.step:
+        job.end_epoch(job.validate())  # after the checkpoint: a resumed run with more steps rolls this line back
+
+
+def train_epoch(job: Job) -> None:
+    """From the cursor to the end of its epoch, or to `max_steps`."""
+    config, state, model = job.config, job.state, job.model
+    start, last = state.step, min(job.steps_per_epoch, state.step + job.steps_left)
+    model.train()
+    with job.batches() as batches:
+        for step, batch in zip(range(start, last), batches, strict=False):
+            first = max(step - step % config.accumulate, start)
+            group = min(step - step % config.accumulate + config.accumulate, last) - first
+            torch.manual_seed(key(config.seed, Purpose.TORCH, state.epoch, step) >> 1)
+            loss = forward_loss(job, batch)
+            job.scaler.scale(loss / group).backward()  # type: ignore[no-untyped-call]
+            if step + 1 == first + group:
+                optimizer_step(job)
+            job.end_step(finite(loss, state.epoch, step))
+            if step + 1 == first + group:
+                job.checkpoint_if_due()
+
+
+def forward_loss(job: Job, batch: Any) -> Tensor:
+    """The batch's mean loss over its labelled seeds."""
+    batch = batch.to(job.device, non_blocking=True)
+    with autocast(job.device, job.config.precision):
+        logits = forward_batch(job.model, batch, checkpoint=job.config.activation_checkpointing)
+    return job.loss(logits, batch.y[: batch.batch_size])
+
+
+def optimizer_step(job: Job) -> None:
+    """Clip, step, clear."""
+    if job.config.grad_clip is not None:
+        job.scaler.unscale_(job.optimizer)
+        torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.config.grad_clip)
+    job.scaler.step(job.optimizer)
+    job.scaler.update()
+    job.optimizer.zero_grad(set_to_none=True)
+
+
+def finite(loss: Tensor, epoch: int, step: int) -> float:
+    """The loss as a number. Raises OocError where it is none any more."""
+    value = loss.item()
+    if not math.isfinite(value):
+        raise OocError(
+            f"the loss is {value} at epoch {epoch} step {step}: lower --lr, set --grad-clip, or use --precision fp32"
+        )
+    return value
+
+
+@contextmanager
+def interruptible(job: Job) -> Iterator[None]:
+    """Ctrl-C finishes the step, takes a checkpoint and raises KeyboardInterrupt; a second one raises at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        job.interrupted = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
