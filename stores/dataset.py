@@ -13,7 +13,7 @@ from stores import manifest as names
 from stores.errors import ConfigError, InputError, StoreError
 from stores.features import open_features
 from stores.graph import Graph, index_dtype
-from stores.ids import IdMap, identity
+from stores.ids import IdMap, identity, whole_number
 from stores.integrity import fingerprint
 from stores.manifest import Manifest, Task, read_manifest
 from stores.rows import AnyArray, ArrayRows, Rows
@@ -146,10 +146,7 @@ class Dataset:
         """The row of the node that the user calls `external`. Raises InputError where there is none."""
         if self._ids is not None:
             return self._ids.row(external)
-        try:
-            return int(identity(int(external), self.num_nodes)[0])
-        except ValueError:
-            raise InputError(f"no node has the id {external!r}: ids of {self.path} are 0..{self.num_nodes - 1}") from None
+        return int(identity(whole_number(external, self.path), self.num_nodes)[0])
 
     @cached_property
     def fingerprint(self) -> str:

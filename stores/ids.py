@@ -8,6 +8,7 @@ against 0.8 M in random order).
 
 from collections.abc import Callable, Iterable
 from itertools import chain, islice, pairwise
+from operator import index
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,7 +86,7 @@ class IdMap:
         One read transaction. Raises InputError for a row without an id.
         """
         rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
-        values = self._get(self._ids, _row_keys(rows), rows, "row")
+        values = self._get(self._ids, _row_keys(rows), rows.tolist(), "row")
         return _decode_ints(values) if self.kind == "int" else [value.decode() for value in values]
 
     def rows(self, external: Any) -> NDArray[np.int64]:
@@ -107,12 +108,11 @@ class IdMap:
         self._environment.close()
 
     def _parse(self, external: Any) -> int | str:
-        if self.kind == "str":
-            return str(external)
-        try:
-            return int(external)
-        except ValueError:
-            raise InputError(f"no node has the id {external!r}: the ids of {self.path} are whole numbers") from None
+        if self.kind == "int":
+            return whole_number(external, self.path)
+        if not 0 < len(str(external).encode()) <= MAX_ID_BYTES:
+            raise _unknown("id", external, self.path)
+        return str(external)
 
     def _get(self, database: Any, keys: list[bytes], wanted: Any, what: str) -> list[bytes]:
         with self._environment.env.begin(db=database, buffers=False) as transaction:
@@ -120,8 +120,23 @@ class IdMap:
         if len(found) != len(keys):
             have = {key for key, _ in found}
             missing = next(each for each, key in zip(wanted, keys, strict=True) if key not in have)
-            raise InputError(f"no node has the {what} {missing} in {self.path}: check it against the data it was built from")
+            raise _unknown(what, missing, self.path)
         return [value for _, value in found]
+
+
+def whole_number(external: Any, where: Path) -> int:
+    """`external`, an int or its text, as an int64. Raises InputError, naming `where`, for anything else."""
+    try:
+        number = int(external) if isinstance(external, str) else index(external)
+    except (TypeError, ValueError):
+        raise InputError(f"no node has the id {external!r}: the ids of {where} are whole numbers") from None
+    if not -(2**63) <= number < 2**63:
+        raise _unknown("id", number, where)
+    return number
+
+
+def _unknown(what: str, value: Any, where: Path) -> InputError:
+    return InputError(f"no node has the {what} {value!r} in {where}: check it against the data it was built from")
 
 
 def _database(node_type: str, direction: str) -> bytes:

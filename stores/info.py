@@ -3,24 +3,22 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import zarr
-
 from stores import manifest as names
 from stores.integrity import array_names, fingerprint
 from stores.manifest import read_manifest
+from stores.zarr_rows import open_zarr_rows
 
 
 def describe(path: Path | str) -> dict[str, Any]:
-    """The store at `path` as plain data (JSON goes): counts, types, arrays, splits, fingerprints. Reads no array.
+    """The store at `path` as plain data (JSON goes): counts, types, arrays, splits, fingerprints. Reads no rows.
 
-    Raises StoreError where there is no store.
+    Raises StoreError where there is no store, or an array of it is truncated.
 
     >>> describe("papers.ooc")["num_nodes"]
     """
     path = Path(path)
     manifest = read_manifest(path)
-    arrays = {name: _array(path / name) for name in array_names(path)}
+    arrays = {name: _array(path, name) for name in array_names(path)}
     return {
         "path": str(path),
         **manifest.model_dump(mode="json"),
@@ -32,10 +30,12 @@ def describe(path: Path | str) -> dict[str, Any]:
     }
 
 
-def _array(path: Path) -> dict[str, Any]:
-    array = zarr.open_array(path, mode="r")
-    nbytes = int(np.prod(array.shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
-    return {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": nbytes}
+def _array(path: Path, name: str) -> dict[str, Any]:
+    rows = open_zarr_rows(path, name, engine="mmap")
+    try:
+        return {"dtype": str(rows.dtype), "shape": list(rows.shape), "bytes": rows.shape[0] * rows.row_bytes}
+    finally:
+        rows.close()
 
 
 def _ids_bytes(path: Path) -> int:

@@ -98,9 +98,17 @@ def array_names(path: Path | str) -> list[str]:
     found = []
     for metadata in path.rglob("zarr.json"):
         name = metadata.parent.relative_to(path).as_posix()
-        if not name.startswith(f"{names.CHECKSUMS}/") and json.loads(metadata.read_bytes()).get("node_type") == "array":
+        if not name.startswith(f"{names.CHECKSUMS}/") and name != "." and _may_be_array(metadata):
             found.append(name)
     return sorted(found)
+
+
+def _may_be_array(metadata: Path) -> bool:
+    """False for a group; what cannot be read counts as an array, so that whoever opens it says what is wrong."""
+    try:
+        return bool(json.loads(metadata.read_bytes())["node_type"] == "array")
+    except (ValueError, KeyError, TypeError):
+        return True
 
 
 def expected_rows(manifest: Manifest) -> dict[str, int | None]:
