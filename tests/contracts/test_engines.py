@@ -1,0 +1,112 @@
+"""The contract of Engine, run over every engine, against the bytes themselves."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stores.engines import Engine, open_engine
+from stores.errors import StoreError
+from stores.files import Segments
+from stores.plan import plan_reads
+
+PAGES = 64  # of each file but the last
+
+
+@pytest.fixture
+def data() -> np.ndarray[Any, Any]:
+    """Three files' worth of bytes; the last one does not end on a page."""
+    return np.random.default_rng(0).integers(0, 256, 2 * PAGES * 4096 + 100_001).astype(np.uint8)
+
+
+@pytest.fixture
+def segments(tmp_path: Path, data: np.ndarray[Any, Any]) -> Segments:
+    """Files of `data`; what follows the payload in a file is not the array's."""
+    parts = [data[: PAGES * 4096], data[PAGES * 4096 : 2 * PAGES * 4096], data[2 * PAGES * 4096 :]]
+    paths = tuple(tmp_path / str(number) for number in range(3))
+    for path, part, footer in zip(paths, parts, [b"\xff" * 52, b"\xff" * 52, b""], strict=True):
+        path.write_bytes(part.tobytes() + footer)
+    return Segments(paths, np.array([len(part) for part in parts]))
+
+
+@pytest.mark.parametrize("name", ["pread", "mmap"])
+class TestEngine:
+    @pytest.fixture
+    def engine(self, name: str, segments: Segments) -> Any:
+        engine = open_engine(name, segments)
+        yield engine
+        engine.close()
+
+    # Rows within a page, across pages, across files, and longer than any thread's scratch.
+    @pytest.mark.parametrize("row_bytes", [1, 52, 512, 5732, 150_000, 300_000])
+    @pytest.mark.parametrize("gap_bytes", [0, 2**20])
+    def test_gather(self, engine: Engine, data: np.ndarray[Any, Any], row_bytes: int, gap_bytes: int) -> None:
+        count = len(data) // row_bytes
+        ids = np.random.default_rng(1).integers(0, count, 300 if row_bytes < 10_000 else 9)
+        ids[-1] = count - 1
+        plan = plan_reads(ids, row_bytes, count=count, gap_bytes=gap_bytes)
+        out = np.zeros(len(ids) * row_bytes, np.uint8)
+        nbytes = engine.gather(plan, out)
+        wanted = [data[row * row_bytes : (row + 1) * row_bytes] for row in ids.tolist()]
+        np.testing.assert_array_equal(out, np.concatenate(wanted))
+        assert nbytes >= len(np.unique(ids)) * row_bytes
+
+    def test_read_fills_the_extents_and_leaves_what_lies_beyond_the_array(
+        self, engine: Engine, data: np.ndarray[Any, Any]
+    ) -> None:
+        count = len(data)
+        ids = np.array([0, 3 * 4096, PAGES * 4096 - 1, PAGES * 4096, 40 * 4096, count - 1])
+        for gap_bytes in (0, 2**20):
+            plan = plan_reads(ids, 1, count=count, gap_bytes=gap_bytes)
+            buffer = np.full(plan.nbytes, 7, np.uint8)
+            padded = np.concatenate([data, np.full(4096, 7, np.uint8)])
+            parts = [padded[o : o + n] for o, n in zip(plan.offset.tolist(), plan.length.tolist(), strict=True)]
+            held = plan.nbytes - (int(plan.offset[-1] + plan.length[-1]) - count)
+            assert engine.read(plan, buffer) == held
+            np.testing.assert_array_equal(buffer, np.concatenate(parts))
+
+    def test_an_empty_plan_reads_nothing(self, engine: Engine) -> None:
+        plan = plan_reads(np.zeros(0, np.int64), 8, count=10)
+        assert engine.gather(plan, np.zeros(0, np.uint8)) == 0
+        assert engine.read(plan, np.zeros(0, np.uint8)) == 0
+
+    def test_a_buffer_of_the_wrong_size_is_refused(self, engine: Engine) -> None:
+        plan = plan_reads(np.array([1, 2]), 8, count=10)
+        with pytest.raises(ValueError, match="buffer must be"):
+            engine.read(plan, np.zeros(17, np.uint8))
+        with pytest.raises(ValueError, match="out must be"):
+            engine.gather(plan, np.zeros(17, np.uint8))
+
+    def test_calls_from_many_threads(self, engine: Engine, data: np.ndarray[Any, Any]) -> None:
+        count = len(data) // 52
+        requests = [np.random.default_rng(seed).integers(0, count, 500) for seed in range(16)]
+        rows = data[: count * 52].reshape(count, 52)
+
+        def gather(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            out = np.zeros((len(ids), 52), np.uint8)
+            engine.gather(plan_reads(ids, 52, count=count, gap_bytes=0), out.reshape(-1))
+            return out
+
+        with ThreadPoolExecutor(8) as pool:
+            for ids, out in zip(requests, pool.map(gather, requests), strict=True):
+                np.testing.assert_array_equal(out, rows[ids])
+
+    def test_close_is_idempotent_and_spares_the_others(self, name: str, segments: Segments) -> None:
+        one, other = open_engine(name, segments), open_engine(name, segments)
+        plan = plan_reads(np.arange(0, 300_000, 4096), 1, count=400_000, gap_bytes=0)
+        one.close()
+        one.close()
+        other.gather(plan, np.zeros(len(plan.order), np.uint8))
+        other.close()
+        with pytest.raises(StoreError, match="closed"):
+            one.gather(plan, np.zeros(len(plan.order), np.uint8))
+
+    def test_a_missing_or_truncated_file_is_named_on_opening(self, name: str, segments: Segments) -> None:
+        segments.paths[1].write_bytes(b"short")
+        with pytest.raises(StoreError, match=f"{segments.paths[1]} is truncated: 5 bytes where {PAGES * 4096}"):
+            open_engine(name, segments)
+        segments.paths[1].unlink()
+        with pytest.raises(StoreError, match=f"{segments.paths[1]} is missing"):
+            open_engine(name, segments)

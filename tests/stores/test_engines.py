@@ -1,0 +1,132 @@
+"""What is particular to the pread engine: its fallback, its failures, its slices of work."""
+
+import errno
+import os
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stores.engines import open_engine
+from stores.engines.pread import PreadEngine
+from stores.engines.tasks import slices
+from stores.errors import ConfigError, StoreError
+from stores.files import Segments, map_segments
+from stores.plan import plan_reads
+from stores.threads import SharedPool
+
+
+@pytest.fixture
+def segments(tmp_path: Path) -> Segments:
+    data = np.random.default_rng(0).integers(0, 256, 500_000).astype(np.uint8)
+    (tmp_path / "0").write_bytes(data.tobytes())
+    return Segments((tmp_path / "0",), np.array([len(data)]))
+
+
+def bytes_at(engine: PreadEngine, positions: list[int]) -> list[int]:
+    plan = plan_reads(np.array(positions), 1, count=500_000, gap_bytes=0)
+    out = np.zeros(len(positions), np.uint8)
+    engine.gather(plan, out)
+    return out.tolist()
+
+
+def test_where_o_direct_is_refused_reads_are_buffered_and_the_reason_is_told(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refuse(path: Any, flags: int, *more: Any, **keywords: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument", str(path))
+        return real(path, flags, *more, **keywords)
+
+    monkeypatch.setattr(os, "open", refuse)
+    engine = PreadEngine(segments)
+    assert "refuses O_DIRECT" in str(engine.reason)
+    data = segments.paths[0].read_bytes()
+    assert bytes_at(engine, [499_999, 0, 4096]) == [data[499_999], data[0], data[4096]]
+    engine.close()
+
+
+def test_a_file_that_shrinks_while_open_is_named_with_the_byte(segments: Segments) -> None:
+    engine = PreadEngine(segments)
+    os.truncate(segments.paths[0], 3 * 4096)
+    assert len(bytes_at(engine, [9_999])) == 1
+    with pytest.raises(StoreError, match=f"{segments.paths[0]} cannot be read at byte 12288: the file ends there"):
+        bytes_at(engine, [12_300])
+    engine.close()
+
+
+def test_an_error_of_the_system_is_named(segments: Segments, tmp_path: Path) -> None:
+    engine = PreadEngine(segments)
+    writable = os.open(tmp_path / "w", os.O_WRONLY | os.O_CREAT)
+    os.dup2(writable, int(engine._fds[0]))  # reading a write-only descriptor is EBADF
+    os.close(writable)
+    with pytest.raises(StoreError, match=f"{segments.paths[0]} cannot be read at byte 0: Bad file descriptor"):
+        bytes_at(engine, [5])
+    engine.close()
+
+
+def test_a_failed_opening_leaves_no_descriptor(segments: Segments, tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    broken = Segments((*segments.paths, tmp_path / "absent"), np.array([4096, 4096]))
+    for name in ("pread", "mmap"):
+        with pytest.raises(StoreError, match="absent is missing"):
+            open_engine(name, broken)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(StoreError, match=f"{loop} cannot be opened: Too many levels of symbolic links"):
+        PreadEngine(Segments((*segments.paths, loop), np.array([4096, 4096])))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_unknown_engine_is_a_config_error(segments: Segments) -> None:
+    with pytest.raises(ConfigError, match="no engine is called 'gds'; there are mmap, pread"):
+        open_engine("gds", segments)
+
+
+def test_the_last_user_of_a_shared_pool_ends_its_threads() -> None:
+    pool = SharedPool("test-shared", 4)
+
+    def alive() -> int:
+        return sum(thread.name.startswith("test-shared") for thread in threading.enumerate())
+
+    first, second = pool.acquire(), pool.acquire()
+    assert first is second
+    assert list(first.map(abs, [-1, -2])) == [1, 2]
+    pool.release()
+    assert alive() > 0
+    pool.release()
+    assert alive() == 0
+    assert pool.acquire().submit(abs, -3).result() == 3
+    pool.release()
+
+
+@given(st.lists(st.integers(1, 300).map(lambda pages: pages * 4096), max_size=300), st.integers(1, 130))
+def test_slices_cover_every_extent_once_and_share_the_cost(lengths: list[int], tasks: int) -> None:
+    length = np.array(lengths, np.int64)
+    bounds = slices(length, tasks)
+    assert bounds[0] == 0
+    assert bounds[-1] == len(length)
+    assert len(bounds) <= tasks + 1
+    assert (np.diff(bounds) > 0).all()
+    if len(length) > tasks:
+        cost = length + 16 * 1024
+        most = max(cost[a:b].sum() for a, b in pairwise(bounds))
+        assert most <= cost.sum() / tasks + 2 * cost.max()
+
+
+def test_a_map_lives_as_long_as_an_array_over_it(segments: Segments) -> None:
+    view = map_segments(segments)[1000:2000].view(np.uint16)
+    data = np.frombuffer(segments.paths[0].read_bytes(), np.uint8)
+    name = str(segments.paths[0])
+    np.testing.assert_array_equal(view, data[1000:2000].view(np.uint16))
+    assert not view.flags.writeable
+    assert name in Path("/proc/self/maps").read_text()
+    del view
+    assert name not in Path("/proc/self/maps").read_text()
