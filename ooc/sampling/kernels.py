@@ -10,7 +10,7 @@ Offsets are int64 throughout; `indices` may be int32 or int64, memory-mapped or 
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ _SMALL = 48
 _DENSE = 4
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of `array[index]`; a hint that never faults."""
 
@@ -50,19 +50,19 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 @kernel
-def stream_of(key: np.uint64, node: np.int64) -> np.uint64:
+def stream_of(key: np.uint64, node: int) -> np.uint64:
     """Where the stream of random numbers of one (key, node) begins."""
     return mix64(key ^ mix64(np.uint64(node)))
 
 
 @kernel
-def uniform(stream: np.uint64, counter: np.int64) -> np.float64:
+def uniform(stream: np.uint64, counter: int) -> float:
     """Number `counter` of a stream, in [0, 1): 53 random bits."""
-    return np.int64(mix64(stream + np.uint64(counter) * _GOLDEN) >> _S11) * _UNIT
+    return float(np.int64(mix64(stream + np.uint64(counter) * _GOLDEN) >> _S11) * _UNIT)
 
 
 @kernel
-def num_drawn(degree: np.int64, fanout: np.int64, replace: bool) -> np.int64:
+def num_drawn(degree: int, fanout: int, replace: bool) -> int:
     """Edges drawn at a node of `degree` in-edges (at most so many where edges of weight zero are left out)."""
     if fanout < 0 or degree == 0:
         return degree
@@ -73,22 +73,22 @@ def num_drawn(degree: np.int64, fanout: np.int64, replace: bool) -> np.int64:
 def count_edges(
     indptr: NDArray[np.int64],
     node: NDArray[np.int64],
-    start: np.int64,
-    stop: np.int64,
-    fanout: np.int64,
+    start: int,
+    stop: int,
+    fanout: int,
     replace: bool,
-) -> tuple[np.int64, np.int64, np.int64]:
+) -> tuple[int, int, int]:
     """(edges, hub, degree): what expanding `node[start:stop]` draws, and the node there with the most in-edges.
 
     `edges` is -1 where `hub`'s entries in indptr are not in order (a damaged store).
     """
-    edges, hub, largest = np.int64(0), np.int64(-1), np.int64(-1)
+    edges, hub, largest = 0, -1, -1
     for i in range(start, stop):
         if i + AHEAD < stop:
             prefetch(indptr, node[i + AHEAD])
         degree = indptr[node[i] + 1] - indptr[node[i]]
         if degree < 0:
-            return np.int64(-1), node[i], degree
+            return -1, node[i], degree
         if degree > largest:
             hub, largest = node[i], degree
         edges += num_drawn(degree, fanout, replace)
@@ -96,7 +96,7 @@ def count_edges(
 
 
 @kernel
-def sort_slots(slot: NDArray[np.int64], start: np.int64, stop: np.int64) -> None:
+def sort_slots(slot: NDArray[np.int64], start: int, stop: int) -> None:
     """Sort `slot[start:stop]` in place; short runs by insertion."""
     if stop - start > _SMALL:
         slot[start:stop].sort()
@@ -113,43 +113,43 @@ def sort_slots(slot: NDArray[np.int64], start: np.int64, stop: np.int64) -> None
 @kernel
 def draw_distinct(
     stream: np.uint64,
-    first: np.int64,
-    degree: np.int64,
-    count: np.int64,
+    first: int,
+    degree: int,
+    count: int,
     slot: NDArray[np.int64],
-    start: np.int64,
+    start: int,
 ) -> None:
     """`count` < `degree` distinct slots of `first:first+degree`, ascending, every set equally likely; O(count) draws.
 
     Few to choose from: selection sampling (Knuth's algorithm S) without a branch. Many: draw, sort and drop repeats
     until `count` differ, which is the set of the first `count` distinct numbers of one endless sequence.
     """
-    counter = np.int64(0)
+    counter = 0
     at, stop = start, start + count
     if degree <= _DENSE * count:
         while at < stop:
             slot[at] = first + counter
-            at += np.int64(uniform(stream, counter) * (degree - counter) < stop - at)
+            at += int(uniform(stream, counter) * (degree - counter) < stop - at)
             counter += 1
         return
     while at < stop:
         for i in range(at, stop):
-            slot[i] = first + np.int64(uniform(stream, counter) * degree)
+            slot[i] = first + int(uniform(stream, counter) * degree)
             counter += 1
         sort_slots(slot, start, stop)
         at = start + 1
         for i in range(start + 1, stop):
             slot[at] = slot[i]
-            at += np.int64(slot[i] != slot[at - 1])
+            at += int(slot[i] != slot[at - 1])
 
 
 @kernel
 def draw_uniform(
     indptr: NDArray[np.int64],
     node: NDArray[np.int64],
-    start: np.int64,
-    stop: np.int64,
-    fanout: np.int64,
+    start: int,
+    stop: int,
+    fanout: int,
     replace: bool,
     key: np.uint64,
     slot: NDArray[np.int64],
@@ -169,7 +169,7 @@ def draw_uniform(
         elif replace:
             stream = stream_of(key, node[i])
             for j in range(count):
-                slot[at + j] = first + np.int64(uniform(stream, j) * degree)
+                slot[at + j] = first + int(uniform(stream, j) * degree)
             sort_slots(slot, at, at + count)
         else:
             draw_distinct(stream_of(key, node[i]), first, degree, count, slot, at)
@@ -178,11 +178,9 @@ def draw_uniform(
 
 
 @kernel
-def keep_smallest(
-    rank: NDArray[np.float64], slot: NDArray[np.int64], start: np.int64, size: np.int64, value: float, item: np.int64
-) -> None:
+def keep_smallest(rank: NDArray[np.float64], slot: NDArray[np.int64], start: int, size: int, value: float, item: int) -> None:
     """Sift (value, item) down from the root of a max-heap: `rank[:size]` with its items at `slot[start:start+size]`."""
-    i = np.int64(0)
+    i = 0
     while True:
         child = 2 * i + 1
         if child >= size:
@@ -197,9 +195,7 @@ def keep_smallest(
 
 
 @kernel
-def push(
-    rank: NDArray[np.float64], slot: NDArray[np.int64], start: np.int64, size: np.int64, value: float, item: np.int64
-) -> None:
+def push(rank: NDArray[np.float64], slot: NDArray[np.int64], start: int, size: int, value: float, item: int) -> None:
     """Add (value, item) to the max-heap of `size` entries."""
     i = size
     while i > 0 and rank[(i - 1) // 2] < value:
@@ -213,18 +209,18 @@ def push(
 def draw_keys(
     weight: NDArray[Any],
     stream: np.uint64,
-    first: np.int64,
-    last: np.int64,
-    count: np.int64,
+    first: int,
+    last: int,
+    count: int,
     rank: NDArray[np.float64],
     slot: NDArray[np.int64],
-    at: np.int64,
-) -> np.int64:
+    at: int,
+) -> int:
     """Up to `count` distinct slots with probability by weight (Efraimidis and Spirakis, 2006); returns how many.
 
     Every slot of positive weight w gets the key Exp(1) / w; the `count` smallest keys win: one pass, memory O(count).
     """
-    size = np.int64(0)
+    size = 0
     for s in range(first, last):
         w = np.float64(weight[s])
         if w > 0:
@@ -242,13 +238,13 @@ def draw_keys(
 def draw_cumulative(
     weight: NDArray[Any],
     stream: np.uint64,
-    first: np.int64,
-    last: np.int64,
-    count: np.int64,
+    first: int,
+    last: int,
+    count: int,
     rank: NDArray[np.float64],
     slot: NDArray[np.int64],
-    at: np.int64,
-) -> np.int64:
+    at: int,
+) -> int:
     """`count` slots with replacement, probability by weight; 0 of them where the weights sum to nothing.
 
     The thresholds are sorted and met in one walk along the running sum, so memory is O(count), not O(degree).
@@ -257,11 +253,11 @@ def draw_cumulative(
     for s in range(first, last):
         total += np.float64(weight[s])
     if total <= 0:
-        return np.int64(0)
+        return 0
     for j in range(count):
         rank[j] = uniform(stream, j) * total
     rank[:count].sort()
-    running, j = 0.0, np.int64(0)
+    running, j = 0.0, 0
     for s in range(first, last):
         running += np.float64(weight[s])
         while j < count and rank[j] < running:
@@ -275,15 +271,15 @@ def draw_weighted(
     indptr: NDArray[np.int64],
     weight: NDArray[Any],
     node: NDArray[np.int64],
-    start: np.int64,
-    stop: np.int64,
-    fanout: np.int64,
+    start: int,
+    stop: int,
+    fanout: int,
     replace: bool,
     key: np.uint64,
     rank: NDArray[np.float64],
     slot: NDArray[np.int64],
     edge_indptr: NDArray[np.int64],
-) -> np.int64:
+) -> int:
     """`draw_uniform` by weight (fan-out >= 0); -1, or the first slot met whose weight is negative or not finite.
 
     rank: scratch, float64 of at least the most edges drawn at one node.
@@ -301,47 +297,47 @@ def draw_weighted(
         else:
             at += draw_keys(weight, stream, first, last, count, rank, slot, at)
         edge_indptr[i + 1] = at
-    return np.int64(-1)
+    return -1
 
 
 @kernel
 def gather(
     indices: NDArray[Any],
     slot: NDArray[np.int64],
-    start: np.int64,
-    stop: np.int64,
-    num_nodes: np.int64,
+    start: int,
+    stop: int,
+    num_nodes: int,
     source: NDArray[np.int64],
-) -> np.int64:
+) -> int:
     """`source[e] = indices[slot[e]]` for e in start:stop; -1, or the first slot that holds no node's id."""
     for e in range(start, stop):
         if e + AHEAD < stop:
             prefetch(indices, slot[e + AHEAD])
         if slot[e] < 0 or slot[e] >= indices.shape[0]:
             return slot[e]
-        neighbor = np.int64(indices[slot[e]])
+        neighbor = int(indices[slot[e]])
         if neighbor < 0 or neighbor >= num_nodes:
             return slot[e]
         source[e] = neighbor
-    return np.int64(-1)
+    return -1
 
 
 @kernel
-def home(node: np.int64, mask: np.int64) -> np.int64:
+def home(node: int, mask: int) -> int:
     """Where a node's probing begins: the upper half of a multiplicative (Fibonacci) hash."""
-    return np.int64((np.uint64(node) * _GOLDEN) >> _S32) & mask
+    return int(np.int64((np.uint64(node) * _GOLDEN) >> _S32)) & mask
 
 
 @kernel
 def relabel(
     table: NDArray[np.int64],
-    stamp: np.int64,
+    stamp: int,
     ids: NDArray[np.int64],
-    start: np.int64,
-    stop: np.int64,
+    start: int,
+    stop: int,
     node: NDArray[np.int64],
-    size: np.int64,
-) -> np.int64:
+    size: int,
+) -> int:
     """Replace `ids[start:stop]` by local ids, appending ids not met yet to `node[:size]`; returns the new size.
 
     table: int64[capacity, 2], capacity a power of two above the number of nodes; open addressing, linear probing. Node
@@ -364,7 +360,7 @@ def relabel(
 
 
 @kernel
-def insert(table: NDArray[np.int64], stamp: np.int64, node: NDArray[np.int64], size: np.int64) -> None:
+def insert(table: NDArray[np.int64], stamp: int, node: NDArray[np.int64], size: int) -> None:
     """Enter `node[:size]`, each with its position; of equal ids the first counts."""
     mask = table.shape[0] - 1
     for i in range(size):
