@@ -15,6 +15,9 @@ from stores.rows import AnyArray, Ids, check_request
 from stores.threads import Background
 
 _BATCH_ROWS = 4096
+_KEY = struct.Struct(">Q")
+SPARE_BYTES = 2**26
+"""Of a new map beyond twice the rows; it grows where that is not enough. The file only takes what is written."""
 _lock = threading.Lock()
 _open: dict[str, tuple["lmdb.Environment", int]] = {}
 
@@ -145,11 +148,14 @@ def write_lmdb_rows(path: Path | str, array: AnyArray, name: str | None = None) 
 def _open_and_write(path: Path, array: AnyArray, name: str | None) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with lmdb.open(str(path), map_size=2**26 + 2 * array.nbytes, max_dbs=64) as env:
+        with lmdb.open(str(path), map_size=SPARE_BYTES + 2 * array.nbytes, max_dbs=64) as env:
             db = env.open_db(name.encode() if name is not None else None)
+            with env.begin(db=db) as txn:
+                if txn.get(_KEY.pack(0)) is not None:
+                    raise StoreError(f"{path} holds rows already; remove it or write elsewhere")
             for first in range(0, len(array), _BATCH_ROWS):
                 block = np.ascontiguousarray(array[first : first + _BATCH_ROWS])
-                items = [(struct.pack(">Q", first + i), row.tobytes()) for i, row in enumerate(block)]
+                items = [(_KEY.pack(first + i), row.tobytes()) for i, row in enumerate(block)]
                 _put(env, db, items)
             env.sync(True)
     except (lmdb.Error, OSError) as error:
