@@ -125,7 +125,6 @@ class Collator:
         data.num_sampled_nodes = list(subgraph.num_nodes)
         data.num_sampled_edges = list(subgraph.num_edges)
         data.input_id = torch.from_numpy(input_id)
-        data.seed_time = None
         data.batch_size = len(input_id)
         data.blocks = blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
         return data
