@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stores import manifest as names
 from stores.errors import ConfigError, InputError, StoreError
 from stores.features import open_features
+from stores.files import Segments
 from stores.graph import Graph, index_dtype
 from stores.ids import IdMap, identity, whole_number
 from stores.integrity import fingerprint
@@ -219,13 +220,29 @@ def _open_ids(path: Path, manifest: Manifest) -> IdMap | None:
 
 
 def _load(rows: Rows) -> AnyArray:
-    """All rows in RAM, read front to back."""
+    """All rows in RAM, read front to back; contiguous shards as plain files, at the disk's sequential speed."""
     out = np.empty(rows.shape, rows.dtype)
+    if isinstance(rows, ShardedRows):
+        _read_files(rows.segments, out)
+        return out
     step = max(1, _LOAD_BYTES // rows.row_bytes)
     for first in range(0, len(out), step):
         part = out[first : first + step]
         rows.read(np.arange(first, first + len(part)), part)
     return out
+
+
+def _read_files(segments: Segments, out: AnyArray) -> None:
+    left = out.reshape(-1).view(np.uint8).data
+    for path, payload in zip(segments.paths, segments.payload.tolist(), strict=True):
+        wanted = left[: min(payload, len(left))]
+        left = left[len(wanted) :]
+        with path.open("rb", buffering=0) as file:
+            while len(wanted):
+                got = file.readinto(wanted)
+                if not got:
+                    raise StoreError(f"{path} is truncated: {len(wanted)} bytes are missing; build the store again")
+                wanted = wanted[got:]
 
 
 def _loaded(rows: Rows) -> Rows:

@@ -53,7 +53,7 @@ def write_ids(path: Path | str, kind: IdKind, by_id: Pairs, by_row: Pairs, node_
             keys = ((_row_keys(rows), encode(external)) for external, rows in by_row)
             back = _fill(env, _database(node_type, "id"), keys, _show_row)
             env.sync(True)
-        except lmdb.DiskError as error:
+        except lmdb.Error as error:
             raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from None
     if count != back:
         raise InputError(f"{path}: {count} ids in order of the ids, {back} in order of the rows; each must be in both once")

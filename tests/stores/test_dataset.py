@@ -8,11 +8,13 @@ import pytest
 import zarr
 
 from stores.build import compact_labels, write_store
-from stores.dataset import Dataset
+from stores.dataset import Dataset, _load
 from stores.errors import ConfigError, InputError, OocError, StoreError
 from stores.graph import Graph
 from stores.lmdb_rows import write_lmdb_rows
 from stores.rows import ArrayRows
+from stores.zarr_rows import ShardedRows, open_zarr_rows
+from stores.zarr_write import Appender
 
 from ..conftest import random_edges
 
@@ -49,6 +51,21 @@ def test_in_memory_holds_no_map(make_store) -> None:
         assert all(array.flags.owndata for array in ds.graph._arrays())
     with Dataset.open(make_store("other.ooc")) as ds:
         assert not any(array.flags.writeable for array in (ds.graph.indptr, ds.graph.indices, ds.labels))
+
+
+def test_loading_runs_over_all_shards_and_skips_the_padding(tmp_path) -> None:
+    x = np.arange(10_000 * 3, dtype=np.int16).reshape(10_000, 3)
+    with Appender(tmp_path, "x", (3,), np.int16, chunk_bytes=2**14, shard_bytes=2**15) as appender:
+        appender.append(x)
+    rows = open_zarr_rows(tmp_path, "x")
+    assert isinstance(rows, ShardedRows)
+    assert len(rows.segments.paths) > 1
+    assert rows.segments.total > x.nbytes
+    assert np.array_equal(_load(rows), x)
+    rows.segments.paths[0].write_bytes(b"short")
+    with pytest.raises(StoreError, match="truncated"):
+        _load(rows)
+    rows.close()
 
 
 def test_plain_zarr_reads_every_array(make_store, arrays) -> None:

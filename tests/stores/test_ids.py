@@ -1,5 +1,7 @@
 """External ids against a dictionary."""
 
+import resource
+
 import lmdb
 import numpy as np
 import pyarrow as pa
@@ -117,6 +119,16 @@ def test_an_id_twice_or_out_of_order_is_named(tmp_path, monkeypatch, kind, exter
 def test_the_two_orders_must_hold_the_same_number(tmp_path) -> None:
     with pytest.raises(InputError, match="1 ids in order of the ids, 2 in order of the rows"):
         write_ids(tmp_path / "ids", "str", [(["a"], np.array([0]))], [(["a", "b"], np.array([0, 1]))])
+
+
+def test_a_disk_that_takes_no_more_is_a_store_error(tmp_path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, limit[1]))  # files end there: the nearest thing to a full disk
+    try:
+        with pytest.raises(StoreError, match=r"cannot write .*ids.*free some space"):
+            fill(tmp_path / "ids", "int", list(range(20_000)), chunk=20_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def test_absent_ids_are_a_store_error(tmp_path) -> None:
