@@ -1,0 +1,387 @@
+"""`ingest`: the steps in order, each recorded when done, then the store published by one rename."""
+
+import errno
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores import manifest as names
+from stores.atomic import check_absent
+from stores.build import finish_store
+from stores.errors import ConfigError, InputError, OocError, StoreError
+from stores.ingest import duck as sql
+from stores.ingest import edges as csc
+from stores.ingest import ids, labels, nodes
+from stores.ingest.datasets import Inputs, gather, input_files
+from stores.ingest.duck import Duck, Progress, silent
+from stores.ingest.ids import EdgeColumns, EdgeScan
+from stores.ingest.spec import IngestResult, IngestSpec
+from stores.ingest.steps import Steps, fingerprint
+from stores.manifest import Manifest
+
+_FREE = {"memory"}
+"""settings that do not change the store, so a killed ingest may go on with others"""
+
+
+def ingest(
+    spec: IngestSpec, progress: Progress | None = None, arrays: Mapping[str, NDArray[Any]] | None = None
+) -> IngestResult:
+    """Build the store `spec.out`; equal inputs give the same bytes, whatever the memory and the number of threads.
+
+    progress: called with the step, the units done and in all; arrays: the parts of a data set that is in memory already
+    (x, y, edge_index, train_mask, ...), in place of files.
+
+    The store is built in `<out>.partial`. A killed ingest leaves no store; the same call resumes at the last finished step
+    while the settings and the input files stay as they are. After an error that directory is removed.
+    Raises InputError naming file, row and value, StoreError for an existing `out` or a full disk, ConfigError.
+
+    >>> ingest(IngestSpec(out="papers.ooc", edges="edges/*.parquet", num_nodes=8_000_000)).num_edges
+    100000000
+    """
+    begin = time.perf_counter()
+    if spec.pyg is not None and arrays is None:
+        raise ConfigError("a PyG data set is read by ooc.pyg_source.ingest, which knows torch; call that one")
+    check_absent(spec.out)
+    key = fingerprint(_settings(spec, arrays), input_files(spec))
+    steps = Steps(spec.out, key)
+    keep = False
+    try:
+        with Duck(spec.memory_bytes, steps.spill) as duck:
+            result = _Build(spec, steps, duck, progress or silent).run(arrays)
+    except OSError as error:
+        raise _disk(error, spec.out) from error
+    except OocError:
+        raise
+    except BaseException:
+        keep = True  # interrupted, not refused: the same call resumes
+        raise
+    finally:
+        steps.close(keep)
+    return IngestResult(**result, seconds=time.perf_counter() - begin, resumed=tuple(steps.resumed))
+
+
+def _disk(error: OSError, out: Path) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(f"the disk is full: {out} cannot be written; free space or write elsewhere")
+    return StoreError(f"{error.filename or out}: {error.strerror or error}; check the disk and the permissions")
+
+
+def _settings(spec: IngestSpec, arrays: Mapping[str, NDArray[Any]] | None) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted((arrays or {}).items()):
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return spec.model_dump_json(exclude=_FREE) + _creator() + digest.hexdigest()
+
+
+def _creator() -> str:
+    try:
+        return f"ooc {version('ooc')}"
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "ooc"
+
+
+class _Build:
+    """One ingest under way. Each method is a step or two; what it passes on goes through the journal as JSON."""
+
+    def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress) -> None:
+        self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
+        self.store, self.stage = steps.store, steps.stage
+
+    def run(self, arrays: Mapping[str, NDArray[Any]] | None) -> dict[str, Any]:
+        raw = self.steps.run(
+            "gather", lambda: gather(self.spec, self.duck, self.stage, arrays, self.progress).to_json(), [self.stage]
+        )
+        self.inputs = Inputs.from_json(raw)
+        self.columns = self._columns()
+        space = self._id_space()
+        self.num_nodes = int(space["num_nodes"])
+        self._check_counts()
+        relation = self._mapped(space)
+        graph = self._graph(space, relation)
+        split = self._splits()
+        found = self._labels()
+        features = self._features(split)
+        manifest = self._manifest(space, graph, split, found, features)
+        finish_store(self.store, self.spec.out, manifest)
+        dropped = {name: int(graph[name]) for name in ("missing", "self_loops", "duplicates") if graph[name]}
+        wild = int(space["wild"]) + sum(int(each["wild"]) for each in features.values())
+        return {
+            "path": self.spec.out,
+            "num_nodes": self.num_nodes,
+            "num_edges": int(graph["slots"]),
+            "dropped": dropped,
+            "non_finite": wild,
+        }
+
+    def _columns(self) -> EdgeColumns:
+        table, plain = self.inputs.edges, self.spec.edges is not None
+        src = table.column(self.spec.src if plain or table.text else "src", "sources", ("src", 0))
+        dst = table.column(self.spec.dst if plain or table.text else "dst", "destinations", ("dst", 1))
+        weight = self.inputs.weight
+        return EdgeColumns(table, src, dst, None if weight is None else table.column(weight, "weights"))
+
+    def _rows_known(self) -> tuple[int, str] | None:
+        """The number of nodes that the inputs fix, and which of them does."""
+        inputs = self.inputs
+        if inputs.nodes is not None:
+            return inputs.nodes.rows, inputs.nodes.shown
+        if inputs.num_nodes is not None:
+            return inputs.num_nodes, "--num-nodes" if self.spec.num_nodes else "as the data set says"
+        for rows in (self._feature_rows(name) for name in self._feature_names()):
+            return rows.count, rows.shown
+        rows_of_labels = self._label_rows()
+        return None if rows_of_labels is None else (rows_of_labels.count, rows_of_labels.shown)
+
+    def _id_space(self) -> dict[str, Any]:
+        """Steps scan and ids: {edges, kind, low, high, num_nodes, mapped: bool, wild}."""
+        known = self._rows_known()
+        self.why = known[1] if known else "as the edges say"
+        scanned = self.steps.run("scan", lambda: self._scan(known))
+        found = EdgeScan(**{key: scanned[key] for key in ("edges", "kind", "low", "high", "distinct")})
+        return scanned | self.steps.run("ids", lambda: self._choose(found, known), [self.stage / "ids.parquet"])
+
+    def _scan(self, known: tuple[int, str] | None) -> dict[str, Any]:
+        self.progress("scan edges", 0, self.inputs.edges.rows)
+        asked = self.spec.id_type
+        if known and self.inputs.nodes is None:
+            if asked == "str":
+                raise InputError(f"rows come from {known[1]}, so text ids cannot be placed: list them in a table, --nodes")
+            asked = "int" if self.inputs.edges.text else "auto"
+        edges = self.inputs.edges
+        if edges.rows == 0:
+            raise InputError(f"{edges.shown} has no edges: a graph needs at least one")
+        kind = ids.id_kind(self.duck, edges, [self.columns.src, self.columns.dst], asked)
+        if kind == "str" and known and self.inputs.nodes is None:
+            raise InputError(
+                f"{edges.shown} has text ids, which {known[1]} cannot place in rows: list them in a table, --nodes"
+            )
+        if self.inputs.nodes is not None:
+            kind = self._node_kind(kind)
+        found, wild = ids.scan(self.duck, self.columns, kind, count_ids=known is None, allow_nan=self.spec.allow_nan)
+        self.progress("scan edges", found.edges, found.edges)
+        return ids.to_json(found) | {"wild": wild}
+
+    def _node_kind(self, edge_kind: names.IdKind) -> names.IdKind:
+        table = self.inputs.nodes
+        assert table is not None
+        column = table.column(self.spec.id, "node ids", ("id", 0))
+        kind = ids.id_kind(self.duck, table, [column], self.spec.id_type)
+        return "str" if "str" in (kind, edge_kind) else "int"
+
+    def _choose(self, found: EdgeScan, known: tuple[int, str] | None) -> dict[str, Any]:
+        """{num_nodes, mapped}: whether ids are rows; otherwise ids get rows from the node table or by rank."""
+        table = self.inputs.nodes
+        if table is not None:
+            column = table.column(self.spec.id, "node ids", ("id", 0))
+            mapped = not ids.check_node_ids(self.duck, table, column, found.kind)
+            return {"num_nodes": table.rows, "mapped": mapped}
+        if known is not None:
+            return {"num_nodes": known[0], "mapped": False}
+        assert found.distinct is not None
+        if found.kind == "int" and found.low >= 0 and found.high < ids.DENSE * max(found.distinct, 2):
+            return {"num_nodes": found.high + 1, "mapped": False}
+        relation = self.columns.relation(found.kind)
+        count = ids.distinct_ids(self.duck, relation, found.distinct, self.stage, self.progress)
+        return {"num_nodes": count, "mapped": True}
+
+    def _check_counts(self) -> None:
+        """Every node array has a row a node, before the long work begins."""
+        for rows in [*(self._feature_rows(name) for name in self._feature_names()), self._label_rows()]:
+            if rows is not None:
+                rows.expect(self.num_nodes, self.why)
+
+    def _ids_relation(self, kind: names.IdKind) -> str:
+        if self.inputs.nodes is not None:
+            column = self.inputs.nodes.column(self.spec.id, "node ids", ("id", 0))
+            return ids.node_rows(self.inputs.nodes, column, kind)
+        return f"SELECT id, file_row_number AS row FROM {sql.parquet([self.stage / 'ids.parquet'])}"
+
+    def _mapped(self, space: dict[str, Any]) -> str:
+        """Steps map and ids.lmdb: SQL of the edges by row, those without a node left out; counts them in `space`."""
+        kind, relation = space["kind"], self.columns.relation(space["kind"])
+        space["missing"] = 0
+        if not space["mapped"]:
+            if not self.spec.drop_missing:
+                found = EdgeScan(space["edges"], kind, space["low"], space["high"], None)
+                ids.refuse_out_of_range(self.duck, self.columns, found, self.num_nodes, self.why)
+            elif not 0 <= space["low"] <= space["high"] < self.num_nodes:
+                inside = f"src BETWEEN 0 AND {self.num_nodes - 1} AND dst BETWEEN 0 AND {self.num_nodes - 1}"
+                relation = f"SELECT * FROM ({relation}) WHERE {inside}"
+                space["missing"] = space["edges"] - self.duck.one(f"SELECT count(*) FROM ({relation})")[0]
+            return relation
+        pairs, path = self._ids_relation(kind), self.store / names.IDS
+        mapped = self.stage / "mapped.parquet"
+        found_left = self.steps.run("map", lambda: self._map(space, relation, pairs), [self.stage / "half.parquet", mapped])
+        space["missing"] = space["edges"] - found_left["left"]
+
+        def fill() -> dict[str, Any]:
+            ids.write_lmdb(self.duck, path, kind, pairs, self.num_nodes, self.progress)
+            return {}
+
+        self.steps.run("ids.lmdb", fill, [path])
+        return csc.parquet_relation(mapped)
+
+    def _map(self, space: dict[str, Any], relation: str, pairs: str) -> dict[str, Any]:
+        weighted, nodes_table = self.columns.weight is not None, self.inputs.nodes
+        left = ids.map_edges(self.duck, relation, space["edges"], pairs, self.stage, weighted, self.progress)
+        if left < space["edges"] and not self.spec.drop_missing:
+            assert nodes_table is not None
+            ids.refuse_missing(self.duck, self.columns, space["kind"], pairs, nodes_table)
+        return {"left": left}
+
+    def _graph(self, space: dict[str, Any], relation: str) -> dict[str, Any]:
+        """Steps dedup and graph: {slots, loops, missing, self_loops, duplicates}."""
+        weighted, spec = self.columns.weight is not None, self.spec
+        left = space["edges"] - space["missing"]
+        if left == 0:
+            raise InputError(f"{self.inputs.edges.shown}: every edge was dropped, no endpoint is a node; check the ids")
+        slots = csc.directed(relation, spec.undirected, spec.drop_self_loops, weighted)
+        total, unique = left * (2 if spec.undirected else 1), self.stage / "unique.parquet"
+        duplicates = 0
+        if spec.drop_duplicates:
+            counts = self.steps.run("dedup", lambda: self._dedup(slots, total, unique), [unique])
+            duplicates, total = counts["before"] - counts["left"], counts["left"]
+            slots = csc.parquet_relation(unique)
+        outputs = [self.store / "graph", self.store / names.CHECKSUMS / "graph"]
+        dropped = csc.count_self_loops(self.duck, relation) if spec.drop_self_loops else 0
+        if dropped == left:
+            raise InputError(f"{self.inputs.edges.shown}: every edge is a self-loop, so none is left without them")
+
+        def write() -> dict[str, Any]:
+            return dict(
+                csc.write_csc(self.duck, self.store, slots, self.num_nodes, space["edges"], total, weighted, self.progress)
+            )
+
+        counts = self.steps.run("graph", write, outputs)
+        return counts | {"missing": space["missing"], "self_loops": dropped, "duplicates": duplicates}
+
+    def _dedup(self, slots: str, total: int, unique: Path) -> dict[str, Any]:
+        before, left = csc.drop_duplicates(self.duck, slots, total, unique, self.progress)
+        return {"before": before, "left": left}
+
+    def _outputs(self, *arrays: str) -> list[Path]:
+        paths = [names.node_array(array) for array in arrays]
+        return [self.store / part for path in paths for part in (path, names.checksum_array(path))]
+
+    def _feature_names(self) -> list[str]:
+        own = ["x"] if self.spec.x_cols else []
+        return sorted({*self.inputs.features, *self.inputs.feature_tables, *own})
+
+    def _feature_rows(self, name: str) -> nodes.Rows:
+        if name in self.inputs.features:
+            return nodes.npy_rows(self.inputs.features[name], self.inputs.name)
+        table = self.inputs.feature_tables.get(name)
+        if table is not None:
+            return nodes.table_rows(self.duck, table, list(table.columns))
+        assert self.inputs.nodes is not None
+        assert self.spec.x_cols is not None
+        taken = {self.spec.id, *(each for each in (self.spec.label, self.spec.split) if each)}
+        columns = nodes.match_columns(self.inputs.nodes, self.spec.x_cols, taken)
+        return nodes.table_rows(self.duck, self.inputs.nodes, columns)
+
+    def _label_rows(self) -> nodes.Rows | None:
+        if self.inputs.labels is not None:
+            return nodes.npy_rows([self.inputs.labels], self.inputs.name)
+        if self.inputs.label_table is not None:
+            return nodes.table_rows(self.duck, self.inputs.label_table, list(self.inputs.label_table.columns))
+        if self.spec.label is None:
+            return None
+        assert self.inputs.nodes is not None
+        column = self.inputs.nodes.column(self.spec.label, "labels")
+        return nodes.table_rows(self.duck, self.inputs.nodes, [column])
+
+    def _splits(self) -> dict[str, Any]:
+        """Step splits: {sizes: {split: nodes}, arrays: [names]}."""
+
+        def write() -> dict[str, Any]:
+            masks = {}
+            if self.spec.split is not None:
+                assert self.inputs.nodes is not None
+                column = self.inputs.nodes.column(self.spec.split, "splits")
+                masks = labels.table_splits(self.duck, self.inputs.nodes, column)
+            for split, path in self.inputs.splits.items():
+                shown = self.inputs.name(path)
+                masks[split] = labels.read_split(path, shown, self.num_nodes, self.spec.split_index)
+            if not masks:
+                return {"sizes": {}, "arrays": []}
+            sizes, arrays = labels.write_splits(self.store, masks)
+            return {"sizes": sizes, "arrays": arrays}
+
+        if self.spec.split_index is not None and not self.inputs.splits:
+            raise ConfigError("--split-index chooses among the splits of masks, and there are none: leave it out")
+        return self.steps.run("splits", write, self._outputs("split", *(f"split_{name}" for name in names.SPLIT_CODES)))
+
+    def _labels(self) -> dict[str, Any]:
+        """Step labels: {task, num_classes}, both None without labels."""
+        rows = self._label_rows()
+        if rows is None:
+            return {"task": None, "num_classes": None}
+
+        def write() -> dict[str, Any]:
+            found = labels.look_at_labels(rows, self.num_nodes)
+            labels.write_labels(self.store, rows, found)
+            return {"task": found.task, "num_classes": found.num_classes}
+
+        return self.steps.run("labels", write, self._outputs("y"))
+
+    def _features(self, split: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Steps features NAME: {name: {wild}}."""
+        if self.spec.normalize != "none" and not self._feature_names():
+            raise ConfigError(f"--normalize {self.spec.normalize} scales features, and there are none: leave it out")
+        return {
+            name: self.steps.run(f"features {name}", self._feature_step(name, split), self._outputs(name))
+            for name in self._feature_names()
+        }
+
+    def _feature_step(self, name: str, split: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+        def write() -> dict[str, Any]:
+            rows = self._feature_rows(name)
+            scale = nodes.fit_scale(rows, self.spec.normalize, self._training(split), self.progress)
+            dtype, allow = self.spec.dtype, self.spec.allow_nan
+            return {"wild": nodes.write_features(self.store, name, rows, dtype, scale, allow, self.progress)}
+
+        return write
+
+    def _training(self, split: dict[str, Any]) -> Callable[[int, int], NDArray[np.bool_]] | None:
+        """Which rows are training rows, read back from the store (the splits may have come from an earlier run)."""
+        if self.spec.normalize != "standard" or "train" not in split["sizes"]:
+            return None
+        import zarr
+
+        own = "split_train" in split["arrays"]
+        array = zarr.open_group(self.store, mode="r")[names.split_array("train") if own else names.node_array("split")]
+        codes = np.asarray(array[:])  # type: ignore[index]
+        chosen = codes if own else codes == names.SPLIT_CODES["train"]
+        return lambda first, last: chosen[first:last]
+
+    def _manifest(
+        self,
+        space: dict[str, Any],
+        graph: dict[str, Any],
+        split: dict[str, Any],
+        found: dict[str, Any],
+        features: dict[str, Any],
+    ) -> Manifest:
+        weighted = self.columns.weight is not None
+        arrays = [*features, *split["arrays"], *(["y"] if found["task"] else [])]
+        return Manifest.homogeneous(
+            num_nodes=self.num_nodes,
+            num_edges=int(graph["slots"]),
+            arrays=arrays,
+            splits=split["sizes"],
+            id_kind=space["kind"] if space["mapped"] else None,
+            columns=["edge_id", *(["weight"] if weighted else [])],
+            has_self_loops=graph["loops"] > 0,
+            weighted=weighted,
+            undirected=self.spec.undirected,
+            task=found["task"],
+            num_classes=found["num_classes"],
+            created_by=_creator(),
+        )

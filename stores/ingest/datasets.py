@@ -1,0 +1,219 @@
+"""Whole data sets in one place (npz, OGB's raw layout, arrays in memory) as the inputs that plain files would give."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.errors import InputError
+from stores.ingest.duck import Duck, Progress
+from stores.ingest.sources import Table, TableFile, find, kind_of, open_array, open_table, stage_edge_array, unpack_npz
+from stores.ingest.spec import IngestSpec
+
+KEYS = {
+    "x": ("x", "node_features", "node_feat", "features"),
+    "y": ("y", "node_labels", "node_label", "labels"),
+    "edges": ("edge_index", "edges"),
+    "train": ("train_mask", "train_masks", "train_idx"),
+    "val": ("val_mask", "val_masks", "valid_idx", "val_idx"),
+    "test": ("test_mask", "test_masks", "test_idx"),
+    "num_nodes": ("num_nodes", "num_nodes_list"),
+    "weight": ("edge_weight",),
+}
+"""names under which npz files hold the parts (PyG's, OGB's, and those of the heterophilous-graphs collection)"""
+
+
+@dataclass
+class Inputs:
+    """Where everything is, after unpacking: what the later steps read. JSON both ways, for the journal."""
+
+    edges: Table
+    nodes: Table | None = None
+    weight: str | None = None
+    features: dict[str, list[str]] = field(default_factory=dict)
+    """name -> npy files, one behind the other"""
+    feature_tables: dict[str, Table] = field(default_factory=dict)
+    labels: str | None = None
+    label_table: Table | None = None
+    splits: dict[str, str] = field(default_factory=dict)
+    """train, val, test -> npy of ids or mask"""
+    num_nodes: int | None = None
+    shown: dict[str, str] = field(default_factory=dict)
+    """unpacked file -> what to call it in a message"""
+
+    def name(self, path: str) -> str:
+        return self.shown.get(path, path)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        tables = {key: Table.from_json(value[key]) for key in ("edges", "nodes", "label_table") if value[key]}
+        features = {key: Table.from_json(table) for key, table in value["feature_tables"].items()}
+        return cls(**{**value, **tables, "feature_tables": features})
+
+
+def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Mapping[str, NDArray[Any]] | None, progress: Progress) -> Inputs:
+    """Find, check and unpack the inputs of `spec`; `arrays` are those of a data set already in memory."""
+    if arrays is not None:
+        return _from_arrays(arrays, stage, spec.pyg or "arrays")
+    if spec.npz is not None:
+        paths = {key: str(path) for key, path in unpack_npz(spec.npz, stage / "npz").items()}
+        return _from_npys(paths, str(spec.npz), stage)
+    if spec.ogb is not None:
+        return _from_ogb(spec.ogb, duck, stage, progress)
+    return _from_files(spec, duck, stage, progress)
+
+
+def input_files(spec: IngestSpec) -> list[Path]:
+    """Every file the spec names, for the fingerprint. Raises InputError for one that is not there."""
+    patterns = [spec.edges, spec.nodes, *spec.feature_globs().values()]
+    patterns += [str(path) for path in (spec.labels, spec.train, spec.val, spec.test, spec.npz) if path is not None]
+    files = [path for pattern in patterns if pattern is not None for path in find(pattern)]
+    if spec.ogb is not None:
+        if not (spec.ogb / "raw").is_dir():
+            raise InputError(f"{spec.ogb} has no folder raw/: give the data set's folder, as ogb unpacks it")
+        files += sorted(path for path in spec.ogb.rglob("*") if path.is_file() and path.suffix in (".gz", ".npz", ".csv"))
+    return files
+
+
+def _from_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -> Inputs:
+    assert spec.edges is not None
+    edges = _edge_files(spec, duck, stage, progress)
+    inputs = Inputs(edges, weight=spec.weight, num_nodes=spec.num_nodes)
+    if spec.nodes is not None:
+        wanted = tuple(each for each in (spec.id, spec.label, spec.split) if each)
+        inputs.nodes = open_table(duck, spec.nodes, stage / "nodes", spec.header, wanted, progress)
+    for feature, pattern in spec.feature_globs().items():
+        inputs.features[feature] = [str(path) for path in find(pattern, natural=True)]
+    inputs.labels = None if spec.labels is None else str(spec.labels)
+    given = {"train": spec.train, "val": spec.val, "test": spec.test}
+    inputs.splits = {split: str(path) for split, path in given.items() if path is not None}
+    return inputs
+
+
+def _edge_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -> Table:
+    assert spec.edges is not None
+    paths = find(spec.edges)
+    kinds = {kind_of(path) for path in paths}
+    if not kinds & {".npy", ".npz"}:
+        return open_table(duck, spec.edges, stage / "edges", spec.header, (spec.src, spec.dst), progress)
+    if len(kinds) > 1:
+        raise InputError(f"{spec.edges} matches files of several kinds ({', '.join(sorted(kinds))}): give one kind")
+    if spec.weight is not None:
+        raise InputError(f"--weight names a column of a table, and {paths[0]} is an array: give a table")
+    files = []
+    for index, path in enumerate(paths):
+        array = path
+        if path.suffix.lower() == ".npz":
+            array = _pick(unpack_npz(path, stage / f"unpacked{index}"), "edges", path)
+        files.append(stage_edge_array(open_array(array), str(path), stage / "edges" / f"{index:05d}.parquet"))
+    return Table(tuple(files), {"src": "int64", "dst": "int64"}, text=False)
+
+
+def _pick(found: dict[str, Path], part: str, shown: Path) -> Path:
+    for key in KEYS[part]:
+        if key in found:
+            return found[key]
+    raise InputError(f"{shown} has no array {' or '.join(KEYS[part])}: it has {', '.join(found) or 'none'}")
+
+
+def _from_arrays(arrays: Mapping[str, NDArray[Any]], stage: Path, shown: str) -> Inputs:
+    (stage / "arrays").mkdir(parents=True, exist_ok=True)
+    paths = {}
+    for key, array in arrays.items():
+        path = stage / "arrays" / f"{key}.npy"
+        np.save(path, array, allow_pickle=False)
+        paths[key] = str(path)
+    return _from_npys(paths, shown, stage)
+
+
+def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
+    parts = {part: next((paths[key] for key in keys if key in paths), None) for part, keys in KEYS.items()}
+    if parts["edges"] is None:
+        raise InputError(f"{shown} has no edge_index (or edges): it has {', '.join(paths) or 'nothing'}")
+    weight = None if parts["weight"] is None else open_array(Path(parts["weight"])).reshape(-1)
+    file = stage_edge_array(open_array(Path(parts["edges"])), shown, stage / "edges" / "00000.parquet", weight)
+    columns = {"src": "int64", "dst": "int64"} | ({} if weight is None else {"weight": "float"})
+    inputs = Inputs(Table((file,), columns, text=False), weight=None if weight is None else "weight")
+    inputs.features = {} if parts["x"] is None else {"x": [parts["x"]]}
+    inputs.labels = parts["y"]
+    inputs.splits = {split: path for split in ("train", "val", "test") if (path := parts[split]) is not None}
+    if parts["num_nodes"] is not None:
+        inputs.num_nodes = int(open_array(Path(parts["num_nodes"])).reshape(-1)[0])
+    inputs.shown = {path: f"{shown}[{key}]" for key, path in paths.items()}
+    return inputs
+
+
+def _from_ogb(folder: Path, duck: Duck, stage: Path, progress: Progress) -> Inputs:
+    raw = folder / "raw"
+    if (raw / "data.npz").exists():
+        paths = {key: str(path) for key, path in unpack_npz(raw / "data.npz", stage / "npz").items()}
+        if (raw / "node-label.npz").exists():
+            labels = unpack_npz(raw / "node-label.npz", stage / "labels")
+            paths["node_label"] = str(_pick(labels, "y", raw / "node-label.npz"))
+        inputs = _from_npys(paths, str(raw / "data.npz"), stage)
+    else:
+        inputs = _ogb_tables(raw, duck, stage, progress)
+    inputs.splits = _ogb_splits(folder, duck, stage, progress)
+    inputs.shown |= {path: f"{folder}/split/*/{Path(path).stem}.csv.gz" for path in inputs.splits.values()}
+    return inputs
+
+
+def _ogb_tables(raw: Path, duck: Duck, stage: Path, progress: Progress) -> Inputs:
+    def table(name: str) -> Table | None:
+        for path in (raw / f"{name}.csv.gz", raw / f"{name}.csv"):
+            if path.exists():
+                return open_table(duck, str(path), stage / name, False, (), progress)
+        return None
+
+    edges = table("edge")
+    if edges is None:
+        raise InputError(f"{raw} has neither edge.csv.gz nor data.npz: it is not OGB's raw layout of a node data set")
+    inputs = Inputs(edges, label_table=table("node-label"))
+    counts = table("num-node-list")
+    if counts is not None:
+        values = duck.rows(f"SELECT try_cast(column0 AS BIGINT) FROM {counts.relation()}")
+        if len(values) != 1 or values[0][0] is None:
+            raise InputError(f"{counts.shown} must hold one number, the nodes of the one graph; it has {len(values)} rows")
+        inputs.num_nodes = int(values[0][0])
+    if (features := table("node-feat")) is not None:
+        inputs.feature_tables["x"] = features
+    return inputs
+
+
+def _ogb_splits(folder: Path, duck: Duck, stage: Path, progress: Progress) -> dict[str, str]:
+    found = sorted(path for path in (folder / "split").glob("*") if path.is_dir())
+    if len(found) > 1:
+        listed = ", ".join(path.name for path in found)
+        raise InputError(f"{folder}/split has several splits ({listed}): leave the one you want")
+    splits = {}
+    for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
+        for path in (part / f"{theirs}.csv.gz" for part in found):
+            if not path.exists():
+                continue
+            table = open_table(duck, str(path), stage / f"split-{theirs}", False, (), progress)
+            target = stage / f"{theirs}.npy"
+            np.save(target, _numbers(duck, table))
+            splits[ours] = str(target)
+    return splits
+
+
+def _numbers(duck: Duck, table: Table) -> NDArray[np.int64]:
+    found = duck.stream(f"SELECT try_cast(column0 AS BIGINT) AS n FROM {table.relation()}")
+    parts, at = [np.empty(0, np.int64)], 0
+    for batch in found:
+        column = batch.column(0)
+        if column.null_count:
+            bad = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise InputError(f"{table.where(at + bad)}: not a whole number")
+        parts.append(column.to_numpy())
+        at += len(column)
+    return np.concatenate(parts)
+
+
+__all__ = ["Inputs", "TableFile", "gather", "input_files"]

@@ -1,0 +1,148 @@
+"""DuckDB as the ingest uses it: bounded memory, streamed results, errors of one line.
+
+DuckDB's memory limit is not its resident size: allocator slack, thread stacks and the batches in flight come on top, and
+so do Python and its libraries. Results are streamed (`to_arrow_reader` on a relation): a DB-API result would hold the
+whole of the rows.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import duckdb
+import pyarrow as pa
+
+from stores.errors import InputError, OocError, StoreError
+
+OUTSIDE_BYTES = 600_000_000
+"""memory that the engine's limit does not see: Python, its libraries, batches in flight, allocator slack"""
+LEAST_BYTES = 256_000_000
+THREAD_BYTES = 128_000_000
+"""a sorting thread with less than this fails rather than spills"""
+BATCH_ROWS = 131_072
+
+
+class Progress(Protocol):
+    """Called as work proceeds: step's name, units done, units in all (None: unknown), what a unit is."""
+
+    def __call__(self, step: str, done: int, total: int | None, unit: str = "rows") -> None: ...
+
+
+def silent(step: str, done: int, total: int | None, unit: str = "rows") -> None:
+    """A Progress that shows nothing."""
+
+
+class Duck:
+    """A private DuckDB connection that spills to `spill` and whose limit leaves room for the rest of the process.
+
+    memory: bytes for the whole process. Raises StoreError (disk full, memory too small) and InputError (unreadable data).
+
+    >>> with Duck(2 * 10**9, Path("spill")) as duck:
+    ...     for batch in duck.stream("select * from range(10)"): ...
+    """
+
+    def __init__(self, memory: int, spill: Path) -> None:
+        self.limit = max(LEAST_BYTES, memory - OUTSIDE_BYTES)
+        self._spill = spill
+        threads = max(1, min(len(os.sched_getaffinity(0)), self.limit // THREAD_BYTES))
+        config = {"memory_limit": f"{self.limit // 1000}KB", "threads": threads, "temp_directory": str(spill)}
+        self._con = duckdb.connect(":memory:", config=config)
+        self._con.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+
+    def __enter__(self) -> "Duck":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._con.close()
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """All rows of a query with a small result."""
+        with self._errors():
+            return list(self._con.execute(sql).fetchall())
+
+    def one(self, sql: str) -> tuple[Any, ...]:
+        """The only row of a query."""
+        return self.rows(sql)[0]
+
+    def columns(self, sql: str) -> dict[str, str]:
+        """Column name -> type of a query."""
+        return {name: kind for name, kind, *_ in self.rows(f"DESCRIBE {sql}")}
+
+    def stream(self, sql: str, ordered: bool = True, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+        """Record batches of a query; `ordered` keeps the input's order where the query has no ORDER BY."""
+        with self._errors():
+            self._con.execute(f"SET preserve_insertion_order = {str(ordered).lower()}")
+            yield from self._con.sql(sql).to_arrow_reader(batch_rows)
+
+    def copy(self, sql: str, path: Path, ordered: bool, progress: Progress = silent, step: str = "", total: int = 0) -> int:
+        """Write a query as a Parquet file; returns its rows. Progress is DuckDB's own estimate, scaled to `total` rows."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._errors(), self._watch(progress, step, total):
+            self._con.execute(f"SET preserve_insertion_order = {str(ordered).lower()}")
+            settings = "FORMAT parquet, COMPRESSION snappy, ROW_GROUP_SIZE 122880"
+            found = self._con.execute(f"COPY ({sql}) TO {text(path)} ({settings})").fetchall()
+        return int(found[0][0])
+
+    @contextmanager
+    def _watch(self, progress: Progress, step: str, total: int) -> Iterator[None]:
+        ended = threading.Event()
+
+        def poll() -> None:
+            while not ended.wait(0.25):
+                share = self._con.query_progress()
+                progress(step, int(total * min(max(share, 0.0), 100.0) / 100), total)
+
+        watcher = threading.Thread(target=poll, name="ooc-ingest-progress", daemon=True)
+        if step:
+            watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if step:
+                watcher.join()
+                progress(step, total, total)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except duckdb.OutOfMemoryException as error:
+            raise self._out_of_memory(str(error)) from error
+        except duckdb.Error as error:
+            raise self._translated(error) from error
+
+    def _out_of_memory(self, message: str) -> OocError:
+        if "max_temp_directory_size" in message or "No space" in message:
+            return StoreError(f"the disk is full: {self._spill} cannot be written; free space or write elsewhere")
+        return MemoryShort(f"the ingest does not fit its memory ({self.limit // 10**6} MB for sorting): raise --memory")
+
+    def _translated(self, error: duckdb.Error) -> OocError:
+        message = " ".join(str(error).split())
+        if "No space left" in message or "Disk quota" in message:
+            return StoreError(f"the disk is full: {self._spill} cannot be written; free space or write elsewhere")
+        if isinstance(error, duckdb.IOException) and str(self._spill.parent) in message:
+            return StoreError(f"cannot write: {message[:300]}; check the disk")
+        return InputError(f"the data cannot be read: {message[:300]}; check the file")
+
+
+class MemoryShort(StoreError):
+    """A query needs more memory than it may have; some callers then go over the data in smaller parts."""
+
+
+def text(value: object) -> str:
+    """A SQL string literal."""
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def name(column: str) -> str:
+    """A quoted SQL identifier."""
+    return '"' + column.replace('"', '""') + '"'
+
+
+def parquet(paths: list[Path]) -> str:
+    """SQL of the rows of Parquet files, with `file_row_number` and `file_index` as further columns."""
+    return f"read_parquet([{', '.join(text(path) for path in paths)}], file_row_number = true)"

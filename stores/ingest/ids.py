@@ -1,0 +1,251 @@
+"""External ids to rows: the choice of the id space, the mapping of edges by join, and ids.lmdb.
+
+Integer ids that are rows already (0..N-1) need no map. Any other id gets the row its node has in the node table or, without
+one, its rank among the sorted distinct ids.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stores.errors import InputError
+from stores.ids import write_ids
+from stores.ingest import duck as sql
+from stores.ingest.duck import Duck, MemoryShort, Progress
+from stores.ingest.sources import Table
+from stores.manifest import IdKind
+
+ID_BYTES = 300
+"""memory of one distinct id in DuckDB's hash table (measured: 160 for 11 characters), generously"""
+WORDS_SHARE = 0.1
+"""with more words than this among the ids they count as words, with fewer the words count as mistakes"""
+DENSE = 2
+"""ids below DENSE times their number are rows as they are"""
+_INT_TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+_TEXT_TYPES = {"string", "large_string", "string_view", "dictionary<values=string, indices=int32, ordered=0>"}
+
+
+@dataclass(frozen=True)
+class EdgeScan:
+    """What one pass over the edges tells."""
+
+    edges: int
+    kind: IdKind
+    low: int
+    high: int
+    """least and greatest endpoint, of integer ids"""
+    distinct: int | None
+    """estimate of the different ids; None where it was not asked for"""
+
+
+@dataclass(frozen=True)
+class EdgeColumns:
+    """The edge table's columns and the SQL of its rows: src, dst (BIGINT or VARCHAR), edge_id, and weight if there is one."""
+
+    table: Table
+    src: str
+    dst: str
+    weight: str | None
+
+    def relation(self, kind: IdKind) -> str:
+        columns = f"{cast(self.src, kind)} AS src, {cast(self.dst, kind)} AS dst, {self.table.position()} AS edge_id"
+        if self.weight is not None:
+            columns += f", try_cast({sql.name(self.weight)} AS FLOAT) AS weight"
+        return f"SELECT {columns} FROM {self.table.relation()}"
+
+
+def cast(column: str, kind: IdKind) -> str:
+    """SQL of an id column as BIGINT (NULL where it is no whole number) or VARCHAR."""
+    return f"try_cast({sql.name(column)} AS {'BIGINT' if kind == 'int' else 'VARCHAR'})"
+
+
+def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
+    """Whether the ids are whole numbers or text. Raises InputError for other types and for a word among numbers."""
+    for column in columns:
+        found = table.columns[column]
+        if found not in _INT_TYPES | _TEXT_TYPES:
+            raise InputError(f"{table.shown} column {column!r} holds {found}: node ids are whole numbers or text")
+    if asked == "str":
+        return "str"
+    texts = [column for column in columns if table.columns[column] in _TEXT_TYPES]
+    if not texts:
+        return "int"
+    if asked == "auto" and not table.text:
+        return "str"
+    parts = ", ".join(f"count({sql.name(c)}), count({cast(c, 'int')})" for c in texts)
+    counts = duck.one(f"SELECT {parts} FROM {table.relation()}")
+    held, numbers = sum(counts[0::2]), sum(counts[1::2])
+    if numbers == held:
+        return "int"
+    if asked == "auto" and held - numbers > WORDS_SHARE * held:
+        return "str"
+    wrong = " OR ".join(f"({sql.name(c)} IS NOT NULL AND {cast(c, 'int')} IS NULL)" for c in texts)
+    position, *values = first(duck, table, wrong, texts)
+    column, value = next((c, v) for c, v in zip(texts, values, strict=True) if not _whole(v))
+    hint = "" if asked == "int" else " (if ids are words here, say so with --id-type str)"
+    raise InputError(f"{table.where(position)}: {column} {value!r} is not a whole number; correct it{hint}")
+
+
+def first(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...]:
+    """(position, values of `columns`) of the first row of `table` that meets an SQL condition."""
+    shown = ", ".join(sql.name(column) for column in columns)
+    order = f"SELECT {table.position()} AS at, {shown} FROM {table.relation()} WHERE {condition}"
+    return duck.one(f"SELECT * FROM ({order}) ORDER BY at LIMIT 1")
+
+
+def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow_nan: bool) -> tuple[EdgeScan, int]:
+    """One pass over the edges: (what it tells, weights that are not finite).
+
+    Raises InputError for no edges, an empty endpoint or weight, a weight that is no number, or one that is not finite.
+    """
+    low_high = "min(least(src, dst)), max(greatest(src, dst))" if kind == "int" else "0, 0"
+    distinct = "approx_count_distinct(src) + approx_count_distinct(dst)" if count_ids else "NULL"
+    weights = "count(weight), count_if(NOT isfinite(weight))" if edges.weight is not None else "count(*), 0"
+    found = f"count(*), count(src), count(dst), {low_high}, {distinct}, {weights}"
+    total, src, dst, low, high, ids, weighted, wild = duck.one(f"SELECT {found} FROM ({edges.relation(kind)})")
+    if total == 0:
+        raise InputError(f"{edges.table.shown} has no edges: a graph needs at least one")
+    for column, count in ((edges.src, src), (edges.dst, dst)):
+        if count < total:
+            position, value = first(duck, edges.table, f"{cast(column, kind)} IS NULL", [column])
+            what = "empty" if value is None else f"{value!r}, not a whole number of 64 bits"
+            raise InputError(f"{edges.table.where(position)}: {column} is {what}; correct it")
+    if edges.weight is not None and (weighted < total or (wild and not allow_nan)):
+        number = f"try_cast({sql.name(edges.weight)} AS FLOAT)"
+        wrong = f"{number} IS NULL" if weighted < total else f"NOT isfinite({number})"
+        position, value = first(duck, edges.table, wrong, [edges.weight])
+        advice = "correct it" if weighted < total else f"{wild} weights are not finite: correct them or pass --allow-nan"
+        raise InputError(f"{edges.table.where(position)}: {edges.weight} is {value!r}, not a finite number; {advice}")
+    return EdgeScan(total, kind, low, high, ids), int(wild)
+
+
+def refuse_out_of_range(duck: Duck, edges: EdgeColumns, found: EdgeScan, num_nodes: int, why: str) -> None:
+    """Raise InputError for the first endpoint that is not in 0..num_nodes-1."""
+    if found.low >= 0 and found.high < num_nodes:
+        return
+    ends = [(column, cast(column, "int")) for column in (edges.src, edges.dst)]
+    wrong = " OR ".join(f"{end} NOT BETWEEN 0 AND {num_nodes - 1}" for _, end in ends)
+    position, *values = first(duck, edges.table, wrong, [edges.src, edges.dst])
+    column, value = next((c, v) for (c, _), v in zip(ends, values, strict=True) if not 0 <= int(v) < num_nodes)
+    raise InputError(
+        f"{edges.table.where(position)}: {column} {value} is out of range 0..{num_nodes - 1} ({why}); "
+        "fix it or pass --drop-missing"
+    )
+
+
+def distinct_ids(duck: Duck, edges: str, estimate: int, stage: Path, progress: Progress) -> int:
+    """Write stage/ids.parquet, the sorted distinct endpoints (column id); returns how many they are.
+
+    The distinct ids are found in parts by hash, each of which fits the memory: DuckDB's grouping fails rather than spills
+    where the strings alone exceed it.
+    """
+    parts = max(1, -(-estimate * ID_BYTES // duck.limit))
+    while True:
+        try:
+            paths = [stage / f"distinct-{part:04d}.parquet" for part in range(parts)]
+            for part, path in enumerate(paths):
+                progress("distinct ids", part, parts, "parts")
+                ends = f"SELECT src AS id FROM ({edges}) UNION ALL SELECT dst FROM ({edges})"
+                duck.copy(f"SELECT DISTINCT id FROM ({ends}) WHERE hash(id) % {parts} = {part}", path, ordered=False)
+            break
+        except MemoryShort:
+            if parts >= 4096:
+                raise
+            parts *= 2
+    progress("distinct ids", parts, parts, "parts")
+    files = ", ".join(sql.text(path) for path in paths)
+    count = duck.copy(f"SELECT id FROM read_parquet([{files}]) ORDER BY id", stage / "ids.parquet", ordered=True)
+    for path in stage.glob("distinct-*.parquet"):
+        path.unlink()
+    return count
+
+
+def node_rows(table: Table, column: str, kind: IdKind) -> str:
+    """SQL of (id, row) of a node table."""
+    return f"SELECT {cast(column, kind)} AS id, {table.position()} AS row FROM {table.relation()}"
+
+
+def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind) -> bool:
+    """Whether each node's id is its row already. Raises InputError for an empty id or one that stands there twice."""
+    rows = node_rows(table, column, kind)
+    same = "count_if(id = row)" if kind == "int" else "0"
+    held, identical = duck.one(f"SELECT count(id), {same} FROM ({rows})")
+    if held < table.rows:
+        position, value = first(duck, table, f"{cast(column, kind)} IS NULL", [column])
+        raise InputError(
+            f"{table.where(position)}: {column} is {'empty' if value is None else repr(value)}; give every node an id"
+        )
+    if identical == table.rows:
+        return True
+    before: Any = None
+    for batch in duck.stream(f"SELECT id, row FROM ({rows}) ORDER BY id, row"):
+        ids = batch.column(0)
+        if before is not None and before == ids[0].as_py():
+            at = 0
+        else:
+            equal = pa.compute.equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
+            at = int(np.argmax(equal)) + 1 if equal.any() else -1
+        if at >= 0:
+            where = table.where(batch.column(1)[at].as_py())
+            raise InputError(f"{where}: {column} {ids[at].as_py()!r} stands there already; every node is listed once")
+        before = ids[len(ids) - 1].as_py()
+    return False
+
+
+def map_edges(duck: Duck, edges: str, total: int, ids: str, stage: Path, weighted: bool, progress: Progress) -> int:
+    """Write stage/mapped.parquet (src, dst as rows, edge_id, weight): an inner join for each end; returns the rows left.
+
+    One end at a time, so that one hash table of the ids is in memory. Rows come in no particular order.
+    """
+    rest = "edge_id, weight" if weighted else "edge_id"
+    half = stage / "half.parquet"
+    join = f"SELECT i.row AS src, dst, {rest} FROM ({edges}) e JOIN ({ids}) i ON e.src = i.id"
+    duck.copy(join, half, ordered=False, progress=progress, step="map sources", total=total)
+    join = f"SELECT src, i.row AS dst, {rest} FROM read_parquet({sql.text(half)}) e JOIN ({ids}) i ON e.dst = i.id"
+    left = duck.copy(join, stage / "mapped.parquet", ordered=False, progress=progress, step="map destinations", total=total)
+    half.unlink()
+    return left
+
+
+def refuse_missing(duck: Duck, edges: EdgeColumns, kind: IdKind, ids: str, nodes: Table) -> None:
+    """Raise InputError for the first edge with an end that is not in the node table."""
+    ends = " UNION ALL ".join(
+        f"SELECT edge_id, {end} AS id, {order} AS side FROM ({edges.relation(kind)})"
+        for order, end in enumerate(("src", "dst"))
+    )
+    missing = f"SELECT edge_id, side, id FROM ({ends}) e ANTI JOIN ({ids}) i ON e.id = i.id"
+    position, side, value = duck.one(
+        f"SELECT min(edge_id), arg_min(side, (edge_id, side)), arg_min(id, (edge_id, side)) FROM ({missing})"
+    )
+    column = (edges.src, edges.dst)[side]
+    shown = value if kind == "int" else repr(value)
+    raise InputError(f"{edges.table.where(position)}: {column} {shown} is not in {nodes.shown}; fix it or pass --drop-missing")
+
+
+def write_lmdb(duck: Duck, path: Path, kind: IdKind, ids: str, count: int, progress: Progress) -> None:
+    """Fill ids.lmdb both ways, each database in the order of its keys."""
+
+    def pairs(order: str, done: int) -> Iterator[tuple[pa.Array, NDArray[np.int64]]]:
+        for batch in duck.stream(f"SELECT id, row FROM ({ids}) ORDER BY {order}"):
+            yield batch.column(0), batch.column(1).to_numpy()
+            done += len(batch)
+            progress("ids", done, 2 * count)
+
+    write_ids(path, kind, pairs("id", 0), pairs("row", count))
+
+
+def to_json(found: EdgeScan) -> dict[str, Any]:
+    return asdict(found)
+
+
+def _whole(value: Any) -> bool:
+    try:
+        int(value)
+    except (TypeError, ValueError):
+        return value is None
+    return True

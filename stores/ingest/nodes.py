@@ -1,0 +1,237 @@
+"""Node features: streamed from npy files or table columns, checked, normalised, appended. Memory is one block of rows."""
+
+import fnmatch
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.errors import ConfigError, InputError
+from stores.ingest import duck as sql
+from stores.ingest.duck import Duck, Progress
+from stores.ingest.sources import Table, open_array
+from stores.manifest import node_array
+from stores.zarr_write import Appender
+
+BLOCK_BYTES = 16 << 20
+Block = NDArray[Any]
+_NUMBERS = "fiub"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A numeric node array [count, width] (or [count]: width None) that can be read front to back, any number of times."""
+
+    shown: str
+    count: int
+    width: int | None
+    dtype: np.dtype[Any]
+    blocks: Callable[[], Iterator[Block]]
+    where: Callable[[int], str]
+    """file and row of a row, for messages"""
+
+    def expect(self, num_nodes: int, why: str) -> "Rows":
+        """This, if it has a row a node. Raises InputError."""
+        if self.count != num_nodes:
+            raise InputError(f"{self.shown} has {self.count} rows, but there are {num_nodes} nodes ({why}); one row a node")
+        return self
+
+
+def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
+    """npy files one behind the other. Raises InputError where their widths differ or they hold no numbers."""
+    arrays = [open_array(Path(path)) for path in paths]
+    for path, array in zip(paths, arrays, strict=True):
+        if array.dtype.kind not in _NUMBERS or array.ndim not in (1, 2):
+            raise InputError(f"{name(path)} holds {array.dtype} {list(array.shape)}: numbers [N] or [N, F] are wanted")
+        if array.shape[1:] != arrays[0].shape[1:]:
+            have, want = list(array.shape), list(arrays[0].shape)
+            raise InputError(f"{name(path)} has shape {have} and {name(paths[0])} {want}: parts must be equally wide")
+        if array.dtype != arrays[0].dtype:
+            raise InputError(f"{name(path)} holds {array.dtype} and {name(paths[0])} {arrays[0].dtype}: save them alike")
+    width = arrays[0].shape[1] if arrays[0].ndim == 2 else None
+    if width == 0:
+        raise InputError(f"{name(paths[0])} has shape {list(arrays[0].shape)}: rows without columns hold nothing")
+    step = max(1, BLOCK_BYTES // (arrays[0].dtype.itemsize * (width or 1)))
+
+    def blocks() -> Iterator[Block]:
+        for path, array in zip(paths, arrays, strict=True):
+            yield from _read_npy(path, array, step)
+
+    def where(row: int) -> str:
+        for path, array in zip(paths, arrays, strict=True):
+            if row < len(array):
+                return f"{name(path)} row {row}"
+            row -= len(array)
+        raise AssertionError("row beyond the files")
+
+    rest = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return Rows(name(paths[0]) + rest, sum(map(len, arrays)), width, arrays[0].dtype, blocks, where)
+
+
+def _read_npy(path: str, array: NDArray[Any], step: int) -> Iterator[Block]:
+    """Blocks of rows by plain reads: pages of a map would count as the process's memory and come in slowly."""
+    if not array.flags.c_contiguous:
+        for start in range(0, len(array), step):
+            yield np.ascontiguousarray(array[start : start + step])
+        return
+    row = int(np.prod(array.shape[1:], dtype=np.int64))
+    with open(path, "rb") as file:
+        file.seek(getattr(array, "offset", 0))
+        for start in range(0, len(array), step):
+            rows = min(step, len(array) - start)
+            block = np.fromfile(file, array.dtype, rows * row)
+            if len(block) < rows * row:
+                raise InputError(f"{path} is truncated: it ends at row {start + len(block) // max(1, row)} of {len(array)}")
+            yield block.reshape(rows, *array.shape[1:])
+
+
+def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:
+    """Numeric columns of a table as float64 [count, len(columns)]; an empty cell is NaN.
+
+    Raises InputError, from `blocks`, for a word where a number belongs.
+    """
+    numbers = ", ".join(f"try_cast({sql.name(column)} AS DOUBLE) AS c{i}" for i, column in enumerate(columns))
+    wrong = " OR ".join(
+        f"({sql.name(column)} IS NOT NULL AND try_cast({sql.name(column)} AS DOUBLE) IS NULL)" for column in columns
+    )
+    step = max(1, BLOCK_BYTES // (8 * len(columns)))
+
+    def blocks() -> Iterator[Block]:
+        found = duck.rows(f"SELECT min({table.position()}) FROM {table.relation()} WHERE {wrong}")[0][0] if wrong else None
+        if found is not None:
+            raise InputError(f"{table.where(found)}: {_word(duck, table, columns, found)}; correct it")
+        query = f"SELECT {numbers} FROM {table.relation()}"
+        held: list[Block] = []
+        for batch in duck.stream(query, batch_rows=min(step, sql.BATCH_ROWS)):
+            columns_ = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+            held.append(np.stack(columns_, axis=1).astype(np.float64, copy=False))
+            while sum(map(len, held)) >= step:  # blocks of one size, so that sums do not depend on the engine's batches
+                joined = np.concatenate(held)
+                yield joined[:step]
+                held = [joined[step:]]
+        if held and sum(map(len, held)):
+            yield np.concatenate(held)
+
+    return Rows(table.shown, table.rows, len(columns), np.dtype(np.float64), blocks, table.where)
+
+
+def _word(duck: Duck, table: Table, columns: list[str], row: int) -> str:
+    shown = ", ".join(sql.name(column) for column in columns)
+    values = duck.one(f"SELECT {shown} FROM {table.relation()} WHERE {table.position()} = {row}")
+    for column, value in zip(columns, values, strict=True):
+        try:
+            float("0" if value is None else value)
+        except ValueError:
+            return f"{column} is {value!r}, not a number"
+    return "not numbers"
+
+
+def match_columns(table: Table, patterns: str, taken: set[str]) -> list[str]:
+    """The columns that `f*,age` names, in the table's order without the `taken` ones. Raises InputError."""
+    found: list[str] = []
+    for pattern in patterns.split(","):
+        matches = [column for column in table.columns if fnmatch.fnmatchcase(column, pattern.strip()) and column not in taken]
+        if not matches:
+            there = ", ".join(list(table.columns)[:20])
+            raise InputError(f"{table.shown} has no column like {pattern!r} for --x-cols: it has {there}")
+        found += [column for column in matches if column not in found]
+    for column in found:
+        kind = table.columns[column]
+        if not table.text and not kind.startswith(("int", "uint", "float", "double", "halffloat", "bool", "decimal")):
+            raise InputError(f"{table.shown} column {column!r} holds {kind}: features are numbers")
+    return found
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What normalisation does to a block: `row` subtracts the least value of all and divides a row by its sum, at least 1
+    (PyG's NormalizeFeatures); `standard` gives every column mean 0 and deviation 1 over the training rows."""
+
+    kind: str
+    shift: NDArray[np.float64]
+    divisor: NDArray[np.float64] | None = None
+
+    def __call__(self, block: Block) -> Block:
+        if self.kind == "none":
+            return block
+        moved = block.astype(np.float64) - self.shift
+        if self.kind == "row":
+            with np.errstate(invalid="ignore"):
+                return np.asarray(moved / np.maximum(moved.sum(axis=1, keepdims=True), 1.0))
+        assert self.divisor is not None
+        return np.asarray(moved / self.divisor)
+
+
+def fit_scale(rows: Rows, kind: str, training: Callable[[int, int], NDArray[np.bool_]] | None, progress: Progress) -> Scale:
+    """The statistics for `kind`, in one pass. training(first, last): bool of these rows. NaN and infinity are left out."""
+    if kind == "none":
+        return Scale(kind, np.zeros(1))
+    if kind == "row":
+        least, done = np.inf, 0
+        for block in rows.blocks():
+            values = block.astype(np.float64, copy=False)
+            least = min(least, float(np.min(values, initial=np.inf, where=np.isfinite(values))))
+            done += len(block)
+            progress("statistics", done, rows.count)
+        return Scale(kind, np.array([least if np.isfinite(least) else 0.0]))
+    if training is None:
+        raise ConfigError("--normalize standard takes its statistics from the training rows: give --train (or --split)")
+    count, mean, squares = (np.zeros(rows.width or 1) for _ in range(3))
+    done = 0
+    for block in rows.blocks():
+        chosen = _two_d(block)[training(done, done + len(block))].astype(np.float64)
+        count, mean, squares = _merge(count, mean, squares, chosen)
+        done += len(block)
+        progress("statistics", done, rows.count)
+    deviation = np.sqrt(squares / np.maximum(count, 1.0))
+    return Scale(kind, mean, np.where(deviation > 0, deviation, 1.0))
+
+
+def _merge(
+    count: NDArray[np.float64], mean: NDArray[np.float64], squares: NDArray[np.float64], block: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Count, mean and squared deviations of each column with `block` added (Chan, Golub and LeVeque, 1979)."""
+    good = np.isfinite(block)
+    held = good.sum(axis=0).astype(np.float64)
+    own = np.where(good, block, 0.0).sum(axis=0) / np.maximum(held, 1.0)
+    spread = (np.where(good, block - own, 0.0) ** 2).sum(axis=0)
+    total = np.maximum(count + held, 1.0)
+    step = own - mean
+    return count + held, mean + step * held / total, squares + spread + step**2 * count * held / total
+
+
+def write_features(store: Path, name: str, rows: Rows, dtype: str, scale: Scale, allow_nan: bool, progress: Progress) -> int:
+    """Append the rows as node array `name` [N, F] of `dtype`; returns how many values are not finite.
+
+    Raises InputError for such values unless `allow_nan`: how many, and the first one's file, row and column. A value that
+    `dtype` cannot hold has become infinite, and counts.
+    """
+    wild, at, done = 0, (-1, -1), 0
+    attributes = {} if scale.kind == "none" else {"normalize": scale.kind}
+    with Appender(store, node_array(name), (rows.width or 1,), dtype, attributes, count=rows.count) as appender:
+        for block in rows.blocks():
+            with np.errstate(over="ignore", invalid="ignore"):
+                final = np.ascontiguousarray(scale(_two_d(block)), dtype=dtype)
+                suspicious = not np.isfinite(final.sum(dtype=np.float32))  # cheap; so wherever one value is not finite
+            if suspicious:
+                bad = ~np.isfinite(final)
+                if not wild and bad.any():
+                    row, column = np.argwhere(bad)[0]
+                    at = done + int(row), int(column)
+                wild += int(bad.sum())
+            appender.append(final)
+            done += len(final)
+            progress(f"features {name}", done, rows.count)
+        if wild and not allow_nan:
+            raise InputError(
+                f"{rows.where(at[0])} column {at[1]} is NaN, infinite or beyond {dtype}, the first of {wild} such values; "
+                "correct them or pass --allow-nan"
+            )
+    return wild
+
+
+def _two_d(block: Block) -> Block:
+    return block if block.ndim == 2 else block[:, None]

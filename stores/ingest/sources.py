@@ -1,0 +1,281 @@
+"""Files as people have them, brought to one form: tables as Parquet files in order, arrays as memory-mapped npy.
+
+A row's position (files in sorted order, rows in order) is its number throughout, so an error can name file and row.
+Text tables are staged as Parquet, one file each, every column as text; what is a number is decided, and complained of, later.
+"""
+
+import glob
+import gzip
+import re
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from stores.errors import InputError
+from stores.ingest import duck as sql
+from stores.ingest.duck import Duck, Progress, silent
+
+TABLES = (".parquet", ".pq", ".csv", ".tsv", ".txt")
+DELIMITERS = "\t,;| "
+STAGED_ROWS = 1 << 20
+_MAGIC = {".parquet": b"PAR1", ".pq": b"PAR1", ".gz": b"\x1f\x8b", ".npy": b"\x93NUMPY", ".npz": b"PK"}
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One file of a table: its name for messages, the Parquet that holds its rows, how many they are."""
+
+    shown: str
+    parquet: str
+    rows: int
+    first_line: int | None = None
+    """of a text table: the line of row 0, counted from 1"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Files read one behind the other.
+
+    >>> table = open_table(duck, "edges/*.parquet", stage)
+    >>> table.where(17)
+    'edges/part_0.parquet row 17'
+    """
+
+    files: tuple[TableFile, ...]
+    columns: dict[str, str]
+    """name -> Arrow type; text tables have `string` only"""
+    text: bool
+    header: bool = True
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def shown(self) -> str:
+        rest = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return self.files[0].shown + rest
+
+    def where(self, position: int) -> str:
+        """File and row (counted from 0; of a text file the line, counted from 1) of the table's row `position`."""
+        for file in self.files:
+            if position < file.rows:
+                if file.first_line is None:
+                    return f"{file.shown} row {position}"
+                return f"{file.shown} line {position + file.first_line}"
+            position -= file.rows
+        raise AssertionError("position beyond the table")
+
+    def relation(self) -> str:
+        """SQL of all rows, with the virtual columns that `position` reads."""
+        return sql.parquet([Path(file.parquet) for file in self.files])
+
+    def position(self) -> str:
+        """SQL of a row's number among the rows of all files."""
+        if len(self.files) == 1:
+            return "file_row_number"
+        starts = np.cumsum([0, *(file.rows for file in self.files[:-1])]).tolist()
+        return f"({starts}::BIGINT[])[file_index::BIGINT + 1] + file_row_number"
+
+    def column(self, wanted: str, what: str, default: tuple[str, int] | None = None) -> str:
+        """The name of a column that must be there. A table without header has its `default` (name, position) one.
+
+        Raises InputError listing the columns there are.
+        """
+        if wanted in self.columns:
+            return wanted
+        if default is not None and not self.header and wanted == default[0] and default[1] < len(self.columns):
+            return list(self.columns)[default[1]]
+        there = ", ".join(list(self.columns)[:20])
+        raise InputError(f"{self.shown} has no column {wanted!r} for {what}: it has {there}; name one of them")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        files = tuple(TableFile(**file) for file in value["files"])
+        return cls(files, value["columns"], value["text"], value["header"])
+
+
+def find(pattern: str, natural: bool = False) -> list[Path]:
+    """The files of a path or glob, sorted by name (`natural`: part_2 before part_10). Raises InputError for none."""
+    found = [pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True)
+    paths = [Path(path) for path in found if Path(path).is_file()]
+    if not paths:
+        raise InputError(f"no file matches {pattern}: check the path (quote a glob so that the shell leaves it alone)")
+    return sorted(paths, key=_natural if natural else str)
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that says what `path` is, of `.csv.gz` the `.csv`. Raises InputError where the content is something else."""
+    suffix = path.suffix.lower()
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; check the path and the permissions") from None
+    magic = _MAGIC.get(suffix)
+    if magic is not None and not head.startswith(magic):
+        raise InputError(f"{path} is not what its name says: it does not begin like a {suffix} file; check or rename it")
+    if suffix == ".gz":
+        return Path(path.stem).suffix.lower()
+    if magic is None and b"\0" in head:
+        raise InputError(f"{path} is not what its name says: it holds binary data, not text; check or rename it")
+    return suffix
+
+
+def open_table(
+    duck: Duck,
+    pattern: str,
+    stage: Path,
+    header: bool | None = None,
+    names: tuple[str, ...] = (),
+    progress: Progress = silent,
+) -> Table:
+    """A table of Parquet or text files; text is staged below `stage`. `names`: columns that a header would have.
+
+    Raises InputError for a file that is not a table, is damaged, or lacks columns that the first one has.
+    """
+    files: list[TableFile] = []
+    columns: dict[str, str] = {}
+    kinds, headed = set[bool](), True
+    for index, path in enumerate(find(pattern)):
+        suffix = kind_of(path)
+        if suffix not in TABLES:
+            raise InputError(f"{path} is no table: Parquet (.parquet), CSV or TSV (.csv, .tsv, .txt, also .gz) go")
+        if suffix in (".parquet", ".pq"):
+            file, there = _parquet_file(path)
+        else:
+            staged = stage / f"{index:05d}.parquet"
+            file, there, headed = _text_file(duck, path, staged, header, names, progress)
+        kinds.add(file.first_line is not None)
+        if index and list(there) != list(columns) and not set(columns) <= set(there):
+            missing = next(each for each in columns if each not in there)
+            raise InputError(f"{path} has no column {missing!r}, which {files[0].shown} has: files of a table must agree")
+        if not index:
+            columns = there
+        files.append(file)
+    if len(kinds) > 1:
+        raise InputError(f"{pattern} matches both Parquet and text files: give one kind")
+    return Table(tuple(files), columns, kinds == {True}, headed)
+
+
+def _parquet_file(path: Path) -> tuple[TableFile, dict[str, str]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} is damaged or no Parquet file: {str(error).splitlines()[0][:200]}") from None
+    return TableFile(str(path), str(path.resolve()), rows), {field.name: str(field.type) for field in schema}
+
+
+def _text_file(
+    duck: Duck, path: Path, staged: Path, header: bool | None, names: tuple[str, ...], progress: Progress
+) -> tuple[TableFile, dict[str, str], bool]:
+    delimiter, columns, headed = sniff(path, header, names)
+    types = "{" + ", ".join(f"{sql.text(each)}: 'VARCHAR'" for each in columns) + "}"
+    options = f"delim = {sql.text(delimiter)}, header = {headed}, columns = {types}, auto_detect = false, skip = 0"
+    source = f"SELECT * FROM read_csv({sql.text(path)}, {options}, null_padding = false, quote = '\"', escape = '\"')"
+    try:
+        rows = duck.copy(source, staged, ordered=True, progress=progress, step=f"read {path.name}", total=100)
+    except InputError as error:
+        line = re.search(r"Line: (\d+)", str(error))
+        where = f"{path} line {line[1]}" if line else str(path)
+        detail = re.sub(r".*?(Expected Number of Columns: \d+ Found: \d+).*", r"\1", str(error))
+        raise InputError(f"{where} cannot be read: {detail[:200]}; correct the line") from error
+    file = TableFile(str(path), str(staged.resolve()), rows, 2 if headed else 1)
+    return file, dict.fromkeys(columns, "string"), headed
+
+
+def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -> tuple[str, list[str], bool]:
+    """(delimiter, column names, whether the first line is a header) of a text table.
+
+    The delimiter is the first of tab, comma, semicolon, bar and space that stands equally often in each of the first lines. A
+    first line with one of `names`, or without any number, is a header; columns without one are column0, column1, ...
+    """
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8", newline="") as file:
+            lines = [line.rstrip("\r\n") for line in (file.readline(1 << 20) for _ in range(50)) if line.strip()]
+    except (UnicodeDecodeError, OSError, EOFError) as error:
+        raise InputError(f"{path} is not what its name says: it is no UTF-8 text ({error})") from None
+    if not lines:
+        raise InputError(f"{path} is empty: it has no rows")
+    counts = {each: {line.count(each) for line in lines} for each in DELIMITERS}
+    even = [each for each, found in counts.items() if len(found) == 1 and found != {0}]
+    some = [each for each in DELIMITERS if lines[0].count(each)]
+    delimiter = (even or some or [","])[0]
+    fields = [field.strip().strip('"') for field in lines[0].split(delimiter)]
+    headed = header if header is not None else bool(set(names) & set(fields)) or not any(map(_is_number, fields))
+    columns = fields if headed else [f"column{i}" for i in range(len(fields))]
+    if len(set(columns)) < len(columns):
+        raise InputError(f"{path} line 1 names a column twice: {', '.join(columns)[:200]}; rename one")
+    return delimiter, columns, headed
+
+
+def open_array(path: Path) -> NDArray[Any]:
+    """A memory map of an npy file. Raises InputError for pickled objects, a damaged file or another format."""
+    if kind_of(path) != ".npy":
+        raise InputError(f"{path} is no array: an .npy file is wanted")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        if "pickled" in str(error) or "Python objects" in str(error):
+            message = "holds pickled objects, which are never loaded: save it as a plain number array"
+        else:
+            message = f"is damaged or truncated: {str(error)[:200]}"
+        raise InputError(f"{path} {message}") from None
+
+
+def unpack_npz(path: Path, stage: Path) -> dict[str, Path]:
+    """Key -> npy file of each array of an npz (a zip of npy files), copied out so that they can be mapped."""
+    kind_of(path)
+    found = {}
+    stage.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for index, member in enumerate(archive.namelist()):
+                target = stage / f"{index:03d}.npy"
+                with archive.open(member) as source, target.open("wb") as sink:
+                    while piece := source.read(1 << 22):
+                        sink.write(piece)
+                found[member.removesuffix(".npy")] = target
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise InputError(f"{path} is damaged or no npz file: {error}") from None
+    return found
+
+
+def stage_edge_array(edges: NDArray[Any], shown: str, staged: Path, weight: NDArray[Any] | None = None) -> TableFile:
+    """Write edges [2, E] or [E, 2] (and weight [E]) as a Parquet table with columns src, dst (and weight)."""
+    if edges.dtype.kind not in "iu" or edges.ndim != 2 or 2 not in edges.shape:
+        raise InputError(f"{shown} holds {edges.dtype} {list(edges.shape)}: edges are whole numbers [2, E] or [E, 2]")
+    src, dst = edges if edges.shape[0] == 2 else edges.T
+    if weight is not None and weight.shape != src.shape:
+        raise InputError(f"{shown}: weights of shape {list(weight.shape)} do not fit {len(src)} edges")
+    columns = {"src": src, "dst": dst} | ({} if weight is None else {"weight": weight})
+    schema = pa.schema([(key, pa.from_numpy_dtype(column.dtype)) for key, column in columns.items()])
+    staged.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(staged, schema, use_dictionary=False) as writer:
+        for start in range(0, len(src), STAGED_ROWS):
+            part = {key: np.ascontiguousarray(column[start : start + STAGED_ROWS]) for key, column in columns.items()}
+            writer.write_table(pa.table(part, schema=schema))
+    return TableFile(shown, str(staged.resolve()), len(src))
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]

@@ -1,0 +1,124 @@
+"""What to ingest: one typed value whose fields are the flags of `ooc ingest`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stores.errors import ConfigError
+from stores.sizes import parse_bytes
+
+
+class IngestSpec(BaseModel):
+    """One ingest. Edges come from exactly one of `edges`, `npz`, `pyg` and `ogb`.
+
+    Raises ConfigError where settings contradict one another (a misspelt field is pydantic's ValidationError).
+
+    >>> spec = IngestSpec(out="papers.ooc", edges="edges/*.parquet", features=["x=x.npy"], labels="y.npy")
+    >>> ingest(spec).num_nodes
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    out: Path
+    edges: str | None = None
+    """path or glob: Parquet, CSV/TSV (also gzipped), npy [2, E] or [E, 2], npz"""
+    src: str = "src"
+    dst: str = "dst"
+    """column names; in a table without a header the defaults mean the first and second column, `column7` the eighth"""
+    weight: str | None = None
+    header: bool | None = None
+    """whether text tables begin with a line of names; None: look"""
+    id_type: Literal["auto", "int", "str"] = "auto"
+    undirected: bool = False
+    drop_duplicates: bool = False
+    """keep the first edge of each (source, destination)"""
+    drop_self_loops: bool = False
+    drop_missing: bool = False
+    """drop, and count, an edge with an endpoint that is no node"""
+    allow_nan: bool = False
+    nodes: str | None = None
+    """path or glob of a table of nodes, Parquet or CSV/TSV; its order gives the rows"""
+    id: str = "id"
+    label: str | None = None
+    split: str | None = None
+    x_cols: str | None = None
+    """patterns of the node table's feature columns, joined by commas: `f*` or `age,f_*`"""
+    num_nodes: int | None = Field(default=None, ge=1)
+    features: list[str] = []
+    """NAME=GLOB of npy files; the parts of one feature are joined in natural order (part_2 before part_10)"""
+    labels: Path | None = None
+    train: Path | None = None
+    val: Path | None = None
+    test: Path | None = None
+    split_index: int | None = Field(default=None, ge=0)
+    """which split of masks [S, N] or [N, S]"""
+    dtype: Literal["float32", "float16"] = "float32"
+    normalize: Literal["none", "row", "standard"] = "none"
+    npz: Path | None = None
+    pyg: str | None = None
+    arg: list[str] = []
+    """NAME=VALUE arguments of the PyG data set"""
+    ogb: Path | None = None
+    memory: str | int = "2GB"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "IngestSpec":
+        given = [name for name in ("edges", "npz", "pyg", "ogb") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(f"--{name}" for name in given) or "none"
+            raise ConfigError(f"edges come from exactly one of --edges, --npz, --pyg and --ogb; given: {found}")
+        if given != ["edges"]:
+            self._refuse(given[0], ("nodes", "features", "labels", "train", "val", "test", "weight", "num_nodes", "header"))
+            self._refuse(given[0], () if given == ["ogb"] else ("drop_missing",))
+        if self.nodes is None:
+            for name in ("label", "split", "x_cols"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"--{name.replace('_', '-')} names a column of the node table: give --nodes too")
+        if self.arg and self.pyg is None:
+            raise ConfigError("--arg is an argument of a PyG data set: give --pyg too")
+        for one, other in (("label", "labels"), ("split", "train"), ("split", "val"), ("split", "test")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ConfigError(f"--{one} and --{other} say the same thing twice: give one of them")
+        parse_bytes(self.memory)
+        self.feature_globs()
+        return self
+
+    def _refuse(self, source: str, names: tuple[str, ...]) -> None:
+        for name in names:
+            if getattr(self, name):
+                raise ConfigError(f"--{name.replace('_', '-')} does not go with --{source}, which brings its own")
+
+    def feature_globs(self) -> dict[str, str]:
+        """Name -> glob of each `--features NAME=GLOB`."""
+        found: dict[str, str] = {}
+        for text in self.features:
+            name, sign, pattern = text.partition("=")
+            if not sign or not pattern or not name.isidentifier():
+                raise ConfigError(f"--features {text!r}: write it NAME=FILE, as in x=x.npy")
+            if name in found or name in ("y", "split") or name.startswith("split_") or (name == "x" and self.x_cols):
+                raise ConfigError(f"--features {text!r}: the name {name!r} is taken; choose another")
+            found[name] = pattern
+        return found
+
+    @property
+    def memory_bytes(self) -> int:
+        return parse_bytes(self.memory)
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """What an ingest made."""
+
+    path: Path
+    num_nodes: int
+    num_edges: int
+    """edges in the store: slots of the CSC"""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """edges left out, by reason: missing (input edges), self_loops (input edges), duplicates (slots)"""
+    non_finite: int = 0
+    """NaN and infinite values let in by `allow_nan`"""
+    seconds: float = 0.0
+    resumed: tuple[str, ...] = ()
+    """steps that an earlier, interrupted run had finished"""
