@@ -190,7 +190,7 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
 
 def stages_figure(stages: dict[str, dict[str, float]]) -> str:
     """Work and wait seconds of every stage as stacked bars, in the order of the pipeline."""
-    names = list(stages)
+    names = [name for name in stages if name != "source"]  # it only counts steps
     work = np.array([stages[name]["work_s"] for name in names])
     wait = np.array([stages[name]["wait_s"] for name in names])
     figure, axes = _axes()

@@ -100,7 +100,6 @@ class Job:
                 torch.cuda.synchronize(self.device)
             self._account()
         self._tick = None
-        self._spent["stages"] = summary.add_stages(self._spent["stages"], self.loader.times())
 
     def _account(self) -> None:
         """Book the time since the last booking as training."""
@@ -208,7 +207,7 @@ class Job:
             "peak_cuda_bytes": self.meter.cuda_peak,
             "bytes_read": self.loader.bytes_read,
             "rows_read": self.loader.rows_read,
-            "stages": summary.add_stages(self._spent["stages"], self.loader.times() if self._tick is not None else {}),
+            "stages": self.loader.times(),
         }
         return summary.add(self.spent_before, now)
 

@@ -1,0 +1,66 @@
+"""The memory meter against allocations of a known size."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ooc.memory import MemoryMeter, resident_bytes
+
+SIZE = 200_000_000
+SLACK = 40_000_000
+
+
+def test_a_block_that_allocates_and_frees_shows_in_the_peak_alone() -> None:
+    with MemoryMeter("block", period_s=0.001) as meter:
+        block = np.ones(SIZE // 8)
+        del block
+    reading = meter.reading
+    assert reading.peak - reading.before == pytest.approx(SIZE, abs=SLACK)
+    assert reading.after - reading.before < SLACK
+    assert reading.cuda_peak == 0
+
+
+def test_a_peak_below_an_earlier_one_is_sampled_not_inherited() -> None:
+    highest = np.ones(3 * SIZE // 8)
+    del highest
+    with MemoryMeter("small", period_s=0.001) as meter:
+        block = np.ones(SIZE // 8)
+        meter.peak  # noqa: B018 - reading it takes a sample
+        del block
+    assert meter.reading.peak - meter.reading.before == pytest.approx(SIZE, abs=SLACK)
+
+
+def test_what_is_kept_shows_after() -> None:
+    with MemoryMeter("kept") as meter:
+        block = np.ones(SIZE // 8)
+    assert meter.reading.after - meter.reading.before == pytest.approx(SIZE, abs=SLACK)
+    assert block[0] == 1
+
+
+def test_as_a_decorator_every_call_is_a_reading_and_calls_nest() -> None:
+    meter = MemoryMeter("calls")
+
+    @meter
+    def depth(n: int) -> int:
+        return 0 if n == 0 else 1 + depth(n - 1)
+
+    assert depth(3) == 3
+    assert [reading.name for reading in meter.readings] == ["calls"] * 4
+
+
+def test_an_exception_leaves_a_reading_and_no_thread() -> None:
+    before = threading.active_count()
+    meter = MemoryMeter("fails")
+    with pytest.raises(ZeroDivisionError), meter:
+        1 / 0  # noqa: B018
+    assert len(meter.readings) == 1
+    assert threading.active_count() == before
+
+
+def test_resident_bytes_agree_with_statm() -> None:
+    now, high = resident_bytes()
+    with open("/proc/self/statm") as statm:
+        pages = int(statm.read().split()[1])
+    assert now == pytest.approx(pages * 4096, abs=SLACK)
+    assert high >= now
