@@ -44,6 +44,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     st.sampled_from([2**12, 2**20]),
     st.sampled_from([2**16, 2**30]),
 )
+@settings(deadline=None)
 def test_layout_laws(row_bytes: int, count: int | None, chunk_bytes: int, shard_bytes: int) -> None:
     chunk_rows, shard_rows = layout(row_bytes, count, chunk_bytes, shard_bytes)
     step = 4096 // gcd(row_bytes, 4096)
