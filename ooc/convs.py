@@ -19,13 +19,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import index_sort
+from torch_geometric.utils import index_sort, softmax
 from torch_geometric.utils.sparse import index2ptr
 
 from ooc.batch import Block
+from ooc.dropout import dropout
 
 GATHER_COST = 16
 """Multiply-adds that take as long as gathering one number of a neighbor's row (measured on CPU, rows of 32 to 256 float32)."""
+
+EDGES_AT_ONCE = 8192
+"""Edges whose rows stand side by side at one time in attention's backward pass, so that they stay in the cache."""
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -66,6 +70,45 @@ def weighted_sum(x: Tensor, block: Block, value: Tensor | None = None) -> Tensor
     tensor([3.])
     """
     out: Tensor = _WeightedSum.apply(x, value, block.edge_index, block.indptr)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _AttentionSum(torch.autograd.Function):
+    """`_WeightedSum` with a value for each head, which takes a gradient as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, edge_index: Tensor, indptr: Tensor) -> Tensor:
+        ctx.save_for_backward(x, value, edge_index)
+        return _heads_sum(edge_index[0], x, indptr, value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, value, edge_index = ctx.saved_tensors
+        num_src, heads = x.size(0), value.size(1)
+        grad = grad.contiguous()
+        source, order = index_sort(edge_index[0], max_value=num_src, stable=True)
+        grad_x = _heads_sum(edge_index[1][order], grad, index2ptr(source, num_src), value[order])
+        parts = [
+            (x.index_select(0, source) * grad.index_select(0, target)).view(-1, heads, x.size(1) // heads).sum(-1)
+            for source, target in zip(edge_index[0].split(EDGES_AT_ONCE), edge_index[1].split(EDGES_AT_ONCE), strict=True)
+        ]
+        return grad_x, torch.cat(parts).to(value.dtype), None, None
+
+
+def _heads_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor) -> Tensor:
+    heads = value.size(1)
+    parts = rows.view(rows.size(0) * heads, -1)
+    sums = [_bag_sum(index * heads + head, parts, indptr, value[:, head].contiguous()) for head in range(heads)]
+    return torch.cat(sums, dim=1)
+
+
+def attention_sum(x: Tensor, value: Tensor, block: Block) -> Tensor:
+    """`weighted_sum` by head: x [num_src, heads * c], value [e, heads] -> [num_dst, heads * c]; gradients to both.
+
+    >>> rows = attention_sum(h, share, block)  # [num_src, 64], [e, 8] -> [num_dst, 64]
+    """
+    out: Tensor = _AttentionSum.apply(x, value, block.edge_index, block.indptr)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -182,12 +225,30 @@ class BlockGATConv(GATConv):  # type: ignore[misc]
     """PyG's GATConv (Velickovic et al., 2018) on a block: self-loops are replaced by one for every destination.
 
     Attention is normalised over the sampled neighbors, so there is nothing to rescale. Edge weights are not used, as in PyG.
+    What a row contributes to the scores is one product with the attention vectors folded into the weight matrix.
 
     >>> conv = BlockGATConv(1433, 8, heads=8, dropout=0.6)
     >>> rows = conv(x, block)  # [num_src, 1433] -> [num_dst, 64]
     """
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
-        size = (block.num_src, block.num_dst)
-        pair = x if block.num_src == block.num_dst else (x, x[: block.num_dst])
-        return super().forward(pair, block.edge_index, size=size)
+        h = self.lin(x)
+        near, own = self.attention(x, block)
+        root = own.to(h.dtype).unsqueeze(-1) * h[: block.num_dst].view(-1, self.heads, self.out_channels)
+        out = attention_sum(h, near, block).view_as(root) + root
+        return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
+
+    def attention(self, x: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+        """float32[e, heads], float32[num_dst, heads]: share of each edge, and of each destination's own row."""
+        weight = self.lin.weight.view(self.heads, self.out_channels, -1)
+        to_source, to_target = (torch.einsum("hc,hci->ih", att[0], weight) for att in (self.att_src, self.att_dst))
+        from_source, from_target = (x @ to_source).float(), (x[: block.num_dst] @ to_target).float()
+        source, target = block.edge_index
+        score = from_source.index_select(0, source) + from_target.index_select(0, target)
+        if block.loops is not None:
+            score = score.masked_fill((source == target).unsqueeze(1), -torch.inf)
+        score = torch.cat([score, from_source[: block.num_dst] + from_target])
+        index = torch.cat([target, torch.arange(block.num_dst, device=target.device)])
+        share = softmax(F.leaky_relu(score, self.negative_slope), index, num_nodes=block.num_dst)
+        near, own = dropout(share, self.dropout, self.training).tensor_split((len(source),))
+        return near, own

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
 from ooc.batch import Block, blocks_of
-from ooc.convs import GATHER_COST, BlockGCNConv, BlockSAGEConv, narrow_first, weighted_sum
+from ooc.convs import GATHER_COST, BlockGCNConv, BlockSAGEConv, attention_sum, narrow_first, weighted_sum
 from ooc.models import Model, build_model, full_blocks, last_loop_weight
 from stores.errors import ConfigError
 from tests.ooc.graphs import hub_graph, sample
@@ -191,6 +191,20 @@ def test_weighted_sum_and_its_gradient_equal_a_dense_product(with_value: bool) -
     dense.index_put_((block.edge_index[1], block.edge_index[0]), ones if value is None else value, accumulate=True)
     torch.testing.assert_close(weighted_sum(x, block, value), dense @ x)
     assert torch.autograd.gradcheck(lambda rows: weighted_sum(rows, block, value), x)
+
+
+def test_attention_sum_and_its_gradients_equal_a_dense_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ooc.convs.EDGES_AT_ONCE", 50)
+    block = full_blocks(hub_graph(), 60, 1)[0]
+    value = torch.rand(block.edge_index.size(1), 3, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(60, 6, dtype=torch.float64, requires_grad=True)
+    expected = []
+    for head in range(3):
+        dense = torch.zeros(60, 60, dtype=torch.float64)
+        dense = dense.index_put((block.edge_index[1], block.edge_index[0]), value[:, head], accumulate=True)
+        expected.append(dense @ x[:, 2 * head : 2 * head + 2])
+    torch.testing.assert_close(attention_sum(x, value, block), torch.cat(expected, dim=1))
+    assert torch.autograd.gradcheck(lambda rows, share: attention_sum(rows, share, block), (x, value), fast_mode=True)
 
 
 def test_a_batch_without_edges() -> None:
