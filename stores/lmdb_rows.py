@@ -148,7 +148,7 @@ def write_lmdb_rows(path: Path | str, array: AnyArray, name: str | None = None) 
 def _open_and_write(path: Path, array: AnyArray, name: str | None) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with lmdb.open(str(path), map_size=SPARE_BYTES + 2 * array.nbytes, max_dbs=64) as env:
+        with lmdb.open(str(path), map_size=SPARE_BYTES + 2 * array.nbytes, max_dbs=64, lock=False) as env:
             db = env.open_db(name.encode() if name is not None else None)
             with env.begin(db=db) as txn:
                 if txn.get(_KEY.pack(0)) is not None:
@@ -159,7 +159,7 @@ def _open_and_write(path: Path, array: AnyArray, name: str | None) -> None:
                 _put(env, db, items)
             env.sync(True)
     except (lmdb.Error, OSError) as error:
-        raise StoreError(f"{path} cannot be written: {error}") from error
+        raise StoreError(f"{path} cannot be written: {error}; check free space and permissions") from error
 
 
 def _put(env: "lmdb.Environment", db: Any, items: list[tuple[bytes, bytes]]) -> None:
