@@ -15,7 +15,7 @@ from stores.engines import Engine, open_engine
 from stores.errors import StoreError
 from stores.files import Segments, map_segments, open_for_reading
 from stores.plan import plan_reads
-from stores.rows import AnyArray, Ids, Rows, check_request
+from stores.rows import AnyArray, Ids, check_request
 from stores.threads import Background
 from stores.zarr_write import MISSING, PAGE_BYTES
 
@@ -211,7 +211,3 @@ def _in_order(file: Path, entries: int, held: int, chunk_bytes: int, own: bool) 
     if own and not in_order:
         raise StoreError(f"{file} is damaged: its index does not list the chunks that were written")
     return in_order
-
-
-def _is_rows(rows: ShardedRows | ForeignRows) -> Rows:
-    return rows  # mypy proves that both keep the contract
