@@ -120,7 +120,7 @@ class Job:
 
     def validate(self) -> dict[str, float | None] | None:
         """Scores on validation, and the best model so far with them; None where there is no such split."""
-        state, scores = self.state, self.score(self.config.val_split)
+        state, scores = self.state, self.score(self.config.val_split, self.state.epoch)
         if scores is None:
             return None
         value = scores[self.monitor]
@@ -132,8 +132,8 @@ class Job:
             state.stale += 1
         return scores
 
-    def score(self, split: str) -> dict[str, float | None] | None:
-        """Scores of a split, None where the store has none of that name."""
+    def score(self, split: str, epoch: int) -> dict[str, float | None] | None:
+        """Scores of a split with the draws of `epoch`, None where the store has none of that name."""
         loader = self.evaluators.get(split)
         if loader is None:
             return None
@@ -144,7 +144,7 @@ class Job:
             str(self.dataset.task),
             self.dataset.num_classes or 2,
             loader.num_seeds,
-            epoch=self.state.epoch,
+            epoch=epoch,
             device=self.device,
             precision=self.config.precision,
         )
@@ -221,11 +221,14 @@ class Job:
     def finish(self) -> dict[str, Any]:
         """Score the splits at the best model on validation, and write the model and the summary."""
         config, state = self.config, self.state
+        epoch = (
+            state.epoch if state.best_epoch is None else state.best_epoch
+        )  # with its draws, validation scores as it did then
         if self.best_model is not None:
             self.model.load_state_dict(self.best_model)
         checkpoint.save(config.out, {"model": self.model.state_dict()}, MODEL)
         with self.measure("scoring"):
-            found = {split: self.score(split) for split in config.eval_splits}
+            found = {split: self.score(split, epoch) for split in config.eval_splits}
         metrics = {split: scores for split, scores in found.items() if scores is not None}
         spent = self.spent()
         result = {
