@@ -1,0 +1,93 @@
+"""Neighbor sampling in plain Python: PyG's loop (a dict of local ids, hop by hop) over the documented random numbers."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ooc.batch import Subgraph
+from ooc.order import mix
+from stores.graph import Graph
+
+GOLDEN = 0x9E3779B97F4A7C15
+MASK = 2**64 - 1
+
+
+class Stream:
+    """Uniform numbers of one (key, node)."""
+
+    def __init__(self, key: int, node: int) -> None:
+        self.start = mix(key ^ mix(node))
+
+    def __call__(self, counter: int) -> float:
+        return (mix((self.start + counter * GOLDEN) & MASK) >> 11) * 2.0**-53
+
+
+def distinct(stream: Stream, degree: int, count: int) -> list[int]:
+    """`count` of range(degree): Knuth's algorithm S where there are few, else the first distinct ones of a sequence."""
+    chosen: set[int] = set()
+    counter = 0
+    while len(chosen) < count:
+        u = stream(counter)
+        if degree > 4 * count:
+            chosen.add(int(u * degree))
+        elif u * (degree - counter) < count - len(chosen):
+            chosen.add(counter)
+        counter += 1
+    return sorted(chosen)
+
+
+def by_weight(stream: Stream, weight: list[float], count: int, replace: bool) -> list[int]:
+    """Offsets drawn by weight: exponential keys, or a search in the cumulative sum."""
+    if replace:
+        total = np.cumsum(weight)
+        if not len(weight) or total[-1] <= 0:
+            return []
+        return sorted(np.searchsorted(total, [stream(j) * total[-1] for j in range(count)], side="right").tolist())
+    ranked = sorted((-math.log(1 - stream(i)) / w, i) for i, w in enumerate(weight) if w > 0)
+    return sorted(i for _, i in ranked[:count])
+
+
+def draw(graph: Graph, node: int, count: int, replace: bool, weight: np.ndarray | None, key: int) -> list[int]:
+    """Slots drawn at a node."""
+    first, last = graph.slots(node)
+    degree, stream = last - first, Stream(key, node)
+    if count < 0 or degree == 0:
+        offsets = list(range(degree))
+    elif weight is not None:
+        offsets = by_weight(stream, weight[first:last].astype(float).tolist(), count, replace)
+    elif replace:
+        offsets = sorted(int(stream(j) * degree) for j in range(count))
+    else:
+        offsets = list(range(degree)) if degree <= count else distinct(stream, degree, count)
+    return [first + offset for offset in offsets]
+
+
+def reference(
+    graph: Graph,
+    fanout: Sequence[int],
+    seeds: Sequence[int],
+    key: int,
+    replace: bool = False,
+    weight: np.ndarray | None = None,
+) -> Subgraph:
+    """The subgraph `NeighborSampler` must give."""
+    node, local = list(seeds), {}
+    for i, seed in enumerate(seeds):
+        local.setdefault(seed, i)
+    indptr, source, slot, num_nodes, num_edges = [0], [], [], [len(node)], []
+    for count in fanout:
+        start, before = len(node) - num_nodes[-1], len(source)
+        for v in node[start:]:
+            for s in draw(graph, v, count, replace, weight, key):
+                u = int(graph.indices[s])
+                if u not in local:
+                    local[u] = len(node)
+                    node.append(u)
+                source.append(local[u])
+                slot.append(s)
+            indptr.append(len(source))
+        num_nodes.append(len(node) - start - num_nodes[-1])
+        num_edges.append(len(source) - before)
+    arrays = (np.array(values, np.int64) for values in (node, indptr, source, slot))
+    return Subgraph(*arrays, tuple(num_nodes), tuple(num_edges))
