@@ -24,7 +24,7 @@ class Budget:
     baseline: int
     """interpreter, libraries and what the program holds already"""
     topology: int
-    """the index of the topology that every sample touches"""
+    """indptr, and as much of the slots as may be mapped at once"""
     labels: int
     """labels, touched at random by every batch"""
     model: int
@@ -42,7 +42,7 @@ class Budget:
         rows = {
             f"memory {self.origin}".strip(): self.memory,
             "  process": self.baseline,
-            "  topology index": self.topology,
+            "  topology": self.topology,
             "  labels": self.labels,
             "  model": self.model,
             "  read buffers": self.scratch,
@@ -72,7 +72,7 @@ def divide(
     >>> divide(2_000_000_000, baseline=700_000_000, topology=64_000_000).in_flight
     618000000
     """
-    stays = {"the process": baseline, "the topology index": topology, "labels": labels, "the model": model}
+    stays = {"the process": baseline, "the topology": topology, "labels": labels, "the model": model}
     fixed = sum(stays.values()) + scratch
     share = (memory - fixed) // _SHARES
     if share < LEAST_BATCH:

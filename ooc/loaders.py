@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from ooc.arguments import check_pyg_arguments, fanout_of, input_nodes_of, weight_column_of
 from ooc.budget import Budget, divide
 from ooc.collate import Collator
-from ooc.loading import Order, Work
+from ooc.loading import Order, Topology, Work
 from ooc.machine import available_bytes
 from ooc.memory import resident_bytes
 from ooc.order import Cursor, steps_of
@@ -29,6 +29,8 @@ from stores.errors import ConfigError
 
 SCRATCH_BYTES = 64 * 2**20
 """Allowed for the buffers of the reads under way"""
+MAPPED_SHARE, WARM_SHARE = 8, 4
+"""Of the memory, 1/8 at most for mapped slots of the topology; where all slots fit 1/4, they are read in beforehand"""
 PREFETCH = 8
 """Batches between the cursor and the model where no `prefetch_factor` is given"""
 
@@ -50,7 +52,7 @@ def budget_of(ds: Dataset) -> Budget:
         _budgets[ds] = divide(
             memory,
             baseline=baseline,
-            topology=ds.graph.indptr.nbytes,
+            topology=ds.graph.indptr.nbytes + min(ds.graph.sampled_bytes(), memory // MAPPED_SHARE),
             labels=0 if labels is None else labels.nbytes,
             scratch=SCRATCH_BYTES,
             origin=origin,
@@ -63,7 +65,7 @@ def make_work(
     order: Order,
     collator: Collator,
     sampling: tuple[list[int], bool, str | None],
-    max_bytes: int,
+    budget: Budget,
     transform: Callable[[Data], Any] | None,
     pin: bool,
 ) -> Work:
@@ -72,8 +74,10 @@ def make_work(
     y = ds.labels
     x_bytes = 0 if x is None else collator.x_bytes(x.dtype, x.shape[1:])
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
-    sampler = NeighborSampler(ds.graph, *sampling, max_bytes=max_bytes, row_bytes=row_bytes)
-    return Work(order, sampler, collator, x, y, row_bytes, max_bytes, transform, pin)
+    sampler = NeighborSampler(ds.graph, *sampling, max_bytes=budget.max_batch, row_bytes=row_bytes)
+    mapped = budget.topology + budget.labels
+    topology = Topology(ds.graph, sampling[2], mapped, budget.memory // WARM_SHARE)
+    return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology)
 
 
 def pins(pin_memory: bool, device: torch.device | None) -> bool:
@@ -151,7 +155,7 @@ class NeighborLoader:
         collator = Collator(data.graph, dtype, weight_attr, edge_ids)
         sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
         pin = pins(pin_memory, self.device)
-        self._work = make_work(data, order, collator, sampling, self.budget.max_batch, transform, pin)
+        self._work = make_work(data, order, collator, sampling, self.budget, transform, pin)
         self._start = self._cursor = Cursor(0, 0)
         self._clocks: dict[str, Clock] = {}
 

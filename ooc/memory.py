@@ -5,6 +5,7 @@ set a new mark; below it, a light thread's samples do. Resetting the mark (/proc
 but would also hide the process's real peak from whoever watches it from outside. CUDA's mark is treated alike.
 """
 
+import mmap
 import sys
 import threading
 from collections.abc import Callable
@@ -25,6 +26,12 @@ def resident_bytes() -> tuple[int, int]:
             elif line.startswith(b"VmHWM:"):
                 high = int(line.split()[1]) * 1024
     return now, max(now, high)
+
+
+def file_resident_bytes() -> int:
+    """Resident bytes of the process that belong to mapped files (libraries included), from /proc/self/statm."""
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[2]) * mmap.PAGESIZE
 
 
 def cuda_bytes() -> tuple[int, int]:

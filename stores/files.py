@@ -20,6 +20,7 @@ _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_WARM_BYTES = 2**20
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -52,7 +53,9 @@ class Segments:
 class _Mapping:
     """Owns the address range; numpy arrays over it keep it alive, and the last one to go unmaps it."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, segments: Segments) -> None:
+        self.nbytes = nbytes
+        self.segments = segments
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self.address = _map(None, nbytes, mmap.PROT_READ, flags, -1, "an address range")
         # Not at interpreter exit: threads may still be reading, and the kernel unmaps anyway.
@@ -79,7 +82,7 @@ def map_segments(segments: Segments, random: bool = True) -> NDArray[np.uint8]:
     if total == 0:
         return np.empty(0, np.uint8)
     start = segments.start
-    mapping = _Mapping(-(-total // mmap.PAGESIZE) * mmap.PAGESIZE)
+    mapping = _Mapping(-(-total // mmap.PAGESIZE) * mmap.PAGESIZE, segments)
     for path, first, payload in zip(segments.paths, start, segments.payload, strict=False):
         fd = open_for_reading(path, int(payload))
         try:
@@ -91,6 +94,47 @@ def map_segments(segments: Segments, random: bool = True) -> NDArray[np.uint8]:
         _LIBC.madvise(mapping.address, total, mmap.MADV_RANDOM)
     array: NDArray[Any] = np.asarray(mapping)
     return array[:total]
+
+
+def mapping_of(array: NDArray[Any]) -> _Mapping | None:
+    """The map of `map_segments` that holds the array's bytes, or None where they are elsewhere."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, _Mapping) else None
+
+
+def warm(array: NDArray[Any]) -> int:
+    """Read a mapped array's files front to back into the page cache; returns the bytes read, 0 where it is not mapped.
+
+    Random page faults would fetch the same bytes at a fraction of the disk's sequential speed.
+
+    >>> warm(graph.indices)
+    """
+    mapping = mapping_of(array)
+    if mapping is None:
+        return 0
+    scratch = memoryview(bytearray(_WARM_BYTES))
+    for path, payload in zip(mapping.segments.paths, mapping.segments.payload.tolist(), strict=True):
+        fd = open_for_reading(path, payload)
+        try:
+            os.posix_fadvise(fd, 0, payload, os.POSIX_FADV_SEQUENTIAL)
+            offset = 0
+            while offset < payload and (got := os.preadv(fd, [scratch[: payload - offset]], offset)):
+                offset += got
+        finally:
+            os.close(fd)
+    return mapping.segments.total
+
+
+def forget(array: NDArray[Any]) -> None:
+    """Take a mapped array's pages out of this process (not out of the page cache); the next access maps them again.
+
+    Without it a process that touches a map at random ends up holding all of it. Arrays in RAM are left alone.
+    """
+    mapping = mapping_of(array)
+    if mapping is not None:
+        _LIBC.madvise(mapping.address, mapping.nbytes, mmap.MADV_DONTNEED)
 
 
 def open_for_reading(path: Path, nbytes: int, flags: int = 0) -> int:

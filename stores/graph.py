@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores.errors import InputError
+from stores.files import forget, warm
 
 Ints = NDArray[np.int64]
 
@@ -92,6 +93,19 @@ class Graph:
     def topology_bytes(self) -> int:
         """Bytes of every array the graph holds, mapped or in RAM."""
         return sum(array.nbytes for array in self._arrays())
+
+    def sampled_bytes(self, weight: str | None = None) -> int:
+        """Bytes that sampling reads, `indptr` aside: `indices`, and the column it weighs edges by."""
+        return self.indices.nbytes + (0 if weight is None else self.columns[weight].nbytes)
+
+    def warm(self, weight: str | None = None) -> int:
+        """Read what sampling needs into the page cache, front to back; returns the bytes read (0 from RAM)."""
+        return sum(warm(array) for array in (self.indptr, self.indices, *([] if weight is None else [self.columns[weight]])))
+
+    def forget(self) -> None:
+        """Take the mapped pages of every slot array out of this process's memory (not out of the page cache)."""
+        for array in (self.indices, *self.columns.values()):
+            forget(array)
 
     def slots(self, v: int) -> tuple[int, int]:
         """(first, last) with the in-edges of node `v` at slots first..last-1. Raises IndexError."""

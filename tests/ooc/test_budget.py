@@ -32,7 +32,7 @@ def test_the_parts_never_exceed_the_whole(memory, baseline, topology, labels, mo
 def test_the_table_names_every_part():
     table = str(divide(2 * 10**9, baseline=6 * 10**8, topology=10**8, labels=5 * 10**7, model=10**6, origin="(--memory)"))
     assert table.splitlines()[0].split() == ["memory", "(--memory)", "2", "GB"]
-    assert "topology index" in table
+    assert "topology" in table
     assert "100 MB" in table
     assert "model" in table
 

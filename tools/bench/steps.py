@@ -43,12 +43,13 @@ def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, 
     import torch.nn.functional as F
 
     import ooc
-    from ooc.models import build_model, forward_batch
+    from ooc.models import build_model
+    from ooc.user_models import forward_batch
 
     torch.manual_seed(seed)
     model = build_model("sage", ds.num_features, hidden, ds.num_classes, len(fanout))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    loader = ooc.NeighborLoader(ds, num_neighbors=fanout, input_nodes=seeds, batch_size=batch_size)
+    loader = ooc.NeighborLoader(ds, num_neighbors=fanout, input_nodes=seeds, batch_size=batch_size, edge_ids=False)
     steps: Steps = []
     for batch in loader:
         loss = F.cross_entropy(forward_batch(model, batch), batch.y[: batch.batch_size])
