@@ -1,23 +1,20 @@
 """The command line: a verb is one call. Heavy imports stand inside the verbs, so `ooc --help` is fast.
 
-The flags of `ingest` and `train` are the fields of `IngestSpec` and `TrainConfig`, so a flag, a key of a configuration file
-and an argument in Python cannot drift apart. What a user can act on is printed as one line, with exit code 2.
+The flags of `ingest` and `train` are the fields of `IngestSpec` and `TrainConfig`: a flag, a key of a configuration file and an
+argument in Python are one name. What a user can act on is printed as one line, with exit code 2.
 """
 
 import errno
-import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
-from ooc.config import TrainConfig, load_config, read_config
+from ooc.config import TrainConfig, load_config, parse, read_config
+from ooc.flags import INGEST, flags_of, with_flags
 from stores.errors import OocError
 
 app = typer.Typer(
@@ -32,60 +29,25 @@ app = typer.Typer(
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store built by `ooc ingest`.")]
 
 
-def _is(annotation: Any, *kinds: type) -> bool:
-    """Whether an annotation is one of `kinds`, maybe within Annotated, a union or its parameters."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _is(get_args(annotation)[0], *kinds)
-    if origin in (Union, UnionType):
-        return any(_is(part, *kinds) for part in get_args(annotation))
-    return (origin or annotation) in kinds
+@app.command()
+@with_flags(INGEST)
+def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")], **flags: Any) -> None:
+    """Build a store from edges, features, labels and splits, in bounded memory."""
+    from ooc.progress import StepBars
+    from stores.ingest import IngestSpec
+    from stores.ingest import ingest as build
 
-
-def _metavar(annotation: Any) -> str | None:
-    """What a flag's value is called in the help; None for a flag without one."""
-    if _is(annotation, bool):
-        return None
-    if get_origin(annotation) is Literal:
-        return "|".join(map(str, get_args(annotation)))
-    names: dict[str, tuple[type, ...]] = {
-        "NAME=VALUE": (dict,),
-        "LIST": (list,),
-        "INT": (int,),
-        "NUMBER": (float,),
-        "PATH": (Path,),
-    }
-    return next((name for name, kinds in names.items() if _is(annotation, *kinds)), "TEXT")
-
-
-def _flag(name: str, field: FieldInfo, repeat: bool) -> inspect.Parameter:
-    """One keyword parameter with its typer.Option; None means that the flag was not given."""
-    flag, help_text = f"--{name.replace('_', '-')}", field.description or ""
-    default = field.get_default(call_default_factory=True)
-    if default not in (None, [], {}, False) and not field.is_required():
-        help_text += f" [{','.join(map(str, default)) if isinstance(default, list | tuple) else default}]"
-    annotation: Any = list[str] | None if repeat else str | None
-    if _is(field.annotation, bool):
-        flag, annotation = f"{flag}/--no-{name.replace('_', '-')}", bool | None
-    option = typer.Option(flag, help=help_text, show_default=False, metavar=_metavar(field.annotation))
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option])
-
-
-def flags_of(model: type[BaseModel], without: Sequence[str] = (), repeatable: Sequence[str] = ()) -> Callable[..., Any]:
-    """A decorator: a function `f(..., **flags)` gets a flag for every field of `model` that is not in `without`.
-
-    repeatable: the fields whose flag may be given several times; all others take one text, which `model` parses.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        flags = [_flag(name, f, name in repeatable) for name, f in model.model_fields.items() if name not in without]
-        function.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
-        function.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
-        return function
-
-    return decorate
+    spec = parse(IngestSpec, {"out": out, **{name: value for name, value in flags.items() if value is not None}})
+    if spec.pyg is not None:
+        from ooc.pyg_source import ingest as build
+    with StepBars() as bars:
+        made = build(spec, bars)
+    left_out = "".join(
+        f"; {count:,} {reason.replace('_', ' ')} edges left out" for reason, count in made.dropped.items() if count
+    )
+    odd = f"; {made.non_finite:,} NaN or infinite values let in" if made.non_finite else ""
+    resumed = f"; resumed after: {', '.join(made.resumed)}" if made.resumed else ""
+    print(f"{made.path}: {made.num_nodes:,} nodes, {made.num_edges:,} edges in {made.seconds:.1f} s{left_out}{odd}{resumed}")
 
 
 @app.command()
@@ -107,17 +69,38 @@ def info(
     if as_json:
         print(json.dumps(found, indent=2, default=str))
         return
-    width = max(map(len, found))
-    for name, value in found.items():
-        print(f"{name:<{width}}  {value if isinstance(value, str) else json.dumps(value, default=str)}")
+    print("\n".join(_info_lines(found)))
+
+
+def _info_lines(found: dict[str, Any]) -> list[str]:
+    """What `describe` tells, for people."""
+    from stores.sizes import format_bytes
+
+    lines = [
+        f"{found['path']}: {found['num_nodes']:,} nodes, {found['num_edges']:,} edges, {format_bytes(found['bytes'])}",
+        f"  task         {found['task'] or 'none'}" + (f", {found['num_classes']} classes" if found["num_classes"] else ""),
+        "  splits       " + (", ".join(f"{name} {count:,}" for name, count in found["splits"].items()) or "none"),
+        f"  ids          {'external (ids.lmdb)' if found['has_ids'] else 'rows'}",
+        f"  edges        {'undirected' if found['undirected'] else 'directed'}, {'' if found['weighted'] else 'un'}weighted, "
+        f"{'with' if found['has_self_loops'] else 'without'} self-loops",
+        f"  format       {found['format_version']}",
+        f"  fingerprint  {found['fingerprint']}",
+        "  arrays",
+    ]
+    for name, array in found["arrays"].items():
+        shape = " x ".join(f"{size:,}" for size in array["shape"])
+        lines.append(f"    {name:<24} {array['dtype']:<8} {shape:<20} {format_bytes(array['bytes'])}")
+    return lines
 
 
 @app.command()
 def verify(store: StoreArgument) -> None:
     """Check every chunk of a store against its checksum; exit code 2 where one is damaged."""
+    from ooc.progress import StepBars
     from stores.integrity import verify as check
 
-    damages = check(store)
+    with StepBars() as bars:
+        damages = check(store, lambda done, total: bars("verify", done, total, "bytes"))
     for damage in damages:
         print(f"ooc: error: {damage}", file=sys.stderr)
     if damages:
@@ -126,7 +109,7 @@ def verify(store: StoreArgument) -> None:
 
 
 @app.command()
-@flags_of(TrainConfig, without=("store", "out"), repeatable=("features",))
+@with_flags(flags_of(TrainConfig, without=("store", "out"), repeatable=("features",)))
 def train(
     store: Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Directory of the run, new unless --resume.")] = None,

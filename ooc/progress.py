@@ -4,12 +4,14 @@ A watcher only looks: nothing it does changes the run.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from stores.errors import ConfigError
+from stores.sizes import format_bytes
 
 LINE_SECONDS = 10.0
 """Seconds between two plain lines within an epoch."""
@@ -167,6 +169,57 @@ class TensorBoardWatcher:
 
     def close(self) -> None:
         self._writer.close()
+
+
+class StepBars:
+    """Progress of ingest and verify: a bar a step, with units a second and what remains; plain lines off a terminal.
+
+    >>> with StepBars() as bars:
+    ...     ingest(spec, bars)
+    """
+
+    def __init__(self) -> None:
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._begun: dict[str, float] = {}
+        self._spoke = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.description:<24}"),
+                BarColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+            )
+            self._bars = Progress(*columns, console=Console(stderr=True))
+            self._bars.start()
+        return self
+
+    def __call__(self, step: str, done: int, total: int | None, unit: str = "rows") -> None:
+        """`done` of `total` units (None: unknown) of a step; from any thread."""
+        now = time.monotonic()
+        with self._lock:
+            begun = self._begun.setdefault(step, now)
+            rate = done / (now - begun) if now > begun else 0.0
+            amount = format_bytes if unit == "bytes" else "{:,.0f}".format
+            note = f"{amount(done)}{'' if unit == 'bytes' else f' {unit}'}" + (f", {amount(rate)}/s" if rate else "")
+            if self._bars is not None:
+                if step not in self._tasks:
+                    self._tasks[step] = self._bars.add_task(step, total=total, note=note)
+                self._bars.update(self._tasks[step], completed=done, total=total, note=note)
+            elif now - self._spoke >= LINE_SECONDS:
+                self._spoke = now
+                left = f", {(total - done) / rate:.0f} s left" if total and rate and total > done else ""
+                print(f"{step}: {note}{left}", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
 
 
 def terminal_watcher() -> Watcher:
