@@ -77,7 +77,8 @@ def make_work(
     sampler = NeighborSampler(ds.graph, *sampling, max_bytes=budget.max_batch, row_bytes=row_bytes)
     mapped = budget.topology + budget.labels
     topology = Topology(ds.graph, sampling[2], mapped, budget.memory // WARM_SHARE)
-    return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology)
+    weight = None if sampling[2] is None else ds.graph.columns[sampling[2]]
+    return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology, weight)
 
 
 def pins(pin_memory: bool, device: torch.device | None) -> bool:

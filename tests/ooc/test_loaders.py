@@ -131,7 +131,10 @@ def test_weights_come_along_and_are_sampled_by(whole, make_store):
         assert torch.equal(batch.edge_weight, weight[batch.e_id])
         assert torch.equal(batch.edge_attr, batch.edge_weight)
         assert (batch.edge_weight > 0).all()
+        assert (batch.blocks[0].stands_for >= 1).all()
+        assert (batch.blocks[0].stands_for > 1).any()
         plain = next(iter(NeighborLoader(ds, [-1, -1], batch_size=30)))
+        assert plain.blocks[0].stands_for is None
         assert (plain.edge_weight == 0).any()
         first = plain.blocks[0]
         assert torch.equal(first.weight, plain.edge_weight)
