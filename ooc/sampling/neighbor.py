@@ -53,9 +53,12 @@ def table_capacity(num_nodes: int) -> int:
 
 
 def bytes_bound(num_nodes: int, num_edges: int, num_expanded: int, row_bytes: int) -> int:
-    """Bytes a batch of at most so many nodes and edges needs: its arrays, its hash table and its feature rows."""
-    arrays = 8 * num_nodes + 16 * num_edges + 8 * (num_expanded + 1)
-    return arrays + 16 * table_capacity(num_nodes) + row_bytes * num_nodes
+    """Bytes a batch of at most so many nodes and edges needs at its peak: its arrays, hash table and feature rows.
+
+    Growing holds an array of edges (one at a time) and a table of half the size once more.
+    """
+    arrays = 8 * num_nodes + 24 * num_edges + 8 * (num_expanded + 1)
+    return arrays + 24 * table_capacity(num_nodes) + row_bytes * num_nodes
 
 
 class _Table:
@@ -95,6 +98,13 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+def _grown(array: Ids, size: int, length: int) -> Ids:
+    """A new int64[length] that begins with `array[:size]`."""
+    grown = np.empty(length, np.int64)
+    grown[:size] = array[:size]
+    return grown
+
+
 class _Draft:
     """A subgraph in the making: buffers that grow hop by hop to what the next hop needs at most."""
 
@@ -106,16 +116,18 @@ class _Draft:
         self.num_nodes = [len(seeds)]
         self.num_edges: list[int] = []
 
-    def resize(self, num_nodes: int, num_edges: int, num_expanded: int) -> None:
-        """Give the buffers these lengths, in place where the allocator can."""
-        self.node.resize(num_nodes, refcheck=False)
-        self.indptr.resize(num_expanded + 1, refcheck=False)
-        self.source.resize(num_edges, refcheck=False)
-        self.slot.resize(num_edges, refcheck=False)
+    def grow(self, num_nodes: int, num_edges: int, num_expanded: int) -> None:
+        """Make the buffers this long, keeping what they hold; numpy backs large new arrays by huge pages."""
+        self.node = _grown(self.node, sum(self.num_nodes), num_nodes)
+        self.indptr = _grown(self.indptr, len(self.indptr), num_expanded + 1)
+        self.source = _grown(self.source, sum(self.num_edges), num_edges)
+        self.slot = _grown(self.slot, sum(self.num_edges), num_edges)
 
     def finish(self) -> Subgraph:
-        """The subgraph, its arrays cut to their length."""
-        self.resize(sum(self.num_nodes), sum(self.num_edges), sum(self.num_nodes[:-1]))
+        """The subgraph, its arrays cut to their length in place."""
+        self.node.resize(sum(self.num_nodes), refcheck=False)
+        self.source.resize(sum(self.num_edges), refcheck=False)
+        self.slot.resize(sum(self.num_edges), refcheck=False)
         return Subgraph(self.node, self.indptr, self.source, self.slot, tuple(self.num_nodes), tuple(self.num_edges))
 
 
@@ -180,7 +192,7 @@ class NeighborSampler:
         count = count_hop(self._indptr, draft.node, start, stop, self.fanout[hop], self.replace)
         most_nodes = min(stop + count.edges, len(self._indptr) - 1 + draft.num_nodes[0])
         self._check_bytes(hop, count, most_nodes, done + count.edges, stop, draft.num_nodes[0])
-        draft.resize(most_nodes, done + count.edges, stop)
+        draft.grow(most_nodes, done + count.edges, stop)
         self._draw(draft, start, stop, hop, key, count)
         end = int(draft.indptr[stop])
         damaged = kernels.gather(self._indices, draft.slot, done, end, len(self._indptr) - 1, draft.source)

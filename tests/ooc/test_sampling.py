@@ -304,6 +304,30 @@ def test_a_batch_within_budget_is_within_budget(batch: int, fanout: list[int], r
     assert found.nbytes + row_bytes * len(found.node) <= limit
 
 
+@pytest.mark.parametrize("weight", [None, "weight"])
+def test_the_bound_covers_the_peak_of_sampling(weight: str | None) -> None:
+    graph = random_graph(50_000, 400_000, seed=9)
+    seeds = np.arange(1, 800)
+
+    def sample(limit: int | None) -> Subgraph:
+        return NeighborSampler(graph, [7, 5, 3], weight=weight, max_bytes=limit).sample(seeds, 3)
+
+    refused, accepted = 1, 10**9
+    while accepted - refused > 1:
+        middle = (accepted + refused) // 2
+        try:
+            sample(middle)
+            accepted = middle
+        except BudgetError:
+            refused = middle
+    neighbor._scratch.table = neighbor._Table()
+    tracemalloc.start()
+    found = sample(accepted)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.nbytes < peak <= accepted < 4 * peak
+
+
 def test_memory_follows_the_batch_not_the_graph() -> None:
     indptr = np.arange(3_000_001)
     graph = Graph(indptr, np.roll(np.arange(3_000_000, dtype=np.int32), 1))
