@@ -12,7 +12,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import degree, k_hop_subgraph
 
-from ooc.budget import Budget, divide
+from ooc.budget import divide
 from ooc.loaders import NeighborLoader, budget_of
 from ooc.order import Cursor
 from stores.dataset import Dataset
@@ -298,8 +298,13 @@ def small_budget(max_batch):
     return dataclasses.replace(divide(10**9, baseline=0), max_batch=max_batch, in_flight=2 * max_batch)
 
 
-def test_a_batch_over_the_budget_is_refused_or_split(ds):
-    budget: Budget = small_budget(20_000)
+def test_a_batch_over_the_budget_is_refused_or_split(make_store):
+    path = make_store(num_nodes=N, num_edges=E, x=np.ones((N, 500), np.float32))
+    with Dataset.open(path) as ds:
+        check_over_budget(ds, small_budget(80_000))
+
+
+def check_over_budget(ds, budget):
     with pytest.raises(BudgetError, match="batch size"):
         list(NeighborLoader(ds, [-1, -1], batch_size=N, budget=budget))
     with pytest.raises(BudgetError, match="batch size"):
