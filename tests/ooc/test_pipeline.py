@@ -1,8 +1,10 @@
 """The pipeline against a plain loop: order, byte bound, failures, and no thread left behind."""
 
+import _thread
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -180,15 +182,16 @@ def test_an_interrupt_of_the_waiting_consumer_closes_the_pipeline():
         release.wait(5)
         return item
 
-    pipeline = Pipeline(range(10), [Stage("work", run)], max_bytes=1)
-
-    def interrupted() -> None:
+    def interrupt() -> None:
+        _thread.interrupt_main()  # as Ctrl-C does
         release.set()
-        raise KeyboardInterrupt
 
-    pipeline._state.take = interrupted  # where Ctrl-C lands: in the consumer's wait
+    pipeline = Pipeline(range(10), [Stage("work", run)], max_bytes=1)
+    timer = threading.Timer(0.05, interrupt)
+    timer.start()
     with pytest.raises(KeyboardInterrupt):
         next(pipeline)
+    timer.join()
     assert not threads()
 
 
@@ -199,8 +202,6 @@ def test_threads_of_a_stage_work_at_the_same_time():
 
 
 def test_no_thread_keeps_a_delivered_item_alive():
-    import weakref
-
     class Batch:
         pass
 
