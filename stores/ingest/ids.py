@@ -24,8 +24,8 @@ ID_BYTES = 300
 """memory of one distinct id in DuckDB's hash table (measured: 160 for 11 characters), generously"""
 WORDS_SHARE = 0.1
 """with more words than this among the ids they count as words, with fewer the words count as mistakes"""
-DENSE = 2
-"""ids below DENSE times their number are rows as they are"""
+DENSE = 4
+"""ids below DENSE times the different sources (or destinations) are rows as they are"""
 _INT_TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 _TEXT_TYPES = {"string", "large_string", "string_view", "dictionary<values=string, indices=int32, ordered=0>"}
 
@@ -40,7 +40,7 @@ class EdgeScan:
     high: int
     """least and greatest endpoint, of integer ids"""
     distinct: int | None
-    """estimate of the different ids; None where it was not asked for"""
+    """estimate of the different sources or destinations, whichever are more; None where it was not asked for"""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
     counts = duck.one(f"SELECT {parts} FROM {table.relation()}")
     held, numbers = sum(counts[0::2]), sum(counts[1::2])
     if numbers == held:
-        return "int"
+        padded = " OR ".join(f"regexp_matches({sql.name(c)}, '^-?0[0-9]')" for c in texts)  # 007 is not 7
+        return "str" if asked == "auto" and duck.one(f"SELECT count_if({padded}) FROM {table.relation()}")[0] else "int"
     if asked == "auto" and held - numbers > WORDS_SHARE * held:
         return "str"
     wrong = " OR ".join(f"({sql.name(c)} IS NOT NULL AND {cast(c, 'int')} IS NULL)" for c in texts)
@@ -94,8 +95,8 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
 def first(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...]:
     """(position, values of `columns`) of the first row of `table` that meets an SQL condition."""
     shown = ", ".join(sql.name(column) for column in columns)
-    order = f"SELECT {table.position()} AS at, {shown} FROM {table.relation()} WHERE {condition}"
-    return duck.one(f"SELECT * FROM ({order}) ORDER BY at LIMIT 1")
+    order = f"SELECT {table.position()} AS place, {shown} FROM {table.relation()} WHERE {condition}"
+    return duck.one(f"SELECT * FROM ({order}) ORDER BY place LIMIT 1")
 
 
 def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow_nan: bool) -> tuple[EdgeScan, int]:
@@ -104,7 +105,7 @@ def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow
     Raises InputError for no edges, an empty endpoint or weight, a weight that is no number, or one that is not finite.
     """
     low_high = "min(least(src, dst)), max(greatest(src, dst))" if kind == "int" else "0, 0"
-    distinct = "approx_count_distinct(src) + approx_count_distinct(dst)" if count_ids else "NULL"
+    distinct = "greatest(approx_count_distinct(src), approx_count_distinct(dst))" if count_ids else "NULL"
     weights = "count(weight), count_if(NOT isfinite(weight))" if edges.weight is not None else "count(*), 0"
     found = f"count(*), count(src), count(dst), {low_high}, {distinct}, {weights}"
     total, src, dst, low, high, ids, weighted, wild = duck.one(f"SELECT {found} FROM ({edges.relation(kind)})")

@@ -72,6 +72,7 @@ class Steps:
         with disk_errors(self.root):
             for path in outputs:
                 remove(path)
+            self.stage.mkdir(exist_ok=True)
         self._done[name] = work()
         self._write()
         return self._done[name]

@@ -1,0 +1,76 @@
+"""Data sets of PyTorch Geometric as input of an ingest; the one place of the ingest that imports torch."""
+
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.errors import ConfigError, InputError
+from stores.ingest import IngestResult, IngestSpec
+from stores.ingest import ingest as build
+from stores.ingest.duck import Progress
+
+_PARTS = ("x", "y", "edge_index", "edge_weight", "train_mask", "val_mask", "test_mask")
+
+
+def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
+    """`stores.ingest.ingest`, and for `spec.pyg` the data set read first. See there for what is raised.
+
+    >>> ingest(IngestSpec(out="cora.ooc", pyg="Planetoid", arg=["root=data", "name=Cora"])).num_nodes
+    2708
+    """
+    arrays = None if spec.pyg is None else read_pyg(spec.pyg, arguments(spec.arg))
+    return build(spec, progress, arrays)
+
+
+def arguments(pairs: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs as keyword arguments; a value that is JSON (5, true, "0") is that, any other is text.
+
+    >>> arguments(["name=Cora", "split=public", "num_nodes=100"])
+    {'name': 'Cora', 'split': 'public', 'num_nodes': 100}
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not name.isidentifier():
+            raise ConfigError(f"--arg {pair!r}: write it NAME=VALUE, as in name=Cora")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The arrays of item 0 of a PyG data set: x, y, edge_index, edge_weight, the masks (2-D ones [N, S]), num_nodes.
+
+    name: a class of torch_geometric.datasets, or `package.module:Class`.
+    Raises ConfigError where there is no such class or it refuses its arguments, InputError where item 0 is no Data.
+    """
+    from torch_geometric.data import Data
+
+    module_name, _, class_name = name.rpartition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name or "torch_geometric.datasets"), class_name)
+    except (ImportError, AttributeError) as error:
+        where = f"{module_name}:{class_name}" if module_name else f"torch_geometric.datasets.{class_name}"
+        raise ConfigError(f"there is no data set {where} ({error}); name a PyG class, or package.module:Class") from None
+    try:
+        data = factory(**keywords)[0]
+    except Exception as error:  # whatever a data set of someone else's raises
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"the data set {name} cannot be made with {dict(keywords)}: {first[0][:300]}; see --arg") from error
+    if not isinstance(data, Data):
+        raise InputError(f"item 0 of {name} is a {type(data).__name__}: a Data of one graph is wanted")
+    return arrays_of(data, name)
+
+
+def arrays_of(data: Any, name: str) -> dict[str, NDArray[Any]]:
+    """The arrays of a PyG Data that an ingest takes. Raises InputError where it has no edge_index."""
+    if data.edge_index is None:
+        raise InputError(f"{name} has no edge_index: it is no graph that can be ingested")
+    found = {part: data[part].numpy(force=True) for part in _PARTS if data.get(part) is not None}
+    return found | {"num_nodes": np.array(data.num_nodes, dtype=np.int64)}
