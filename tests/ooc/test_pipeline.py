@@ -44,7 +44,8 @@ class Ledger:
     def admit(self, step: int, nbytes: int, bound: int) -> None:
         with self.lock:
             self.alive[step] = nbytes
-            if sum(self.alive.values()) > bound and len(self.alive) > 1:
+            holding = [size for size in self.alive.values() if size]
+            if sum(holding) > bound and len(holding) > 1:  # more than the bound only alone (or beside items of no bytes)
                 self.overrun.append(dict(self.alive))
 
     def release(self, step: int) -> None:
