@@ -71,11 +71,15 @@ class IngestSpec(BaseModel):
             raise ConfigError(f"edges come from exactly one of --edges, --npz, --pyg and --ogb; given: {found}")
         if given != ["edges"]:
             self._refuse(given[0], ("nodes", "features", "labels", "train", "val", "test", "weight", "num_nodes", "header"))
-            self._refuse(given[0], () if given == ["ogb"] else ("drop_missing",))
+            for name, default in (("src", "src"), ("dst", "dst"), ("id_type", "auto")):
+                if getattr(self, name) != default:
+                    self._refuse(given[0], (name,))
         if self.nodes is None:
             for name in ("label", "split", "x_cols"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"--{name.replace('_', '-')} names a column of the node table: give --nodes too")
+            if self.id != "id":
+                raise ConfigError("--id names a column of the node table: give --nodes too")
         if self.arg and self.pyg is None:
             raise ConfigError("--arg is an argument of a PyG data set: give --pyg too")
         for one, other in (("label", "labels"), ("split", "train"), ("split", "val"), ("split", "test")):
