@@ -2,9 +2,10 @@
 
 import fnmatch
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from stores.zarr_write import Appender
 
 BLOCK_BYTES = 16 << 20
 Block = NDArray[Any]
+T = TypeVar("T")
 _NUMBERS = "fiub"
 
 
@@ -82,9 +84,12 @@ def _read_npy(path: str, array: NDArray[Any], step: int) -> Iterator[Block]:
         file.seek(getattr(array, "offset", 0))
         for start in range(0, len(array), step):
             rows = min(step, len(array) - start)
-            block = np.fromfile(file, array.dtype, rows * row)
-            if len(block) < rows * row:
-                raise InputError(f"{path} is truncated: it ends at row {start + len(block) // max(1, row)} of {len(array)}")
+            block = np.empty(rows * row, array.dtype)
+            read = file.readinto(block.view(np.uint8).data)
+            if read < block.nbytes:
+                raise InputError(
+                    f"{path} is truncated: it ends in row {start + read // (row * block.itemsize)} of {len(array)}"
+                )
             yield block.reshape(rows, *array.shape[1:])
 
 
@@ -212,10 +217,7 @@ def write_features(store: Path, name: str, rows: Rows, dtype: str, scale: Scale,
     wild, at, done = 0, (-1, -1), 0
     attributes = {} if scale.kind == "none" else {"normalize": scale.kind}
     with Appender(store, node_array(name), (rows.width or 1,), dtype, attributes, count=rows.count) as appender:
-        for block in rows.blocks():
-            with np.errstate(over="ignore", invalid="ignore"):
-                final = np.ascontiguousarray(scale(_two_d(block)), dtype=dtype)
-                suspicious = not np.isfinite(final.sum(dtype=np.float32))  # cheap; so wherever one value is not finite
+        for final, suspicious in _ahead(_finished(block, scale, dtype) for block in rows.blocks()):
             if suspicious:
                 bad = ~np.isfinite(final)
                 if not wild and bad.any():
@@ -231,6 +233,22 @@ def write_features(store: Path, name: str, rows: Rows, dtype: str, scale: Scale,
                 "correct them or pass --allow-nan"
             )
     return wild
+
+
+def _finished(block: Block, scale: Scale, dtype: str) -> tuple[Block, bool]:
+    """A block as it is stored, and whether any of its values may not be finite (a sum is cheaper than a look at each)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        final = np.ascontiguousarray(scale(_two_d(block)), dtype=dtype)
+        return final, not np.isfinite(final.sum(dtype=np.float32))
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, the next one made by a thread while this one is in use."""
+    with ThreadPoolExecutor(1, "ooc-ingest-read") as pool:
+        coming = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item
 
 
 def _two_d(block: Block) -> Block:
