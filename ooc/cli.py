@@ -26,6 +26,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+INTERRUPTED = 130
+"""exit code after Ctrl-C, as shells have it; some versions of typer return it themselves"""
+
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store built by `ooc ingest`.")]
 
 
@@ -35,13 +38,16 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     """Build a store from edges, features, labels and splits, in bounded memory."""
     from ooc.progress import StepBars
     from stores.ingest import IngestSpec
-    from stores.ingest import ingest as build
+    from stores.ingest import ingest as from_files
 
     spec = parse(IngestSpec, {"out": out, **{name: value for name, value in flags.items() if value is not None}})
-    if spec.pyg is not None:
-        from ooc.pyg_source import ingest as build
     with StepBars() as bars:
-        made = build(spec, bars)
+        if spec.pyg is None:
+            made = from_files(spec, bars)
+        else:
+            from ooc.pyg_source import ingest as from_pyg  # only this imports torch
+
+            made = from_pyg(spec, bars)
     left_out = "".join(
         f"; {count:,} {reason.replace('_', ' ')} edges left out" for reason, count in made.dropped.items() if count
     )
@@ -154,11 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for what a user can act on, 130 after Ctrl-C."""
     try:
         code = app(list(arguments) if arguments is not None else None, standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        return _interrupted() if code == INTERRUPTED else int(code or 0)
     except KeyboardInterrupt:
-        return _fail(
-            "interrupted; what was finished is kept, and running it again (train: with --resume) goes on from there", 130
-        )
+        return _interrupted()
     except BrokenPipeError:  # `ooc info STORE | head`
         sys.stderr.close()
         return 0
@@ -183,9 +187,10 @@ def _usage(error: Exception) -> int | None:
     """The exit code of typer's own exceptions (whose classes moved between versions), None for any other."""
     kind = type(error).__name__
     if kind == "Exit":
-        return int(getattr(error, "exit_code", 0))
+        code = int(getattr(error, "exit_code", 0))
+        return _interrupted() if code == INTERRUPTED else code
     if kind == "Abort":
-        return _fail("interrupted", 130)
+        return _interrupted()
     if kind == "OutOfMemoryError":  # torch's, for CUDA
         return _fail(f"out of CUDA memory: use a smaller --batch-size or --fanout ({str(error).split('. ')[0]})")
     if hasattr(error, "format_message"):
@@ -193,6 +198,10 @@ def _usage(error: Exception) -> int | None:
         text = str(error.format_message())
         return _fail(f"{text} (see `{context.command_path} --help`)" if context is not None and text else text) if text else 2
     return None
+
+
+def _interrupted() -> int:
+    return _fail("interrupted; what was finished is kept: run it again (train: with --resume) to go on from there", INTERRUPTED)
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -23,7 +23,7 @@ MAX_POINTS = 2000
 """points of the loss curve; more steps are averaged"""
 INK, BLUE, ORANGE, GREY = "#1f2933", "#2563a8", "#d9722b", "#c3cad3"
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9.5,
     "axes.edgecolor": "#9aa5b1",
@@ -53,7 +53,7 @@ def write_report(run_dir: Path | str) -> Path:
     run_dir = Path(run_dir)
     steps, epochs = read_metrics(run_dir)
     summary = _read_summary(run_dir)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figures = _figures(steps, epochs, summary)
     path = run_dir / REPORT
     write_file(path, render(run_dir.resolve().name, summary, figures, len(steps), len(epochs)).encode())

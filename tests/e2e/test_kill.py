@@ -1,0 +1,79 @@
+"""kill -9 at random moments, and --resume: metrics.jsonl ends byte for byte as if nothing had happened."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from ooc.cli import main
+from tests.conftest import MakeStore
+
+KILLS = 3
+STEPS = 240
+MODEL = ["--fanout", "4,4", "--hidden", "8", "--norm", "batch"]
+FLAGS = [*MODEL, *["--batch-size", "10", "--epochs", "40", "--seed", "3", "--checkpoint-every", "5", "--threads", "1"]]
+
+
+def start(store: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ooc.cli", "train", str(store), "--out", str(out), *FLAGS, *flags]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def lines_of(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def kill_at(process: subprocess.Popen[bytes], out: Path, lines: int, delay_s: float) -> None:
+    """Kill once the run's log has grown to `lines`, a moment later."""
+    while lines_of(out) < lines and process.poll() is None:
+        time.sleep(0.0005)
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_killed_run_resumes_to_the_bit(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store(num_nodes=100, num_edges=800)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    threads = torch.get_num_threads()
+    assert main(["train", str(store), "--out", str(whole), *FLAGS]) == 0
+    torch.set_num_threads(threads)
+
+    moments = random.Random(0)
+    marks = sorted(moments.randrange(1, STEPS) for _ in range(KILLS))
+    for number, mark in enumerate(marks):
+        process = start(store, cut, *(["--resume"] if number else []))
+        kill_at(process, cut, mark, moments.random() * 0.01)
+        assert not (cut / "summary.json").exists(), "the run was over before it could be killed"
+    process = start(store, cut, "--resume")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors.decode()
+
+    assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    lines = [json.loads(text) for text in (cut / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "step" in line] == list(range(STEPS))
+    one, two = (json.loads((out / "summary.json").read_text()) for out in (whole, cut))
+    assert one["metrics"] == two["metrics"]
+    assert two["processes"] > 1
+    assert [name for name in os.listdir(cut) if name.endswith(".tmp")] == []
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(make_store: MakeStore, tmp_path: Path) -> None:
+    store, out = make_store(num_nodes=100, num_edges=800), tmp_path / "run"
+    process = start(store, out)
+    while lines_of(out) < 5 and process.poll() is None:
+        time.sleep(0.0005)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    last = errors.decode().splitlines()[-1]
+    assert last.startswith("ooc: error: interrupted")
+    assert "Traceback" not in errors.decode()
+    assert (out / "checkpoint.pt").exists()
