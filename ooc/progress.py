@@ -63,11 +63,11 @@ class Watchers:
             watcher.close()
 
 
-def _scores(line: dict[str, Any]) -> str:
+def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "auroc")) -> str:
     """The epoch line's main figures for a person."""
     parts = [f"loss {line['train_loss']:.4f}"] if line.get("train_loss") is not None else []
     val = line.get("val") or {}
-    parts += [f"val {name} {val[name]:.4f}" for name in ("loss", "accuracy", "auroc") if val.get(name) is not None]
+    parts += [f"val {name} {val[name]:.4f}" for name in names if val.get(name) is not None]
     return ", ".join(parts) + (" (best)" if line.get("best") else "")
 
 
@@ -112,7 +112,7 @@ class BarWatcher:
 
         self._bars = Progress(
             TextColumn("{task.description:<7}"),
-            BarColumn(),
+            BarColumn(20),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
@@ -132,7 +132,7 @@ class BarWatcher:
         self._bars.update(self._steps, completed=step + 1, note=f"loss {loss:.4f}, {rate:.3g} batches/s")
 
     def epoch(self, line: dict[str, Any]) -> None:
-        self._bars.update(self._epochs, completed=line["epoch"] + 1, note=_scores(line))
+        self._bars.update(self._epochs, completed=line["epoch"] + 1, note=_scores(line, ["accuracy"]))
 
     def note(self, text: str) -> None:
         self._bars.console.print(text, highlight=False, markup=False)

@@ -201,13 +201,16 @@ class Job:
 
     def spent(self) -> dict[str, Any]:
         """Seconds, bytes and rows up to now, earlier processes included."""
+        stages = self.loader.times()
+        if "consumer" in stages:  # the loop does not ask for a batch after the last, so the pipeline misses that one's work
+            stages["consumer"]["work_s"] = max(0.0, self._spent["train_seconds"] - stages["consumer"]["wait_s"])
         now = {
             **self._spent,
             "peak_rss_bytes": self.meter.peak,
             "peak_cuda_bytes": self.meter.cuda_peak,
             "bytes_read": self.loader.bytes_read,
             "rows_read": self.loader.rows_read,
-            "stages": self.loader.times(),
+            "stages": stages,
         }
         return summary.add(self.spent_before, now)
 

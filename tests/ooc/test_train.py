@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_geometric.nn import SAGEConv
 
 from ooc import compose, run
 from ooc.checkpoint import read_metrics
@@ -250,6 +251,7 @@ def test_other_tasks_train(make_store: MakeStore, tmp_path: Path, task: str, num
     "settings",
     [
         {"precision": "bf16"},
+        {"precision": "fp16"},
         {"activation_checkpointing": True},
         {"optimizer": "adamw", "weight_decay": 0.1},
         {"replace": True},
@@ -266,6 +268,31 @@ def test_options_reach_the_computation(make_store: MakeStore, tmp_path: Path, se
     train(configure(store, tmp_path / "plain", **plain))
     same = curve(tmp_path / "run") == curve(tmp_path / "plain")
     assert same == ("activation_checkpointing" in settings)
+
+
+class Net(torch.nn.Module):
+    """What a PyG user brings: forward(x, edge_index)."""
+
+    def __init__(self, in_channels: int, out_channels: int, width: int = 3) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(in_channels, width), SAGEConv(width, out_channels)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def test_a_module_of_the_users_own_trains_and_resumes(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    own = {"model": "tests.ooc.test_train:Net", "model_args": {"width": 5}, "epochs": 2}
+    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
+    train(whole)
+    assert torch.load(whole.out / "model.pt")["model"]["first.lin_l.weight"].shape == (5, 8)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(5))
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+    with pytest.raises(ConfigError, match="model_args"):
+        train(cut.model_copy(update={"model_args": {"width": 6}}), resume=True)
 
 
 def test_accumulation_makes_the_gradient_of_the_joint_batch(make_store: MakeStore, tmp_path: Path) -> None:
