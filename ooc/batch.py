@@ -34,11 +34,14 @@ class Subgraph:
     """new nodes per hop, hop 0 (the seeds) first: L+1 numbers"""
     num_edges: tuple[int, ...]
     """edges per hop: L numbers"""
+    stands_for: NDArray[np.float32] | None = None
+    """float32[e]: see `Block.stands_for`; None for uniform draws"""
 
     @property
     def nbytes(self) -> int:
         """Bytes the arrays hold."""
-        return self.node.nbytes + self.indptr.nbytes + self.source.nbytes + self.slot.nbytes
+        arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for)
+        return sum(array.nbytes for array in arrays if array is not None)
 
 
 class Block(NamedTuple):
@@ -66,8 +69,8 @@ class Block(NamedTuple):
     """float32[num_src]: weight of each node's last self-loop in the whole graph, 1 where it has none; None for an unweighted
     graph and for one without self-loops"""
     stands_for: Tensor | None = None
-    """float32[e]: how many edges of the whole graph each sampled edge stands for: 1 / (times it was expected in the sample).
-    None for uniform sampling, where it is degree / (sampled edges) of the destination"""
+    """float32[e]: how many edges of the whole graph each sampled edge stands for: 1 / (times it was expected in the sample),
+    1 where no edge was left out. None for uniform sampling, where it is degree / (sampled edges) of the destination"""
 
 
 def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:

@@ -28,8 +28,6 @@ class Drawn:
     position: NDArray[np.int64]
     """int64[b]: where the seeds stand in the loader's input nodes"""
     subgraph: Subgraph
-    stands_for: NDArray[np.float32] | None = None
-    """float32[e]: see `Block.stands_for`"""
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,9 @@ def loop_weight_of(graph: Graph, node: NDArray[np.int64]) -> NDArray[np.float32]
     return weight
 
 
-def block_of(graph: Graph, drawn: Drawn, edge_index: Tensor) -> Block:
+def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor) -> Block:
     """The block of the first layer, with the whole graph's degrees, self-loops and weights of its nodes and edges."""
-    subgraph, weighted = drawn.subgraph, "weight" in graph.columns
-    node = subgraph.node
+    node, weighted = subgraph.node, "weight" in graph.columns
 
     def tensor(array: AnyArray | None) -> Tensor | None:
         return None if array is None else torch.from_numpy(array)
@@ -93,7 +90,7 @@ def block_of(graph: Graph, drawn: Drawn, edge_index: Tensor) -> Block:
         tensor(np.asarray(graph.columns["weight"][subgraph.slot], np.float32) if weighted else None),
         tensor(None if graph.weight_sum is None else np.asarray(graph.weight_sum[node])),
         tensor(loop_weight_of(graph, node)),
-        tensor(drawn.stands_for),
+        tensor(subgraph.stands_for),
     )
 
 
@@ -113,7 +110,7 @@ class Collator:
     def __call__(self, loaded: Loaded, input_id: NDArray[np.int64]) -> Data:
         subgraph = loaded.drawn.subgraph
         edge_index = torch.from_numpy(edge_index_of(subgraph))
-        first = block_of(self.graph, loaded.drawn, edge_index)
+        first = block_of(self.graph, subgraph, edge_index)
         data = Data(edge_index=edge_index, num_nodes=len(subgraph.node))
         if loaded.x is not None:
             data.x = self._features(loaded.x)
@@ -149,5 +146,5 @@ class Collator:
         num_nodes, num_edges = len(subgraph.node), len(subgraph.source)
         weighted = "weight" in self.graph.columns
         per_node = row_bytes + 8 + 8 * bool(len(self.graph.self_loops)) + 8 * weighted
-        per_edge = 16 + 8 * self.edge_ids + 8 * weighted
+        per_edge = 16 + 8 * self.edge_ids + 4 * weighted
         return subgraph.nbytes + per_node * num_nodes + per_edge * num_edges

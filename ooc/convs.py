@@ -205,6 +205,8 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 class BlockGINConv(GINConv):  # type: ignore[misc]
     """PyG's GINConv (Xu et al., 2019) with a two-layer perceptron, on a block. Edge weights are not used, as in PyG.
 
+    Where edges are drawn by weight, those of weight 0 are never drawn: the rescaled sum is that over the others.
+
     >>> conv = BlockGINConv(128, 256)
     >>> rows = conv(x, block)  # [num_src, 128] -> [num_dst, 256]
     """

@@ -77,8 +77,7 @@ def make_work(
     sampler = NeighborSampler(ds.graph, *sampling, max_bytes=budget.max_batch, row_bytes=row_bytes)
     mapped = budget.topology + budget.labels
     topology = Topology(ds.graph, sampling[2], mapped, budget.memory // WARM_SHARE)
-    weight = None if sampling[2] is None else ds.graph.columns[sampling[2]]
-    return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology, weight)
+    return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology)
 
 
 def pins(pin_memory: bool, device: torch.device | None) -> bool:

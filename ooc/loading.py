@@ -18,7 +18,6 @@ from ooc.memory import file_resident_bytes
 from ooc.order import Cursor, Purpose, key, seeds_of
 from ooc.pipeline import Stage
 from ooc.sampling import NeighborSampler
-from ooc.sampling.expansion import stands_for
 from stores.errors import BudgetError
 from stores.graph import Graph
 from stores.rows import AnyArray, Rows
@@ -103,8 +102,6 @@ class Work:
     transform: Callable[[Data], Any] | None
     pin: bool
     topology: Topology
-    weight: AnyArray | None
-    """float[E] by slot, where edges are drawn by weight"""
     read: Read = field(default_factory=Read)
 
     def stages(self, sample_threads: int, read_threads: int, split: bool) -> list[Stage]:
@@ -118,14 +115,9 @@ class Work:
 
     def _draw(self, cursor: Cursor, position: NDArray[np.int64], last: bool) -> Drawn:
         self.topology.warm()
-        sampler, draw = self.sampler, self.order.key(cursor)
-        subgraph = sampler.sample(self.order.nodes.ids(position), draw)
-        expansion = None
-        if self.weight is not None:
-            indptr = self.collator.graph.indptr
-            expansion = stands_for(indptr, self.weight, subgraph, sampler.fanout, sampler.replace, draw)
+        subgraph = self.sampler.sample(self.order.nodes.ids(position), self.order.key(cursor))
         self.topology.trim()
-        drawn = Drawn(cursor.step, last, position, subgraph, expansion)
+        drawn = Drawn(cursor.step, last, position, subgraph)
         need = self.nbytes(drawn)  # the sampler has not counted what collation adds
         if need > self.max_bytes:
             raise BudgetError(

@@ -215,12 +215,17 @@ def draw_keys(
     rank: NDArray[np.float64],
     slot: NDArray[np.int64],
     at: int,
+    stands_for: NDArray[np.float32],
 ) -> int:
     """Up to `count` distinct slots with probability by weight (Efraimidis and Spirakis, 2006); returns how many.
 
-    Every slot of positive weight w gets the key Exp(1) / w; the `count` smallest keys win: one pass, memory O(count).
+    Every slot of positive weight w gets the key Exp(1) / w; the `count` smallest keys win: one pass, memory O(count). Given
+    the other slots' keys, a winner has won with probability 1 - exp(-w tau), tau the smallest key that lost: it stands for
+    the inverse (rank conditioning; Cohen and Kaplan, "Summarizing data using bottom-k sketches", 2007).
     """
-    size = 0
+    if count == 0:
+        return 0  # `rank` has no root then
+    size, tau = 0, np.inf
     for s in range(first, last):
         w = np.float64(weight[s])
         if w > 0:
@@ -229,8 +234,13 @@ def draw_keys(
                 push(rank, slot, at, size, value, s)
                 size += 1
             elif value < rank[0]:
+                tau = rank[0]  # the largest kept so far is below all that lost before
                 keep_smallest(rank, slot, at, size, value, s)
+            else:
+                tau = min(tau, value)
     sort_slots(slot, at, at + size)
+    for e in range(at, at + size):
+        stands_for[e] = -1.0 / np.expm1(-tau * np.float64(weight[slot[e]]))
     return size
 
 
@@ -244,10 +254,12 @@ def draw_cumulative(
     rank: NDArray[np.float64],
     slot: NDArray[np.int64],
     at: int,
+    stands_for: NDArray[np.float32],
 ) -> int:
     """`count` slots with replacement, probability by weight; 0 of them where the weights sum to nothing.
 
-    The thresholds are sorted and met in one walk along the running sum, so memory is O(count), not O(degree).
+    The thresholds are sorted and met in one walk along the running sum, so memory is O(count), not O(degree). A slot is
+    expected count * w / total times, the inverse of what each draw stands for (Hansen and Hurwitz, 1943).
     """
     total = 0.0
     for s in range(first, last):
@@ -262,6 +274,7 @@ def draw_cumulative(
         running += np.float64(weight[s])
         while j < count and rank[j] < running:
             slot[at + j] = s
+            stands_for[at + j] = total / (count * np.float64(weight[s]))
             j += 1
     return j
 
@@ -279,10 +292,11 @@ def draw_weighted(
     rank: NDArray[np.float64],
     slot: NDArray[np.int64],
     edge_indptr: NDArray[np.int64],
+    stands_for: NDArray[np.float32],
 ) -> int:
     """`draw_uniform` by weight (fan-out >= 0); -1, or the first slot met whose weight is negative or not finite.
 
-    rank: scratch, float64 of at least the most edges drawn at one node.
+    rank: scratch, float64 of at least the most edges drawn at one node. Fills `stands_for` beside `slot`.
     """
     at = edge_indptr[start]
     for i in range(start, stop):
@@ -293,9 +307,9 @@ def draw_weighted(
         count = num_drawn(last - first, fanout, replace)
         stream = stream_of(key, node[i])
         if replace:
-            at += draw_cumulative(weight, stream, first, last, count, rank, slot, at)
+            at += draw_cumulative(weight, stream, first, last, count, rank, slot, at, stands_for)
         else:
-            at += draw_keys(weight, stream, first, last, count, rank, slot, at)
+            at += draw_keys(weight, stream, first, last, count, rank, slot, at, stands_for)
         edge_indptr[i + 1] = at
     return -1
 

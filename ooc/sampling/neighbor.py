@@ -5,7 +5,7 @@ Every node of a batch is expanded once, in the hop after it is first reached; al
 
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from stores.graph import Graph
 from stores.sizes import format_bytes
 
 Ids = NDArray[np.int64]
+T = TypeVar("T", bound=np.generic)
 
 _TABLE_KEPT = 32 * 2**20
 """bytes: the largest hash table a thread keeps for its next batch"""
@@ -52,12 +53,13 @@ def table_capacity(num_nodes: int) -> int:
     return max(_TABLE_LEAST, 1 << (num_nodes * 4 // 3).bit_length())
 
 
-def bytes_bound(num_nodes: int, num_edges: int, num_expanded: int, row_bytes: int) -> int:
+def bytes_bound(num_nodes: int, num_edges: int, num_expanded: int, row_bytes: int, weighted: bool = False) -> int:
     """Bytes a batch of at most so many nodes and edges needs at its peak: its arrays, hash table and feature rows.
 
-    Growing holds an array of edges (one at a time) and a table of half the size once more.
+    Growing holds an array of edges (one at a time) and a table of half the size once more. weighted: draws are by weight,
+    and `stands_for` is one more array of edges.
     """
-    arrays = 8 * num_nodes + 24 * num_edges + 8 * (num_expanded + 1)
+    arrays = 8 * num_nodes + (24 + 4 * weighted) * num_edges + 8 * (num_expanded + 1)
     return arrays + 24 * table_capacity(num_nodes) + row_bytes * num_nodes
 
 
@@ -98,21 +100,25 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def _grown(array: Ids, size: int, length: int) -> Ids:
-    """A new int64[length] that begins with `array[:size]`."""
-    grown = np.empty(length, np.int64)
+def _grown(array: NDArray[T], size: int, length: int) -> NDArray[T]:
+    """A new array of `length` that begins with `array[:size]`."""
+    grown = np.empty(length, array.dtype)
     grown[:size] = array[:size]
     return grown
 
 
 class _Draft:
-    """A subgraph in the making: buffers that grow hop by hop to what the next hop needs at most."""
+    """A subgraph in the making: buffers that grow hop by hop to what the next hop needs at most.
 
-    def __init__(self, seeds: Ids) -> None:
+    weighted: whether to tell what each edge stands for.
+    """
+
+    def __init__(self, seeds: Ids, weighted: bool) -> None:
         self.node = seeds.copy()
         self.indptr = np.zeros(1, np.int64)
         self.source = np.empty(0, np.int64)
         self.slot = np.empty(0, np.int64)
+        self.stands_for = np.empty(0, np.float32) if weighted else None
         self.num_nodes = [len(seeds)]
         self.num_edges: list[int] = []
 
@@ -122,13 +128,18 @@ class _Draft:
         self.indptr = _grown(self.indptr, len(self.indptr), num_expanded + 1)
         self.source = _grown(self.source, sum(self.num_edges), num_edges)
         self.slot = _grown(self.slot, sum(self.num_edges), num_edges)
+        if self.stands_for is not None:
+            self.stands_for = _grown(self.stands_for, sum(self.num_edges), num_edges)
 
     def finish(self) -> Subgraph:
         """The subgraph, its arrays cut to their length in place."""
         self.node.resize(sum(self.num_nodes), refcheck=False)
         self.source.resize(sum(self.num_edges), refcheck=False)
         self.slot.resize(sum(self.num_edges), refcheck=False)
-        return Subgraph(self.node, self.indptr, self.source, self.slot, tuple(self.num_nodes), tuple(self.num_edges))
+        if self.stands_for is not None:
+            self.stands_for.resize(sum(self.num_edges), refcheck=False)
+        num_nodes, num_edges = tuple(self.num_nodes), tuple(self.num_edges)
+        return Subgraph(self.node, self.indptr, self.source, self.slot, num_nodes, num_edges, self.stands_for)
 
 
 class NeighborSampler:
@@ -137,7 +148,10 @@ class NeighborSampler:
     fanout: in-edges drawn at a node, per hop, the seeds' first; -1 takes all.
     replace: draw with replacement (a node that has in-edges then gets exactly `fanout` of them).
     weight: float[E] per slot or the name of such a graph column; edges are drawn with probability proportional to it.
-        Where a fan-out is finite, edges of weight 0 are never drawn, so a node may get fewer.
+        Each edge then comes with how many of the graph's edges it stands for (`Subgraph.stands_for`), which makes sums
+        over samples unbiased, like `degree / drawn` does for uniform draws. Where a fan-out is finite, edges of weight 0
+        are never drawn, so a node may get fewer, even where the fan-out covers its degree: a sum in which each edge
+        counts by its weight (GCN) loses nothing, an unweighted one (GIN) lacks their terms, which no factor can restore.
     max_bytes, row_bytes: limit on the bytes of a batch (its arrays, its hash table and `row_bytes` of features a node).
 
     Raises ConfigError for a fan-out or a weight that does not fit.
@@ -173,7 +187,7 @@ class NeighborSampler:
         Raises InputError for a seed that is no node or a weight below zero, BudgetError where the batch may exceed
         `max_bytes` (before it is allocated), StoreError where the topology is damaged.
         """
-        draft = _Draft(self._check(seeds))
+        draft = _Draft(self._check(seeds), self._weight is not None)
         table = _scratch.table
         table.clear()
         try:
@@ -206,13 +220,15 @@ class NeighborSampler:
     def _draw(self, draft: _Draft, start: int, stop: int, hop: int, key: np.uint64, count: HopCount) -> None:
         """Fill `draft.slot` and `draft.indptr` for the nodes start:stop."""
         fanout, replace = self.fanout[hop], self.replace
-        if self._weight is None or fanout < 0:
-            kernels.draw_uniform(self._indptr, draft.node, start, stop, fanout, replace, key, draft.slot, draft.indptr)
+        draw = (start, stop, fanout, replace, key)
+        if self._weight is None or draft.stands_for is None or fanout < 0:
+            kernels.draw_uniform(self._indptr, draft.node, *draw, draft.slot, draft.indptr)
+            if draft.stands_for is not None:
+                draft.stands_for[draft.indptr[start] :] = 1
             return
         rank = np.empty(kernels.num_drawn(max(count.degree, 0), fanout, replace), np.float64)
-        bad = kernels.draw_weighted(
-            self._indptr, self._weight, draft.node, start, stop, fanout, replace, key, rank, draft.slot, draft.indptr
-        )
+        out = (draft.slot, draft.indptr, draft.stands_for)
+        bad = kernels.draw_weighted(self._indptr, self._weight, draft.node, *draw, rank, *out)
         if bad >= 0:
             raise InputError(
                 f"the weight of slot {bad} is {self._weight[bad]}; sampling by weight needs finite weights of 0 or more"
@@ -236,7 +252,7 @@ class NeighborSampler:
         """Raise BudgetError where a batch of at most so many nodes and edges may exceed `max_bytes`."""
         if self.max_bytes is None:
             return
-        need = bytes_bound(num_nodes, num_edges, num_expanded, self.row_bytes)
+        need = bytes_bound(num_nodes, num_edges, num_expanded, self.row_bytes, self._weight is not None)
         if need > self.max_bytes:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} draws {count.edges} edges, so the batch may need "
