@@ -39,7 +39,16 @@ def main() -> None:
     for old in (files, store, run):
         shutil.rmtree(old, ignore_errors=True)
     print(f"making {a.nodes:,} nodes x {FEATURES} float32 and {a.edges:,} edges in {files}", flush=True)
-    make_graph(files, nodes=a.nodes, edges=a.edges, features=FEATURES, classes=CLASSES, kind="communities", train_share=0.1)
+    make_graph(
+        files,
+        nodes=a.nodes,
+        edges=a.edges,
+        features=FEATURES,
+        classes=CLASSES,
+        kind="communities",
+        train_share=0.1,
+        eval_share=0.01,
+    )
     arrays = ["--features", f"x={files}/x.npy", "--labels", f"{files}/y.npy"]
     splits = [part for name in ("train", "val", "test") for part in (f"--{name}", f"{files}/{name}.npy")]
     ooc("ingest", store, "--edges", f"{files}/edges/*.parquet", *arrays, *splits, "--memory", "1GB")

@@ -18,7 +18,7 @@ from typing import Any
 PUBLISHED = {"cora": 81.5, "citeseer": 70.3, "pubmed": 79.0, "tolokers": 82.43}
 GCN = {
     "model": "gcn", "hidden": 16, "layers": 2, "fanout": [-1, -1], "batch_size": 1024, "epochs": 200,
-    "lr": 0.01, "weight_decay": 5e-4, "dropout": 0.5,
+    "lr": 0.01, "weight_decay": 5e-4, "dropout": 0.5, "threads": 1,
 }  # fmt: skip
 SAGE = {
     "model": "sage", "hidden": 128, "layers": 3, "fanout": [-1, -1, -1], "batch_size": 8192, "epochs": 250,
