@@ -10,8 +10,8 @@ def available_bytes() -> int:
 
     Page cache counts as available; swap does not.
     """
-    limits = [_meminfo_available(), *_cgroup_headroom()]
-    return min(limits)
+    own = Path("/proc/self/cgroup").read_text().splitlines()
+    return min([_meminfo_available(), *_unified_headroom(own), *_legacy_headroom(own)])
 
 
 def _meminfo_available() -> int:
@@ -21,17 +21,26 @@ def _meminfo_available() -> int:
     raise RuntimeError("/proc/meminfo names no MemAvailable")
 
 
-def _cgroup_headroom() -> list[int]:
+def _unified_headroom(own: list[str]) -> list[int]:
     """What each memory limit (cgroup v2) from this process's group up to the root leaves, the cache being reclaimable."""
-    own = Path("/proc/self/cgroup").read_text().splitlines()
     path = next((line.partition("::")[2] for line in own if line.startswith("0::")), "/")
-    group = _CGROUP / path.lstrip("/")
+    return _headroom(_CGROUP, path, "memory.max", "anon")
+
+
+def _legacy_headroom(own: list[str]) -> list[int]:
+    """The same for cgroup v1, whose memory controller is a tree of its own."""
+    path = next((line.split(":", 2)[2] for line in own if line.split(":")[1] == "memory"), "/")
+    return _headroom(_CGROUP / "memory", path, "memory.limit_in_bytes", "total_rss")
+
+
+def _headroom(root: Path, path: str, limit_file: str, used_field: str) -> list[int]:
+    group = root / path.lstrip("/")
     left = []
     for folder in [group, *group.parents]:
-        if not folder.is_relative_to(_CGROUP) or not (folder / "memory.max").exists():
+        if not folder.is_relative_to(root) or not (folder / limit_file).exists():
             continue
-        limit = (folder / "memory.max").read_text().strip()
+        limit = (folder / limit_file).read_text().strip()
         if limit != "max":
             used = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            left.append(max(0, int(limit) - int(used["anon"])))
+            left.append(max(0, int(limit) - int(used[used_field])))
     return left

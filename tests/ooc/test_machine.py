@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from ooc import machine
 
 
@@ -19,3 +21,13 @@ def test_the_tightest_group_counts_and_its_cache_does_not(tmp_path, monkeypatch)
     (group / "memory.stat").write_text("anon 1000000\nfile 3500000\n")
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
     assert machine.available_bytes() == 4000000
+
+
+def test_the_legacy_control_group_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = tmp_path / "memory" / "job"
+    group.mkdir(parents=True)
+    for folder, limit in ((tmp_path / "memory", 9223372036854771712), (group, 5000000)):
+        (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (folder / "memory.stat").write_text("rss 1\ntotal_rss 2000000\n")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    assert machine._legacy_headroom(["5:cpu:/", "4:memory:/job"]) == [3000000, 9223372036852771712]
