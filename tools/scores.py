@@ -22,7 +22,7 @@ GCN = {
 }  # fmt: skip
 SAGE = {
     "model": "sage", "hidden": 128, "layers": 3, "fanout": [-1, -1, -1], "batch_size": 8192, "epochs": 250,
-    "lr": 0.003, "dropout": 0.2, "norm": "layer", "residual": True, "eval_every": 5, "monitor": "auroc",
+    "lr": 0.01, "dropout": 0.2, "norm": "layer", "residual": True, "eval_every": 5, "monitor": "auroc",
 }  # fmt: skip
 
 
