@@ -7,7 +7,7 @@ alone, whatever the threads, the memory and the engine.
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -24,8 +24,10 @@ from ooc.memory import resident_bytes
 from ooc.order import Cursor, steps_of
 from ooc.pipeline import Clock, Pipeline
 from ooc.sampling import NeighborSampler
+from ooc.windows import windowed
 from stores.dataset import Dataset
 from stores.errors import ConfigError
+from stores.rows import ArrayRows
 
 SCRATCH_BYTES = 64 * 2**20
 """Allowed for the buffers of the reads under way"""
@@ -218,14 +220,16 @@ class NeighborLoader:
         start = self._cursor = self._start
         self._start = Cursor(start.epoch + 1, 0)
         cursors = (Cursor(start.epoch, step) for step in range(start.step, len(self)))
-        pipeline = Pipeline(
-            self._work.split(cursors) if self._split else cursors,
-            self._work.stages(*self._threads, self._split),
-            self.budget.in_flight,
-            self.prefetch,
-            self._clocks,
-        )
-        return Epoch(self, pipeline, start.epoch)
+        return Epoch(self, self._pipeline(cursors), start.epoch)
+
+    def _pipeline(self, cursors: Iterator[Cursor]) -> Pipeline:
+        """Batches of `cursors`, in windows where rows come from the disk."""
+        work, clocks = self._work, self._clocks
+        if work.x is None or isinstance(work.x, ArrayRows):
+            source = work.split(cursors) if self._split else cursors
+            return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
+        pool, split = self.budget.batches, self._split
+        return windowed(work, cursors, pool=pool, threads=self._threads, prefetch=self.prefetch, split=split, clocks=clocks)
 
     def _took(self, cursor: Cursor, batch: Any) -> Any:
         """The consumer has the batch before `cursor`."""
