@@ -23,6 +23,8 @@ from stores.rows import AnyArray
 
 FIRST_BATCHES, GROWTH, MOST_BATCHES = 2, 4, 64
 """Batches of an epoch's first window, so that training starts at once; how much more each next one may have; the most"""
+WINDOWS_SHARE = 3 / 4
+"""Of the batches' memory, for windows: they fill it to the last byte, and the allocator and the model need room besides"""
 AHEAD = 2
 """Batches gathered before the model asks for them"""
 _PLAN_BYTES = 64
@@ -275,6 +277,7 @@ def windowed(
     gathered ahead, `AHEAD` at most; split: halve a batch that does not fit; clocks: as of `Pipeline`, for all stages.
     """
     sample_threads, read_threads = threads
+    pool = int(pool * WINDOWS_SHARE)
     grouping = Grouping(work, pool // 2, sample_threads)
     stages = [] if split else [Stage("sample", work.sample, sample_threads)]
     names = [SOURCE, *(stage.name for stage in stages), "read", "collate", CONSUMER]
@@ -297,7 +300,7 @@ def windowed(
     return Pipeline(
         grouping.serve(filled),
         [Stage("collate", grouping.collate, nbytes=grouping.nbytes)],
-        max_bytes=pool // 4,
+        max_bytes=pool // 3,
         max_items=min(prefetch, AHEAD),
         clocks={name: own[name] for name in names[-2:]},
         before=filled,
