@@ -1,7 +1,8 @@
 """`NeighborLoader`: a drop-in for PyG's, over a `Dataset` that need not fit in memory.
 
 Threads sample, read and collate future batches while the model computes; a batch is a function of (seed, epoch, step, rank)
-alone, whatever the threads, the memory and the engine.
+alone, whatever the threads, the memory, the windows (`ooc.windows`: rows on disk are read for many batches at once) and the
+engine.
 """
 
 import inspect
@@ -34,7 +35,8 @@ SCRATCH_BYTES = 64 * 2**20
 MAPPED_SHARE, WARM_SHARE = 8, 4
 """Of the memory, 1/8 at most for mapped slots of the topology; where all slots fit 1/4, they are read in beforehand"""
 PREFETCH = 8
-"""Batches between the cursor and the model where no `prefetch_factor` is given"""
+"""Batches between the cursor and the model where no `prefetch_factor` is given; of rows on disk, two at most (the window
+they come from looks further ahead)"""
 
 _budgets: "weakref.WeakKeyDictionary[Dataset, Budget]" = weakref.WeakKeyDictionary()
 
@@ -164,7 +166,7 @@ class NeighborLoader:
 
     @property
     def rows_read(self) -> int:
-        """Feature rows read so far, for batches not yet delivered too."""
+        """Feature rows read so far, for batches not yet delivered too; a row that several batches of a window want counts once."""
         return self._work.read.rows
 
     @property
