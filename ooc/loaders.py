@@ -166,7 +166,7 @@ class NeighborLoader:
 
     @property
     def rows_read(self) -> int:
-        """Feature rows read so far, for batches not yet delivered too; a row that several batches of a window want counts once."""
+        """Feature rows read so far, for batches not yet delivered too; one that many batches of a window want counts once."""
         return self._work.read.rows
 
     @property

@@ -256,7 +256,7 @@ class Pipeline:
             clocks=self.clocks,
             before=None if before is None else before._state,
         )
-        self._state = state
+        self._state: _State = state
         self._given = 0.0
         # Collected half-consumed: signalled only, because a collection may happen in one of the threads.
         weakref.finalize(self, state.stop).atexit = False
