@@ -38,6 +38,11 @@ class Budget:
     origin: str = ""
     """where `memory` comes from, for people"""
 
+    @property
+    def batches(self) -> int:
+        """For all batches alive at once: windows, where rows come from the disk, take all but a few batches of it."""
+        return self.in_flight + 2 * self.max_batch
+
     def __str__(self) -> str:
         rows = {
             f"memory {self.origin}".strip(): self.memory,

@@ -1,13 +1,14 @@
 """`NeighborLoader`: a drop-in for PyG's, over a `Dataset` that need not fit in memory.
 
 Threads sample, read and collate future batches while the model computes; a batch is a function of (seed, epoch, step, rank)
-alone, whatever the threads, the memory and the engine.
+alone, whatever the threads, the memory, the windows (`ooc.windows`: rows on disk are read for many batches at once) and the
+engine.
 """
 
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -24,15 +25,18 @@ from ooc.memory import resident_bytes
 from ooc.order import Cursor, steps_of
 from ooc.pipeline import Clock, Pipeline
 from ooc.sampling import NeighborSampler
+from ooc.windows import windowed
 from stores.dataset import Dataset
 from stores.errors import ConfigError
+from stores.rows import ArrayRows
 
 SCRATCH_BYTES = 64 * 2**20
 """Allowed for the buffers of the reads under way"""
 MAPPED_SHARE, WARM_SHARE = 8, 4
 """Of the memory, 1/8 at most for mapped slots of the topology; where all slots fit 1/4, they are read in beforehand"""
 PREFETCH = 8
-"""Batches between the cursor and the model where no `prefetch_factor` is given"""
+"""Batches between the cursor and the model where no `prefetch_factor` is given; of rows on disk, two at most (the window
+they come from looks further ahead)"""
 
 _budgets: "weakref.WeakKeyDictionary[Dataset, Budget]" = weakref.WeakKeyDictionary()
 
@@ -161,7 +165,7 @@ class NeighborLoader:
 
     @property
     def rows_read(self) -> int:
-        """Feature rows read so far, for batches not yet delivered too."""
+        """Feature rows read so far, for batches not yet delivered too; one that many batches of a window want counts once."""
         return self._work.read.rows
 
     @property
@@ -217,14 +221,16 @@ class NeighborLoader:
         start = self._cursor = self._start
         self._start = Cursor(start.epoch + 1, 0)
         cursors = (Cursor(start.epoch, step) for step in range(start.step, len(self)))
-        pipeline = Pipeline(
-            self._work.split(cursors) if self._split else cursors,
-            self._work.stages(*self._threads, self._split),
-            self.budget.in_flight,
-            self.prefetch,
-            self._clocks,
-        )
-        return Epoch(self, pipeline, start.epoch)
+        return Epoch(self, self._pipeline(cursors), start.epoch)
+
+    def _pipeline(self, cursors: Iterator[Cursor]) -> Pipeline:
+        """Batches of `cursors`, in windows where rows come from the disk."""
+        work, clocks = self._work, self._clocks
+        if work.x is None or isinstance(work.x, ArrayRows):
+            source = work.split(cursors) if self._split else cursors
+            return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
+        pool, split = self.budget.batches, self._split
+        return windowed(work, cursors, pool=pool, threads=self._threads, prefetch=self.prefetch, split=split, clocks=clocks)
 
     def _took(self, cursor: Cursor, batch: Any) -> Any:
         """The consumer has the batch before `cursor`."""

@@ -148,14 +148,18 @@ class Work:
 
     def load(self, drawn: Drawn) -> Loaded:
         """Features and labels of a sampled batch."""
-        node, x, y = drawn.subgraph.node, None, None
+        node, x = drawn.subgraph.node, None
         if self.x is not None:
             x = np.empty((len(node), *self.x.shape[1:]), self.x.dtype)  # numpy asks for huge pages, torch does not
             self.read.add(len(node), self.x.read(node, x))
-        if self.y is not None:
-            y = np.asarray(self.y[node])
-            y = y.astype(np.int64) if y.dtype.kind in "iu" else y  # torch's losses take classes so
-        return Loaded(drawn, x, y)
+        return Loaded(drawn, x, self.labels(drawn))
+
+    def labels(self, drawn: Drawn) -> AnyArray | None:
+        """Labels of a sampled batch's nodes, [n] or [n, C]."""
+        if self.y is None:
+            return None
+        y = np.asarray(self.y[drawn.subgraph.node])
+        return y.astype(np.int64) if y.dtype.kind in "iu" else y  # torch's losses take classes so
 
     def collate(self, loaded: Loaded) -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""

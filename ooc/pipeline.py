@@ -76,6 +76,7 @@ class _State:
     last: int | None = None  # one past the last step there will be, once that is known
     stopped: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
+    before: "_State | None" = None  # of the pipeline that the source takes its items from
 
     def name(self, position: int) -> str:
         return SOURCE if position == 0 else self.stages[position - 1].name
@@ -164,7 +165,8 @@ class _State:
                 raise StopIteration
             _, item = heapq.heappop(heap)
             if item.error is not None:
-                item.error.add_note(f"in stage {item.where!r} at step {item.step} of the pipeline")
+                if self.before is None or item.where != SOURCE:  # else it has the note of the pipeline before
+                    item.error.add_note(f"in stage {item.where!r} at step {item.step} of the pipeline")
                 raise item.error
             self.delivered += 1
             self.held = item.nbytes
@@ -182,6 +184,8 @@ class _State:
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
+        if self.before is not None:
+            self.before.stop()  # our source may be waiting for it
 
     def join(self) -> None:
         for thread in self.threads:
@@ -189,6 +193,8 @@ class _State:
                 thread.join()
         for heap in self.ready:
             heap.clear()
+        if self.before is not None:
+            self.before.join()
 
 
 def _serve(state: _State, position: int) -> None:
@@ -212,7 +218,8 @@ class Pipeline:
 
     source: iterable of cheap items (cursors, seeds); stages: applied one after the other; at most one has `nbytes`;
     max_bytes: bound on the reserved bytes, of the item the consumer holds too; an item larger than that is admitted only
-    alone; max_items: bound on the items between source and consumer; clocks: those of earlier pipelines, to add to.
+    alone; max_items: bound on the items between source and consumer; clocks: those of earlier pipelines, to add to;
+    before: the pipeline that `source` takes its items from, which then stops, closes and is collected with this one.
     A consumer that still refers to its last item while it asks for the next holds that one on top.
     The first failure, in step order, is raised at the consumer with its own type and a note of stage and step, and closes
     the pipeline; so do its end, an interrupt while waiting, `close()`, and the collection of a half-consumed pipeline.
@@ -229,6 +236,7 @@ class Pipeline:
         max_bytes: int,
         max_items: int = 16,
         clocks: dict[str, Clock] | None = None,
+        before: "Pipeline | None" = None,
     ) -> None:
         gates = [position for position, stage in enumerate(stages, 1) if stage.nbytes is not None]
         if len(gates) > 1 or max_bytes < 1 or max_items < 1 or any(stage.threads < 1 for stage in stages):
@@ -246,8 +254,9 @@ class Pipeline:
             max_ahead=max(1, sum(stage.threads for stage in stages[: gate - 1])),
             ready=[[] for _ in range(len(stages) + 2)],
             clocks=self.clocks,
+            before=None if before is None else before._state,
         )
-        self._state = state
+        self._state: _State = state
         self._given = 0.0
         # Collected half-consumed: signalled only, because a collection may happen in one of the threads.
         weakref.finalize(self, state.stop).atexit = False

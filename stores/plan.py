@@ -14,6 +14,9 @@ from stores.jit import kernel
 GAP_BYTES = 4096
 """Reading on over one unwanted page is cheaper than a second read. Measured over gaps of 0 to 32 KiB with 80,000 to
 500,000 random rows of 512 bytes out of 4 GB: one page was the fastest everywhere, none 5 to 10 % slower."""
+DENSE_SHARE, DENSE_FACTOR = 1 / 4, 4
+"""From a quarter of the array's pages on, a gap of 16 KiB takes no longer (bandwidth is the limit, not reads a second) and a
+third less of the processor, which the model needs."""
 MAX_EXTENT_BYTES = 2**20
 
 
@@ -38,6 +41,16 @@ class ReadPlan:
     def nbytes(self) -> int:
         """Bytes of all extents."""
         return int(self.length.sum())
+
+
+def gap_for(gap_bytes: int, wanted: int, row_bytes: int, count: int, page_bytes: int = 4096) -> int:
+    """The gap, in bytes, worth reading over where `wanted` of `count` rows are read, `gap_bytes` being that of few rows.
+
+    >>> gap_for(4096, 10, 512, count=10_000), gap_for(4096, 9_000, 512, count=10_000)
+    (4096, 16384)
+    """
+    pages = max(1, count * row_bytes // page_bytes)
+    return gap_bytes * DENSE_FACTOR if wanted * max(1, row_bytes // page_bytes) >= DENSE_SHARE * pages else gap_bytes
 
 
 def plan_reads(

@@ -14,7 +14,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 from stores.engines import Engine, open_engine
 from stores.errors import StoreError
 from stores.files import Segments, map_segments, open_for_reading
-from stores.plan import plan_reads
+from stores.plan import gap_for, plan_reads
 from stores.rows import AnyArray, Ids, check_request
 from stores.threads import Background
 from stores.zarr_write import MISSING, PAGE_BYTES
@@ -47,7 +47,9 @@ class ShardedRows(Background):
         if len(ids) == 0:
             return 0
         engine = self.engine
-        plan = plan_reads(ids, self.row_bytes, count=self.shape[0], alignment=engine.alignment, gap_bytes=engine.gap_bytes)
+        count, row_bytes = self.shape[0], self.row_bytes
+        gap_bytes = gap_for(engine.gap_bytes, len(ids), row_bytes, count)
+        plan = plan_reads(ids, row_bytes, count=count, alignment=engine.alignment, gap_bytes=gap_bytes)
         return engine.gather(plan, out.reshape(-1).view(np.uint8))
 
     def map(self) -> AnyArray:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.plan import ReadPlan, plan_reads
+from stores.plan import ReadPlan, gap_for, plan_reads
 
 REQUESTS = st.fixed_dictionaries(
     {
@@ -101,3 +101,13 @@ def test_rows_beyond_two_to_the_31_bytes() -> None:
 def test_an_id_out_of_range_is_named(bad: int) -> None:
     with pytest.raises(IndexError, match=f"row {bad} is out of range: there are 10 rows"):
         plan_reads(np.array([0, bad]), 8, count=10)
+
+
+@pytest.mark.parametrize("row_bytes", [512, 4096, 20_480])
+def test_the_gap_grows_where_a_quarter_of_the_pages_is_wanted(row_bytes):
+    count = 4096
+    pages, pages_a_row = count * row_bytes // 4096, max(1, row_bytes // 4096)
+    dense = pages // 4 // pages_a_row
+    gaps = [gap_for(4096, wanted, row_bytes, count) for wanted in (1, dense - 1, dense, count)]
+    assert gaps == [4096, 4096, 16384, 16384]
+    assert gap_for(0, count, row_bytes, count) == 0
