@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.engines.tasks import run_slices
-from stores.errors import StoreError
+from stores.engines.tasks import Gate, run_slices
 from stores.files import Segments, map_segments
 from stores.jit import kernel
 from stores.plan import ReadPlan
@@ -27,41 +26,37 @@ class MmapEngine:
     reason: str | None = None
 
     def __init__(self, segments: Segments) -> None:
-        self._map: NDArray[np.uint8] | None = map_segments(segments)
+        self._map = map_segments(segments)
         self._pool = READERS.acquire()
-
-    def _mapped(self) -> NDArray[np.uint8]:
-        if self._map is None:
-            raise StoreError("the array is closed")
-        return self._map
+        self._gate = Gate(segments.paths[0] if segments.paths else "the array")
 
     def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
         if buffer.dtype != np.uint8 or buffer.shape != (plan.nbytes,):
             raise ValueError(f"buffer must be uint8[{plan.nbytes}], not {buffer.dtype}{list(buffer.shape)}")
-        mapped = self._mapped()
         at = np.cumsum(plan.length) - plan.length
 
         def work(begin: int, end: int) -> int:
-            return int(_copy_extents(begin, end, mapped, plan.offset, plan.length, at, buffer))
+            return int(_copy_extents(begin, end, self._map, plan.offset, plan.length, at, buffer))
 
-        return run_slices(self._pool, READERS.threads, plan, work)
+        with self._gate.reading():
+            return run_slices(self._pool, READERS.threads, plan, work)
 
     def gather(self, plan: ReadPlan, out: NDArray[np.uint8]) -> int:
         if out.dtype != np.uint8 or out.shape != (len(plan.order) * plan.row_bytes,):
             wanted = len(plan.order) * plan.row_bytes
             raise ValueError(f"out must be uint8[{wanted}], not {out.dtype}{list(out.shape)}")
-        mapped = self._mapped()
         at = np.cumsum(plan.length) - plan.length
         rows = plan.row_at, plan.order, plan.first
 
         def work(begin: int, end: int) -> int:
-            return int(_copy_rows(begin, end, mapped, plan.offset, plan.length, at, *rows, plan.row_bytes, out))
+            return int(_copy_rows(begin, end, self._map, plan.offset, plan.length, at, *rows, plan.row_bytes, out))
 
-        return run_slices(self._pool, READERS.threads, plan, work)
+        with self._gate.reading():
+            return run_slices(self._pool, READERS.threads, plan, work)
 
     def close(self) -> None:
-        if self._map is not None:
-            self._map = None
+        if self._gate.close():
+            self._map = self._map[:0].copy()  # the map itself goes with the last array over it
             READERS.release()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from stores.engines.tasks import run_slices
+from stores.engines.tasks import Gate, run_slices
 from stores.errors import StoreError
 from stores.files import Segments, open_for_reading
 from stores.jit import kernel
@@ -62,7 +62,7 @@ class PreadEngine:
         self._start = segments.start
         self._fds = self._open()
         self._pool = READERS.acquire()
-        self._closed = False
+        self._gate = Gate(segments.paths[0] if segments.paths else "the array")
 
     def _open(self) -> NDArray[np.int32]:
         try:
@@ -115,8 +115,6 @@ class PreadEngine:
         size: NDArray[np.int64],
         out: NDArray[np.uint8],
     ) -> int:
-        if self._closed:
-            raise StoreError(f"{self._segments.paths[:1]} is closed")
         extents = plan.offset, plan.length, _concatenated(plan)
         ranges = source, order, first, destination, size
         files = self._fds, self._start
@@ -127,7 +125,8 @@ class PreadEngine:
                 self._fail(file, offset, error)
             return nbytes
 
-        return run_slices(self._pool, READERS.threads, plan, work)
+        with self._gate.reading():
+            return run_slices(self._pool, READERS.threads, plan, work)
 
     def _fail(self, file: int, offset: int, error: int) -> None:
         path = self._segments.paths[file]
@@ -135,8 +134,7 @@ class PreadEngine:
         raise StoreError(f"{path} cannot be read at byte {offset}: {what}; verify the store or write it again")
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if self._gate.close():
             for fd in self._fds.tolist():
                 os.close(fd)
             READERS.release()

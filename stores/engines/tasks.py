@@ -1,12 +1,15 @@
-"""Shared by the engines: a plan cut into slices of about equal cost, each the work of one reading thread."""
+"""Shared by the engines: a plan cut into slices of about equal cost, each the work of one reading thread; and closing."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stores.errors import StoreError
 from stores.plan import ReadPlan
 
 READ_COST_BYTES = 16 * 1024
@@ -29,11 +32,66 @@ def slices(length: NDArray[np.int64], tasks: int) -> NDArray[np.int64]:
 def run_slices(pool: ThreadPoolExecutor, threads: int, plan: ReadPlan, work: Callable[[int, int], int]) -> int:
     """Sum of work(first, last) over slices of the plan's extents, `threads` at once; the first failure is raised.
 
-    Returns only when no thread touches the caller's memory any more.
+    Returns, or raises (an interrupt too), only when no thread touches the caller's memory any more.
     """
     bounds = slices(plan.length, threads).tolist()
     if len(bounds) <= 2:
         return sum(work(first, last) for first, last in pairwise(bounds))
-    futures = [pool.submit(work, first, last) for first, last in pairwise(bounds)]
-    wait(futures)
+    futures: list[Future[int]] = []
+    try:
+        for first, last in pairwise(bounds):
+            futures.append(pool.submit(work, first, last))
+        wait(futures)
+    except BaseException:
+        _settle([future for future in futures if not future.cancel()])
+        raise
     return sum(future.result() for future in futures)
+
+
+def _settle(futures: list[Future[int]]) -> None:
+    """Wait whatever comes: an impatient second interrupt must not let threads write to memory that is given back."""
+    while True:
+        try:
+            wait(futures)
+            return
+        except KeyboardInterrupt:
+            continue
+
+
+class Gate:
+    """Lets reads through until it is closed, and closes only when none is under way.
+
+    A descriptor closed under a running read may be another file's by the time the thread gets to it.
+
+    >>> with gate.reading():
+    ...     os.pread(fd, 4096, 0)
+    >>> if gate.close():
+    ...     os.close(fd)
+    """
+
+    def __init__(self, what: object) -> None:
+        self._what = what
+        self._running = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around a read. Raises StoreError once the gate is closed."""
+        with self._changed:
+            if self._closed:
+                raise StoreError(f"{self._what} is closed: open it again to read from it")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Refuse further reads and wait for those under way; True for the one caller that closed the gate."""
+        with self._changed:
+            first, self._closed = not self._closed, True
+            self._changed.wait_for(lambda: self._running == 0)
+        return first

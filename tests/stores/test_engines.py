@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from stores.engines import open_engine
 from stores.engines.pread import PreadEngine
-from stores.engines.tasks import READ_COST_BYTES, TASK_COST_BYTES, slices
+from stores.engines.tasks import READ_COST_BYTES, TASK_COST_BYTES, Gate, run_slices, slices
 from stores.errors import ConfigError, StoreError
 from stores.files import Segments, map_segments
 from stores.plan import plan_reads
@@ -130,3 +131,51 @@ def test_a_map_lives_as_long_as_an_array_over_it(segments: Segments) -> None:
     assert name in Path("/proc/self/maps").read_text()
     del view
     assert name not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("name", ["pread", "mmap"])
+def test_closing_waits_for_the_reads_under_way_and_refuses_later_ones(segments: Segments, name: str) -> None:
+    engine: Any = open_engine(name, segments)
+    closer = threading.Thread(target=engine.close)
+    with engine._gate.reading():
+        closer.start()
+        closer.join(0.1)
+        assert closer.is_alive()
+        assert name == "mmap" or os.fstat(int(engine._fds[0])).st_size == 500_000
+    closer.join()
+    engine.close()
+    with pytest.raises(StoreError, match="is closed"):
+        bytes_at(engine, [5])
+
+
+def test_a_gate_closes_once() -> None:
+    gate = Gate("x")
+    assert [gate.close(), gate.close()] == [True, False]
+
+
+def test_an_interrupt_waits_for_the_slices_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_reads(np.arange(0, 500_000, 20_000), 1, count=500_000, alignment=4096, gap_bytes=0)
+    begun, going, finished = threading.Barrier(3), threading.Event(), []
+    started: list[int] = []
+    interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
+
+    def work(first: int, last: int) -> int:
+        begun.wait(5)
+        going.wait(5)
+        finished.append(first)
+        return last - first
+
+    def interrupted(futures: Any) -> Any:
+        for interrupt in interrupts:
+            if not started:
+                started.append(begun.wait(5))
+            raise interrupt
+        going.set()
+        return wait(futures)
+
+    monkeypatch.setattr("stores.engines.tasks.wait", interrupted)
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            run_slices(pool, 8, plan, work)
+        assert len(finished) == 2  # those that had begun; the others never do
+    assert len(finished) == 2
