@@ -6,10 +6,9 @@ prefix of the same arrays: layer l of L computes only the rows that layer l+1 ne
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -99,12 +98,3 @@ def blocks_of(first: Block, num_nodes: tuple[int, ...], num_edges: tuple[int, ..
         trim(first, sum(num_nodes[: hops - layer + 1]), sum(num_nodes[: hops - layer]), sum(num_edges[: hops - layer]))
         for layer in range(hops)
     ]
-
-
-def first_block(subgraph: Subgraph, **columns: Any) -> Block:
-    """The input-side block of a subgraph; `columns` are Block's fields from `degree` on, as tensors."""
-    indptr = torch.from_numpy(subgraph.indptr)
-    num_dst = len(subgraph.indptr) - 1
-    target = torch.repeat_interleave(torch.arange(num_dst), indptr.diff(), output_size=len(subgraph.source))
-    edge_index = torch.stack([torch.from_numpy(subgraph.source), target])
-    return Block(edge_index, indptr, len(subgraph.node), num_dst, **columns)
