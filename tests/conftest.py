@@ -60,7 +60,7 @@ def make_store(tmp_path: Path) -> MakeStore:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real graphs: the environment variable OOC_TEST_DATA, else ../shared/data beside the checkout."""
+    """The folder of real graphs: the environment variable OOC_TEST_DATA, else `shared/data` in a folder beside the checkout."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     path = Path(os.environ.get("OOC_TEST_DATA", beside))
     if not path.is_dir():
