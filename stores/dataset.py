@@ -206,8 +206,9 @@ def _open_rows(path: Path, manifest: Manifest, engine: str, features: Mapping[st
                 found = opened[name].shape[0]
                 raise StoreError(f"{path / prefix}/{name} has {found} rows; the store has {node_type.count} nodes")
         for name, source in features.items():
-            own = zarr.open_array(path / (prefix + name), mode="r").dtype if name in there else np.float32
-            opened[name] = open_features(source, name, node_type.count, engine, own)
+            own = zarr.open_array(path / (prefix + name), mode="r") if name in there else None
+            kind = (np.float32, None) if own is None else (own.dtype, own.shape[1:])
+            opened[name] = open_features(source, name, node_type.count, engine, *kind)
     except BaseException:
         _close(opened)
         raise

@@ -155,13 +155,14 @@ def foreign(tmp_path: Path, kind: str, x: np.ndarray) -> Path:
 @pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize("kind", ["lmdb", "zarr", "zarr2", "nested"])
 def test_features_someone_else_wrote_take_the_place_of_x(make_store, tmp_path, kind, in_memory) -> None:
-    x = np.random.default_rng(2).random((50, 6), np.float32)
+    width = 8 if kind == "lmdb" else 6  # LMDB takes shape and dtype from the store
+    x = np.random.default_rng(2).random((50, width), np.float32)
     path = make_store()
     with Dataset.open(path, features={"x": foreign(tmp_path, kind, x)}, in_memory=in_memory) as ds:
-        out = np.empty((3, 6), np.float32)
+        out = np.empty((3, width), np.float32)
         ds.rows("x").read(np.array([40, 2, 40]), out)
         assert np.array_equal(out, x[[40, 2, 40]])
-        assert ds.num_features == 6
+        assert ds.num_features == width
         with Dataset.open(path) as own:
             assert ds.fingerprint != own.fingerprint
 
@@ -181,7 +182,7 @@ def test_a_compressed_x_inside_the_store_still_reads(make_store) -> None:
 
 def test_features_that_do_not_fit_are_refused(make_store, tmp_path) -> None:
     path = make_store()
-    x = np.zeros((49, 6), np.float32)
+    x = np.zeros((49, 8), np.float32)
     for kind in ("lmdb", "zarr"):
         with pytest.raises(InputError, match="has 49 rows; the store has 50 nodes"):
             Dataset.open(path, features={"x": foreign(tmp_path, kind, x)})
@@ -192,7 +193,13 @@ def test_features_that_do_not_fit_are_refused(make_store, tmp_path) -> None:
         Dataset.open(path, features={"x": tmp_path / "nothing"})
     write_lmdb_rows(tmp_path / "odd", np.zeros((50, 3), np.int8))
     with pytest.raises(StoreError, match="3 bytes in row 0"):
-        Dataset.open(path, features={"x": tmp_path / "odd"})
+        Dataset.open(path, features={"other": tmp_path / "odd"})
+
+
+def test_lmdb_records_of_another_dtype_or_width_are_refused(make_store, tmp_path) -> None:
+    write_lmdb_rows(tmp_path / "double", np.zeros((50, 8)))
+    with pytest.raises(InputError, match=r"64 bytes a record; a row of float32\[50, 8\], as the store holds, takes 32"):
+        Dataset.open(make_store(), features={"x": tmp_path / "double"})
 
 
 @pytest.mark.parametrize("name", ["graph/indptr", "graph/indices", "graph/weight", "node/node/x", "node/node/split"])
