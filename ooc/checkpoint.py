@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,59 @@ class MetricsLog:
             os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
+    @property
+    def empty(self) -> bool:
+        """Whether no line stands in the file."""
+        return os.fstat(self._file.fileno()).st_size == 0
+
     def close(self) -> None:
         self._file.close()
+
+
+class RunDir:
+    """The directory of a run: made and locked by `claim` once all is checked, removed again if the run fails at its start.
+
+    Only a directory that this object made and locked is ever removed: of two runs that begin at once, one is refused.
+
+    >>> run_dir = RunDir(Path("runs/cora"), resume=False)
+    >>> log = run_dir.claim(offset=0)
+    """
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path, self._resume = path, resume
+        self._made = False
+        self._log: MetricsLog | None = None
+
+    def claim(self, offset: int) -> MetricsLog:
+        """Make the directory, or with `resume` take the one that is there, and open its log at byte `offset`.
+
+        Raises ConfigError where another run has it, StoreError where the disk refuses.
+        """
+        with disk_errors(self.path):
+            try:
+                self.path.mkdir(parents=True)
+                self._made = True
+            except FileExistsError:
+                if not self._resume:
+                    raise ConfigError(f"{self.path} exists already: another run has just begun there") from None
+        try:
+            self._log = MetricsLog(self.path, offset)
+        except StoreError:
+            if self._made:
+                with suppress(OSError):  # another run may have come in between
+                    self.path.rmdir()
+            raise
+        return self._log
+
+    def discard_unstarted(self) -> None:
+        """Remove the directory if it is this object's own and no step was logged."""
+        if self._made and self._log is not None and self._log.empty:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Give up the log's lock; idempotent."""
+        if self._log is not None:
+            self._log.close()
 
 
 def read_metrics(run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

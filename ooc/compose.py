@@ -4,7 +4,6 @@ Nothing is written before everything that can be refused has been checked, so a 
 """
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +37,7 @@ def open_job(config: TrainConfig, resume: bool, watchers: Watchers) -> Iterator[
     leaves no directory.
     """
     saved = check_out(config, resume)
-    fresh = not config.out.exists()
+    run_dir = checkpoint.RunDir(config.out, resume)
     meter = MemoryMeter("run")
     try:
         with (
@@ -47,16 +46,15 @@ def open_job(config: TrainConfig, resume: bool, watchers: Watchers) -> Iterator[
                 config.store, memory=config.memory, engine=config.engine, in_memory=config.in_memory, features=config.features
             ) as dataset,
         ):
-            job = compose(config, dataset, watchers, meter, saved)
             try:
-                yield job
+                yield compose(config, dataset, watchers, meter, run_dir, saved)
             finally:
-                job.log.close()
                 watchers.close()
-    except OocError:
-        if fresh and config.out.is_dir() and not (config.out / checkpoint.METRICS).stat().st_size:
-            shutil.rmtree(config.out)
+    except (OocError, OSError):
+        run_dir.discard_unstarted()
         raise
+    finally:
+        run_dir.close()
 
 
 def check_out(config: TrainConfig, resume: bool) -> dict[str, Any] | None:
@@ -70,13 +68,19 @@ def check_out(config: TrainConfig, resume: bool) -> dict[str, Any] | None:
         return None
     before = saved_config(out)
     if before is None:
-        if not out.is_dir() or any(out.iterdir()):
+        if not out.is_dir() or not all(_left_by_a_killed_start(path) for path in out.iterdir()):
             raise ConfigError(f"{out} is not a run of `ooc train`: it holds no {CONFIG}, so there is nothing to resume")
         return None
     for name in config.differences(parse(TrainConfig, before, where=f"{out / CONFIG}: ")):
         was, now = before[name], config.model_dump(mode="json")[name]
         raise ConfigError(f"{out} was trained with {name} = {was!r}, not {now!r}: resume it unchanged, or start another run")
     return checkpoint.load(out)
+
+
+def _left_by_a_killed_start(path: Path) -> bool:
+    """Whether a run killed before its config.json stood leaves such a file: half of it, or the empty log."""
+    half = path.name.startswith(".") and path.name.endswith(".tmp")
+    return half or (path.name == checkpoint.METRICS and path.is_file() and not path.stat().st_size)
 
 
 def saved_config(out: Path) -> dict[str, Any] | None:
@@ -186,7 +190,14 @@ def make_loss(config: TrainConfig, dataset: Dataset, task: str, device: torch.de
     return Loss(task, None if weights is None else weights.to(device), config.label_smoothing)
 
 
-def compose(config: TrainConfig, dataset: Dataset, watchers: Watchers, meter: MemoryMeter, saved: dict[str, Any] | None) -> Job:
+def compose(
+    config: TrainConfig,
+    dataset: Dataset,
+    watchers: Watchers,
+    meter: MemoryMeter,
+    run_dir: checkpoint.RunDir,
+    saved: dict[str, Any] | None,
+) -> Job:
     """Put the run together, and take up the checkpoint `saved` where there is one."""
     task = check_task(config, dataset)
     threads = saved["threads"] if saved else config.threads
@@ -201,9 +212,8 @@ def compose(config: TrainConfig, dataset: Dataset, watchers: Watchers, meter: Me
     if config.memory is not None:
         watchers.note(str(loader.budget))
     loss = make_loss(config, dataset, task, device)
-    config.out.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))
-    log = checkpoint.MetricsLog(config.out, saved["metrics_bytes"] if saved else 0)
+    log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
+    checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))  # only under the log's lock
     job = Job(
         config=config,
         dataset=dataset,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ooc import checkpoint
-from ooc.checkpoint import MetricsLog, read_metrics
+from ooc.checkpoint import MetricsLog, RunDir, read_metrics
 from stores.errors import ConfigError, StoreError
 
 
@@ -80,3 +80,19 @@ def test_a_log_that_was_cut_or_is_in_use_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not a run"):
         read_metrics(tmp_path)
+
+
+def test_only_the_run_that_made_and_locked_a_directory_removes_it(tmp_path: Path) -> None:
+    first, second, third = (RunDir(tmp_path / "run", resume) for resume in (False, False, True))
+    first.claim(0)
+    with pytest.raises(ConfigError, match="exists already"):
+        second.claim(0)
+    with pytest.raises(ConfigError, match="another process"):
+        third.claim(0)
+    for refused in (second, third):
+        refused.discard_unstarted()
+        refused.close()
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+    first.discard_unstarted()
+    first.close()
+    assert not (tmp_path / "run").exists()

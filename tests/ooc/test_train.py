@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch_geometric.nn import SAGEConv
 
-from ooc import compose, run
+from ooc import checkpoint, compose, run
 from ooc.checkpoint import read_metrics
 from ooc.config import TrainConfig
 from ooc.order import Purpose, key
@@ -332,3 +332,43 @@ def test_by_default_checkpoints_take_little_of_the_time(make_store: MakeStore, t
     monkeypatch.setattr(run, "CHECKPOINT_SHARE", 0.0)
     train(configure(make_store("b.ooc"), tmp_path / "often"))
     assert len(saves) == 12 + 3 + 1
+
+
+def test_a_second_run_into_a_directory_leaves_the_first_untouched(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, out = make_store(), tmp_path / "run"
+    make_loss = compose.make_loss
+
+    def overtaken(*arguments: Any) -> Any:  # the second has found the name free when the first takes it
+        monkeypatch.setattr(compose, "make_loss", make_loss)
+        train(configure(store, out, epochs=1))
+        return make_loss(*arguments)
+
+    monkeypatch.setattr(compose, "make_loss", overtaken)
+    with pytest.raises(ConfigError, match="exists already"):
+        train(configure(store, out, epochs=2))
+    assert json.loads((out / "config.json").read_text())["epochs"] == 1
+    assert (out / "summary.json").exists()
+
+
+def test_a_full_disk_at_the_start_is_named_and_leaves_nothing(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, value: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    store = make_store()
+    monkeypatch.setattr(checkpoint, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(configure(store, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_killed_while_its_configuration_was_written_can_be_resumed(make_store: MakeStore, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".config.json.123.tmp").write_text('{"sto')
+    (out / "metrics.jsonl").touch()
+    train(configure(make_store(), out, epochs=1), resume=True)
+    assert (out / "summary.json").exists()
