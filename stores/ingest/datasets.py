@@ -177,7 +177,7 @@ def _ogb_tables(raw: Path, duck: Duck, stage: Path, progress: Progress) -> Input
     inputs = Inputs(edges, label_table=table("node-label"))
     counts = table("num-node-list")
     if counts is not None:
-        values = duck.rows(f"SELECT try_cast(column0 AS BIGINT) FROM {counts.relation()}")
+        values = duck.rows(f"SELECT {counts.whole('column0')} FROM {counts.relation()}")
         if len(values) != 1 or values[0][0] is None:
             raise InputError(f"{counts.shown} must hold one number, the nodes of the one graph; it has {len(values)} rows")
         inputs.num_nodes = int(values[0][0])
@@ -204,7 +204,7 @@ def _ogb_splits(folder: Path, duck: Duck, stage: Path, progress: Progress) -> di
 
 
 def _numbers(duck: Duck, table: Table) -> NDArray[np.int64]:
-    found = duck.stream(f"SELECT try_cast(column0 AS BIGINT) AS n FROM {table.relation()}")
+    found = duck.stream(f"SELECT {table.whole('column0')} AS n FROM {table.relation()}")
     parts, at = [np.empty(0, np.int64)], 0
     for batch in found:
         column = batch.column(0)

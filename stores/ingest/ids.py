@@ -4,6 +4,7 @@ Integer ids that are rows already (0..N-1) need no map. Any other id gets the ro
 one, its rank among the sorted distinct ids.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from stores.errors import InputError
 from stores.ids import write_ids
 from stores.ingest import duck as sql
 from stores.ingest.duck import Duck, MemoryShort, Progress
-from stores.ingest.sources import Table
+from stores.ingest.sources import TEXT_TYPES, Table
 from stores.manifest import IdKind
 
 ID_BYTES = 300
@@ -27,7 +28,6 @@ WORDS_SHARE = 0.1
 DENSE = 4
 """ids below DENSE times the different sources (or destinations) are rows as they are"""
 _INT_TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
-_TEXT_TYPES = {"string", "large_string", "string_view", "dictionary<values=string, indices=int32, ordered=0>"}
 
 
 @dataclass(frozen=True)
@@ -53,31 +53,32 @@ class EdgeColumns:
     weight: str | None
 
     def relation(self, kind: IdKind) -> str:
-        columns = f"{cast(self.src, kind)} AS src, {cast(self.dst, kind)} AS dst, {self.table.position()} AS edge_id"
+        columns = f"{cast(self.table, self.src, kind)} AS src, {cast(self.table, self.dst, kind)} AS dst"
+        columns += f", {self.table.position()} AS edge_id"
         if self.weight is not None:
-            columns += f", try_cast({sql.name(self.weight)} AS FLOAT) AS weight"
+            columns += f", {self.table.number(self.weight, 'FLOAT')} AS weight"
         return f"SELECT {columns} FROM {self.table.relation()}"
 
 
-def cast(column: str, kind: IdKind) -> str:
+def cast(table: Table, column: str, kind: IdKind) -> str:
     """SQL of an id column as BIGINT (NULL where it is no whole number) or VARCHAR."""
-    return f"try_cast({sql.name(column)} AS {'BIGINT' if kind == 'int' else 'VARCHAR'})"
+    return table.whole(column) if kind == "int" else f"try_cast({sql.name(column)} AS VARCHAR)"
 
 
 def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
     """Whether the ids are whole numbers or text. Raises InputError for other types and for a word among numbers."""
     for column in columns:
         found = table.columns[column]
-        if found not in _INT_TYPES | _TEXT_TYPES:
+        if found not in _INT_TYPES | TEXT_TYPES:
             raise InputError(f"{table.shown} column {column!r} holds {found}: node ids are whole numbers or text")
     if asked == "str":
         return "str"
-    texts = [column for column in columns if table.columns[column] in _TEXT_TYPES]
+    texts = [column for column in columns if table.columns[column] in TEXT_TYPES]
     if not texts:
         return "int"
     if asked == "auto" and not table.text:
         return "str"
-    parts = ", ".join(f"count({sql.name(c)}), count({cast(c, 'int')})" for c in texts)
+    parts = ", ".join(f"count({sql.name(c)}), count({cast(table, c, 'int')})" for c in texts)
     counts = duck.one(f"SELECT {parts} FROM {table.relation()}")
     held, numbers = sum(counts[0::2]), sum(counts[1::2])
     if numbers == held:
@@ -85,7 +86,7 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
         return "str" if asked == "auto" and duck.one(f"SELECT count_if({padded}) FROM {table.relation()}")[0] else "int"
     if asked == "auto" and held - numbers > WORDS_SHARE * held:
         return "str"
-    wrong = " OR ".join(f"({sql.name(c)} IS NOT NULL AND {cast(c, 'int')} IS NULL)" for c in texts)
+    wrong = " OR ".join(f"({sql.name(c)} IS NOT NULL AND {cast(table, c, 'int')} IS NULL)" for c in texts)
     position, *values = first(duck, table, wrong, texts)
     column, value = next((c, v) for c, v in zip(texts, values, strict=True) if not _whole(v))
     hint = "" if asked == "int" else " (if ids are words here, say so with --id-type str)"
@@ -113,11 +114,11 @@ def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow
         raise InputError(f"{edges.table.shown} has no edges: a graph needs at least one")
     for column, count in ((edges.src, src), (edges.dst, dst)):
         if count < total:
-            position, value = first(duck, edges.table, f"{cast(column, kind)} IS NULL", [column])
+            position, value = first(duck, edges.table, f"{cast(edges.table, column, kind)} IS NULL", [column])
             what = "empty" if value is None else f"{value!r}, not a whole number of 64 bits"
             raise InputError(f"{edges.table.where(position)}: {column} is {what}; correct it")
     if edges.weight is not None and (weighted < total or (wild and not allow_nan)):
-        number = f"try_cast({sql.name(edges.weight)} AS FLOAT)"
+        number = edges.table.number(edges.weight, "FLOAT")
         wrong = f"{number} IS NULL" if weighted < total else f"NOT isfinite({number})"
         position, value = first(duck, edges.table, wrong, [edges.weight])
         advice = "correct it" if weighted < total else f"{wild} weights are not finite: correct them or pass --allow-nan"
@@ -129,7 +130,7 @@ def refuse_out_of_range(duck: Duck, edges: EdgeColumns, found: EdgeScan, num_nod
     """Raise InputError for the first endpoint that is not in 0..num_nodes-1."""
     if found.low >= 0 and found.high < num_nodes:
         return
-    ends = [(column, cast(column, "int")) for column in (edges.src, edges.dst)]
+    ends = [(column, cast(edges.table, column, "int")) for column in (edges.src, edges.dst)]
     wrong = " OR ".join(f"{end} NOT BETWEEN 0 AND {num_nodes - 1}" for _, end in ends)
     position, *values = first(duck, edges.table, wrong, [edges.src, edges.dst])
     column, value = next((c, v) for (c, _), v in zip(ends, values, strict=True) if not 0 <= int(v) < num_nodes)
@@ -168,7 +169,7 @@ def distinct_ids(duck: Duck, edges: str, estimate: int, stage: Path, progress: P
 
 def node_rows(table: Table, column: str, kind: IdKind) -> str:
     """SQL of (id, row) of a node table."""
-    return f"SELECT {cast(column, kind)} AS id, {table.position()} AS row FROM {table.relation()}"
+    return f"SELECT {cast(table, column, kind)} AS id, {table.position()} AS row FROM {table.relation()}"
 
 
 def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind) -> bool:
@@ -177,7 +178,7 @@ def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind) -> bool:
     same = "count_if(id = row)" if kind == "int" else "0"
     held, identical = duck.one(f"SELECT count(id), {same} FROM ({rows})")
     if held < table.rows:
-        position, value = first(duck, table, f"{cast(column, kind)} IS NULL", [column])
+        position, value = first(duck, table, f"{cast(table, column, kind)} IS NULL", [column])
         raise InputError(
             f"{table.where(position)}: {column} is {'empty' if value is None else repr(value)}; give every node an id"
         )
@@ -245,8 +246,4 @@ def to_json(found: EdgeScan) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> bool:
-    try:
-        int(value)
-    except (TypeError, ValueError):
-        return value is None
-    return True
+    return value is None or isinstance(value, int) or re.fullmatch(r"[+-]?[0-9]+", value.strip()) is not None

@@ -98,10 +98,8 @@ def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:
 
     Raises InputError, from `blocks`, for a word where a number belongs.
     """
-    numbers = ", ".join(f"try_cast({sql.name(column)} AS DOUBLE) AS c{i}" for i, column in enumerate(columns))
-    wrong = " OR ".join(
-        f"({sql.name(column)} IS NOT NULL AND try_cast({sql.name(column)} AS DOUBLE) IS NULL)" for column in columns
-    )
+    numbers = ", ".join(f"{table.number(column, 'DOUBLE')} AS c{i}" for i, column in enumerate(columns))
+    wrong = " OR ".join(f"({sql.name(column)} IS NOT NULL AND {table.number(column, 'DOUBLE')} IS NULL)" for column in columns)
     step = max(1, BLOCK_BYTES // (8 * len(columns)))
 
     def blocks() -> Iterator[Block]:
@@ -129,7 +127,10 @@ def _word(duck: Duck, table: Table, columns: list[str], row: int) -> str:
     for column, value in zip(columns, values, strict=True):
         try:
             float("0" if value is None else value)
+            wrong = "_" in str(value)
         except ValueError:
+            wrong = True
+        if wrong:
             return f"{column} is {value!r}, not a number"
     return "not numbers"
 

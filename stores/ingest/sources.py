@@ -22,6 +22,7 @@ from stores.ingest import duck as sql
 from stores.ingest.duck import Duck, Progress, silent
 
 TABLES = (".parquet", ".pq", ".csv", ".tsv", ".txt")
+TEXT_TYPES = {"string", "large_string", "string_view"}
 DELIMITERS = "\t,;| "
 STAGED_ROWS = 1 << 20
 _MAGIC = {".parquet": b"PAR1", ".pq": b"PAR1", ".gz": b"\x1f\x8b", ".npy": b"\x93NUMPY", ".npz": b"PK"}
@@ -82,6 +83,21 @@ class Table:
             return "file_row_number"
         starts = np.cumsum([0, *(file.rows for file in self.files[:-1])]).tolist()
         return f"({starts}::BIGINT[])[file_index::BIGINT + 1] + file_row_number"
+
+    def whole(self, column: str) -> str:
+        """SQL of a column as BIGINT, NULL where it is no whole number: DuckDB would round 1.5 and read 1e1 and 1_000."""
+        number = f"try_cast({sql.name(column)} AS BIGINT)"
+        if not self._is_text(column):
+            return number
+        return f"CASE WHEN regexp_full_match(trim({sql.name(column)}), '[+-]?[0-9]+') THEN {number} END"
+
+    def number(self, column: str, kind: str) -> str:
+        """SQL of a column as FLOAT or DOUBLE (`kind`), NULL where it is no number: DuckDB would read 1_000."""
+        number = f"try_cast({sql.name(column)} AS {kind})"
+        return f"CASE WHEN NOT contains({sql.name(column)}, '_') THEN {number} END" if self._is_text(column) else number
+
+    def _is_text(self, column: str) -> bool:
+        return self.columns[column] in TEXT_TYPES
 
     def column(self, wanted: str, what: str, default: tuple[str, int] | None = None) -> str:
         """The name of a column that must be there. A table without header has its `default` (name, position) one.
@@ -173,7 +189,12 @@ def _parquet_file(path: Path) -> tuple[TableFile, dict[str, str]]:
             schema, rows = file.schema_arrow, file.metadata.num_rows
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} is damaged or no Parquet file: {str(error).splitlines()[0][:200]}") from None
-    return TableFile(str(path), str(path.resolve()), rows), {field.name: str(field.type) for field in schema}
+    return TableFile(str(path), str(path.resolve()), rows), {field.name: str(_held(field.type)) for field in schema}
+
+
+def _held(kind: pa.DataType) -> pa.DataType:
+    """The type of a column's values: a dictionary's encoding does not matter."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _text_file(

@@ -146,6 +146,22 @@ def test_sparse_integers_are_mapped_in_order(tmp_path: Path) -> None:
         assert np.asarray(ds.graph.indices).tolist() == [2, 0]
 
 
+def test_whole_numbers_with_sign_or_space_are_read(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("src,dst\n +1,2 \n0, 1\n")
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv"), id_type="int"))
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        assert np.asarray(ds.graph.indices).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("values", [["b", "a"], [1, 0]])
+def test_dictionary_encoded_ids_are_their_values(tmp_path: Path, values: list[Any]) -> None:
+    encoded = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), pa.array(values))
+    edges = table(tmp_path / "e.parquet", src=encoded, dst=pa.array([values[1], values[0], values[0]]))
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        assert np.asarray(ds.graph.indices).tolist() == [1, 0, 1]
+
+
 def test_words_with_leading_zeros_stay_words(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("src,dst\n007,010\n7,007\n")
     ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv")))
@@ -197,6 +213,10 @@ BAD_EDGES = {
     "out of range": ("src,dst\n0,1\n1,9\n", {"num_nodes": 3}, r"e\.csv line 3: dst 9 is out of range 0\.\.2"),
     "a word": ("src,dst\n" + "0,1\n" * 30 + "1,foo\n", {}, r"e\.csv line 32: dst 'foo' is not a whole number"),
     "a word among rows": ("src,dst\n0,1\n1,foo\n", {"num_nodes": 3}, r"line 3: dst 'foo' is not a whole number"),
+    "a fraction": ("src,dst\n0,1\n1,1.5\n", {"num_nodes": 3}, r"line 3: dst '1.5' is not a whole number"),
+    "an exponent": ("src,dst\n0,1\n1,1e1\n", {"num_nodes": 30}, r"line 3: dst '1e1' is not a whole number"),
+    "an underscore": ("src,dst\n0,1\n1_0,1\n", {"num_nodes": 30}, r"line 3: src '1_0' is not a whole number"),
+    "an underscore in a weight": ("src,dst,w\n0,1,1_0\n", {"weight": "w"}, r"line 2: w is '1_0', not a finite number"),
     "an empty end": ("src,dst\n0,1\n1,\n", {"num_nodes": 3}, r"line 3: dst is empty"),
     "a word as weight": ("src,dst,w\n0,1,1\n1,0,x\n", {"weight": "w"}, r"line 3: w is 'x', not a finite number"),
     "NaN weight": ("src,dst,w\n0,1,1\n1,0,nan\n", {"weight": "w"}, r"line 3: w is 'nan'.*--allow-nan"),
