@@ -35,9 +35,11 @@ from torchmetrics.classification import (
 
 from stores.errors import ConfigError
 
-EXACT_SCORES = 1 << 25
-"""Up to so many predicted numbers the ranking metrics keep them all (128 MiB); beyond, they count in `BINS` thresholds."""
-BINS = 1000
+EXACT_SCORES = 1 << 22
+"""Up to so many predicted numbers the ranking metrics keep them all (16 MiB); beyond, they count in `BINS` bins a class."""
+BINS = 2048
+LOGIT_RANGE = 20.0
+"""The bins are equally wide from -20 to 20 in log-odds, so that small probabilities of many classes stay apart."""
 
 DEFAULT_MONITOR = {"multiclass": "accuracy", "binary": "auroc", "multilabel": "auroc"}
 
@@ -67,6 +69,7 @@ _FAMILIES: dict[str, dict[str, Callable[..., Metric]]] = {
         "average_precision": BinaryAveragePrecision,
     },
 }
+_RANKING = ("auroc", "average_precision")
 _AVERAGED = ("precision", "recall", "f1")
 
 
@@ -144,29 +147,67 @@ def class_weights(setting: str | list[float], task: str, num_classes: int, label
     return weights.float()
 
 
-def _metrics(task: str, num_classes: int, thresholds: int | None) -> MetricCollection:
-    sizes: dict[str, Any] = {}
+def _metrics(task: str, num_classes: int) -> tuple[MetricCollection, MetricCollection]:
+    """(the metrics of predicted labels, the exact ranking metrics, which are by class)."""
+    sizes: dict[str, Any] = {"validate_args": False}
     if task != "binary":
         sizes["num_classes" if task == "multiclass" else "num_labels"] = num_classes
     if task == "multilabel":
         sizes["ignore_index"] = -1  # the others drop unknown labels before
     family, chosen = _FAMILIES[task], {}
+    by_class: dict[str, Any] = {} if task == "binary" else {"average": "none"}
     for name, metric in family.items():
-        if name in ("auroc", "average_precision"):
-            chosen[name] = metric(**sizes, thresholds=thresholds, validate_args=False)
-        elif task == "binary":
-            chosen[name] = metric(validate_args=False)
+        if name in _RANKING:
+            continue
+        if task == "binary":
+            chosen[name] = metric(**sizes)
         elif name == "accuracy":  # of nodes, or of single labels
-            chosen[name] = metric(**sizes, average="micro", validate_args=False)
+            chosen[name] = metric(**sizes, average="micro")
         else:
             for average in ("macro", "micro"):
-                chosen[f"{name}_{average}"] = metric(**sizes, average=average, validate_args=False)
-    return MetricCollection(dict(chosen))
+                chosen[f"{name}_{average}"] = metric(**sizes, average=average)
+    return MetricCollection(dict(chosen)), MetricCollection({name: family[name](**sizes, **by_class) for name in _RANKING})
+
+
+class BinnedRanking:
+    """AUROC and average precision by class from a histogram of log-odds: int64[2, C, BINS], however many seeds there are.
+
+    Two scores in one bin count as tied, so a value is off by at most the share of pairs that fall together.
+
+    >>> ranking = BinnedRanking(1)
+    >>> ranking.update(torch.tensor([[0.9], [0.2]]), torch.tensor([[True], [False]]), torch.ones(2, 1, dtype=torch.bool))
+    >>> ranking.compute()["auroc"]
+    tensor([1.], dtype=torch.float64)
+    """
+
+    def __init__(self, channels: int, device: torch.device | str = "cpu") -> None:
+        self._counts = torch.zeros(2, channels, BINS, dtype=torch.int64, device=device)
+
+    def update(self, probability: Tensor, positive: Tensor, known: Tensor) -> None:
+        """probability float32[b, C]; positive, known bool[b, C]."""
+        channels = self._counts.shape[1]
+        odds = torch.logit(probability, eps=1e-9)
+        bins = ((odds + LOGIT_RANGE) * (BINS / (2 * LOGIT_RANGE))).long().clamp_(0, BINS - 1)
+        cell = (positive * channels + torch.arange(channels, device=bins.device)) * BINS + bins
+        self._counts += torch.bincount(cell[known], minlength=self._counts.numel()).view_as(self._counts)
+
+    def compute(self) -> dict[str, Tensor]:
+        """float64[C] by name, NaN for a class without positives or without negatives."""
+        negative, positive = self._counts.double().flip(2)  # the best scores first
+        true, false = positive.cumsum(1), negative.cumsum(1)
+        below = false[:, -1:] - false + negative / 2  # ties count half
+        total = true[:, -1]
+        precision = true / (true + false).clamp(min=1)
+        return {
+            "auroc": (positive * below).sum(1) / (total * false[:, -1]),
+            "average_precision": (positive * precision).sum(1) / total,
+        }
 
 
 class Scores:
     """Scores of a task, gathered batch by batch: loss, accuracy, precision, recall, F1, AUROC, average precision.
 
+    AUROC and average precision are means over the classes (labels) that have both positives and negatives.
     count: seeds to come; it decides whether ranking metrics are exact or binned (see EXACT_SCORES).
 
     >>> scores = Scores("binary", 2, count=2)
@@ -177,9 +218,13 @@ class Scores:
 
     def __init__(self, task: str, num_classes: int, count: int, device: torch.device | str = "cpu") -> None:
         self.task, self._channels = task, out_channels(task, num_classes)
-        exact = count * self._channels <= EXACT_SCORES
-        self._metrics = _metrics(task, num_classes, None if exact else BINS).to(device)
+        metrics, exact = _metrics(task, num_classes)
+        self._metrics = metrics.to(device)
+        self._exact = exact.to(device) if count * self._channels <= EXACT_SCORES else None
+        self._binned = BinnedRanking(self._channels, device) if self._exact is None else None
         self._loss, self._loss_sum, self._known = Loss(task), 0.0, 0
+        self._positives = torch.zeros(self._channels, dtype=torch.int64, device=device)
+        self._negatives = torch.zeros_like(self._positives)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """logits [b, C] (binary: [b, 1]), labels [b] or [b, C]."""
@@ -190,18 +235,33 @@ class Scores:
         self._loss_sum += float(self._loss(logits, labels)) * count
         self._known += count
         if self.task == "multiclass":
-            self._metrics.update(logits[known].softmax(1), labels[known].long())
+            probability, target = logits[known].softmax(1), labels[known].long()
+            positive = F.one_hot(target, self._channels).bool()
+            known = torch.ones_like(positive)
         elif self.task == "binary":
-            self._metrics.update(logits.view(-1)[known.view(-1)].sigmoid(), labels.view(-1)[known.view(-1)].long())
+            probability, target = logits.view(-1)[known.view(-1)].sigmoid(), labels.view(-1)[known.view(-1)].long()
+            positive = (target > 0).view(-1, 1)
+            known = torch.ones_like(positive)
         else:
-            self._metrics.update(logits.sigmoid(), torch.where(known, labels, -1).long())
+            probability, target = logits.sigmoid(), torch.where(known, labels, -1).long()
+            positive = target > 0
+        self._positives += (positive & known).sum(0)
+        self._negatives += (~positive & known).sum(0)
+        self._metrics.update(probability, target)
+        if self._exact is not None:
+            self._exact.update(probability, target)
+        if self._binned is not None:
+            self._binned.update(probability.view_as(positive), positive, known)
 
     def compute(self) -> dict[str, float | None]:
-        """Every score by name, None where it is undefined (no known label, or NaN)."""
+        """Every score by name, None where it is undefined (no known label, no class with both kinds, or NaN)."""
         if not self._known:
             return dict.fromkeys(metric_names(self.task))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # classes absent from a split: torchmetrics leaves them out of the mean
+            warnings.simplefilter("ignore")  # classes absent from a split: they are left out of the means
             values = {name: float(value) for name, value in self._metrics.compute().items()}
+            ranking = self._exact.compute() if self._exact is not None else self._binned.compute() if self._binned else {}
+        both = (self._positives > 0) & (self._negatives > 0)
+        values |= {name: float(value.view(-1)[both].mean()) for name, value in ranking.items()}
         values["loss"] = self._loss_sum / self._known
         return {name: values[name] if values[name] == values[name] else None for name in metric_names(self.task)}

@@ -81,13 +81,45 @@ def test_multilabel_scores_leave_single_unknown_labels_out(unknown: float) -> No
     assert found["accuracy"] == pytest.approx(((logits > 0) == (labels == 1))[known].mean(), rel=1e-5)
 
 
-def test_binned_ranking_scores_are_close_to_exact_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, labels = RNG.standard_normal((400, 1)), RNG.integers(0, 2, 400)
-    exact = in_batches(Scores("binary", 2, 400), logits, labels)
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_binned_ranking_scores_are_close_to_exact_ones(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    classes = 2 if task == "binary" else 30
+    logits = 3 * RNG.standard_normal((2000, 1 if task == "binary" else classes))
+    labels = RNG.integers(-1, classes, 2000) if task != "multilabel" else RNG.integers(-1, 2, (2000, classes))
+    exact = in_batches(Scores(task, classes, 2000), logits, labels)
     monkeypatch.setattr(metrics, "EXACT_SCORES", 10)
-    binned = in_batches(Scores("binary", 2, 400), logits, labels)
-    assert binned["auroc"] == pytest.approx(exact["auroc"], abs=2e-3)
-    assert binned["auroc"] != exact["auroc"]
+    binned = in_batches(Scores(task, classes, 2000), logits, labels)
+    for name in ("auroc", "average_precision"):
+        assert binned[name] == pytest.approx(exact[name], abs=1e-2)
+        assert binned[name] != exact[name]
+    assert {name: binned[name] for name in ("loss", "accuracy")} == {name: exact[name] for name in ("loss", "accuracy")}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+def test_ranking_scores_leave_out_classes_without_positives_or_negatives(
+    monkeypatch: pytest.MonkeyPatch, task: str, exact: bool
+) -> None:
+    if not exact:
+        monkeypatch.setattr(metrics, "EXACT_SCORES", 10)
+    logits = RNG.standard_normal((300, 5))
+    if task == "multiclass":
+        labels = RNG.choice([0, 1, 3], 300)
+        columns = [(softmax(logits)[:, c], labels == c) for c in (0, 1, 3)]
+    else:
+        labels = RNG.integers(0, 2, (300, 5))
+        labels[:, 2], labels[:, 4] = 0, 1
+        columns = [(logits[:, c], labels[:, c] == 1) for c in (0, 1, 3)]
+    found = in_batches(Scores(task, 5, 300), logits, labels)
+    tolerance = 1e-4 if exact else 1e-2
+    assert found["auroc"] == pytest.approx(np.mean([auroc(s, p) for s, p in columns]), abs=tolerance)
+    assert found["average_precision"] == pytest.approx(np.mean([average_precision(s, p) for s, p in columns]), abs=tolerance)
+
+
+def test_ranking_scores_of_one_class_alone_are_undefined() -> None:
+    found = in_batches(Scores("binary", 2, 10), RNG.standard_normal((10, 1)), np.ones(10, np.int64))
+    assert (found["auroc"], found["average_precision"]) == (None, None)
+    assert found["accuracy"] is not None
 
 
 def test_no_known_label_gives_no_score() -> None:
