@@ -165,6 +165,8 @@ def check_task(config: TrainConfig, dataset: Dataset) -> str:
     task, splits = dataset.task, ", ".join(dataset.splits) or "none"
     if task is None:
         raise ConfigError(f"{config.store} holds no labels to train on: ingest it with --label or --labels")
+    if not dataset.num_features:
+        raise ConfigError(f"{config.store} holds no features to train on: ingest it with --features x=FILE")
     if config.train_split not in dataset.splits:
         raise ConfigError(f"{config.store} has no split {config.train_split!r} to train on (it has: {splits})")
     if not len(dataset.split(config.train_split)):
