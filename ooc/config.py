@@ -19,7 +19,7 @@ _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
 
 FREE_TO_CHANGE = frozenset(
-    {"store", "out", "memory", "engine", "in_memory", "features", "checkpoint_every", "epochs", "max_steps", "eval_splits"}
+    {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits"}
     | {"tensorboard", "patience"}
 )
 """Keys that a resumed run may change: they alter where bytes come from or when the run ends, never a step's loss."""
