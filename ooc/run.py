@@ -175,9 +175,10 @@ class Job:
             raise KeyboardInterrupt
 
     def checkpoint(self) -> None:
-        """Save everything a resumed run needs, atomically; not twice at one cursor."""
+        """Save everything a resumed run needs, atomically; not twice at one cursor, nor inside a group of batches."""
         cursor = (self.state.epoch, self.state.step)
-        if cursor == self._saved_cursor:
+        cut = self.state.step % self.config.accumulate != 0 and self.state.step < self.steps_per_epoch
+        if cut or cursor == self._saved_cursor:
             return
         self._account()
         began = time.perf_counter()

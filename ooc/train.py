@@ -59,7 +59,11 @@ def fit(job: Job) -> None:
 
 
 def train_epoch(job: Job) -> None:
-    """From the cursor to the end of its epoch, or to `max_steps`."""
+    """From the cursor to the end of its epoch, or to `max_steps`.
+
+    `max_steps` may cut the last group of accumulated batches short. A run with more steps would not do so, and is to go on
+    from before it: the checkpoint is taken there, and none after it.
+    """
     config, state, model = job.config, job.state, job.model
     start, last = state.step, min(job.steps_per_epoch, state.step + job.steps_left)
     model.train()
@@ -67,6 +71,8 @@ def train_epoch(job: Job) -> None:
         for step, batch in zip(range(start, last), batches, strict=False):
             first = max(step - step % config.accumulate, start)
             group = min(step - step % config.accumulate + config.accumulate, last) - first
+            if step == first and step + config.accumulate > last and last < job.steps_per_epoch:
+                job.checkpoint()
             torch.manual_seed(key(config.seed, Purpose.TORCH, state.epoch, step) >> 1)
             loss = forward_loss(job, batch)
             job.scaler.scale(loss / group).backward()  # type: ignore[no-untyped-call]

@@ -179,6 +179,7 @@ def test_resume_against_something_else_is_refused_and_touches_nothing(make_store
         ({"model": "gin"}, "model = 'sage', not 'gin'"),
         ({"lr": 0.5}, "lr = 0.01, not 0.5"),
         ({"hidden": 16}, "hidden"),
+        ({"features": {"x": "elsewhere.zarr"}}, "features"),
     ):
         with pytest.raises(ConfigError, match=words):
             train(config.model_copy(update=update), resume=True)
@@ -372,3 +373,18 @@ def test_a_start_killed_while_its_configuration_was_written_can_be_resumed(make_
     (out / "metrics.jsonl").touch()
     train(configure(make_store(), out, epochs=1), resume=True)
     assert (out / "summary.json").exists()
+
+
+def test_a_store_without_features_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no features"):
+        train(configure(make_store(x=None), tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+def test_a_run_cut_inside_a_group_of_batches_is_extended_to_the_bit(make_store: MakeStore, tmp_path: Path, cut: int) -> None:
+    store, settings = make_store(), {"accumulate": 3, "epochs": 2}
+    train(configure(store, tmp_path / "whole", **settings))
+    train(configure(store, tmp_path / "run", max_steps=cut, **settings))
+    train(configure(store, tmp_path / "run", **settings), resume=True)
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")
