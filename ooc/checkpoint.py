@@ -173,13 +173,21 @@ class RunDir:
 
 
 def read_metrics(run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(step lines, epoch lines) of a run; a line that a kill cut short is left out."""
+    """(step lines, epoch lines) of a run; a line that a kill cut short is left out.
+
+    Raises ConfigError where there is no run, StoreError for a damaged line.
+    """
     steps: list[dict[str, Any]] = []
     epochs: list[dict[str, Any]] = []
     path = run_dir / METRICS
     if not path.exists():
         raise ConfigError(f"{run_dir}: not a run of `ooc train`: it holds no {METRICS}")
-    for text in path.read_bytes().split(b"\n")[:-1]:
-        line = json.loads(text)
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict) or not {"step", "epoch"} & line.keys():
+            raise StoreError(f"{path}: line {number} is damaged: remove it, or run `ooc train --resume`")
         (steps if "step" in line else epochs).append(line)
     return steps, epochs

@@ -96,3 +96,11 @@ def test_only_the_run_that_made_and_locked_a_directory_removes_it(tmp_path: Path
     first.discard_unstarted()
     first.close()
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("damage", ['{"epoch": 0, ', "\x00\x00", "3", "{}"])
+def test_a_damaged_line_of_the_log_is_named(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n' + damage + "\n")
+    with pytest.raises(StoreError, match=r"metrics\.jsonl: line 2") as caught:
+        read_metrics(tmp_path)
+    assert "\n" not in str(caught.value)
