@@ -110,6 +110,12 @@ class Duck:
     def _errors(self) -> Iterator[None]:
         try:
             yield
+        except duckdb.InterruptException as error:  # Ctrl-C in a query; not an error of the data, so the work is kept
+            raise KeyboardInterrupt from error
+        except RuntimeError as error:  # what DuckDB makes of Ctrl-C elsewhere
+            if "interrupted" in str(error).lower():
+                raise KeyboardInterrupt from error
+            raise
         except duckdb.OutOfMemoryException as error:
             raise self._out_of_memory(str(error)) from error
         except duckdb.Error as error:

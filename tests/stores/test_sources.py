@@ -1,5 +1,6 @@
 """Reading files as people have them, and DuckDB's errors as ours."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,30 @@ from stores.ingest.sources import find, kind_of, open_table, sniff
 def duck(tmp_path: Path):  # type: ignore[no-untyped-def]
     with Duck(10**9, tmp_path / "spill") as opened:
         yield opened
+
+
+def test_ctrl_c_in_a_query_is_an_interruption(duck: Duck) -> None:
+    ended = threading.Event()
+
+    def press() -> None:
+        while not ended.wait(0.1):
+            duck._con.interrupt()
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            duck.one("SELECT sum(a.range * b.range % 7) FROM range(1000000) a, range(1000000) b")
+    finally:
+        ended.set()
+        presser.join()
+
+
+def test_an_interruption_said_as_runtime_error(duck: Duck) -> None:
+    with pytest.raises(KeyboardInterrupt), duck._errors():
+        raise RuntimeError("Query interrupted")
+    with pytest.raises(RuntimeError, match="else"), duck._errors():
+        raise RuntimeError("something else")
 
 
 @pytest.mark.parametrize(
