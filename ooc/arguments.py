@@ -4,6 +4,7 @@ Nothing is silently ignored: an argument either has its effect, or changes nothi
 """
 
 import difflib
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,10 @@ def fanout_of(num_neighbors: Any) -> list[int]:
         raise ConfigError("num_neighbors must be a list, one number a hop: stores of several edge types have no loader yet")
     if not isinstance(num_neighbors, Sequence | np.ndarray | torch.Tensor) or isinstance(num_neighbors, str):
         raise ConfigError(f"num_neighbors must be a list, one number a hop, such as [10, 10], not {num_neighbors!r}")
-    return [int(k) for k in num_neighbors]
+    try:
+        return [operator.index(k) for k in num_neighbors]
+    except TypeError:
+        raise ConfigError(f"num_neighbors must be whole numbers, one a hop, such as [10, 10], not {num_neighbors!r}") from None
 
 
 def weight_column_of(graph: Graph, weight_attr: str | None) -> str | None:
