@@ -6,6 +6,7 @@ argument in Python are one name. What a user can act on is printed as one line, 
 
 import errno
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,12 +49,20 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
             from ooc.pyg_source import ingest as from_pyg  # only this imports torch
 
             made = from_pyg(spec, bars)
-    left_out = "".join(
-        f"; {count:,} {reason.replace('_', ' ')} edges left out" for reason, count in made.dropped.items() if count
-    )
+    left_out = "".join(f"; {_left_out(reason, count)} left out" for reason, count in made.dropped.items() if count)
     odd = f"; {made.non_finite:,} NaN or infinite values let in" if made.non_finite else ""
     resumed = f"; resumed after: {', '.join(made.resumed)}" if made.resumed else ""
     print(f"{made.path}: {made.num_nodes:,} nodes, {made.num_edges:,} edges in {made.seconds:.1f} s{left_out}{odd}{resumed}")
+
+
+def _left_out(reason: str, count: int) -> str:
+    """Edges of a kind, in words."""
+    one, many = {
+        "missing": ("edge with an unknown endpoint", "edges with an unknown endpoint"),
+        "self_loops": ("self-loop", "self-loops"),
+        "duplicates": ("duplicate edge", "duplicate edges"),
+    }[reason]
+    return f"{count:,} {one if count == 1 else many}"
 
 
 @app.command()
@@ -160,12 +169,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for what a user can act on, 130 after Ctrl-C."""
     try:
         code = app(list(arguments) if arguments is not None else None, standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a closed pipe is no fault, and not at the interpreter's end
         return _interrupted() if code == INTERRUPTED else int(code or 0)
     except KeyboardInterrupt:
         return _interrupted()
     except BrokenPipeError:  # `ooc info STORE | head`
-        sys.stderr.close()
-        return 0
+        return _unread()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # as typer passes it on
+            return _unread()
+        raise
     except OocError as error:
         return _fail(str(error))
     except OSError as error:
@@ -198,6 +212,13 @@ def _usage(error: Exception) -> int | None:
         text = str(error.format_message())
         return _fail(f"{text} (see `{context.command_path} --help`)" if context is not None and text else text) if text else 2
     return None
+
+
+def _unread() -> int:
+    """Nobody reads stdout any more: drop what is buffered, without the complaint at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - in place of typer's wrapper around the closed pipe
+    return 0
 
 
 def _interrupted() -> int:

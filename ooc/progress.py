@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -71,6 +72,12 @@ def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "a
     return ", ".join(parts) + (" (best)" if line.get("best") else "")
 
 
+def _say(text: str) -> None:
+    """A line on stderr; nothing where nobody reads it any more (`ooc train ... 2>&1 | head`): the run goes on."""
+    with suppress(BrokenPipeError):
+        print(text, file=sys.stderr, flush=True)
+
+
 class LineWatcher:
     """Plain lines on stderr: one an epoch, and one every ten seconds within it."""
 
@@ -96,7 +103,7 @@ class LineWatcher:
             self.note(f"epoch {line['epoch'] + 1}/{self._epochs}: {_scores(line)}")
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        _say(text)
         self._spoke = time.monotonic()
 
     def close(self) -> None:
@@ -215,7 +222,7 @@ class StepBars:
             elif now - self._spoke >= LINE_SECONDS:
                 self._spoke = now
                 left = f", {(total - done) / rate:.0f} s left" if total and rate and total > done else ""
-                print(f"{step}: {note}{left}", file=sys.stderr, flush=True)
+                _say(f"{step}: {note}{left}")
 
     def __exit__(self, *_: object) -> None:
         if self._bars is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ooc.cli import main
+from ooc.cli import _left_out, main
 from ooc.config import TrainConfig
 from ooc.flags import INGEST, flags_of
 from stores.ingest import IngestSpec
@@ -171,3 +171,39 @@ def test_interrupts_and_full_disks_are_one_line(
     raising(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):  # a fault of the program keeps its traceback
         main([str(word) for word in command])
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--help"]])
+def test_a_reader_that_has_gone_is_no_fault(make_store: MakeStore, flags: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ooc.cli", "info", str(make_store()), *flags]
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_training_goes_on_when_nobody_reads_its_progress(make_store: MakeStore, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ooc.cli", "train", str(make_store()), "--out", str(tmp_path / "run"), *SMALL]
+    try:
+        subprocess.run(command, stdout=writing, stderr=writing, check=False)
+    finally:
+        os.close(writing)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("reason", "count", "words"),
+    [
+        ("self_loops", 2, "2 self-loops"),
+        ("self_loops", 1, "1 self-loop"),
+        ("duplicates", 1200, "1,200 duplicate edges"),
+        ("missing", 1, "1 edge with an unknown endpoint"),
+    ],
+)
+def test_edges_left_out_are_told_in_words(reason: str, count: int, words: str) -> None:
+    assert _left_out(reason, count) == words
