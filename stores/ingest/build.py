@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stores import manifest as names
 from stores.atomic import check_absent
 from stores.build import finish_store
-from stores.errors import ConfigError, InputError, OocError, StoreError
+from stores.errors import ConfigError, InputError, StoreError
 from stores.ingest import duck as sql
 from stores.ingest import edges as csc
 from stores.ingest import ids, labels, nodes
@@ -56,9 +56,7 @@ def ingest(
             result = _Build(spec, steps, duck, progress or silent).run(arrays)
     except OSError as error:
         raise _disk(error, spec.out) from error
-    except OocError:
-        raise
-    except BaseException:
+    except (KeyboardInterrupt, SystemExit, MemoryError):
         keep = True  # interrupted, not refused: the same call resumes
         raise
     finally:

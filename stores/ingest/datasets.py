@@ -111,7 +111,7 @@ def _edge_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -
         array = path
         if path.suffix.lower() == ".npz":
             array = _pick(unpack_npz(path, stage / f"unpacked{index}"), "edges", path)
-        files.append(stage_edge_array(open_array(array), str(path), stage / "edges" / f"{index:05d}.parquet"))
+        files.append(stage_edge_array(open_array(array, str(path)), str(path), stage / "edges" / f"{index:05d}.parquet"))
     return Table(tuple(files), {"src": "int64", "dst": "int64"}, text=False)
 
 
@@ -136,16 +136,18 @@ def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
     parts = {part: next((paths[key] for key in keys if key in paths), None) for part, keys in KEYS.items()}
     if parts["edges"] is None:
         raise InputError(f"{shown} has no edge_index (or edges): it has {', '.join(paths) or 'nothing'}")
-    weight = None if parts["weight"] is None else open_array(Path(parts["weight"])).reshape(-1)
-    file = stage_edge_array(open_array(Path(parts["edges"])), shown, stage / "edges" / "00000.parquet", weight)
+    names = {path: f"{shown}[{key}]" for key, path in paths.items()}
+    weight = None if parts["weight"] is None else open_array(Path(parts["weight"]), names[parts["weight"]]).reshape(-1)
+    edges = open_array(Path(parts["edges"]), names[parts["edges"]])
+    file = stage_edge_array(edges, shown, stage / "edges" / "00000.parquet", weight)
     columns = {"src": "int64", "dst": "int64"} | ({} if weight is None else {"weight": "float"})
     inputs = Inputs(Table((file,), columns, text=False), weight=None if weight is None else "weight")
     inputs.features = {} if parts["x"] is None else {"x": [parts["x"]]}
     inputs.labels = parts["y"]
     inputs.splits = {split: path for split in ("train", "val", "test") if (path := parts[split]) is not None}
     if parts["num_nodes"] is not None:
-        inputs.num_nodes = int(open_array(Path(parts["num_nodes"])).reshape(-1)[0])
-    inputs.shown = {path: f"{shown}[{key}]" for key, path in paths.items()}
+        inputs.num_nodes = int(open_array(Path(parts["num_nodes"]), names[parts["num_nodes"]]).reshape(-1)[0])
+    inputs.shown = names
     return inputs
 
 

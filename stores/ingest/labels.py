@@ -52,7 +52,7 @@ def look_at_labels(rows: Rows, num_nodes: int) -> Labels:
             at = np.argwhere(wrong)[0]
             where = rows.where(done + int(at[0])) + (f" column {at[1]}" if width else "")
             raise InputError(f"{where}: label {block[tuple(at)]} is out of range: whole numbers 0..{most}, -1 for none")
-        greatest = max(greatest, int(values.max(initial=-1)))
+        greatest = max(greatest, int(values.max()) if len(values) else -1)
         done += len(block)
     if greatest < 0:
         raise InputError(f"{rows.shown} labels no node at all: every value is -1 or NaN")
@@ -76,7 +76,7 @@ def read_split(path: str, shown: str, num_nodes: int, split_index: int | None) -
 
     Raises InputError for an id out of range, a mask that does not fit, or masks without a choice among them.
     """
-    array = open_array(Path(path))
+    array = open_array(Path(path), shown)
     if array.dtype == bool:
         return _mask(array, shown, num_nodes, split_index)
     if split_index is not None:

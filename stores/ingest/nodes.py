@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stores.errors import ConfigError, InputError
 from stores.ingest import duck as sql
 from stores.ingest.duck import Duck, Progress
-from stores.ingest.sources import Table, open_array
+from stores.ingest.sources import Table, open_array, read_items
 from stores.manifest import node_array
 from stores.zarr_write import Appender
 
@@ -44,7 +44,7 @@ class Rows:
 
 def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
     """npy files one behind the other. Raises InputError where their widths differ or they hold no numbers."""
-    arrays = [open_array(Path(path)) for path in paths]
+    arrays = [open_array(Path(path), name(path)) for path in paths]
     for path, array in zip(paths, arrays, strict=True):
         if array.dtype.kind not in _NUMBERS or array.ndim not in (1, 2):
             raise InputError(f"{name(path)} holds {array.dtype} {list(array.shape)}: numbers [N] or [N, F] are wanted")
@@ -59,8 +59,8 @@ def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
     step = max(1, BLOCK_BYTES // (arrays[0].dtype.itemsize * (width or 1)))
 
     def blocks() -> Iterator[Block]:
-        for path, array in zip(paths, arrays, strict=True):
-            yield from _read_npy(path, array, step)
+        for array in arrays:
+            yield from _read_npy(array, step)
 
     def where(row: int) -> str:
         for path, array in zip(paths, arrays, strict=True):
@@ -73,24 +73,15 @@ def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
     return Rows(name(paths[0]) + rest, sum(map(len, arrays)), width, arrays[0].dtype, blocks, where)
 
 
-def _read_npy(path: str, array: NDArray[Any], step: int) -> Iterator[Block]:
-    """Blocks of rows by plain reads: pages of a map would count as the process's memory and come in slowly."""
-    if not array.flags.c_contiguous:
-        for start in range(0, len(array), step):
-            yield np.ascontiguousarray(array[start : start + step])
-        return
+def _read_npy(array: NDArray[Any], step: int) -> Iterator[Block]:
+    """Blocks of rows, in the machine's byte order."""
     row = int(np.prod(array.shape[1:], dtype=np.int64))
-    with open(path, "rb") as file:
-        file.seek(getattr(array, "offset", 0))
-        for start in range(0, len(array), step):
-            rows = min(step, len(array) - start)
-            block = np.empty(rows * row, array.dtype)
-            read = file.readinto(block.view(np.uint8).data)
-            if read < block.nbytes:
-                raise InputError(
-                    f"{path} is truncated: it ends in row {start + read // (row * block.itemsize)} of {len(array)}"
-                )
-            yield block.reshape(rows, *array.shape[1:])
+    for start in range(0, len(array), step):
+        rows = min(step, len(array) - start)
+        if array.flags.c_contiguous:
+            yield read_items(array, start * row, rows * row).reshape(rows, *array.shape[1:])
+        else:
+            yield np.ascontiguousarray(array[start : start + rows], array.dtype.newbyteorder("="))
 
 
 def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:

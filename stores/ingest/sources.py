@@ -241,8 +241,8 @@ def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -
     return delimiter, columns, headed
 
 
-def open_array(path: Path) -> NDArray[Any]:
-    """A memory map of an npy file. Raises InputError for pickled objects, a damaged file or another format."""
+def open_array(path: Path, shown: str | None = None) -> NDArray[Any]:
+    """A memory map of an npy file, `shown` in messages. Raises InputError for pickled objects, damage or another format."""
     if kind_of(path) != ".npy":
         raise InputError(f"{path} is no array: an .npy file is wanted")
     try:
@@ -252,7 +252,23 @@ def open_array(path: Path) -> NDArray[Any]:
             message = "holds pickled objects, which are never loaded: save it as a plain number array"
         else:
             message = f"is damaged or truncated: {str(error)[:200]}"
-        raise InputError(f"{path} {message}") from None
+        raise InputError(f"{shown or path} {message}") from None
+
+
+def read_items(array: NDArray[Any], start: int, count: int) -> NDArray[Any]:
+    """Items start..start+count-1 of a C-contiguous array, in memory order and in the machine's byte order.
+
+    A mapped file is read plainly: pages of a map would count as the process's memory and come in slowly.
+    Raises InputError where the file ends before them.
+    """
+    if isinstance(array, np.memmap) and array.filename is not None:
+        offset = array.offset + start * array.itemsize
+        items = np.fromfile(array.filename, array.dtype, count, offset=offset)
+        if len(items) < count:
+            raise InputError(f"{array.filename} is truncated: it ends in item {start + len(items)} of {array.size}")
+    else:
+        items = array.reshape(-1)[start : start + count]
+    return items.astype(items.dtype.newbyteorder("="), copy=False)
 
 
 def unpack_npz(path: Path, stage: Path) -> dict[str, Path]:
@@ -277,17 +293,24 @@ def stage_edge_array(edges: NDArray[Any], shown: str, staged: Path, weight: NDAr
     """Write edges [2, E] or [E, 2] (and weight [E]) as a Parquet table with columns src, dst (and weight)."""
     if edges.dtype.kind not in "iu" or edges.ndim != 2 or 2 not in edges.shape:
         raise InputError(f"{shown} holds {edges.dtype} {list(edges.shape)}: edges are whole numbers [2, E] or [E, 2]")
-    src, dst = edges if edges.shape[0] == 2 else edges.T
-    if weight is not None and weight.shape != src.shape:
-        raise InputError(f"{shown}: weights of shape {list(weight.shape)} do not fit {len(src)} edges")
-    columns = {"src": src, "dst": dst} | ({} if weight is None else {"weight": weight})
-    schema = pa.schema([(key, pa.from_numpy_dtype(column.dtype)) for key, column in columns.items()])
+    ends_apart, count = edges.shape[0] == 2, edges.size // 2
+    if weight is not None and weight.shape != (count,):
+        raise InputError(f"{shown}: weights of shape {list(weight.shape)} do not fit {count} edges")
+    if not edges.flags.c_contiguous:
+        edges, ends_apart = edges.T, not ends_apart
+    kinds = {"src": edges.dtype, "dst": edges.dtype} | ({} if weight is None else {"weight": weight.dtype})
+    schema = pa.schema([(key, pa.from_numpy_dtype(kind.newbyteorder("="))) for key, kind in kinds.items()])
     staged.parent.mkdir(parents=True, exist_ok=True)
     with pq.ParquetWriter(staged, schema, use_dictionary=False) as writer:
-        for start in range(0, len(src), STAGED_ROWS):
-            part = {key: np.ascontiguousarray(column[start : start + STAGED_ROWS]) for key, column in columns.items()}
+        for start in range(0, count, STAGED_ROWS):
+            rows = min(STAGED_ROWS, count - start)
+            if ends_apart:
+                src, dst = read_items(edges, start, rows), read_items(edges, count + start, rows)
+            else:
+                src, dst = np.ascontiguousarray(read_items(edges, 2 * start, 2 * rows).reshape(rows, 2).T)
+            part = {"src": src, "dst": dst} | ({} if weight is None else {"weight": read_items(weight, start, rows)})
             writer.write_table(pa.table(part, schema=schema))
-    return TableFile(shown, str(staged.resolve()), len(src))
+    return TableFile(shown, str(staged.resolve()), count)
 
 
 def _is_number(field: str) -> bool:

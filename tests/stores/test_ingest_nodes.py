@@ -12,7 +12,7 @@ import zarr
 
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
-from stores.ingest import IngestSpec, ingest, nodes
+from stores.ingest import IngestSpec, ingest, nodes, sources
 
 RNG = np.random.default_rng(0)
 N = 50
@@ -256,3 +256,32 @@ def test_npz_by_either_set_of_names(tmp_path: Path) -> None:
         assert ds.manifest.undirected
     with pytest.raises(InputError, match=r"a\.npz\[train_masks\] holds 10 splits: choose one"):
         ingest(IngestSpec(out=tmp_path / "b.ooc", npz=tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("form", ["[2, E]", "[E, 2]", "[2, E] by columns", "[E, 2] by columns"])
+@pytest.mark.parametrize("dtype", ["<i4", ">i8"])
+def test_edge_arrays_of_any_order_and_byte_order(
+    tmp_path: Path, form: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "STAGED_ROWS", 7)
+    edges = np.random.default_rng(5).integers(0, 20, (2, 40)).astype(dtype)
+    given = edges if form.startswith("[2") else edges.T
+    np.save(tmp_path / "e.npy", np.asarray(given, order="F" if "columns" in form else "C"))
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.npy"), num_nodes=20))
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        np.testing.assert_array_equal(np.asarray(ds.graph.indices), edges[0][np.argsort(edges[1], kind="stable")])
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u8", ">i8", ">f4"])
+def test_labels_of_any_type(tmp_path: Path, dtype: str) -> None:
+    np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))
+    np.save(tmp_path / "y.npy", np.array([2, 0, 1], dtype))
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.npy"), labels=tmp_path / "y.npy"))
+    assert np.asarray(zarr.open_group(tmp_path / "s.ooc", mode="r")["node/node/y"]).tolist() == [2, 0, 1]
+
+
+def test_pickled_parts_of_an_npz_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "ob.npz", edge_index=np.array([[0], [1]]), x=np.array([{}, 1], object))
+    with pytest.raises(InputError, match=r"ob\.npz\[x\] holds pickled objects"):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", npz=tmp_path / "ob.npz"))
+    assert [path.name for path in tmp_path.iterdir()] == ["ob.npz"]
