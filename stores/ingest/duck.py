@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import duckdb
 import pyarrow as pa
 
-from stores.errors import InputError, OocError, StoreError
+from stores.errors import BudgetError, InputError, OocError, StoreError
 
 OUTSIDE_BYTES = 600_000_000
 """memory that the engine's limit does not see: Python, its libraries, batches in flight, allocator slack"""
 LEAST_BYTES = 256_000_000
+NEEDED_BYTES = OUTSIDE_BYTES + LEAST_BYTES
+"""least memory of a whole ingest"""
 THREAD_BYTES = 128_000_000
 """a sorting thread with less than this fails rather than spills"""
 BATCH_ROWS = 131_072
@@ -38,14 +40,20 @@ def silent(step: str, done: int, total: int | None, unit: str = "rows") -> None:
 class Duck:
     """A private DuckDB connection that spills to `spill` and whose limit leaves room for the rest of the process.
 
-    memory: bytes for the whole process. Raises StoreError (disk full, memory too small) and InputError (unreadable data).
+    memory: bytes for the whole process, at least NEEDED_BYTES. Raises BudgetError for less, StoreError (disk full, memory too
+    small for the data) and InputError (unreadable data).
 
     >>> with Duck(2 * 10**9, Path("spill")) as duck:
     ...     for batch in duck.stream("select * from range(10)"): ...
     """
 
     def __init__(self, memory: int, spill: Path) -> None:
-        self.limit = max(LEAST_BYTES, memory - OUTSIDE_BYTES)
+        if memory < NEEDED_BYTES:
+            given = f"{memory // 10**6} MB"
+            raise BudgetError(
+                f"an ingest needs at least {NEEDED_BYTES // 10**6} MB, not {given}: give --memory {NEEDED_BYTES // 10**6}MB"
+            )
+        self.limit = memory - OUTSIDE_BYTES
         self._spill = spill
         threads = max(1, min(len(os.sched_getaffinity(0)), self.limit // THREAD_BYTES))
         config = {"memory_limit": f"{self.limit // 1000}KB", "threads": threads, "temp_directory": str(spill)}

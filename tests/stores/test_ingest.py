@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError, StoreError
+from stores.errors import BudgetError, ConfigError, InputError, StoreError
 from stores.ingest import IngestSpec, ingest
 from stores.ingest.edges import CscWriter, pack_bits
 
@@ -131,7 +131,7 @@ def test_memory_and_threads_do_not_change_a_byte(tmp_path: Path, monkeypatch: py
     spec = {"edges": edges, "weight": "w", "undirected": True, "drop_duplicates": True}
     ingest(IngestSpec(out=tmp_path / "a.ooc", memory="2GB", **spec))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    ingest(IngestSpec(out=tmp_path / "b.ooc", memory="300MB", **spec))
+    ingest(IngestSpec(out=tmp_path / "b.ooc", memory="856MB", **spec))
     assert tree(tmp_path / "a.ooc") == tree(tmp_path / "b.ooc")
     with Dataset.open(tmp_path / "a.ooc") as ds:
         assert list(ds.external(np.arange(5000))) == sorted(names)
@@ -234,6 +234,13 @@ def test_bad_edges_name_file_row_and_value(tmp_path: Path, case: str) -> None:
         ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv"), **options))
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["e.csv"]
+
+
+def test_too_little_memory_is_refused(tmp_path: Path) -> None:
+    edges = table(tmp_path / "e.parquet", src=[0], dst=[1])
+    with pytest.raises(BudgetError, match="at least 856 MB, not 300 MB: give --memory 856MB"):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, memory="300MB"))
+    assert [path.name for path in tmp_path.iterdir()] == ["e.parquet"]
 
 
 def test_an_existing_out_is_left_alone(tmp_path: Path) -> None:
