@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
@@ -146,6 +147,22 @@ def test_closing_waits_for_the_reads_under_way_and_refuses_later_ones(segments: 
     engine.close()
     with pytest.raises(StoreError, match="is closed"):
         bytes_at(engine, [5])
+
+
+def test_a_map_keeps_few_pages_in_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stores.engines.mmap.MAPPED_BYTES", 8 * 2**20)
+    size, stride = 64 * 2**20, 8192
+    data = np.zeros(size, np.uint8)
+    data[::stride] = np.arange(size // stride) % 251
+    (tmp_path / "0").write_bytes(data.tobytes())  # in the page cache: every fault maps pages around it
+    engine = open_engine("mmap", Segments((tmp_path / "0",), np.array([size])))
+    plan = plan_reads(np.arange(0, size, stride), 1, count=size, alignment=4096, gap_bytes=0)
+    out = np.zeros(size // stride, np.uint8)
+    engine.gather(plan, out)
+    np.testing.assert_array_equal(out, data[::stride])
+    maps = Path("/proc/self/smaps").read_text().split(str(tmp_path / "0"))[1]
+    assert int(re.search(r"Rss: +(\d+) kB", maps)[1]) * 1024 <= 16 * 2**20
+    engine.close()
 
 
 def test_a_gate_closes_once() -> None:
