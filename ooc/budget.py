@@ -11,8 +11,11 @@ from stores.sizes import format_bytes
 
 LEAST_BATCH = 2**20
 """bytes: a budget that leaves less than this for a batch is refused"""
-_SHARES = 4
-"""batches of the largest size alive at once: one at the model, one sampled ahead, and two in flight between them"""
+RUNTIME_BYTES = 150_000_000
+"""allowed for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
+_SHARES = 5
+"""the largest batches that memory must hold at once: one at the model, one sampled ahead, two in flight between them, and
+the model's activations, reckoned as large as a batch: hidden rows are about as wide as features, for fewer nodes each layer"""
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,15 @@ class Budget:
     labels: int
     """labels, touched at random by every batch"""
     model: int
-    """parameters, gradients, optimizer state and activations"""
+    """parameters, gradients and optimizer state"""
+    runtime: int
+    """what libraries allocate at first use"""
     scratch: int
     """buffers of the reads under way"""
     in_flight: int
     """batches being read, collated or waiting: the pipeline's bound"""
     max_batch: int
-    """the largest batch; one more of these is at the model, and one sampled ahead"""
+    """the largest batch; one of these is at the model, one sampled ahead, and one's worth the model's activations"""
     origin: str = ""
     """where `memory` comes from, for people"""
 
@@ -50,10 +55,12 @@ class Budget:
             "  topology": self.topology,
             "  labels": self.labels,
             "  model": self.model,
+            "  libraries": self.runtime,
             "  read buffers": self.scratch,
             "  batches in flight": self.in_flight,
             "  batch at the model": self.max_batch,
             "  batch sampled ahead": self.max_batch,
+            "  activations": self.max_batch,
         }
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {format_bytes(size):>8}" for name, size in rows.items())
@@ -72,12 +79,18 @@ def divide(
     """Divide `memory` bytes; all arguments are bytes, as `Budget` names them.
 
     The parts sum up to `memory` but for rounding. Raises BudgetError, naming the least memory that does, where what stays
-    leaves no room for batches.
+    leaves no room for batches. Activations beyond a batch's size (many wide layers) are not foreseen.
 
     >>> divide(2_000_000_000, baseline=700_000_000, topology=64_000_000).in_flight
-    618000000
+    434400000
     """
-    stays = {"the process": baseline, "the topology": topology, "labels": labels, "the model": model}
+    stays = {
+        "the process": baseline,
+        "the topology": topology,
+        "labels": labels,
+        "the model": model,
+        "libraries": RUNTIME_BYTES,
+    }
     fixed = sum(stays.values()) + scratch
     share = (memory - fixed) // _SHARES
     if share < LEAST_BATCH:
@@ -87,5 +100,5 @@ def divide(
             f"{format_bytes(memory)} of memory leaves nothing for batches: {named} and read buffers "
             f"{format_bytes(scratch)} stay; give at least {format_bytes(least * 1.05)}"
         )
-    in_flight = (_SHARES - 2) * share
-    return Budget(memory, baseline, topology, labels, model, scratch, in_flight, share, origin)
+    in_flight = 2 * share
+    return Budget(memory, baseline, topology, labels, model, RUNTIME_BYTES, scratch, in_flight, share, origin)
