@@ -1,8 +1,8 @@
 """`NeighborLoader`: a drop-in for PyG's, over a `Dataset` that need not fit in memory.
 
 Threads sample, read and collate future batches while the model computes; a batch is a function of (seed, epoch, step, rank)
-alone, whatever the threads, the memory, the windows (`ooc.windows`: rows on disk are read for many batches at once) and the
-engine.
+alone, whatever the threads, the windows (`ooc.windows`: rows on disk are read for many batches at once) and the engine; and
+the memory, but for `split_seeds`, which says what then depends on it.
 """
 
 import inspect
@@ -19,9 +19,9 @@ from torch_geometric.data import Data
 from ooc.arguments import check_pyg_arguments, fanout_of, input_nodes_of, weight_column_of
 from ooc.budget import Budget, divide
 from ooc.collate import Collator
-from ooc.loading import Order, Topology, Work
+from ooc.loading import Order, Topology, Work, slot_bytes
 from ooc.machine import available_bytes
-from ooc.memory import resident_bytes
+from ooc.memory import resident_bytes, return_large_blocks
 from ooc.order import Cursor, steps_of
 from ooc.pipeline import Clock, Pipeline
 from ooc.sampling import NeighborSampler
@@ -56,7 +56,7 @@ def budget_of(ds: Dataset) -> Budget:
         _budgets[ds] = divide(
             memory,
             baseline=baseline,
-            topology=ds.graph.indptr.nbytes + min(ds.graph.sampled_bytes(), memory // MAPPED_SHARE),
+            topology=ds.graph.indptr.nbytes + min(slot_bytes(ds.graph), memory // MAPPED_SHARE),
             labels=0 if labels is None else labels.nbytes,
             scratch=SCRATCH_BYTES,
             origin=origin,
@@ -74,12 +74,13 @@ def make_work(
     pin: bool,
 ) -> Work:
     """The stages' work over a data set. sampling: fan-out, replace, weight column."""
+    return_large_blocks()
     x = ds.rows("x") if ds.num_features else None
     y = ds.labels
     x_bytes = 0 if x is None else collator.x_bytes(x.dtype, x.shape[1:])
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
     sampler = NeighborSampler(ds.graph, *sampling, max_bytes=budget.max_batch, row_bytes=row_bytes)
-    mapped = budget.topology + budget.labels
+    mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
     topology = Topology(ds.graph, sampling[2], mapped, budget.memory // WARM_SHARE)
     return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology)
 
@@ -103,7 +104,9 @@ class NeighborLoader:
     Beyond PyG: seed; rank, world (this loader's share of each step's seeds); device (batches are moved there);
     dtype (of x; None: as stored, but float16 comes as float32); edge_ids (False saves looking up `e_id`);
     split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
-    so not with shuffle); budget (a division of the memory other than `budget_of(data)`); sample_threads, read_threads.
+    so not with shuffle; where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's fan-out, so
+    scores may differ with the memory that decides on halving; where all hops draw
+    alike they don't); budget (a division of the memory other than `budget_of(data)`); sample_threads, read_threads.
 
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
     batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, and `blocks`, one

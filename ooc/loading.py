@@ -4,6 +4,7 @@
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from torch_geometric.data import Data
 
 from ooc.arguments import InputNodes
+from ooc.batch import Subgraph
 from ooc.collate import Collator, Drawn, Loaded
-from ooc.memory import file_resident_bytes
 from ooc.order import Cursor, Purpose, key, seeds_of
 from ooc.pipeline import Stage
 from ooc.sampling import NeighborSampler
@@ -61,16 +62,56 @@ class Read:
             self.nbytes += nbytes
 
 
-class Topology:
-    """Keeps a memory-mapped graph fast and small: read in once where it fits, and never mapped beyond `max_mapped` bytes.
+_PART_SLOTS = 2**14  # 64 KiB of int32
 
-    max_warm: bytes of page cache that the slots may take; a larger topology is left to page faults.
+
+def slot_bytes(graph: Graph) -> int:
+    """Bytes of all slot arrays, in whole parts of 2**14 slots: what may be mapped at most."""
+    parts = max(1, -(-len(graph.indices) // _PART_SLOTS))
+    return parts * _PART_SLOTS * sum(array.itemsize for array in (graph.indices, *graph.columns.values()))
+
+
+class Touched:
+    """Which parts of a graph's slot arrays this process may have mapped in since they were last given back.
+
+    A page fault maps the cached pages around it too (the kernel's fault-around, 64 KiB), so parts are counted as large. Counted
+    by hand, since the process's resident file pages include its libraries'.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._part = np.zeros(max(1, -(-len(graph.indices) // _PART_SLOTS)), np.bool_)
+        self._part_bytes = slot_bytes(graph) // len(self._part)
+        self._lock = threading.Lock()
+
+    def add(self, slot: NDArray[np.int64], most: int) -> bool:
+        """Count `slot` (int64[k]); True, beginning anew, where more than `most` bytes are touched now."""
+        with self._lock:
+            self._part[slot // _PART_SLOTS] = True
+            over = int(np.count_nonzero(self._part)) * self._part_bytes > most
+            if over:
+                self._part[:] = False
+            return over
+
+
+_touched: "weakref.WeakKeyDictionary[Graph, Touched]" = weakref.WeakKeyDictionary()
+_touched_lock = threading.Lock()
+
+
+class Topology:
+    """Keeps a memory-mapped graph fast and small: read in once where it fits, and its slots mapped to `max_mapped` bytes.
+
+    What is mapped is counted per graph, for all its loaders; one batch may go beyond. max_warm: bytes of page cache that the
+    slots may take; a larger topology is left to page faults.
     """
 
     def __init__(self, graph: Graph, weight: str | None, max_mapped: int, max_warm: int) -> None:
         self._graph, self._weight = graph, weight
         self._cold = graph.sampled_bytes(weight) <= max_warm
-        self._most = file_resident_bytes() + max_mapped
+        self._most = max_mapped
+        with _touched_lock:
+            if graph not in _touched:
+                _touched[graph] = Touched(graph)
+            self._touched = _touched[graph]
         self._lock = threading.Lock()
 
     def warm(self) -> None:
@@ -80,10 +121,23 @@ class Topology:
                 self._cold = False
                 self._graph.warm(self._weight)
 
-    def trim(self) -> None:
+    def trim(self, subgraph: Subgraph) -> None:
         """After a draw: give mapped pages back (they stay in the page cache) where they are too many."""
-        if file_resident_bytes() > self._most:
+        slot = subgraph.slot
+        if self._weight is not None:  # every in-edge of the expanded nodes was weighed
+            node = subgraph.node[: len(subgraph.indptr) - 1]
+            slot = np.concatenate([slot, _parts(self._graph.indptr[node], self._graph.indptr[node + 1])])
+        if self._touched.add(slot, self._most):
             self._graph.forget()
+
+
+def _parts(first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[k]: a slot of each part that the ranges first[i]:stop[i] touch."""
+    first, stop = first[first < stop], stop[first < stop]
+    begin = first // _PART_SLOTS
+    count = (stop - 1) // _PART_SLOTS - begin + 1
+    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    return (np.repeat(begin, count) + within) * _PART_SLOTS
 
 
 @dataclass(frozen=True)
@@ -116,7 +170,7 @@ class Work:
     def _draw(self, cursor: Cursor, position: NDArray[np.int64], last: bool) -> Drawn:
         self.topology.warm()
         subgraph = self.sampler.sample(self.order.nodes.ids(position), self.order.key(cursor))
-        self.topology.trim()
+        self.topology.trim(subgraph)
         drawn = Drawn(cursor.step, last, position, subgraph)
         need = self.nbytes(drawn)  # the sampler has not counted what collation adds
         if need > self.max_bytes:
@@ -127,7 +181,12 @@ class Work:
         return drawn
 
     def split(self, cursors: Iterator[Cursor]) -> Iterator[Drawn]:
-        """Sampled batches; where one does not fit, its halves in order. All parts of a step share its draws."""
+        """Sampled batches; where one does not fit, its halves in order. All parts of a step share its draws.
+
+        A node's draw is the same in every part as long as it is met at the same hop. Where fan-outs differ by hop, a node
+        can be met at an earlier or a later hop in a half than in the whole, and then with another fan-out: so what is
+        computed from a split batch depends on where it was split, that is, on the memory.
+        """
         for cursor in cursors:
             parts = [self.order.positions(cursor)]
             while parts:

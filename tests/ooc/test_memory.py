@@ -1,14 +1,16 @@
 """The memory meter against allocations of a known size."""
 
+import ctypes
 import threading
 
 import numpy as np
 import pytest
 
-from ooc.memory import MemoryMeter, resident_bytes
+from ooc.memory import MemoryMeter, resident_bytes, return_large_blocks
 
 SIZE = 200_000_000
 SLACK = 40_000_000
+MIB = 2**20
 
 
 def test_a_block_that_allocates_and_frees_shows_in_the_peak_alone() -> None:
@@ -64,3 +66,18 @@ def test_resident_bytes_agree_with_statm() -> None:
         pages = int(statm.read().split()[1])
     assert now == pytest.approx(pages * 4096, abs=SLACK)
     assert high >= now
+
+
+def test_a_large_block_goes_back_to_the_system_when_freed() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    assert return_large_blocks()
+    for _ in range(3):  # glibc alone would serve the second from what the first left
+        before, _ = resident_bytes()
+        block = libc.malloc(24 * MIB)
+        ctypes.memset(block, 1, 24 * MIB)
+        held, _ = resident_bytes()
+        libc.free(block)
+        after, _ = resident_bytes()
+        assert held - before > 20 * MIB
+        assert held - after > 20 * MIB
