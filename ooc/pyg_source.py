@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,12 +49,15 @@ def arguments(pairs: list[str]) -> dict[str, Any]:
 def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """The arrays of item 0 of a PyG data set: x, y, edge_index, edge_weight, the masks (2-D ones [N, S]), num_nodes.
 
-    name: a class of torch_geometric.datasets, or `package.module:Class`.
+    name: a class of torch_geometric.datasets, or `package.module:Class`, also looked for in the working directory.
     Raises ConfigError where there is no such class or it refuses its arguments, InputError where item 0 is no Data.
     """
     from torch_geometric.data import Data
 
     module_name, _, class_name = name.rpartition(":")
+    here = os.getcwd()
+    if module_name and here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
     try:
         factory = getattr(importlib.import_module(module_name or "torch_geometric.datasets"), class_name)
     except (ImportError, AttributeError) as error:

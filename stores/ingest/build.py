@@ -116,6 +116,7 @@ class _Build:
             "num_edges": int(graph["slots"]),
             "dropped": dropped,
             "non_finite": wild,
+            "notes": tuple(split["notes"]),
         }
 
     def _columns(self) -> EdgeColumns:
@@ -296,7 +297,7 @@ class _Build:
         return nodes.table_rows(self.duck, self.inputs.nodes, [column])
 
     def _splits(self) -> dict[str, Any]:
-        """Step splits: {sizes: {split: nodes}, arrays: [names]}."""
+        """Step splits: {sizes: {split: nodes}, arrays: [names], notes: [lines]}."""
 
         def write() -> dict[str, Any]:
             masks = {}
@@ -308,9 +309,9 @@ class _Build:
                 shown = self.inputs.name(path)
                 masks[split] = labels.read_split(path, shown, self.num_nodes, self.spec.split_index)
             if not masks:
-                return {"sizes": {}, "arrays": []}
+                return {"sizes": {}, "arrays": [], "notes": []}
             sizes, arrays = labels.write_splits(self.store, masks)
-            return {"sizes": sizes, "arrays": arrays}
+            return {"sizes": sizes, "arrays": arrays, "notes": labels.overlaps(masks)}
 
         if self.spec.split_index is not None and not self.inputs.splits:
             raise ConfigError("--split-index chooses among the splits of masks, and there are none: leave it out")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ def read_split(path: str, shown: str, num_nodes: int, split_index: int | None) -
             raise InputError(f"{shown} entry {start + at}: node {ids[at]} is out of range 0..{num_nodes - 1}; correct it")
         mask[ids] = True
     return mask
+
+
+def overlaps(masks: dict[str, NDArray[np.bool_]]) -> list[str]:
+    """A line for each two splits that share nodes: a model is then judged by what it was trained on."""
+    shared = ((one, other, int((masks[one] & masks[other]).sum())) for one, other in combinations(masks, 2))
+    return [f"the splits {one} and {other} share {count:,} nodes" for one, other, count in shared if count]
 
 
 def _mask(array: NDArray[Any], shown: str, num_nodes: int, split_index: int | None) -> NDArray[np.bool_]:

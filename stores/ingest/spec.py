@@ -126,3 +126,5 @@ class IngestResult:
     seconds: float = 0.0
     resumed: tuple[str, ...] = ()
     """steps that an earlier, interrupted run had finished"""
+    notes: tuple[str, ...] = ()
+    """what was taken as it is but may be a mistake, a line each"""

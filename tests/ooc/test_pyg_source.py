@@ -1,5 +1,6 @@
 """PyG data sets as input, from an importable class."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,12 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"item 0 .* is a dict"):
         ingest(spec(tmp_path / "s.ooc", "nodes=30", "hetero=true"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import torch\nfrom torch_geometric.data import Data\n\ndef Pair():\n"
+    source += "    return [Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)]\n"
+    (tmp_path / "own_data_set.py").write_text(source)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    assert ingest(IngestSpec(out=tmp_path / "s.ooc", pyg="own_data_set:Pair")).num_edges == 1

@@ -285,3 +285,14 @@ def test_pickled_parts_of_an_npz_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ob\.npz\[x\] holds pickled objects"):
         ingest(IngestSpec(out=tmp_path / "s.ooc", npz=tmp_path / "ob.npz"))
     assert [path.name for path in tmp_path.iterdir()] == ["ob.npz"]
+
+
+def test_splits_that_overlap_are_noted(tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))
+    for split, rows in {"train": [0, 1], "val": [1], "test": [2]}.items():
+        np.save(tmp_path / f"{split}.npy", np.array(rows))
+    splits: dict[str, Any] = {split: tmp_path / f"{split}.npy" for split in ("train", "test")}
+    spec: dict[str, Any] = {"edges": str(tmp_path / "e.npy"), **splits}
+    assert ingest(IngestSpec(out=tmp_path / "a.ooc", **spec)).notes == ()
+    result = ingest(IngestSpec(out=tmp_path / "b.ooc", **spec, val=tmp_path / "val.npy"))
+    assert result.notes == ("the splits train and val share 1 nodes",)
