@@ -9,6 +9,7 @@ import gzip
 import re
 import zipfile
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,8 @@ TABLES = (".parquet", ".pq", ".csv", ".tsv", ".txt")
 TEXT_TYPES = {"string", "large_string", "string_view"}
 DELIMITERS = "\t,;| "
 STAGED_ROWS = 1 << 20
+_NO_ROW = re.compile(r"\s*$|#\s")
+"""a blank line or a comment; `#word` may be an id"""
 _MAGIC = {".parquet": b"PAR1", ".pq": b"PAR1", ".gz": b"\x1f\x8b", ".npy": b"\x93NUMPY", ".npz": b"PK"}
 
 
@@ -124,6 +127,8 @@ def find(pattern: str, natural: bool = False) -> list[Path]:
     """The files of a path or glob, sorted by name (`natural`: part_2 before part_10). Raises InputError for none."""
     found = [pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True)
     paths = [Path(path) for path in found if Path(path).is_file()]
+    if not paths and Path(pattern).is_dir():
+        raise InputError(f"{pattern} is a directory: name its files by a glob, as in '{pattern}/*.parquet'")
     if not paths:
         raise InputError(f"no file matches {pattern}: check the path (quote a glob so that the shell leaves it alone)")
     return sorted(paths, key=_natural if natural else str)
@@ -201,8 +206,9 @@ def _text_file(
     duck: Duck, path: Path, staged: Path, header: bool | None, names: tuple[str, ...], progress: Progress
 ) -> tuple[TableFile, dict[str, str], bool]:
     delimiter, columns, headed = sniff(path, header, names)
+    skip = _lines_before(path)
     types = "{" + ", ".join(f"{sql.text(each)}: 'VARCHAR'" for each in columns) + "}"
-    options = f"delim = {sql.text(delimiter)}, header = {headed}, columns = {types}, auto_detect = false, skip = 0"
+    options = f"delim = {sql.text(delimiter)}, header = {headed}, columns = {types}, auto_detect = false, skip = {skip}"
     source = f"SELECT * FROM read_csv({sql.text(path)}, {options}, null_padding = false, quote = '\"', escape = '\"')"
     try:
         rows = duck.copy(source, staged, ordered=True, progress=progress, step=f"read {path.name}", total=100)
@@ -211,8 +217,15 @@ def _text_file(
         where = f"{path} line {line[1]}" if line else str(path)
         detail = re.sub(r".*?(Expected Number of Columns: \d+ Found: \d+).*", r"\1", str(error))
         raise InputError(f"{where} cannot be read: {detail[:200]}; correct the line") from error
-    file = TableFile(str(path), str(staged.resolve()), rows, 2 if headed else 1)
+    file = TableFile(str(path), str(staged.resolve()), rows, skip + (2 if headed else 1))
     return file, dict.fromkeys(columns, "string"), headed
+
+
+def _lines_before(path: Path) -> int:
+    """How many blank lines and `# ` comments (as SNAP's files have) stand before the first row or header."""
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", newline="") as file:
+        return sum(1 for _ in takewhile(_NO_ROW.match, file))
 
 
 def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -> tuple[str, list[str], bool]:
@@ -224,7 +237,7 @@ def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8", newline="") as file:
-            lines = [line.rstrip("\r\n") for line in (file.readline(1 << 20) for _ in range(50)) if line.strip()]
+            lines = [line.rstrip("\r\n") for line in (file.readline(1 << 20) for _ in range(50)) if not _NO_ROW.match(line)]
     except (UnicodeDecodeError, OSError, EOFError) as error:
         raise InputError(f"{path} is not what its name says: it is no UTF-8 text ({error})") from None
     if not lines:

@@ -129,3 +129,17 @@ def test_a_full_disk_is_a_store_error(tmp_path: Path) -> None:
                 "SELECT range AS r, hash(range) AS h FROM range(30_000_000) ORDER BY h", tmp_path / "o.parquet", ordered=True
             )
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("before", ["", "\n\n", "# Directed graph\n# Nodes: 3 Edges: 2\n# FromNodeId\tToNodeId\n", "#\n\n"])
+@pytest.mark.parametrize("header", ["", "src\tdst\n"])
+def test_comments_and_blank_lines_before_the_rows(tmp_path: Path, duck: Duck, before: str, header: str) -> None:
+    (tmp_path / "t.txt").write_text(f"{before}{header}0\t1\n1\t2\n")
+    table = open_table(duck, str(tmp_path / "t.txt"), tmp_path / "stage", None, ("src",))
+    assert duck.rows(f"SELECT {', '.join(table.columns)} FROM {table.relation()}") == [("0", "1"), ("1", "2")]
+    assert table.where(1) == f"{tmp_path}/t.txt line {(before + header).count(chr(10)) + 2}"
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a directory: name its files by a glob"):
+        find(str(tmp_path))
