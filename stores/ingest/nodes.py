@@ -34,6 +34,8 @@ class Rows:
     blocks: Callable[[], Iterator[Block]]
     where: Callable[[int], str]
     """file and row of a row, for messages"""
+    columns: tuple[str, ...] = ()
+    """names of the columns, of a table"""
 
     def expect(self, num_nodes: int, why: str) -> "Rows":
         """This, if it has a row a node. Raises InputError."""
@@ -109,7 +111,7 @@ def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:
         if held and sum(map(len, held)):
             yield np.concatenate(held)
 
-    return Rows(table.shown, table.rows, len(columns), np.dtype(np.float64), blocks, table.where)
+    return Rows(table.shown, table.rows, len(columns), np.dtype(np.float64), blocks, table.where, tuple(columns))
 
 
 def _word(duck: Duck, table: Table, columns: list[str], row: int) -> str:
@@ -220,8 +222,9 @@ def write_features(store: Path, name: str, rows: Rows, dtype: str, scale: Scale,
             done += len(final)
             progress(f"features {name}", done, rows.count)
         if wild and not allow_nan:
+            column = rows.columns[at[1]] if rows.columns else at[1]
             raise InputError(
-                f"{rows.where(at[0])} column {at[1]} is NaN, infinite or beyond {dtype}, the first of {wild} such values; "
+                f"{rows.where(at[0])} column {column} is NaN, infinite or beyond {dtype}, the first of {wild} such values; "
                 "correct them or pass --allow-nan"
             )
     return wild

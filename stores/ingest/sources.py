@@ -238,7 +238,9 @@ def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -
     try:
         with opener(path, "rt", encoding="utf-8", newline="") as file:
             lines = [line.rstrip("\r\n") for line in (file.readline(1 << 20) for _ in range(50)) if not _NO_ROW.match(line)]
-    except (UnicodeDecodeError, OSError, EOFError) as error:
+    except EOFError:
+        raise InputError(f"{path} is truncated: its compressed data ends early; fetch it again") from None
+    except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} is not what its name says: it is no UTF-8 text ({error})") from None
     if not lines:
         raise InputError(f"{path} is empty: it has no rows")

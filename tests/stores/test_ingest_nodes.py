@@ -296,3 +296,12 @@ def test_splits_that_overlap_are_noted(tmp_path: Path) -> None:
     assert ingest(IngestSpec(out=tmp_path / "a.ooc", **spec)).notes == ()
     result = ingest(IngestSpec(out=tmp_path / "b.ooc", **spec, val=tmp_path / "val.npy"))
     assert result.notes == ("the splits train and val share 1 nodes",)
+
+
+def test_nan_in_a_table_names_its_column(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("src,dst\n0,1\n")
+    (tmp_path / "n.csv").write_text("id,age,size\n0,1,2\n1,3,nan\n")
+    with pytest.raises(InputError, match=r"n\.csv line 3 column size is NaN"):
+        ingest(
+            IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv"), nodes=str(tmp_path / "n.csv"), x_cols="age,size")
+        )

@@ -1,5 +1,6 @@
 """Reading files as people have them, and DuckDB's errors as ours."""
 
+import gzip
 import threading
 from pathlib import Path
 
@@ -143,3 +144,9 @@ def test_comments_and_blank_lines_before_the_rows(tmp_path: Path, duck: Duck, be
 def test_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a directory: name its files by a glob"):
         find(str(tmp_path))
+
+
+def test_a_truncated_gzip_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"src,dst\n0,1\n")[:-6])
+    with pytest.raises(InputError, match="is truncated"):
+        sniff(tmp_path / "t.csv.gz")
