@@ -213,6 +213,8 @@ def _text_file(
     try:
         rows = duck.copy(source, staged, ordered=True, progress=progress, step=f"read {path.name}", total=100)
     except InputError as error:
+        if "end of GZIP stream" in str(error):
+            raise InputError(f"{path} is truncated: its compressed data ends early; fetch it again") from error
         line = re.search(r"Line: (\d+)", str(error))
         where = f"{path} line {line[1]}" if line else str(path)
         detail = re.sub(r".*?(Expected Number of Columns: \d+ Found: \d+).*", r"\1", str(error))

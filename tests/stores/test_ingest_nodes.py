@@ -188,7 +188,7 @@ def test_bad_node_tables(tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("id\na\nb\na\n", {}, r"n\.csv line 4: id 'a' stands there already"),
         ("id,f\na,1\nb,x\n", {"x_cols": "f"}, r"n\.csv line 3: f is 'x', not a number"),
-        ("id,f\na,1\nb,\n", {"x_cols": "f"}, r"n\.csv line 3 column 0 is NaN"),
+        ("id,f\na,1\nb,\n", {"x_cols": "f"}, r"n\.csv line 3 column f is NaN"),
         ("id,s\na,train\nb,trian\n", {"split": "s"}, r"n\.csv line 3: s is 'trian'"),
         ("name\na\nb\n", {}, r"no column 'id' for node ids: it has name"),
         ("id\na\nb\n", {"x_cols": "f*"}, r"no column like 'f\*' for --x-cols: it has id"),

@@ -146,6 +146,14 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
         find(str(tmp_path))
 
 
+def test_a_gzip_truncated_late_is_said_to_be(tmp_path_factory: pytest.TempPathFactory, duck: Duck) -> None:
+    folder = tmp_path_factory.mktemp("input")
+    rows = "".join(f"{i},{i * 7919 % 50021}\n" for i in range(50_000))
+    (folder / "t.csv.gz").write_bytes(gzip.compress(b"src,dst\n" + rows.encode())[:-20_000])
+    with pytest.raises(InputError, match="is truncated"):
+        open_table(duck, str(folder / "t.csv.gz"), folder / "stage")
+
+
 def test_a_truncated_gzip_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"src,dst\n0,1\n")[:-6])
     with pytest.raises(InputError, match="is truncated"):
