@@ -54,7 +54,7 @@ def main() -> None:
     ooc("ingest", store, "--edges", f"{files}/edges/*.parquet", *arrays, *splits, "--memory", "1GB")
     ooc("info", store)
     model = ["--model", "sage", "--hidden", 128, "--layers", 2, "--fanout", "10,10", "--batch-size", 1024]
-    ooc("train", store, "--out", run, *model, "--epochs", 2, "--lr", 0.005, "--memory", "1.2GB")
+    ooc("train", store, "--out", run, *model, "--epochs", 2, "--lr", 0.005, "--memory", "1.5GB")
     ooc("report", run)
     print(f"\nthe demo took {time.perf_counter() - begin:.0f} s; open {run / 'report.html'}")
 

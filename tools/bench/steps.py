@@ -54,7 +54,7 @@ def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, 
     for batch in loader:
         loss = F.cross_entropy(forward_batch(model, batch), batch.y[: batch.batch_size])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         steps.append({"nodes": batch.num_nodes, "edges": batch.num_edges, "loss": loss.item()})
     return steps, loader.times()
