@@ -53,6 +53,8 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     odd = f"; {made.non_finite:,} NaN or infinite values let in" if made.non_finite else ""
     resumed = f"; resumed after: {', '.join(made.resumed)}" if made.resumed else ""
     print(f"{made.path}: {made.num_nodes:,} nodes, {made.num_edges:,} edges in {made.seconds:.1f} s{left_out}{odd}{resumed}")
+    for note in made.notes:
+        print(f"note: {note}")
 
 
 def _left_out(reason: str, count: int) -> str:
