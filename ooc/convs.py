@@ -205,16 +205,17 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 class BlockGINConv(GINConv):  # type: ignore[misc]
     """PyG's GINConv (Xu et al., 2019) with a two-layer perceptron, on a block. Edge weights are not used, as in PyG.
 
+    inner: width between the perceptron's two layers; None: out_channels.
+
     Where edges are drawn by weight, those of weight 0 are never drawn: the rescaled sum is that over the others.
 
     >>> conv = BlockGINConv(128, 256)
     >>> rows = conv(x, block)  # [num_src, 128] -> [num_dst, 256]
     """
 
-    def __init__(self, in_channels: int, out_channels: int, rescale: bool = True) -> None:
-        perceptron = nn.Sequential(
-            nn.Linear(in_channels, out_channels), nn.ReLU(inplace=True), nn.Linear(out_channels, out_channels)
-        )
+    def __init__(self, in_channels: int, out_channels: int, rescale: bool = True, inner: int | None = None) -> None:
+        inner = out_channels if inner is None else inner
+        perceptron = nn.Sequential(nn.Linear(in_channels, inner), nn.ReLU(inplace=True), nn.Linear(inner, out_channels))
         super().__init__(perceptron)
         self.rescale = rescale
 

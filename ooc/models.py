@@ -106,7 +106,8 @@ def _make_conv(
     if name == "gcn":
         return BlockGCNConv(width_in, width_out, rescale)
     if name == "gin":
-        return BlockGINConv(width_in, width_out, rescale)
+        # A last layer as narrow inside as its output would hang a binary task on one ReLU, which may be dead.
+        return BlockGINConv(width_in, width_out, rescale, inner=width_in if last else None)
     if last:
         return BlockGATConv(width_in, width_out, heads=output_heads, concat=False, dropout=dropout)
     return BlockGATConv(width_in, width_out // heads, heads=heads, dropout=dropout)

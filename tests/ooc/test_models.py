@@ -37,7 +37,8 @@ class Plain(nn.Module):
         if self.name == "gcn":
             return GCNConv(wide, out)
         if self.name == "gin":
-            return GINConv(nn.Sequential(nn.Linear(wide, out), nn.ReLU(), nn.Linear(out, out)))
+            inner = wide if last else out
+            return GINConv(nn.Sequential(nn.Linear(wide, inner), nn.ReLU(), nn.Linear(inner, out)))
         if last:
             return GATConv(wide, out, heads=2, concat=False)
         return GATConv(wide, out // 4, heads=4)
@@ -278,3 +279,8 @@ def test_block_survives_pyg_data() -> None:
 
     data = Data(blocks=full_blocks(hub_graph(), 60, 2)).to("cpu")
     assert isinstance(data.blocks[0], Block)
+
+
+def test_gin_ends_in_a_wide_perceptron() -> None:
+    last = build_model("gin", 5, 32, 1, 2).layers[-1].conv
+    assert [p.shape for p in last.nn.parameters() if p.ndim == 2] == [(32, 32), (1, 32)]
