@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
 from stores.graph import Graph
+from stores.members import Members
 
 Ids = NDArray[np.int64]
 
@@ -110,7 +111,7 @@ class InputNodes:
     """
 
     count: int
-    node: Ids | None = None
+    node: Ids | Members | None = None
     number: Ids | None = None
 
     def __len__(self) -> int:
@@ -136,8 +137,8 @@ def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> Input
     if input_nodes is None:
         nodes = InputNodes(ds.num_nodes, number=number)
     elif isinstance(input_nodes, str):
-        ids = ds.split(input_nodes)
-        nodes = InputNodes(len(ids), ids, number)
+        members = ds.members(input_nodes)
+        nodes = InputNodes(len(members), members, number)
     else:
         given = _array(input_nodes, "input_nodes")
         ids = _of_mask(given, ds.num_nodes) if given.dtype == bool else _of_ids(given, ds.num_nodes)

@@ -29,7 +29,7 @@ class Budget:
     topology: int
     """indptr, and as much of the slots as may be mapped at once"""
     labels: int
-    """labels, touched at random by every batch"""
+    """labels, touched at random by every batch, and the splits"""
     model: int
     """parameters, gradients and optimizer state"""
     runtime: int

@@ -15,7 +15,7 @@ from torch import nn
 
 from ooc import checkpoint
 from ooc.config import TrainConfig, parse, read_config
-from ooc.loaders import NeighborLoader
+from ooc.loaders import NeighborLoader, budget_of
 from ooc.memory import MemoryMeter
 from ooc.metrics import Loss, class_weights, metric_names, out_channels
 from ooc.models import build_model
@@ -27,6 +27,7 @@ from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 
 CONFIG = "config.json"
+_LABELS_AT_ONCE = 2**18
 
 
 @contextmanager
@@ -121,6 +122,15 @@ def make_model(config: TrainConfig, in_channels: int, channels: int) -> nn.Modul
     )
 
 
+def model_bytes(config: TrainConfig, model: nn.Module) -> int:
+    """What training adds to a model that stands in the process's memory: gradients, the optimizer's state, and the best
+    model so far with one being saved. Nothing where it stands on a GPU, but for the latter."""
+    sizes = [p.numel() * p.element_size() for p in model.parameters() if p.device.type == "cpu"]
+    states = {"adam": 2, "adamw": 2, "sgd": 0}
+    kept = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    return sum(sizes) * (1 + states[config.optimizer]) + 2 * kept
+
+
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Adam, AdamW or SGD, weight decay on every parameter."""
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -155,7 +165,7 @@ def make_loaders(
             **common,
         )
         for split in dict.fromkeys([config.val_split, *config.eval_splits])
-        if split in dataset.splits and len(dataset.split(split))
+        if split in dataset.splits and len(dataset.members(split))
     }
     return train, evaluators
 
@@ -169,7 +179,7 @@ def check_task(config: TrainConfig, dataset: Dataset) -> str:
         raise ConfigError(f"{config.store} holds no features to train on: ingest it with --features x=FILE")
     if config.train_split not in dataset.splits:
         raise ConfigError(f"{config.store} has no split {config.train_split!r} to train on (it has: {splits})")
-    if not len(dataset.split(config.train_split)):
+    if not len(dataset.members(config.train_split)):
         raise ConfigError(f"split {config.train_split!r} of {config.store} is empty: nothing to train on")
     unknown = sorted({config.val_split, *config.eval_splits} - {"val", "test", "train"} - set(dataset.splits))
     if unknown:
@@ -183,12 +193,18 @@ def check_task(config: TrainConfig, dataset: Dataset) -> str:
     return task
 
 
+def labels_of(dataset: Dataset, split: str) -> Iterator[torch.Tensor]:
+    """Labels of a split's nodes, [k] or [k, C], a piece at a time."""
+    labels, members = dataset.labels, dataset.members(split)
+    assert labels is not None
+    for start in range(0, len(members), _LABELS_AT_ONCE):
+        node = members[np.arange(start, min(start + _LABELS_AT_ONCE, len(members)))]
+        yield torch.from_numpy(np.asarray(labels[node]))
+
+
 def make_loss(config: TrainConfig, dataset: Dataset, task: str, device: torch.device) -> Loss:
     """The task's loss with class weights from the training split's labels."""
-    labels = torch.empty(0)
-    if config.class_weights == "balanced" and dataset.labels is not None:
-        labels = torch.from_numpy(np.asarray(dataset.labels[dataset.split(config.train_split)]))
-    weights = class_weights(config.class_weights, task, dataset.num_classes or 2, labels)
+    weights = class_weights(config.class_weights, task, dataset.num_classes or 2, labels_of(dataset, config.train_split))
     return Loss(task, None if weights is None else weights.to(device), config.label_smoothing)
 
 
@@ -210,6 +226,7 @@ def compose(
     model = make_model(config, dataset.num_features, channels).to(device)
     if saved:
         check_environment(config, saved, environment(device, dataset, model))
+    budget_of(dataset, model_bytes(config, model))
     loader, evaluators = make_loaders(config, dataset, device)
     if config.memory is not None:
         watchers.note(str(loader.budget))

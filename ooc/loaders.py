@@ -28,6 +28,7 @@ from ooc.sampling import NeighborSampler
 from ooc.windows import windowed
 from stores.dataset import Dataset
 from stores.errors import ConfigError
+from stores.members import Members
 from stores.rows import ArrayRows
 
 SCRATCH_BYTES = 64 * 2**20
@@ -41,9 +42,10 @@ they come from looks further ahead)"""
 _budgets: "weakref.WeakKeyDictionary[Dataset, Budget]" = weakref.WeakKeyDictionary()
 
 
-def budget_of(ds: Dataset) -> Budget:
+def budget_of(ds: Dataset, model: int = 0) -> Budget:
     """The division of the data set's memory, made once: all its loaders share it.
 
+    model: bytes that training will add to a model that is there already (gradients, optimizer state).
     Without a limit (`memory=None`) the process may take half of what the machine has available.
     Raises BudgetError where nothing is left for batches.
     """
@@ -52,12 +54,13 @@ def budget_of(ds: Dataset) -> Budget:
         memory, origin = ds.memory, "given"
         if memory is None:
             memory, origin = baseline + available_bytes() // 2, "(half of what is available)"
-        labels = ds.labels
+        labels = 0 if ds.labels is None else ds.labels.nbytes
         _budgets[ds] = divide(
             memory,
             baseline=baseline,
             topology=ds.graph.indptr.nbytes + min(slot_bytes(ds.graph), memory // MAPPED_SHARE),
-            labels=0 if labels is None else labels.nbytes,
+            labels=labels + len(ds.splits) * Members.nbytes_for(ds.num_nodes),
+            model=model,
             scratch=SCRATCH_BYTES,
             origin=origin,
         )
@@ -160,7 +163,8 @@ class NeighborLoader:
         nodes = input_nodes_of(data, input_nodes, input_id)
         order = Order(nodes, batch_size, shuffle, seed, drop_last, rank, world)
         collator = Collator(data.graph, dtype, weight_attr, edge_ids)
-        sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
+        self._weight = weight_column_of(data.graph, weight_attr)
+        sampling = (fanout_of(num_neighbors), replace, self._weight)
         pin = pins(pin_memory, self.device)
         self._work = make_work(data, order, collator, sampling, self.budget, transform, pin)
         self._start = self._cursor = Cursor(0, 0)
@@ -214,7 +218,8 @@ class NeighborLoader:
         """All that batches depend on besides the cursor."""
         order, sampler = self._work.order, self._work.sampler
         kept = {name: getattr(order, name) for name in ("seed", "rank", "world", "batch_size", "shuffle", "drop_last")}
-        return {**kept, "num_seeds": self.num_seeds, "fanout": list(sampler.fanout), "replace": sampler.replace}
+        drawn = {"fanout": list(sampler.fanout), "replace": sampler.replace, "weight_attr": self._weight}
+        return {**kept, "num_seeds": self.num_seeds, **drawn}
 
     def times(self) -> dict[str, dict[str, float]]:
         """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""

@@ -5,7 +5,7 @@ logits [b, C]). A label below 0 or NaN is unknown, and counts neither in the los
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -123,11 +123,11 @@ class Loss:
         return torch.where(known, each, 0).sum() / known.sum().clamp(min=1)
 
 
-def class_weights(setting: str | list[float], task: str, num_classes: int, labels: Tensor) -> Tensor | None:
-    """float32 weights from the setting "none", "balanced" or a list, for the known `labels` of the training split.
+def class_weights(setting: str | list[float], task: str, num_classes: int, labels: Iterable[Tensor]) -> Tensor | None:
+    """float32 weights from the setting "none", "balanced" or a list, for the known labels of the training split.
 
-    "balanced" gives every class the same total (multi-class), or the positives of a label the total of its negatives.
-    Raises ConfigError where a list's length does not fit.
+    labels: piece by piece, [k] or [k, C]. "balanced" gives every class the same total (multi-class), or the positives of a
+    label the total of its negatives. Raises ConfigError where a list's length does not fit.
     """
     channels = out_channels(task, num_classes)
     if setting == "none":
@@ -136,14 +136,19 @@ def class_weights(setting: str | list[float], task: str, num_classes: int, label
         if len(setting) != channels:
             raise ConfigError(f"class_weights has {len(setting)} numbers, the {task} task needs {channels}")
         return torch.tensor(setting, dtype=torch.float32)
-    known = known_labels(labels)
+    counts, known_counts = torch.zeros(channels, dtype=torch.int64), torch.zeros(channels, dtype=torch.int64)
+    for piece in labels:
+        known = known_labels(piece)
+        if task == "multiclass":
+            counts += torch.bincount(piece[known].long(), minlength=num_classes)
+        else:
+            counts += ((piece > 0) & known).view(-1, channels).sum(0)
+            known_counts += known.view(-1, channels).sum(0)
+    positive = counts.double()
     if task == "multiclass":
-        counts = torch.bincount(labels[known].long(), minlength=num_classes).double()
-        weights = torch.where(counts > 0, counts.sum() / (num_classes * counts.clamp(min=1)), 1.0)
+        weights = torch.where(positive > 0, positive.sum() / (num_classes * positive.clamp(min=1)), 1.0)
     else:
-        labels, known = labels.view(-1, channels), known.view(-1, channels)
-        positive = ((labels > 0) & known).sum(0).double()
-        weights = torch.where(positive > 0, (known.sum(0) - positive) / positive.clamp(min=1), 1.0)
+        weights = torch.where(positive > 0, (known_counts - positive) / positive.clamp(min=1), 1.0)
     return weights.float()
 
 
