@@ -2,7 +2,11 @@
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
+
+from stores.errors import StoreError
 from stores.rows import AnyArray, Ids
 
 
@@ -49,21 +53,26 @@ BACKGROUND = SharedPool("ooc-rows", 8)
 class Background:
     """Gives an implementation of Rows its `submit`: `read` in a thread of the shared pool."""
 
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
     _pool: ThreadPoolExecutor | None = None
+    _ended = False
     _pool_lock = threading.Lock()
 
     def read(self, ids: Ids, out: AnyArray) -> int:
         raise NotImplementedError
 
     def submit(self, ids: Ids, out: AnyArray) -> Future[int]:
-        """`read` in the background; `out` must stay untouched until the future is done."""
+        """`read` in the background; `out` must stay untouched until the future is done. Raises StoreError after `close`."""
         with self._pool_lock:
+            if self._ended:  # nobody would release a pool acquired now
+                raise StoreError(f"the rows {self.dtype}{list(self.shape)} are closed: open them again to read from them")
             if self._pool is None:
                 self._pool = BACKGROUND.acquire()
             return self._pool.submit(self.read, ids, out)
 
     def _end_background(self) -> None:
         with self._pool_lock:
-            used, self._pool = self._pool is not None, None
+            used, self._pool, self._ended = self._pool is not None, None, True
         if used:
             BACKGROUND.release()
