@@ -1,9 +1,6 @@
-"""NeighborLoader against PyG's own functions on the whole graph in memory, and its laws: determinism, resume, bounds."""
+"""NeighborLoader against PyG's own functions on the whole graph in memory, and its arguments, bounds and failures."""
 
 import dataclasses
-import gc
-import threading
-import time
 import warnings
 
 import numpy as np
@@ -18,6 +15,8 @@ from ooc.order import Cursor
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError, InputError
 from tests.conftest import random_edges
+from tests.ooc.batches import same
+from tests.waiting import no_threads
 
 N, E = 60, 240
 FIELDS = {
@@ -53,26 +52,6 @@ def ds(whole, make_store):
 def store_of(whole, make_store, src, dst, **arrays):
     given = {"x": whole.x.numpy(), "y": whole.y.numpy(), "num_classes": 4, **arrays}
     return make_store(num_nodes=N, src=src, dst=dst, **given)
-
-
-def same(a, b):
-    """Every field of two batches is equal, to the bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, Data):
-        return set(a.keys()) == set(b.keys()) and all(same(a[key], b[key]) for key in a.keys())  # noqa: SIM118
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return a == b
-
-
-def no_threads():
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        if not any(t.name in {"ooc-source", "ooc-sample", "ooc-collate"} for t in threading.enumerate()):
-            return True
-        time.sleep(0.005)
-    return False
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
@@ -142,87 +121,6 @@ def test_weights_come_along_and_are_sampled_by(whole, make_store):
         assert np.allclose(first.weight_sum, sums[plain.n_id], atol=1e-6)
         last_loop = {v: weight[e].item() for e, v in enumerate(dst) if loop[e]}
         assert first.loop_weight.tolist() == [last_loop.get(v, 1.0) for v in plain.n_id.tolist()]
-
-
-def test_what_batches_depend_on(ds, whole, make_store):
-    def batches(dataset=ds, epochs=2, **changes):
-        arguments = {"batch_size": 7, "shuffle": True, "replace": False, "seed": 5, **changes}
-        loader = NeighborLoader(dataset, [3, 2], "train", **arguments)
-        return [batch for _ in range(epochs) for batch in loader]
-
-    base = batches()
-    assert len(base) == 2 * 6
-    assert same(base, batches(sample_threads=3, read_threads=4, prefetch_factor=1))
-    for options in ({"engine": "mmap"}, {"in_memory": True}, {"memory": "64GB"}):
-        with Dataset.open(ds.path, **options) as other:
-            assert same(base, batches(other))
-    for changes in ({"seed": 6}, {"shuffle": False}, {"replace": True}):
-        assert not same(base, batches(**changes))
-    assert not same(base[:6], base[6:])
-
-
-def test_resume_at_every_step_continues_to_the_bit(ds):
-    def make():
-        return NeighborLoader(ds, [3, 3], "train", batch_size=8, shuffle=True, drop_last=True)
-
-    loader = make()
-    expected, states = [], [loader.state_dict()]
-    for _ in range(3):
-        for batch in loader:
-            expected.append(batch)
-            states.append(loader.state_dict())
-    assert len(expected) == 3 * len(loader) == 12
-    for taken, state in enumerate(states):
-        resumed = make()
-        resumed.load_state_dict(state)
-        resumed.set_epoch(state["epoch"])  # as a training loop does first thing in an epoch: the step stays
-        got = list(resumed)
-        while len(got) < len(expected) - taken:
-            got += list(resumed)
-        assert same(got, expected[taken:])
-
-
-def test_the_cursor_counts_what_the_consumer_took_not_what_was_read_ahead(ds):
-    loader = NeighborLoader(ds, [2], "train", batch_size=4)
-    epoch = iter(loader)
-    for step in range(3):
-        next(epoch)
-        assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (0, step + 1)
-    time.sleep(0.05)
-    epoch.close()
-    assert list(epoch) == []
-    assert loader.state_dict()["step"] == 3
-    rest = NeighborLoader(ds, [2], "train", batch_size=4)
-    rest.load_state_dict({"epoch": 0, "step": 3})
-    assert len(list(rest)) == len(loader) - 3
-    assert (rest.state_dict()["epoch"], rest.state_dict()["step"]) == (1, 0)
-
-
-def test_a_state_of_another_loader_is_refused(ds):
-    state = NeighborLoader(ds, [2], "train", batch_size=4).state_dict()
-    with pytest.raises(ConfigError, match="batch_size was 4 and is 5"):
-        NeighborLoader(ds, [2], "train", batch_size=5).load_state_dict(state)
-    with pytest.raises(ConfigError, match="step 99"):
-        NeighborLoader(ds, [2], "train", batch_size=4).load_state_dict({"epoch": 0, "step": 99})
-
-
-def test_epochs_follow_one_another_and_can_be_set(ds):
-    loader = NeighborLoader(ds, [2], "train", batch_size=9, shuffle=True)
-    zero, one = list(loader), list(loader)
-    loader.set_epoch(0)
-    assert same(list(loader), zero)
-    assert same(list(loader), one)
-    ids = torch.cat([batch.n_id[: batch.batch_size] for batch in one])
-    assert ids.sort().values.tolist() == ds.split("train").tolist()
-    assert [batch.batch_size for batch in one] == [9, 9, 9, 9]
-
-
-def test_ranks_share_an_epoch(ds):
-    parts = [list(NeighborLoader(ds, [1], batch_size=8, shuffle=True, rank=rank, world=3)) for rank in range(3)]
-    assert [len(part) for part in parts] == [3, 3, 3]
-    taken = torch.cat([batch.n_id[: batch.batch_size] for part in parts for batch in part])
-    assert taken.sort().values.tolist() == list(range(N))
-    assert not same(parts[0], parts[1])
 
 
 def test_input_nodes_in_every_form(ds):
@@ -338,19 +236,6 @@ def test_reserved_bytes_cover_what_a_batch_holds(ds):
     held += batch.blocks[0].degree.nbytes + batch.blocks[0].indptr.nbytes + batch.blocks[0].loops.nbytes
     drawn = work.sample(Cursor(0, 0))
     assert held <= work.nbytes(drawn) <= 1.5 * held
-
-
-def test_a_half_consumed_epoch_leaves_no_thread(ds):
-    loader = NeighborLoader(ds, [2], batch_size=2)
-    epoch = iter(loader)
-    next(epoch)
-    del epoch
-    gc.collect()
-    assert no_threads()
-    for _ in loader:
-        break
-    gc.collect()
-    assert no_threads()
 
 
 def test_a_failing_transform_is_raised_where_the_consumer_stands(ds):

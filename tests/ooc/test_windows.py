@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import threading
-import time
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -25,7 +24,8 @@ from stores.errors import BudgetError, StoreError
 from stores.graph import Graph
 from stores.rows import ArrayRows
 from tests.conftest import random_edges
-from tests.ooc.test_loaders import same
+from tests.ooc.batches import same
+from tests.waiting import no_threads
 
 N, E, F = 300, 1500, 16
 
@@ -42,11 +42,7 @@ def ds(tmp_path_factory):
 def _no_thread_left():
     yield
     gc.collect()
-    names = {"ooc-source", "ooc-sample", "ooc-collate"}
-    deadline = time.monotonic() + 5
-    while any(thread.name in names for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    assert no_threads()
 
 
 def in_memory(loader: NeighborLoader) -> NeighborLoader:

@@ -1,0 +1,28 @@
+"""Waiting for what other threads do: as long as it takes, since only what never happens is a failure."""
+
+import threading
+import time
+from collections.abc import Callable
+
+DEADLINE_S = 60.0
+_STAGES = {f"ooc-{name}" for name in ("source", "sample", "read", "collate")}
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether the condition comes true within `DEADLINE_S`."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def stage_threads() -> list[str]:
+    """Names of the living threads of loaders' pipelines; the pools that carry out reads (`ooc-read_3`) are shared."""
+    return [thread.name for thread in threading.enumerate() if thread.name in _STAGES]
+
+
+def no_threads() -> bool:
+    """Whether all threads of loaders' pipelines end."""
+    return eventually(lambda: not stage_threads())
