@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from stores.build import finish_store
 from stores.errors import ConfigError, InputError, StoreError
 from stores.ingest import duck as sql
 from stores.ingest import edges as csc
-from stores.ingest import ids, labels, nodes
+from stores.ingest import ids, labels, nodes, splits
 from stores.ingest.datasets import Inputs, gather, input_files
 from stores.ingest.duck import Duck, Progress, silent
 from stores.ingest.ids import EdgeColumns, EdgeScan
@@ -299,23 +299,27 @@ class _Build:
     def _splits(self) -> dict[str, Any]:
         """Step splits: {sizes: {split: nodes}, arrays: [names], notes: [lines]}."""
 
-        def write() -> dict[str, Any]:
-            masks = {}
-            if self.spec.split is not None:
-                assert self.inputs.nodes is not None
-                column = self.inputs.nodes.column(self.spec.split, "splits")
-                masks = labels.table_splits(self.duck, self.inputs.nodes, column)
-            for split, path in self.inputs.splits.items():
-                shown = self.inputs.name(path)
-                masks[split] = labels.read_split(path, shown, self.num_nodes, self.spec.split_index)
-            if not masks:
-                return {"sizes": {}, "arrays": [], "notes": []}
-            sizes, arrays = labels.write_splits(self.store, masks)
-            return {"sizes": sizes, "arrays": arrays, "notes": labels.overlaps(masks)}
-
         if self.spec.split_index is not None and not self.inputs.splits:
             raise ConfigError("--split-index chooses among the splits of masks, and there are none: leave it out")
-        return self.steps.run("splits", write, self._outputs("split", *(f"split_{name}" for name in names.SPLIT_CODES)))
+        if self.spec.split is None and not self.inputs.splits:
+            return {"sizes": {}, "arrays": [], "notes": []}
+        stage = self.stage / "splits.bits"
+
+        def write() -> dict[str, Any]:
+            return splits.write_splits(self.store, self._split_bits(), stage, self.inputs.splits)
+
+        outputs = self._outputs("split", *(f"split_{name}" for name in names.SPLIT_CODES))
+        return self.steps.run("splits", write, [*outputs, stage])
+
+    def _split_bits(self) -> Iterator[NDArray[np.uint8]]:
+        if self.spec.split is not None:
+            assert self.inputs.nodes is not None
+            return splits.bits_of_table(self.duck, self.inputs.nodes, self.inputs.nodes.column(self.spec.split, "splits"))
+        shown, index = self.inputs.name, self.spec.split_index
+        opened = {
+            name: splits.open_split(path, shown(path), self.num_nodes, index) for name, path in self.inputs.splits.items()
+        }
+        return splits.bits_of(opened, self.num_nodes)
 
     def _labels(self) -> dict[str, Any]:
         """Step labels: {task, num_classes}, both None without labels."""
@@ -352,13 +356,7 @@ class _Build:
         """Which rows are training rows, read back from the store (the splits may have come from an earlier run)."""
         if self.spec.normalize != "standard" or "train" not in split["sizes"]:
             return None
-        import zarr
-
-        own = "split_train" in split["arrays"]
-        array = zarr.open_group(self.store, mode="r")[names.split_array("train") if own else names.node_array("split")]
-        codes = np.asarray(array[:])  # type: ignore[index]
-        chosen = codes if own else codes == names.SPLIT_CODES["train"]
-        return lambda first, last: chosen[first:last]
+        return splits.training_rows(self.store, split["arrays"])
 
     def _manifest(
         self,

@@ -200,22 +200,23 @@ def _ogb_splits(folder: Path, duck: Duck, stage: Path, progress: Progress) -> di
                 continue
             table = open_table(duck, str(path), stage / f"split-{theirs}", False, (), progress)
             target = stage / f"{theirs}.npy"
-            np.save(target, _numbers(duck, table))
+            _save_numbers(duck, table, target)
             splits[ours] = str(target)
     return splits
 
 
-def _numbers(duck: Duck, table: Table) -> NDArray[np.int64]:
-    found = duck.stream(f"SELECT {table.whole('column0')} AS n FROM {table.relation()}")
-    parts, at = [np.empty(0, np.int64)], 0
-    for batch in found:
-        column = batch.column(0)
-        if column.null_count:
-            bad = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            raise InputError(f"{table.where(at + bad)}: not a whole number")
-        parts.append(column.to_numpy())
-        at += len(column)
-    return np.concatenate(parts)
+def _save_numbers(duck: Duck, table: Table, path: Path) -> None:
+    """Write a table's only column as npy int64[rows], batch by batch. Raises InputError where it is no whole number."""
+    at = 0
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (table.rows,)})
+        for batch in duck.stream(f"SELECT {table.whole('column0')} AS n FROM {table.relation()}"):
+            column = batch.column(0)
+            if column.null_count:
+                bad = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                raise InputError(f"{table.where(at + bad)}: not a whole number")
+            file.write(column.to_numpy().astype("<i8", copy=False).data)
+            at += len(column)
 
 
 __all__ = ["Inputs", "TableFile", "gather", "input_files"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stores.errors import ConfigError, InputError
 from stores.ingest import duck as sql
 from stores.ingest.duck import Duck, Progress
-from stores.ingest.sources import Table, open_array, read_items
+from stores.ingest.sources import Table, open_array, read_rows
 from stores.manifest import node_array
 from stores.zarr_write import Appender
 
@@ -62,7 +62,8 @@ def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
 
     def blocks() -> Iterator[Block]:
         for array in arrays:
-            yield from _read_npy(array, step)
+            for start in range(0, len(array), step):
+                yield read_rows(array, start, min(step, len(array) - start))
 
     def where(row: int) -> str:
         for path, array in zip(paths, arrays, strict=True):
@@ -73,17 +74,6 @@ def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
 
     rest = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return Rows(name(paths[0]) + rest, sum(map(len, arrays)), width, arrays[0].dtype, blocks, where)
-
-
-def _read_npy(array: NDArray[Any], step: int) -> Iterator[Block]:
-    """Blocks of rows, in the machine's byte order."""
-    row = int(np.prod(array.shape[1:], dtype=np.int64))
-    for start in range(0, len(array), step):
-        rows = min(step, len(array) - start)
-        if array.flags.c_contiguous:
-            yield read_items(array, start * row, rows * row).reshape(rows, *array.shape[1:])
-        else:
-            yield np.ascontiguousarray(array[start : start + rows], array.dtype.newbyteorder("="))
 
 
 def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:

@@ -288,6 +288,21 @@ def read_items(array: NDArray[Any], start: int, count: int) -> NDArray[Any]:
     return items.astype(items.dtype.newbyteorder("="), copy=False)
 
 
+def read_rows(array: NDArray[Any], start: int, count: int) -> NDArray[Any]:
+    """Rows start..start+count-1 of an array [N] or [N, F] in C or Fortran order, as `read_items` reads them."""
+    if array.flags.c_contiguous:
+        width = int(np.prod(array.shape[1:], dtype=np.int64))
+        return read_items(array, start * width, count * width).reshape(count, *array.shape[1:])
+    return np.stack([read_column(array, column, start, count) for column in range(array.shape[1])], axis=1)
+
+
+def read_column(array: NDArray[Any], column: int, start: int, count: int) -> NDArray[Any]:
+    """The same rows of one column of an array [N, F]."""
+    if array.T.flags.c_contiguous:
+        return read_items(array.T, column * len(array) + start, count)
+    return read_rows(array, start, count)[:, column]
+
+
 def unpack_npz(path: Path, stage: Path) -> dict[str, Path]:
     """Key -> npy file of each array of an npz (a zip of npy files), copied out so that they can be mapped."""
     kind_of(path)

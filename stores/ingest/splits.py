@@ -1,0 +1,175 @@
+"""Splits in bounded memory: a byte a node in a file of the ingest's working directory, a bit of it a split.
+
+The nodes are gone through in windows: the inputs set the bits of one window in memory, which is then appended to the file.
+Eight counters, one for each combination of bits, then tell every split's size and every two splits' overlap.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from stores.errors import InputError
+from stores.ingest import duck as sql
+from stores.ingest.duck import Duck
+from stores.ingest.ids import first as first_row
+from stores.ingest.sources import Table, open_array, read_column, read_items
+from stores.manifest import SPLIT_CODES, node_array, split_array
+from stores.zarr_write import Appender
+
+BITS = {name: 1 << code for name, code in SPLIT_CODES.items()}
+WINDOW_NODES = 1 << 25
+"""nodes whose bits are in memory at a time, a byte each; row ids are gone through once a window"""
+READ_ITEMS = 1 << 20
+"""entries of a split's array, or of the file, in memory at a time"""
+_WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
+_WORDS |= {str(code): code for code in SPLIT_CODES.values()}
+_NO_SPLIT = ("", "none", "unlabeled", "-1")
+
+Bits = NDArray[np.uint8]
+Split = Callable[[int, Bits, int], None]
+"""split(first, window, bit): sets `bit` of window[i] where node first + i is in the split"""
+
+
+def open_split(path: str, shown: str, num_nodes: int, split_index: int | None) -> Split:
+    """A split given as an npy of row ids [k], as a mask [N], or as masks [S, N] or [N, S] of which one is chosen.
+
+    Raises InputError for an array that is none of these, a mask that does not fit, or masks without a choice among them;
+    the split raises it for an id out of range.
+    """
+    array = open_array(Path(path), shown)
+    if array.dtype == bool:
+        return _mask(array, shown, num_nodes, split_index)
+    if split_index is not None:
+        raise InputError(f"--split-index chooses among masks [S, N], but {shown} holds {array.dtype} {list(array.shape)}")
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise InputError(f"{shown} holds {array.dtype} {list(array.shape)}: a split is row ids [k] or a boolean mask [N]")
+
+    def split(first: int, window: Bits, bit: int) -> None:
+        for start in range(0, len(array), READ_ITEMS):
+            ids = read_items(array, start, min(READ_ITEMS, len(array) - start))
+            wrong = (ids < 0) | (ids >= num_nodes)
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                raise InputError(f"{shown} entry {start + at}: node {ids[at]} is out of range 0..{num_nodes - 1}; correct it")
+            here = ids[(ids >= first) & (ids < first + len(window))].astype(np.int64)
+            window[here - first] |= np.uint8(bit)
+
+    return split
+
+
+def _mask(array: NDArray[Any], shown: str, num_nodes: int, split_index: int | None) -> Split:
+    if array.ndim == 2:
+        if num_nodes not in array.shape:
+            raise InputError(f"{shown} has shape {list(array.shape)}, neither side of which is the {num_nodes} nodes")
+        masks = array.T if array.shape[1] == num_nodes else array  # [N, S]
+        count = masks.shape[1]
+        if split_index is None and count > 1:
+            raise InputError(f"{shown} holds {count} splits: choose one with --split-index 0..{count - 1}")
+        if (split_index or 0) >= count:
+            raise InputError(f"{shown} holds {count} splits: --split-index {split_index} is none of 0..{count - 1}")
+    elif split_index is not None:
+        raise InputError(f"--split-index chooses among masks [S, N], but {shown} has shape {list(array.shape)}; leave it out")
+    elif array.shape != (num_nodes,):
+        raise InputError(f"{shown} is a mask of shape {list(array.shape)}, but there are {num_nodes} nodes")
+    else:
+        masks = array[:, None]
+    step = max(1, READ_ITEMS // masks.shape[1])
+
+    def split(first: int, window: Bits, bit: int) -> None:
+        for start in range(0, len(window), step):
+            part = window[start : start + step]
+            part |= read_column(masks, split_index or 0, first + start, len(part)) * np.uint8(bit)
+
+    return split
+
+
+def bits_of(splits: Mapping[str, Split], num_nodes: int) -> Iterator[Bits]:
+    """uint8 blocks of all nodes, front to back: BITS of the splits each is in. Memory: a window and a block."""
+    held = np.empty(min(num_nodes, WINDOW_NODES), np.uint8)
+    for first in range(0, num_nodes, WINDOW_NODES):
+        window = held[: num_nodes - first]
+        window[:] = 0
+        for name, split in splits.items():
+            split(first, window, BITS[name])
+        for start in range(0, len(window), READ_ITEMS):
+            yield window[start : start + READ_ITEMS]
+
+
+def bits_of_table(duck: Duck, table: Table, column: str) -> Iterator[Bits]:
+    """The same of a table's column: train, val (valid, validation), test, or 0, 1, 2; empty or -1: none.
+
+    Raises InputError, before the first block, for any other word, naming the row.
+    """
+    word = f"lower(trim({sql.name(column)}::VARCHAR))"
+    known = ", ".join(sql.text(each) for each in (*_WORDS, *_NO_SPLIT))
+    strange = f"{word} NOT IN ({known})"  # NULL is neither in nor not in
+    if duck.one(f"SELECT count(*) FROM {table.relation()} WHERE {strange}")[0]:
+        at, value = first_row(duck, table, strange, [column])
+        raise InputError(f"{table.where(at)}: {column} is {str(value)!r}: a split is train, val or test (or 0, 1, 2)")
+    cases = " ".join(f"WHEN {sql.text(each)} THEN {1 << code}" for each, code in _WORDS.items())
+    for batch in duck.stream(f"SELECT (CASE {word} {cases} ELSE 0 END)::UTINYINT AS bits FROM {table.relation()}"):
+        yield batch.column(0).to_numpy()
+
+
+def write_splits(store: Path, bits: Iterable[Bits], stage: Path, given: Iterable[str]) -> dict[str, Any]:
+    """Write `split` int8[N], or one boolean array a split where they overlap.
+
+    bits: of all nodes, front to back; stage: a file for them, removed afterwards; given: the splits that must have nodes.
+    Returns {sizes: {split: nodes}, arrays: [names], notes: [a line for each two splits that share nodes]}: a model is then
+    judged by what it was trained on. Raises InputError for a given split without a node.
+    """
+    counts = np.zeros(1 << len(BITS), np.int64)  # nodes of each combination of splits
+    with stage.open("wb") as file:
+        for part in bits:
+            counts += np.bincount(part, minlength=len(counts))
+            file.write(part.data)
+    held = {name: np.arange(len(counts)) & bit > 0 for name, bit in BITS.items()}
+    sizes = {name: int(counts[each].sum()) for name, each in held.items()}
+    for name in given:
+        if not sizes[name]:
+            raise InputError(f"the split {name} holds no node: leave it out, or give its nodes")
+    sizes = {name: size for name, size in sizes.items() if size}
+    shared = [(one, other, int(counts[held[one] & held[other]].sum())) for one, other in combinations(sizes, 2)]
+    notes = [f"the splits {one} and {other} share {count:,} nodes" for one, other, count in shared if count]
+    arrays = [f"split_{name}" for name in sizes] if notes else ["split"] if sizes else []
+    _append(store, stage, int(counts.sum()), list(sizes), bool(notes))
+    stage.unlink()
+    return {"sizes": sizes, "arrays": arrays, "notes": notes}
+
+
+def _append(store: Path, stage: Path, num_nodes: int, splits: list[str], overlapping: bool) -> None:
+    if overlapping:
+        for name in splits:
+            with Appender(store, split_array(name), (), np.bool_, count=num_nodes) as appender:
+                for part in _staged(stage):
+                    appender.append(part & BITS[name] > 0)
+    elif splits:
+        codes = np.full(1 << len(BITS), -1, np.int8)
+        for name, bit in BITS.items():
+            codes[bit] = SPLIT_CODES[name]
+        with Appender(store, node_array("split"), (), np.int8, count=num_nodes) as appender:
+            for part in _staged(stage):
+                appender.append(codes[part])
+
+
+def _staged(stage: Path) -> Iterator[Bits]:
+    with stage.open("rb") as file:
+        while piece := file.read(READ_ITEMS):
+            yield np.frombuffer(piece, np.uint8)
+
+
+def training_rows(store: Path, arrays: Iterable[str]) -> Callable[[int, int], NDArray[np.bool_]]:
+    """Which of the rows first..last-1 are training rows, read back from the store's split arrays slice by slice.
+
+    >>> training_rows(store, ["split"])(0, 3)
+    array([ True, False, False])
+    """
+    own = "split_train" in arrays
+    array: Any = zarr.open_group(store, mode="r")[split_array("train") if own else node_array("split")]
+    wanted = True if own else SPLIT_CODES["train"]
+    return lambda first, last: np.asarray(array[first:last]) == wanted
