@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,9 @@ from stores.build import write_store
 from stores.dataset import Dataset
 from stores.errors import BudgetError, StoreError
 from stores.graph import Graph
+from stores.lmdb_rows import LmdbRows, write_lmdb_rows
 from stores.rows import ArrayRows
+from stores.zarr_rows import ForeignRows
 from tests.conftest import random_edges
 from tests.ooc.batches import same
 from tests.waiting import no_threads
@@ -119,6 +122,42 @@ def test_every_row_of_a_window_is_read_once(ds):
     rows = [len(torch.cat([b.n_id for b in batches[i:j]]).unique()) for i, j in pairwise(ends)]
     assert loader.times()["read"]["items"] == len(rows)
     assert loader.rows_read == sum(rows) < sum(len(batch.n_id) for batch in batches)
+
+
+def foreign_features(path, array):
+    """A compressed Zarr array, each row in two chunks."""
+    shape, chunks = array.shape, (37, array.shape[1] - 1)
+    zarr.create_array(path, shape=shape, chunks=chunks, dtype=array.dtype, compressors=zarr.codecs.ZstdCodec())[:] = array
+
+
+@pytest.mark.parametrize(
+    ("write", "kind", "width", "dtype"),
+    [
+        (write_lmdb_rows, LmdbRows, F, "float32"),
+        (foreign_features, ForeignRows, F, "float32"),
+        (foreign_features, ForeignRows, F + 5, "float16"),
+    ],
+)
+def test_features_that_someone_else_wrote_are_windowed_to_the_bit(ds, tmp_path, write, kind, width, dtype):
+    x = np.random.default_rng(1).standard_normal((N, width)).astype(dtype)
+    write(tmp_path / "features", x)
+    own = write_store(tmp_path / "own.ooc", Graph.from_edges(*random_edges(N, E), N), x=x)
+
+    def batches(path, **options):
+        with Dataset.open(path, **options) as opened:
+            loader = NeighborLoader(opened, [4, 3], batch_size=20, shuffle=True, seed=2, budget=budget(10**8))
+            return [batch for _ in range(2) for batch in loader], loader, opened.rows("x")
+
+    expected, _, rows = batches(own, in_memory=True)
+    assert isinstance(rows, ArrayRows)
+    got, loader, rows = batches(ds.path, features={"x": tmp_path / "features"})
+    assert isinstance(rows, kind)
+    assert len(got) == len(expected) == 30
+    assert same(got, expected)
+    windows_of = [got[i:j] for i, j in ((0, 2), (2, 10), (10, 15), (15, 17), (17, 25), (25, 30))]
+    assert loader.times()["read"]["items"] == len(windows_of)
+    assert loader.rows_read == sum(len(torch.cat([batch.n_id for batch in each]).unique()) for each in windows_of)
+    assert loader.bytes_read >= loader.rows_read * x.itemsize * width
 
 
 @settings(deadline=None, max_examples=40)
