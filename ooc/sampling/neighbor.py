@@ -33,6 +33,15 @@ class HopCount(NamedTuple):
     degree: int
 
 
+class Need(NamedTuple):
+    """What a batch holds at most once a hop is expanded, known before anything is allocated for it."""
+
+    edges: HopCount
+    num_nodes: int
+    num_edges: int
+    num_expanded: int
+
+
 def count_hop(indptr: Ids, node: Ids, start: int, stop: int, fanout: int, replace: bool) -> HopCount:
     """Count the edges that expanding `node[start:stop]` draws, before anything is allocated.
 
@@ -63,7 +72,7 @@ def bytes_bound(num_nodes: int, num_edges: int, num_expanded: int, row_bytes: in
     return arrays + 24 * table_capacity(num_nodes) + row_bytes * num_nodes
 
 
-class _Table:
+class Table:
     """The hash table node id -> local id of the batch at hand; `kernels.relabel` says how it is laid out."""
 
     def __init__(self) -> None:
@@ -84,20 +93,26 @@ class _Table:
             self.entries = np.zeros((capacity, 2), np.int64)
             kernels.insert(self.entries, self.stamp, node, size)
 
+    def refill(self, num_nodes: int, node: Ids, size: int) -> None:
+        """Hold `node[:size]` and no others, with room for `num_nodes`."""
+        self.clear()
+        self.reserve(num_nodes, node, 0)
+        kernels.insert(self.entries, self.stamp, node, size)
+
     def trim(self) -> None:
         """Give back a table too large to keep."""
         if self.entries.nbytes > _TABLE_KEPT:
             self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
 
 
-class _Scratch(threading.local):
+class Scratch(threading.local):
     """One table per thread that samples, shared by its samplers."""
 
     def __init__(self) -> None:
-        self.table = _Table()
+        self.table = Table()
 
 
-_scratch = _Scratch()
+scratch = Scratch()
 
 
 def _grown(array: NDArray[T], size: int, length: int) -> NDArray[T]:
@@ -107,8 +122,11 @@ def _grown(array: NDArray[T], size: int, length: int) -> NDArray[T]:
     return grown
 
 
-class _Draft:
+class Draft:
     """A subgraph in the making: buffers that grow hop by hop to what the next hop needs at most.
+
+    A hop is three steps of `NeighborSampler`: `draw` fills `slot`, someone puts `indices[slot]` into `source`, and `number`
+    makes local ids of them. Only the second reads the graph's edges, so it can be done for many batches at once.
 
     weighted: whether to tell what each edge stands for.
     """
@@ -130,6 +148,11 @@ class _Draft:
         self.slot = _grown(self.slot, sum(self.num_edges), num_edges)
         if self.stands_for is not None:
             self.stands_for = _grown(self.stands_for, sum(self.num_edges), num_edges)
+
+    @property
+    def drawn(self) -> tuple[int, int]:
+        """(first, last) edge that the last `draw` drew and `number` has not seen yet."""
+        return sum(self.num_edges), int(self.indptr[sum(self.num_nodes)])
 
     def finish(self) -> Subgraph:
         """The subgraph, its arrays cut to their length in place."""
@@ -187,37 +210,68 @@ class NeighborSampler:
         Raises InputError for a seed that is no node or a weight below zero, BudgetError where the batch may exceed
         `max_bytes` (before it is allocated), StoreError where the topology is damaged.
         """
-        draft = _Draft(self._check(seeds), self._weight is not None)
-        table = _scratch.table
-        table.clear()
+        draft = self.begin(seeds)
+        table = scratch.table
         try:
-            table.reserve(len(seeds), draft.node, 0)
-            kernels.insert(table.entries, table.stamp, draft.node, len(seeds))
+            table.refill(len(seeds), draft.node, len(seeds))
             for hop in range(len(self.fanout)):
-                self._expand(draft, table, hop, np.uint64(key & (2**64 - 1)))
+                self.draw(draft, hop, key, self.need(draft, hop))
+                first, last = draft.drawn
+                damaged = kernels.gather(self._indices, draft.slot, first, last, self.num_nodes, draft.source)
+                if damaged >= 0:
+                    raise damaged_slot(damaged)
+                self.number(draft, table)
         finally:
             table.trim()
         return draft.finish()
 
-    def _expand(self, draft: _Draft, table: _Table, hop: int, key: np.uint64) -> None:
-        """Draw at the nodes of hop `hop`; their sources not met before become hop `hop + 1`."""
-        stop, done = sum(draft.num_nodes), sum(draft.num_edges)
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the graph."""
+        return len(self._indptr) - 1
+
+    @property
+    def num_slots(self) -> int:
+        """Edges of the graph."""
+        return len(self._indices)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether draws are by weight."""
+        return self._weight is not None
+
+    def begin(self, seeds: Ids) -> Draft:
+        """A batch of `seeds` before its first hop. Raises InputError for a seed that is no node."""
+        return Draft(self._check(seeds), self.weighted)
+
+    def need(self, draft: Draft, hop: int) -> Need:
+        """What expanding hop `hop` takes at most. Raises BudgetError where that may exceed `max_bytes`."""
+        stop, done, batch_size = sum(draft.num_nodes), sum(draft.num_edges), draft.num_nodes[0]
         start = stop - draft.num_nodes[-1]
         count = count_hop(self._indptr, draft.node, start, stop, self.fanout[hop], self.replace)
-        most_nodes = min(stop + count.edges, len(self._indptr) - 1 + draft.num_nodes[0])
-        self._check_bytes(hop, count, most_nodes, done + count.edges, stop, draft.num_nodes[0])
-        draft.grow(most_nodes, done + count.edges, stop)
-        self._draw(draft, start, stop, hop, key, count)
-        end = int(draft.indptr[stop])
-        damaged = kernels.gather(self._indices, draft.slot, done, end, len(self._indptr) - 1, draft.source)
-        if damaged >= 0:
-            raise StoreError(f"slot {damaged} names no node: the store is damaged; run `ooc verify` on it")
-        table.reserve(min(stop + end - done, most_nodes), draft.node, stop)
-        size = kernels.relabel(table.entries, table.stamp, draft.source, done, end, draft.node, stop)
-        draft.num_nodes.append(int(size) - stop)
-        draft.num_edges.append(end - done)
+        most_nodes = min(stop + count.edges, self.num_nodes + batch_size)
+        need = Need(count, most_nodes, done + count.edges, stop)
+        self._check_bytes(hop, need, batch_size)
+        return need
 
-    def _draw(self, draft: _Draft, start: int, stop: int, hop: int, key: np.uint64, count: HopCount) -> None:
+    def draw(self, draft: Draft, hop: int, key: int, need: Need) -> None:
+        """Step 1 of a hop: draw slots at the nodes of hop `hop`; reads indptr (and weights), no edges."""
+        stop = sum(draft.num_nodes)
+        draft.grow(need.num_nodes, need.num_edges, need.num_expanded)
+        self._draw(draft, stop - draft.num_nodes[-1], stop, hop, np.uint64(key & (2**64 - 1)), need.edges)
+
+    def number(self, draft: Draft, table: Table) -> None:
+        """Step 3 of a hop: local ids for `draft.source`; sources not met before become hop `hop + 1`.
+
+        table: holds the nodes so far.
+        """
+        stop, (first, last) = sum(draft.num_nodes), draft.drawn
+        table.reserve(min(stop + last - first, len(draft.node)), draft.node, stop)
+        size = kernels.relabel(table.entries, table.stamp, draft.source, first, last, draft.node, stop)
+        draft.num_nodes.append(int(size) - stop)
+        draft.num_edges.append(last - first)
+
+    def _draw(self, draft: Draft, start: int, stop: int, hop: int, key: np.uint64, count: HopCount) -> None:
         """Fill `draft.slot` and `draft.indptr` for the nodes start:stop."""
         fanout, replace = self.fanout[hop], self.replace
         draw = (start, stop, fanout, replace, key)
@@ -246,19 +300,23 @@ class NeighborSampler:
             raise InputError(f"seed {seeds[at]} at position {at} is no node: the graph has nodes 0..{num_nodes - 1}")
         return seeds.astype(np.int64)
 
-    def _check_bytes(
-        self, hop: int, count: HopCount, num_nodes: int, num_edges: int, num_expanded: int, batch_size: int
-    ) -> None:
+    def _check_bytes(self, hop: int, most: Need, batch_size: int) -> None:
         """Raise BudgetError where a batch of at most so many nodes and edges may exceed `max_bytes`."""
         if self.max_bytes is None:
             return
-        need = bytes_bound(num_nodes, num_edges, num_expanded, self.row_bytes, self._weight is not None)
+        count = most.edges
+        need = bytes_bound(most.num_nodes, most.num_edges, most.num_expanded, self.row_bytes, self.weighted)
         if need > self.max_bytes:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} draws {count.edges} edges, so the batch may need "
                 f"{format_bytes(need)} of {format_bytes(self.max_bytes)}; the largest hub is node {count.hub} with "
                 f"{count.degree} in-edges; take a batch size below {batch_size}, a smaller fan-out or more --memory"
             )
+
+
+def damaged_slot(slot: int) -> StoreError:
+    """The error for a slot that the graph lacks or that holds no node's id."""
+    return StoreError(f"slot {slot} names no node: the store is damaged; run `ooc verify` on it")
 
 
 def _weight_column(graph: Graph, weight: NDArray[Any] | str) -> NDArray[Any]:

@@ -320,7 +320,7 @@ def test_the_bound_covers_the_peak_of_sampling(weight: str | None) -> None:
             accepted = middle
         except BudgetError:
             refused = middle
-    neighbor._scratch.table = neighbor._Table()
+    neighbor.scratch.table = neighbor.Table()
     tracemalloc.start()
     found = sample(accepted)
     peak = tracemalloc.get_traced_memory()[1]
@@ -339,17 +339,17 @@ def test_memory_follows_the_batch_not_the_graph() -> None:
     tracemalloc.stop()
     assert peak < 200_000
     sampler.sample(np.arange(0, 3_000_000, 2), 1)
-    assert neighbor._scratch.table.entries.nbytes <= neighbor._TABLE_KEPT
+    assert neighbor.scratch.table.entries.nbytes <= neighbor._TABLE_KEPT
 
 
 def test_a_table_is_cleared_when_its_stamps_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = random_graph(200, 2000, seed=7)
     sampler = NeighborSampler(graph, [4, 4])
     expected = [sampler.sample(np.arange(key, 50), key) for key in range(6)]
-    monkeypatch.setattr(neighbor._scratch.table, "stamp", neighbor._STAMPS - 3)
+    monkeypatch.setattr(neighbor.scratch.table, "stamp", neighbor._STAMPS - 3)
     for key, result in enumerate(expected):
         assert_same(sampler.sample(np.arange(key, 50), key), result)
-    assert 0 < neighbor._scratch.table.stamp < 6
+    assert 0 < neighbor.scratch.table.stamp < 6
 
 
 def test_damage_and_misuse_are_named() -> None:
