@@ -147,11 +147,11 @@ class Appender:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        elif self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._close_file()
 
     def _begin(self) -> None:
         directory = self.group_path / self.name
@@ -199,8 +199,12 @@ class Appender:
         footer = index.reshape(-1).view(np.uint8)
         checksum = np.array([google_crc32c.value(footer)], "<u4").view(np.uint8)
         self._write(np.concatenate([footer, checksum]))
-        os.close(self._fd)
-        self._fd = None
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            os.close(fd)
 
     def _write(self, data: NDArray[np.uint8]) -> None:
         assert self._fd is not None

@@ -6,13 +6,15 @@ here is held for longer than a batch, so memory does not depend on the edges, no
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from stores import manifest as names
 from stores.graph import index_dtype
@@ -52,20 +54,18 @@ def drop_duplicates(duck: Duck, slots: str, total: int, path: Path, progress: Pr
     A sort and a comparison of neighbors: bounded in memory, which grouping in a hash table is not.
     """
     before, left, done = (-1, -1), 0, 0
-    writer: pq.ParquetWriter | None = None
-    for batch in duck.stream(f"SELECT * FROM ({slots}) ORDER BY dst, src, edge_id", ordered=False):
-        src, dst = (batch.column(key).to_numpy() for key in ("src", "dst"))
-        new = np.empty(len(src), bool)
-        new[0] = (int(src[0]), int(dst[0])) != before
-        new[1:] = (src[1:] != src[:-1]) | (dst[1:] != dst[:-1])
-        before = int(src[-1]), int(dst[-1])
-        kept = pa.Table.from_batches([batch.filter(pa.array(new))])
-        writer = writer or pq.ParquetWriter(path, batch.schema, use_dictionary=False)
-        writer.write_table(kept)
-        left, done = left + int(new.sum()), done + len(src)
-        progress("drop duplicates", done, total)
-    if writer is not None:
-        writer.close()
+    with ExitStack() as files:
+        writer: pq.ParquetWriter | None = None
+        for batch in duck.stream(f"SELECT * FROM ({slots}) ORDER BY dst, src, edge_id", ordered=False):
+            src, dst = (batch.column(key).to_numpy() for key in ("src", "dst"))
+            new = np.empty(len(src), bool)
+            new[0] = (int(src[0]), int(dst[0])) != before
+            new[1:] = (src[1:] != src[:-1]) | (dst[1:] != dst[:-1])
+            before = int(src[-1]), int(dst[-1])
+            writer = writer or files.enter_context(pq.ParquetWriter(path, batch.schema, use_dictionary=False))
+            writer.write_table(pa.Table.from_batches([batch.filter(pa.array(new))]))
+            left, done = left + int(new.sum()), done + len(src)
+            progress("drop duplicates", done, total)
     return done, left
 
 
@@ -91,23 +91,25 @@ def sorted_slots(
 class CscWriter:
     """Appends slots in canonical order to a store's graph arrays, with indptr, weight sums and self-loops as they follow.
 
-    store: the group; num_nodes: N. Call `add` with batches whose destinations never fall, then `close`.
+    store: the group; num_nodes: N. Call `add` with batches whose destinations never fall. A context manager: leaving it fills
+    up to the last node and finishes every array; leaving it by an exception finishes none, and closes their files.
 
-    >>> writer = CscWriter(store, num_nodes=3, weighted=False)
-    >>> writer.add(dst, src, edge_id, None)  # int64[b], int32[b], int64[b]
-    >>> writer.close()
+    >>> with CscWriter(store, num_nodes=3, weighted=False) as writer:
+    ...     writer.add(dst, src, edge_id, None)  # int64[b], int32[b], int64[b]
     """
 
     def __init__(self, store: Path, num_nodes: int, weighted: bool) -> None:
         self.num_nodes = num_nodes
         self.slots = 0
         self.loops = 0
-        self._indices = Appender(store, names.INDICES, (), index_dtype(num_nodes))
-        self._edge_id = Appender(store, names.column("edge_id"), (), np.int64)
-        self._indptr = Appender(store, names.INDPTR, (), np.int64, count=num_nodes + 1)
-        self._self_loops = Appender(store, names.SELF_LOOPS, (), np.int64)
-        self._weight = Appender(store, names.column("weight"), (), np.float32) if weighted else None
-        self._sums = Appender(store, names.WEIGHT_SUM, (), np.float32, count=num_nodes) if weighted else None
+        self._arrays = ExitStack()
+        append = self._appender
+        self._indices = append(store, names.INDICES, index_dtype(num_nodes))
+        self._edge_id = append(store, names.column("edge_id"), np.int64)
+        self._indptr = append(store, names.INDPTR, np.int64, num_nodes + 1)
+        self._self_loops = append(store, names.SELF_LOOPS, np.int64)
+        self._weight = append(store, names.column("weight"), np.float32) if weighted else None
+        self._sums = append(store, names.WEIGHT_SUM, np.float32, num_nodes) if weighted else None
         self._next = 0  # the first node without an entry in indptr
         self._open = 0  # the first node whose weight sum is not written
         self._carry = 0.0  # its sum so far
@@ -129,14 +131,20 @@ class CscWriter:
             self._sum_weights(dst, np.where(loop, 0.0, weight.astype(np.float64)))
         self.slots += len(dst)
 
-    def close(self) -> None:
-        """Fill up to the last node and finish every array."""
-        self._fill_indptr(np.empty(0, np.int64), self.num_nodes + 1)
-        if self._sums is not None:
-            self._sum_weights(np.array([self.num_nodes]), np.zeros(1))
-        for appender in (self._indices, self._edge_id, self._indptr, self._self_loops, self._weight, self._sums):
-            if appender is not None:
-                appender.close()
+    def __enter__(self) -> "CscWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self._arrays.__exit__(kind, error, trace)
+            return
+        with self._arrays:
+            self._fill_indptr(np.empty(0, np.int64), self.num_nodes + 1)
+            if self._sums is not None:
+                self._sum_weights(np.array([self.num_nodes]), np.zeros(1))
+
+    def _appender(self, store: Path, name: str, dtype: DTypeLike, count: int | None = None) -> Appender:
+        return self._arrays.enter_context(Appender(store, name, (), dtype, count=count))
 
     def _fill_indptr(self, dst: Ints, stop: int) -> None:
         for low in range(self._next, stop, NODE_ROWS):
@@ -166,12 +174,11 @@ def write_csc(
 
     num_edges: edges in the input, one more than the greatest edge id; num_slots: how many to expect, for the progress.
     """
-    writer = CscWriter(store, num_nodes, weighted)
     progress("sort edges", 0, num_slots)
-    for dst, src, edge_id, weight in sorted_slots(duck, slots, num_nodes, num_edges, weighted):
-        writer.add(dst, src, edge_id, weight)
-        progress("sort edges", writer.slots, num_slots)
-    writer.close()
+    with CscWriter(store, num_nodes, weighted) as writer:
+        for dst, src, edge_id, weight in sorted_slots(duck, slots, num_nodes, num_edges, weighted):
+            writer.add(dst, src, edge_id, weight)
+            progress("sort edges", writer.slots, num_slots)
     return {"slots": writer.slots, "loops": writer.loops}
 
 

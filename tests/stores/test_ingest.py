@@ -1,10 +1,12 @@
 """Ingest against a brute-force reference; errors by file, row and value; resuming after a kill."""
 
+import errno
 import gzip
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +184,11 @@ def test_writer_offsets_and_sums_go_on_across_batches(tmp_path: Path) -> None:
     src = rng.integers(0, 50, 1000).astype(np.int32)
     weight = rng.random(1000).astype(np.float32)
     for name, cuts in (("one", [1000]), ("many", sorted({*rng.integers(1, 1000, 60).tolist(), 1000}))):
-        writer, first = CscWriter(tmp_path / name, 60, weighted=True), 0
-        for cut in cuts:
-            writer.add(dst[first:cut], src[first:cut], np.arange(first, cut), weight[first:cut])
-            first = cut
-        writer.close()
+        first = 0
+        with CscWriter(tmp_path / name, 60, weighted=True) as writer:
+            for cut in cuts:
+                writer.add(dst[first:cut], src[first:cut], np.arange(first, cut), weight[first:cut])
+                first = cut
     assert tree(tmp_path / "one") == tree(tmp_path / "many")
     sums = np.bincount(dst, np.where(dst == src, 0, weight.astype(np.float64)), minlength=60).astype(np.float32)
     np.testing.assert_array_equal(np.asarray(zarr.open_group(tmp_path / "one")["graph/weight_sum"]), sums)
@@ -241,6 +243,40 @@ def test_too_little_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="at least 856 MB, not 300 MB: give --memory 856MB"):
         ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, memory="300MB"))
     assert [path.name for path in tmp_path.iterdir()] == ["e.parquet"]
+
+
+@pytest.mark.parametrize("at", [2, 4, 6])
+def test_a_failed_ingest_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    rng = np.random.default_rng(6)
+    src, dst = rng.integers(0, 50, (2, 300_000))
+    pq.write_table(pa.table({"src": src, "dst": dst, "w": rng.random(300_000)}), tmp_path / "e.parquet")
+    spec: dict[str, Any] = {"edges": str(tmp_path / "e.parquet"), "weight": "w", "num_nodes": 50}
+    ingest(IngestSpec(out=tmp_path / "whole.ooc", **spec))  # what a process opens once and for all is open now
+    before, write, calls, opened = open_files(), os.write, 0, 0
+
+    def full(fd: int, data: Any) -> int:
+        nonlocal calls, opened
+        calls += data.nbytes >= 2**17 if isinstance(data, memoryview) else 0  # chunks; LMDB and the journal go on
+        if calls == at:
+            opened = len(open_files() - before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StoreError, match=r"No space left|disk is full"):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", **spec))
+    assert opened >= 2  # there was something to close
+    assert open_files() == before
+    assert not list(tmp_path.glob("s.ooc*"))
+
+
+def open_files() -> set[str]:
+    """The files this process holds open, with their descriptors."""
+    found = set()
+    for each in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own
+            found.add(f"{each} {os.readlink(f'/proc/self/fd/{each}')}")
+    return found
 
 
 def test_an_existing_out_is_left_alone(tmp_path: Path) -> None:
