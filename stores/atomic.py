@@ -13,6 +13,13 @@ from pathlib import Path
 
 from stores.errors import StoreError
 
+_ADVICE = {
+    errno.ENOSPC: "free some space there, or choose another disk",
+    errno.EDQUOT: "the quota there is used up: free some space, or choose another disk",
+    errno.EACCES: "check the permissions",
+    errno.EROFS: "that disk is read-only: choose another one",
+}
+
 
 @contextmanager
 def disk_errors(path: Path | str) -> Iterator[None]:
@@ -21,18 +28,17 @@ def disk_errors(path: Path | str) -> Iterator[None]:
     >>> with disk_errors("papers.ooc"):
     ...     write_everything()
     """
-    advice = {
-        errno.ENOSPC: "free some space there, or choose another disk",
-        errno.EDQUOT: "the quota there is used up: free some space, or choose another disk",
-        errno.EACCES: "check the permissions",
-        errno.EROFS: "that disk is read-only: choose another one",
-    }
     try:
         yield
     except OSError as error:
-        where = error.filename or path
-        hint = advice.get(error.errno or 0, "check the path and the disk")
-        raise StoreError(f"cannot write {where}: {error.strerror or error}; {hint}") from error
+        raise write_error(error, path) from error
+
+
+def write_error(error: OSError, path: Path | str) -> StoreError:
+    """The StoreError that says of `error`, raised in writing `path`, what failed, where and what to do."""
+    where = error.filename or path
+    hint = _ADVICE.get(error.errno or 0, "check the path and the disk")
+    return StoreError(f"cannot write {where}: {error.strerror or error}; {hint}")
 
 
 def sync_dir(path: Path | str) -> None:

@@ -5,11 +5,10 @@ the inner chunks one after the other, then the shard's index, (offset, nbytes) a
 and the crc32c of that index. Any Zarr v3 reader opens the result.
 """
 
-import errno
+import array
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from math import gcd
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ import numpy as np
 import zarr
 from numpy.typing import DTypeLike, NDArray
 
+from stores.atomic import disk_errors
 from stores.errors import InputError, StoreError
 
 PAGE_BYTES = 4096
@@ -48,17 +48,6 @@ def layout(
     if count is not None:
         chunks = min(chunks, max(1, -(-count // chunk_rows)))
     return chunk_rows, chunks * chunk_rows
-
-
-@contextmanager
-def writing(path: Path | str) -> Iterator[None]:
-    """Turn an OSError of the body into a StoreError of one line that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreError(f"the disk is full: {path} cannot be written; free space or write elsewhere") from error
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 class Appender:
@@ -103,7 +92,7 @@ class Appender:
         self._shard_chunks = shard_rows // chunk_rows
         self._buffer = np.empty(chunk_rows * self._row_bytes, np.uint8)
         self._filled = 0
-        self._checksums: list[int] = []
+        self._checksums = array.array("I")  # 4 bytes a chunk, where a list holds 40
         self._paths: list[Path] = []
         self._fd: int | None = None
         self._closed = False
@@ -158,7 +147,7 @@ class Appender:
         for place in (directory, self.group_path / "checksums" / self.name):
             if (place / "zarr.json").exists():
                 raise StoreError(f"{place} is already there; remove it or write elsewhere")
-        with writing(directory):
+        with disk_errors(directory):
             shutil.rmtree(directory / "c", ignore_errors=True)  # shards of an appender that was killed
             directory.mkdir(parents=True, exist_ok=True)
 
@@ -180,7 +169,7 @@ class Appender:
         if self._fd is None:
             key = [str(len(self._paths)), *("0" for _ in self.row_shape)]
             path = self.group_path.joinpath(self.name, "c", *key)
-            with writing(path):
+            with disk_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             self._paths.append(path)
@@ -209,13 +198,13 @@ class Appender:
     def _write(self, data: NDArray[np.uint8]) -> None:
         assert self._fd is not None
         view = data.data
-        with writing(self._paths[-1]):
+        with disk_errors(self._paths[-1]):
             while view:
                 view = view[os.write(self._fd, view) :]
 
     def _sync(self) -> None:
         for path in self._paths:
-            with writing(path):
+            with disk_errors(path):
                 fd = os.open(path, os.O_RDONLY)
                 try:
                     os.fsync(fd)
@@ -224,7 +213,7 @@ class Appender:
 
     def _write_metadata(self, chunk_rows: int, shard_rows: int) -> None:
         checksums = np.array(self._checksums, np.uint32)
-        with writing(self.group_path / self.name):
+        with disk_errors(self.group_path / self.name):
             group = zarr.open_group(self.group_path, mode="a")
             sums = group.create_array(
                 f"checksums/{self.name}",

@@ -1,6 +1,5 @@
 """`ingest`: the steps in order, each recorded when done, then the store published by one rename."""
 
-import errno
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.atomic import check_absent
+from stores.atomic import check_absent, partial_path, write_error
 from stores.build import finish_store
 from stores.errors import ConfigError, InputError, StoreError
 from stores.ingest import duck as sql
@@ -65,9 +64,9 @@ def ingest(
 
 
 def _disk(error: OSError, out: Path) -> StoreError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreError(f"the disk is full: {out} cannot be written; free space or write elsewhere")
-    return StoreError(f"{error.filename or out}: {error.strerror or error}; check the disk and the permissions")
+    if error.filename is None or Path(str(error.filename)).is_relative_to(partial_path(out)):
+        return write_error(error, out)
+    return StoreError(f"{error.filename} cannot be read: {error.strerror or error}; check the file and the permissions")
 
 
 def _settings(spec: IngestSpec, arrays: Mapping[str, NDArray[Any]] | None) -> str:

@@ -5,6 +5,7 @@ so do Python and its libraries. Results are streamed (`to_arrow_reader` on a rel
 whole of the rows.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import duckdb
 import pyarrow as pa
 
+from stores.atomic import write_error
 from stores.errors import BudgetError, InputError, OocError, StoreError
 
 OUTSIDE_BYTES = 600_000_000
@@ -131,13 +133,16 @@ class Duck:
 
     def _out_of_memory(self, message: str) -> OocError:
         if "max_temp_directory_size" in message or "No space" in message:
-            return StoreError(f"the disk is full: {self._spill} cannot be written; free space or write elsewhere")
+            return self._full()
         return MemoryShort(f"the ingest does not fit its memory ({self.limit // 10**6} MB for sorting): raise --memory")
+
+    def _full(self) -> StoreError:
+        return write_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self._spill)
 
     def _translated(self, error: duckdb.Error) -> OocError:
         message = " ".join(str(error).split())
         if "No space left" in message or "Disk quota" in message:
-            return StoreError(f"the disk is full: {self._spill} cannot be written; free space or write elsewhere")
+            return self._full()
         if isinstance(error, duckdb.IOException) and str(self._spill.parent) in message:
             return StoreError(f"cannot write: {message[:300]}; check the disk")
         return InputError(f"the data cannot be read: {message[:300]}; check the file")

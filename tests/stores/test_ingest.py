@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError, InputError, StoreError
-from stores.ingest import IngestSpec, ingest
+from stores.ingest import IngestSpec, ingest, nodes
 from stores.ingest.edges import CscWriter, pack_bits
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
@@ -263,7 +263,7 @@ def test_a_failed_ingest_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: 
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(StoreError, match=r"No space left|disk is full"):
+    with pytest.raises(StoreError, match="No space left on device; free some space"):
         ingest(IngestSpec(out=tmp_path / "s.ooc", **spec))
     assert opened >= 2  # there was something to close
     assert open_files() == before
@@ -350,3 +350,24 @@ def test_changed_input_starts_afresh(tmp_path: Path) -> None:
     table(tmp_path / "e.parquet", src=[0, 1, 5], dst=[1, 2, 3])
     result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
     assert (result.num_edges, result.resumed) == (3, ())
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    edges = table(tmp_path / "e.parquet", src=[0], dst=[1])
+    with pytest.raises(StoreError, match=r"cannot write .*: Not a directory; check the path and the disk"):
+        ingest(IngestSpec(out=tmp_path / "file" / "s.ooc", edges=edges))
+
+
+def test_an_input_that_goes_away_is_said_to_be_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "BLOCK_BYTES", 8)
+    edges = table(tmp_path / "e.parquet", src=[0], dst=[1])
+    np.save(tmp_path / "x.npy", np.ones((20, 1)))
+
+    def remove(step: str, *_: object) -> None:
+        if step == "features x":
+            (tmp_path / "x.npy").unlink(missing_ok=True)
+
+    with pytest.raises(StoreError, match=r"x\.npy cannot be read: No such file or directory; check the file"):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, num_nodes=20, features=[f"x={tmp_path}/x.npy"]), remove)
+    assert not list(tmp_path.glob("s.ooc*"))
