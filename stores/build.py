@@ -1,7 +1,8 @@
 """Finishing a store: the last steps of every writer, and a whole store from arrays in memory."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,47 +51,59 @@ def write_store(
 
     x: [N, f] features; y: labels (see `label_dtype`), -1 or NaN where unlabeled; splits: name -> row ids; external: one id a
     node, all int or all str; arrays: more node arrays, [N, ...]; fields: further fields of the manifest.
-    Raises InputError where an array has not one row a node, StoreError where `path` exists.
+    Raises InputError where an array has not one row a node or y no task, StoreError where `path` exists.
 
     >>> write_store("tiny.ooc", Graph.from_edges([0, 1], [1, 2], 3), x=np.eye(3, dtype="float32"), splits={"train": [0]})
     """
-    check_absent(path)
-    partial = partial_path(path)
-    check_absent(partial)
-    held = dict(arrays or {})
-    if x is not None:
-        held["x"] = x
-    if y is not None and task is not None:
-        held["y"] = compact_labels(y, task, num_classes or 2)
-    held |= split_arrays(splits or {}, graph.num_nodes)
-    for name, array in held.items():
-        if len(array) != graph.num_nodes:
-            raise InputError(f"node array {name!r} has {len(array)} rows; the graph has {graph.num_nodes} nodes")
-    described = Manifest.homogeneous(
-        graph.num_nodes,
-        graph.num_edges,
-        columns=sorted(graph.columns),
-        weighted="weight" in graph.columns,
-        has_self_loops=bool(len(graph.self_loops)),
-        arrays=list(held),
-        splits={name: len(np.unique(np.asarray(ids))) for name, ids in (splits or {}).items()},
-        id_kind=None if external is None else _id_kind(external),
-        task=task,
-        num_classes=num_classes,
-        **fields,
-    )
-    with disk_errors(path):
-        partial.mkdir(parents=True)
-    try:
+    if y is not None and task is None:
+        raise InputError("labels y without a task: say task='multiclass', 'binary' or 'multilabel'")
+    labels = None if y is None or task is None else compact_labels(y, task, num_classes or 2)
+    given = {**(arrays or {}), **{name: array for name, array in (("x", x), ("y", labels)) if array is not None}}
+    held = _one_row_a_node(given | split_arrays(splits or {}, graph.num_nodes), graph.num_nodes)
+    kind = None if external is None else _id_kind(external)
+    described = _describe(graph, held, splits or {}, id_kind=kind, task=task, num_classes=num_classes, **fields)
+    with _building(path) as partial:
         write_topology(partial, graph)
         for name, array in held.items():
             write_array(partial, names.node_array(name), array)
         if external is not None:
             _write_external(partial / names.IDS, external)
         return finish_store(partial, path, described)
+
+
+@contextmanager
+def _building(path: Path | str) -> Iterator[Path]:
+    """A new directory in which the store `path` is built; removed where that fails."""
+    partial = partial_path(path)
+    check_absent(path)
+    check_absent(partial)
+    with disk_errors(path):
+        partial.mkdir(parents=True)
+    try:
+        yield partial
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _one_row_a_node(arrays: dict[str, NDArray[Any]], num_nodes: int) -> dict[str, NDArray[Any]]:
+    for name, array in arrays.items():
+        if len(array) != num_nodes:
+            raise InputError(f"node array {name!r} has {len(array)} rows; the graph has {num_nodes} nodes")
+    return arrays
+
+
+def _describe(graph: Graph, arrays: Mapping[str, Any], splits: Mapping[str, Any], **fields: Any) -> Manifest:
+    return Manifest.homogeneous(
+        graph.num_nodes,
+        graph.num_edges,
+        columns=sorted(graph.columns),
+        weighted="weight" in graph.columns,
+        has_self_loops=bool(len(graph.self_loops)),
+        arrays=list(arrays),
+        splits={name: len(np.unique(np.asarray(ids))) for name, ids in splits.items()},
+        **fields,
+    )
 
 
 def write_topology(group: Path | str, graph: Graph) -> None:
