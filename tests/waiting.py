@@ -1,8 +1,12 @@
 """Waiting for what other threads do: as long as it takes, since only what never happens is a failure."""
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
+
+from ooc.pipeline import _State
 
 DEADLINE_S = 60.0
 _STAGES = {f"ooc-{name}" for name in ("source", "sample", "read", "collate")}
@@ -26,3 +30,10 @@ def stage_threads() -> list[str]:
 def no_threads() -> bool:
     """Whether all threads of loaders' pipelines end."""
     return eventually(lambda: not stage_threads())
+
+
+def consumer_waits() -> bool:
+    """Whether the main thread waits for a pipeline's next item."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    codes = [each.f_code for each, _ in traceback.walk_stack(frame)]
+    return codes[0] is threading.Condition.wait.__code__ and _State.take.__code__ in codes
