@@ -1,11 +1,12 @@
 """The pipeline against a plain loop: order, byte bound, failures, and no thread left behind."""
 
-import _thread
 import gc
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -13,17 +14,19 @@ from hypothesis import strategies as st
 
 from ooc.pipeline import Pipeline, Stage
 from stores.errors import InputError
+from tests.waiting import consumer_waits, eventually
 
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("ooc-")]
 
 
-def wait_for_no_threads() -> bool:
-    deadline = time.monotonic() + 5
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return not threads()
+def at_rest(pipeline: Pipeline) -> bool:
+    """Whether nothing happens any more before the consumer takes an item: none is in work, and no thread may claim one."""
+    state = pipeline._state
+    with state.changed:
+        busy = state.pulled - state.delivered - sum(map(len, state.ready))
+        return busy == 0 and not any(map(state.may_claim, range(len(state.stages) + 1)))
 
 
 @pytest.fixture(autouse=True)
@@ -127,12 +130,11 @@ def test_a_stray_stop_iteration_is_not_taken_for_the_end():
 
 
 def test_steps_before_a_failure_are_delivered_and_later_ones_are_not_worked_on():
-    seen, failed = [], threading.Event()
+    seen = []
 
     def run(item: int) -> int:
         seen.append(item)
         if item == 2:
-            failed.set()
             raise OSError("disk")
         return item
 
@@ -153,8 +155,8 @@ def test_the_source_is_pulled_no_further_than_the_bounds():
     stages = [Stage("sample", lambda item: item, 2), Stage("read", lambda item: item, nbytes=lambda _: 40)]
     with Pipeline(source(), stages, max_bytes=100, max_items=50) as pipeline:
         assert next(pipeline) == 0
-        time.sleep(0.05)
         # One item is held and one more fits: 2 are admitted, and 2 sampled ones may wait at the gate.
+        assert eventually(lambda: at_rest(pipeline))
         assert pulled == [0, 1, 2, 3]
         assert pipeline.peak_bytes == 80
 
@@ -173,31 +175,36 @@ def test_a_collected_pipeline_leaves_no_thread():
     assert threads()
     del pipeline
     gc.collect()
-    assert wait_for_no_threads()
+    assert eventually(lambda: not threads())
 
 
 def test_an_interrupt_of_the_waiting_consumer_closes_the_pipeline():
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def run(item: int) -> int:
-        release.wait(5)
+        begun.set()
+        release.wait(60)
         return item
 
     def interrupt() -> None:
-        _thread.interrupt_main()  # as Ctrl-C does
+        if begun.wait(60) and eventually(consumer_waits):
+            signal.pthread_kill(main, signal.SIGINT)  # as Ctrl-C does
+            stopped.append(eventually(lambda: pipeline._state.stopped))
         release.set()
 
+    main, stopped = threading.main_thread().ident, []
     pipeline = Pipeline(range(10), [Stage("work", run)], max_bytes=1)
-    timer = threading.Timer(0.05, interrupt)
-    timer.start()
+    hand = threading.Thread(target=interrupt)
+    hand.start()
     with pytest.raises(KeyboardInterrupt):
         next(pipeline)
-    timer.join()
     assert not threads()
+    hand.join()
+    assert stopped == [True]  # by the interrupt, before the item came
 
 
 def test_threads_of_a_stage_work_at_the_same_time():
-    together = threading.Barrier(3, timeout=5)
+    together = threading.Barrier(3, timeout=60)
     stage = Stage("read", lambda item: (together.wait(), item)[1], threads=3)
     assert list(Pipeline(range(6), [stage], max_bytes=1)) == list(range(6))
 
@@ -222,16 +229,35 @@ def test_no_thread_keeps_a_delivered_item_alive():
             assert made[step]() is None
 
 
-def test_times_count_every_stage():
-    stages = [Stage("a", lambda item: time.sleep(0.002) or item, 2), Stage("b", lambda item: item)]
-    pipeline = Pipeline(range(5), stages, max_bytes=1)
-    for _ in pipeline:
-        pass
+def test_times_count_every_stage(monkeypatch):
+    """On a clock that each thread moves on by itself alone."""
+    own = threading.local()
+
+    def now() -> float:
+        return getattr(own, "now", 1.0)
+
+    def spend(seconds: float, item: int) -> int:
+        own.now = now() + seconds
+        return item
+
+    monkeypatch.setattr("ooc.pipeline.time", SimpleNamespace(perf_counter=now))
+    source = (spend(8, item) for item in range(5))
+    pipeline = Pipeline(source, [Stage("a", lambda item: spend(4, item), 2), Stage("b", lambda item: spend(2, item))], 1)
+    for item in pipeline:
+        spend(1, item)
     times = pipeline.times()
     assert list(times) == ["source", "a", "b", "consumer"]
-    assert all(times[name]["items"] == 5 for name in times)
-    assert times["a"]["work_s"] >= 0.01 > times["b"]["work_s"]
-    assert times["consumer"]["wait_s"] > 0
+    assert [stage["work_s"] for stage in times.values()] == [40, 20, 10, 5]
+    assert all(stage["items"] == 5 and stage["wait_s"] == 0 for stage in times.values())
+
+
+def test_waiting_is_counted():
+    started = time.perf_counter()
+    pipeline = Pipeline(range(5), [Stage("a", lambda item: time.sleep(0.002) or item)], max_bytes=1)
+    assert list(pipeline) == list(range(5))
+    times = pipeline.times()
+    assert times["a"]["work_s"] >= 0.01
+    assert 0 < times["consumer"]["wait_s"] <= time.perf_counter() - started
 
 
 def test_an_empty_source_and_no_stages():
