@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stores.errors import InputError
 from stores.ingest.nodes import Rows
@@ -35,14 +37,12 @@ def look_at_labels(rows: Rows, num_nodes: int) -> Labels:
     greatest, done = -1, 0
     for block in rows.blocks():
         values = np.where(np.isnan(block), -1, block) if block.dtype.kind == "f" else block
-        wrong = (values < -1) | (values > most)
-        if block.dtype.kind == "f":
-            with np.errstate(invalid="ignore"):
-                wrong |= values != np.floor(values)
+        wrong = (values < -1) | (values > most) | _fractions(values)
         if wrong.any():
             at = np.argwhere(wrong)[0]
             where = rows.where(done + int(at[0])) + (f" column {at[1]}" if width else "")
-            raise InputError(f"{where}: label {block[tuple(at)]} is out of range: whole numbers 0..{most}, -1 for none")
+            fault = "is no whole number" if _fractions(values)[tuple(at)] else "is out of range"
+            raise InputError(f"{where}: label {values[tuple(at)]} {fault}: labels are 0..{most}, -1 or NaN for none")
         greatest = max(greatest, int(values.max()) if len(values) else -1)
         done += len(block)
     if greatest < 0:
@@ -50,6 +50,12 @@ def look_at_labels(rows: Rows, num_nodes: int) -> Labels:
     if width:
         return Labels("multilabel", width, width)
     return Labels("binary", 2, None) if greatest <= 1 else Labels("multiclass", greatest + 1, None)
+
+
+def _fractions(values: NDArray[Any]) -> NDArray[np.bool_]:
+    if values.dtype.kind != "f":
+        return np.zeros(values.shape, bool)
+    return np.asarray(values != np.floor(values))  # infinity is out of range
 
 
 def write_labels(store: Path, rows: Rows, labels: Labels) -> None:
