@@ -294,13 +294,15 @@ def draw_weighted(
     edge_indptr: NDArray[np.int64],
     stands_for: NDArray[np.float32],
 ) -> int:
-    """`draw_uniform` by weight (fan-out >= 0); -1, or the first slot met whose weight is negative or not finite.
+    """`draw_uniform` by weight (fan-out >= 0); -1, or the first slot met whose weight is negative, not finite or not there.
 
     rank: scratch, float64 of at least the most edges drawn at one node. Fills `stands_for` beside `slot`.
     """
     at = edge_indptr[start]
     for i in range(start, stop):
         first, last = indptr[node[i]], indptr[node[i] + 1]
+        if first < 0 or last > weight.shape[0]:
+            return weight.shape[0]
         for s in range(first, last):
             if not (weight[s] >= 0 and weight[s] < np.inf):
                 return s

@@ -200,9 +200,9 @@ class NeighborSampler:
         self.max_bytes = max_bytes
         self.row_bytes = row_bytes
         # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
-        self._indptr: Ids = np.asarray(graph.indptr)
+        self.indptr: Ids = np.asarray(graph.indptr)
         self._indices: NDArray[Any] = np.asarray(graph.indices)
-        self._weight = None if weight is None else _weight_column(graph, weight)
+        self.weight = None if weight is None else _weight_column(graph, weight)
 
     def sample(self, seeds: Ids, key: int) -> Subgraph:
         """The sampled neighborhood of `seeds` (int64[b], duplicates allowed); the draw at a node depends on (key, node).
@@ -228,7 +228,7 @@ class NeighborSampler:
     @property
     def num_nodes(self) -> int:
         """Nodes of the graph."""
-        return len(self._indptr) - 1
+        return len(self.indptr) - 1
 
     @property
     def num_slots(self) -> int:
@@ -238,7 +238,7 @@ class NeighborSampler:
     @property
     def weighted(self) -> bool:
         """Whether draws are by weight."""
-        return self._weight is not None
+        return self.weight is not None
 
     def begin(self, seeds: Ids) -> Draft:
         """A batch of `seeds` before its first hop. Raises InputError for a seed that is no node."""
@@ -248,7 +248,7 @@ class NeighborSampler:
         """What expanding hop `hop` takes at most. Raises BudgetError where that may exceed `max_bytes`."""
         stop, done, batch_size = sum(draft.num_nodes), sum(draft.num_edges), draft.num_nodes[0]
         start = stop - draft.num_nodes[-1]
-        count = count_hop(self._indptr, draft.node, start, stop, self.fanout[hop], self.replace)
+        count = count_hop(self.indptr, draft.node, start, stop, self.fanout[hop], self.replace)
         most_nodes = min(stop + count.edges, self.num_nodes + batch_size)
         need = Need(count, most_nodes, done + count.edges, stop)
         self._check_bytes(hop, need, batch_size)
@@ -275,17 +275,19 @@ class NeighborSampler:
         """Fill `draft.slot` and `draft.indptr` for the nodes start:stop."""
         fanout, replace = self.fanout[hop], self.replace
         draw = (start, stop, fanout, replace, key)
-        if self._weight is None or draft.stands_for is None or fanout < 0:
-            kernels.draw_uniform(self._indptr, draft.node, *draw, draft.slot, draft.indptr)
+        if self.weight is None or draft.stands_for is None or fanout < 0:
+            kernels.draw_uniform(self.indptr, draft.node, *draw, draft.slot, draft.indptr)
             if draft.stands_for is not None:
                 draft.stands_for[draft.indptr[start] :] = 1
             return
         rank = np.empty(kernels.num_drawn(max(count.degree, 0), fanout, replace), np.float64)
         out = (draft.slot, draft.indptr, draft.stands_for)
-        bad = kernels.draw_weighted(self._indptr, self._weight, draft.node, *draw, rank, *out)
+        bad = kernels.draw_weighted(self.indptr, self.weight, draft.node, *draw, rank, *out)
+        if bad >= self.num_slots:
+            raise damaged_slot(bad)
         if bad >= 0:
             raise InputError(
-                f"the weight of slot {bad} is {self._weight[bad]}; sampling by weight needs finite weights of 0 or more"
+                f"the weight of slot {bad} is {self.weight[bad]}; sampling by weight needs finite weights of 0 or more"
             )
 
     def _check(self, seeds: Ids) -> Ids:
@@ -293,7 +295,7 @@ class NeighborSampler:
         seeds = np.asarray(seeds)
         if seeds.ndim != 1 or (seeds.dtype.kind not in "iu" and len(seeds)):
             raise InputError(f"seeds must be whole numbers in one dimension, not {seeds.dtype}{list(seeds.shape)}")
-        num_nodes = len(self._indptr) - 1
+        num_nodes = len(self.indptr) - 1
         wrong = (seeds < 0) | (seeds >= num_nodes)
         if wrong.any():
             at = int(np.argmax(wrong))

@@ -116,7 +116,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Graph]:
     for name, dtype in (("narrow", np.int32), ("wide", np.int64)):
         with Appender(group, name, (), dtype, chunk_bytes=2**16, shard_bytes=2**18) as appender:
             appender.append(graph.indices.astype(dtype))
+    with Appender(group, "weight", (), np.float32, chunk_bytes=2**16, shard_bytes=2**18) as appender:
+        appender.append(graph.columns["weight"])
     return group, graph
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_are_met_through_their_map(store: tuple[Path, Graph], replace: bool) -> None:
+    group, graph = store
+    rows, weights = open_zarr_rows(group, "narrow"), open_zarr_rows(group, "weight")
+    mapped = Graph(graph.indptr, off_disk(graph).indices, {"weight": weights.map()})
+    seeds = [np.arange(i, 30_000, 1_000 + i) for i in range(3)]
+    for fanout in ([6, 4], [-1, 2]):
+        found = Lockstep(NeighborSampler(mapped, fanout, replace, "weight"), rows).sample(seeds, [1, 2, 3])
+        assert_all_same(found, NeighborSampler(graph, fanout, replace, "weight"), seeds, [1, 2, 3])
+    rows.close()
+    weights.close()
 
 
 @pytest.mark.parametrize("engine", ["pread", "mmap"])
@@ -186,6 +201,12 @@ def test_damage_is_its_batchs_alone(dtype: type) -> None:
         with pytest.raises(StoreError, match=message):
             raise found.batches[1]  # type: ignore[misc]
         assert isinstance(found.batches[2], Subgraph)
+    weighted = NeighborSampler(
+        Graph(np.array([0, 1, 2**40, 2**40, 2**40]), indices, {"weight": np.ones(5)}), [1], False, "weight"
+    )
+    found = Lockstep(weighted, ArrayRows(indices)).sample(seeds, [0] * 4)
+    assert [type(batch) for batch in found.batches] == [Subgraph, StoreError, StoreError, StoreError]
+    assert_all_same(found, weighted, seeds, [0] * 4)
 
 
 def test_a_page_that_cannot_be_read_fails_those_who_want_it() -> None:
