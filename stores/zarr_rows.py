@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
+from stores.disk import profile_for
 from stores.engines import Engine, open_engine
 from stores.errors import StoreError
 from stores.files import Segments, map_segments, open_for_reading
-from stores.plan import gap_for, plan_reads
+from stores.plan import ReadCost, ReadPlan, plan_reads
 from stores.rows import AnyArray, Ids, check_request
 from stores.threads import Background
 from stores.zarr_write import MISSING, PAGE_BYTES
@@ -26,7 +27,8 @@ BLOCK_BYTES = 16 * 2**20
 class ShardedRows(Background):
     """Rows of uncompressed shards, read by an engine straight from the files.
 
-    `segments` are the files; `attributes` those of the array; `engine.reason` tells of a fallback.
+    `segments` are the files; `attributes` those of the array; `engine.reason` tells of a fallback; `cost` is what reads
+    take on the files' device, as measured, and decides which rows share one.
     """
 
     def __init__(self, array: "zarr.Array[Any]", segments: Segments, engine: str = "pread") -> None:
@@ -35,6 +37,7 @@ class ShardedRows(Background):
         self.attributes: dict[str, Any] = dict(array.attrs)
         self.segments = segments
         self.engine: Engine = open_engine(engine, segments)
+        self.cost: ReadCost = profile_for(segments.paths[0] if segments.paths else Path("/"), self.engine.name).cost
 
     @property
     def row_bytes(self) -> int:
@@ -46,11 +49,19 @@ class ShardedRows(Background):
         check_request(self, ids, out)
         if len(ids) == 0:
             return 0
-        engine = self.engine
-        count, row_bytes = self.shape[0], self.row_bytes
-        gap_bytes = gap_for(engine.gap_bytes, len(ids), row_bytes, count)
-        plan = plan_reads(ids, row_bytes, count=count, alignment=engine.alignment, gap_bytes=gap_bytes)
-        return engine.gather(plan, out.reshape(-1).view(np.uint8))
+        plan = self.plan(ids)
+        return self.engine.gather(plan, out.reshape(-1).view(np.uint8))
+
+    def plan(self, ids: Ids) -> ReadPlan:
+        """The reads that serve rows `ids` (int64[n]); `rows.cost.seconds(plan.length)` is what they should take.
+
+        Raises IndexError for an id out of range.
+
+        >>> plan = rows.plan(np.arange(1000))
+        >>> plan.nbytes, rows.cost.seconds(plan.length)
+        """
+        alignment, gap_bytes = self.engine.alignment, self.cost.gap_bytes
+        return plan_reads(ids, self.row_bytes, count=self.shape[0], alignment=alignment, gap_bytes=gap_bytes)
 
     def map(self) -> AnyArray:
         """The whole array [count, *row shape] as one read-only memory map over all shards (MADV_RANDOM).

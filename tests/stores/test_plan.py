@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.plan import ReadPlan, gap_for, plan_reads
+from stores.plan import DEFAULT_COST, GAP_BYTES, ReadCost, ReadPlan, plan_reads
 
 REQUESTS = st.fixed_dictionaries(
     {
@@ -103,11 +103,87 @@ def test_an_id_out_of_range_is_named(bad: int) -> None:
         plan_reads(np.array([0, bad]), 8, count=10)
 
 
-@pytest.mark.parametrize("row_bytes", [512, 4096, 20_480])
-def test_the_gap_grows_where_a_quarter_of_the_pages_is_wanted(row_bytes):
-    count = 4096
-    pages, pages_a_row = count * row_bytes // 4096, max(1, row_bytes // 4096)
-    dense = pages // 4 // pages_a_row
-    gaps = [gap_for(4096, wanted, row_bytes, count) for wanted in (1, dense - 1, dense, count)]
-    assert gaps == [4096, 4096, 16384, 16384]
-    assert gap_for(0, count, row_bytes, count) == 0
+COSTS = st.builds(
+    ReadCost,
+    read_s=st.sampled_from([0.0, 1e-7, 8e-6, 1e-4, 1e-2]),
+    byte_s=st.sampled_from([1e-12, 1e-10, 0.625e-9, 1e-8, 1e-6]),
+    latency_s=st.sampled_from([0.0, 5e-5, 1e-2]),
+)
+ROUNDING = 1 + 1e-9
+
+
+def seconds_of(cost: ReadCost, lengths: list[int]) -> float:
+    """The cost of extents, term by term."""
+    return max(cost.latency_s, sum(cost.read_s + length * cost.byte_s for length in lengths)) if lengths else 0.0
+
+
+def wanted_pages(ids: list[int], row_bytes: int) -> list[int]:
+    return sorted({page for row in ids for page in range(row * row_bytes // 4096, -(-(row + 1) * row_bytes // 4096))})
+
+
+def pages_a_row(row_bytes: int) -> int:
+    """The most pages that a row lies on."""
+    return max(-(-(row + 1) * row_bytes // 4096) - row * row_bytes // 4096 for row in range(4096))
+
+
+@given(REQUESTS, COSTS)
+@settings(max_examples=150, deadline=None)
+def test_the_prediction_is_the_sum_over_extents(request: dict[str, Any], cost: ReadCost) -> None:
+    _, plan = plan_of(request)
+    assert cost.seconds(plan.length) == pytest.approx(seconds_of(cost, plan.length.tolist()), rel=1e-9)
+
+
+@given(REQUESTS, COSTS)
+@settings(max_examples=300, deadline=None)
+def test_a_plan_never_costs_more_than_page_by_page_or_a_scan(request: dict[str, Any], cost: ReadCost) -> None:
+    _, plan = plan_of({**request, "gap_bytes": cost.gap_bytes})
+    predicted = cost.seconds(plan.length)
+    pages = wanted_pages(request["ids"], request["row_bytes"])
+    assert predicted <= seconds_of(cost, [4096] * len(pages)) * ROUNDING
+    # A scan in reads of the largest extent; as extents hold whole rows, less what a row has beyond one page.
+    most = request["max_extent_bytes"] // 4096 - pages_a_row(request["row_bytes"]) + 1
+    all_pages = 1000 * request["row_bytes"] // 4096 + 1
+    for scan in (pages[-1] - pages[0] + 1 if pages else 0, all_pages):
+        step = max(1, most)
+        reads = [min(step, scan - first) * 4096 for first in range(0, scan, step)]
+        assert predicted <= seconds_of(cost, reads) * ROUNDING
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    st.sampled_from([512, 4096, 5732]),
+    COSTS,
+)
+@settings(max_examples=150, deadline=None)
+def test_no_other_choice_of_extents_costs_less(ids: list[int], row_bytes: int, cost: ReadCost) -> None:
+    plan = plan_reads(np.array(ids), row_bytes, count=41, gap_bytes=cost.gap_bytes, max_extent_bytes=2**40)
+    pages = wanted_pages(ids, row_bytes)
+    cheapest = [0.0]  # of the first k pages, over every way to cut them into extents
+    for last in range(len(pages)):
+        ways = [
+            cheapest[first] + cost.read_s + (pages[last] - pages[first] + 1) * 4096 * cost.byte_s for first in range(last + 1)
+        ]
+        cheapest.append(min(ways))
+    assert cost.seconds(plan.length) <= max(cost.latency_s, cheapest[-1]) * ROUNDING
+
+
+def test_the_gap_is_where_a_read_costs_as_much_as_its_bytes() -> None:
+    assert ReadCost(read_s=1.0, byte_s=1 / 8192).gap_bytes == 8192
+    assert ReadCost(read_s=1.0, byte_s=1 / 8191).gap_bytes == 4096
+    assert ReadCost(read_s=0.0, byte_s=1e-9).gap_bytes == 0
+    assert ReadCost(read_s=1e3, byte_s=1e-300).gap_bytes == 2**60
+    assert GAP_BYTES == DEFAULT_COST.gap_bytes == 12_288
+
+
+def test_dense_rows_are_scanned_and_sparse_ones_are_not() -> None:
+    generator = np.random.default_rng(0)
+    dense = plan_reads(generator.choice(80_000, 40_000, replace=False), 512, count=80_000, gap_bytes=GAP_BYTES)
+    sparse = plan_reads(generator.choice(80_000, 100, replace=False), 512, count=80_000, gap_bytes=GAP_BYTES)
+    assert len(dense.length) == 40  # 10,000 pages in extents of 256
+    assert sparse.nbytes < 200 * 4096
+
+
+@pytest.mark.parametrize("values", [(-1e-9, 1e-9, 0.0), (1e-6, 0.0, 0.0), (1e-6, 1e-9, -1.0), (float("nan"), 1e-9, 0.0)])
+def test_a_cost_below_nothing_is_refused(values: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="a read costs no less than nothing"):
+        ReadCost(*values)

@@ -14,7 +14,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stores.disk import _cache_file, profile_for
 from stores.errors import InputError, StoreError
+from stores.plan import plan_reads
 from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from stores.zarr_write import Appender, layout, write_array
 
@@ -160,6 +162,34 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             with pytest.raises(StoreError, match=r"cannot write .*/x/c/0: No space left on device; free some space"):
                 appender.append(numbers(5000, dtype="int64"))
         appender.close()
+
+
+@given(st.lists(st.integers(0, 8999), max_size=300), st.sampled_from([0.0, 1e-6, 1e-3]))
+@settings(max_examples=30, deadline=None)
+def test_the_plan_follows_the_disk_and_the_rows_do_not(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[int], read_s: float
+) -> None:
+    path = tmp_path_factory.mktemp("store")
+    array = numbers(9000, 3)
+    append_in_parts(path, array, [], **SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
+        unknown = profile_for(path, "pread")
+        (path / "cache/ooc/disks").mkdir(parents=True)
+        known = unknown.model_copy(update={"read_s": read_s, "byte_s": 1e-9})
+        _cache_file(known.device, known.size_bytes, "pread").write_text(known.model_dump_json())
+        rows = open_zarr_rows(path, "node/x")
+    assert isinstance(rows, ShardedRows)
+    assert rows.cost == known.cost
+    wanted = np.array(ids, np.int64)
+    out = np.empty((len(ids), 3), np.float32)
+    nbytes = rows.read(wanted, out)
+    np.testing.assert_array_equal(out, array[wanted])
+    plan = rows.plan(wanted)
+    reference = plan_reads(wanted, 12, count=9000, gap_bytes=known.cost.gap_bytes)
+    np.testing.assert_array_equal(plan.length, reference.length)
+    assert nbytes <= plan.nbytes
+    rows.close()
 
 
 class TestForeign:
