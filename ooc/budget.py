@@ -45,8 +45,8 @@ class Budget:
 
     @property
     def batches(self) -> int:
-        """For all batches alive at once: windows, where rows come from the disk, take all but a few batches of it."""
-        return self.in_flight + 2 * self.max_batch
+        """For all batches alive at once and the activations: windows, where rows come from the disk, take what is left of it."""
+        return self.in_flight + 3 * self.max_batch
 
     def __str__(self) -> str:
         rows = {

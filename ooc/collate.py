@@ -107,6 +107,11 @@ class Collator:
     weight_attr: str | None = None
     edge_ids: bool = True
 
+    @property
+    def needs_slots(self) -> bool:
+        """Whether a batch's slots are looked up in the graph's columns."""
+        return self.edge_ids or "weight" in self.graph.columns
+
     def __call__(self, loaded: Loaded, input_id: NDArray[np.int64]) -> Data:
         subgraph = loaded.drawn.subgraph
         edge_index = torch.from_numpy(edge_index_of(subgraph))

@@ -36,8 +36,7 @@ SCRATCH_BYTES = 64 * 2**20
 MAPPED_SHARE, WARM_SHARE = 8, 4
 """Of the memory, 1/8 at most for mapped slots of the topology; where all slots fit 1/4, they are read in beforehand"""
 PREFETCH = 8
-"""Batches between the cursor and the model where no `prefetch_factor` is given; of rows on disk, two at most (the window
-they come from looks further ahead)"""
+"""Batches between the cursor and the model where no `prefetch_factor` is given"""
 
 _budgets: "weakref.WeakKeyDictionary[Dataset, Budget]" = weakref.WeakKeyDictionary()
 
@@ -109,7 +108,8 @@ class NeighborLoader:
     split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
     so not with shuffle; where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's fan-out, so
     scores may differ with the memory that decides on halving; where all hops draw
-    alike they don't); budget (a division of the memory other than `budget_of(data)`); sample_threads, read_threads.
+    alike they don't); budget (a division of the memory other than `budget_of(data)`); sample_threads; read_threads (to gather
+    rows that are in memory; those on disk come in windows, which look further ahead than `prefetch_factor` batches).
 
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
     batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, and `blocks`, one
@@ -238,7 +238,7 @@ class NeighborLoader:
             source = work.split(cursors) if self._split else cursors
             return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
         pool, split = self.budget.batches, self._split
-        return windowed(work, cursors, pool=pool, threads=self._threads, prefetch=self.prefetch, split=split, clocks=clocks)
+        return windowed(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
 
     def _took(self, cursor: Cursor, batch: Any) -> Any:
         """The consumer has the batch before `cursor`."""

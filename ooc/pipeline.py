@@ -50,6 +50,27 @@ class Clock:
     items: int = 0
 
 
+class _Alive:
+    """How many threads of a chain of pipelines run; the last to end calls what was asked for."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._ends: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def start(self, threads: int, on_end: Callable[[], None] | None) -> None:
+        with self._lock:
+            self._count += threads
+            self._ends += [] if on_end is None else [on_end]
+
+    def end(self) -> None:
+        with self._lock:
+            self._count -= 1
+            ends, self._ends = (self._ends, []) if self._count == 0 else ([], self._ends)
+        for on_end in ends:
+            on_end()
+
+
 @dataclass
 class _State:
     """Everything the threads share; it knows nothing of the `Pipeline`, so that one can be collected while they run.
@@ -77,6 +98,8 @@ class _State:
     stopped: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
     before: "_State | None" = None  # of the pipeline that the source takes its items from
+    alive: _Alive = field(default_factory=_Alive)
+    on_stop: Callable[[], None] | None = None
 
     def name(self, position: int) -> str:
         return SOURCE if position == 0 else self.stages[position - 1].name
@@ -184,6 +207,8 @@ class _State:
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
+        if self.on_stop is not None:
+            self.on_stop()
         if self.before is not None:
             self.before.stop()  # our source may be waiting for it
 
@@ -198,9 +223,12 @@ class _State:
 
 
 def _serve(state: _State, position: int) -> None:
-    while (item := state.claim(position)) is not None:
-        state.work(position, item)
-        del item  # a waiting thread must not keep a batch alive
+    try:
+        while (item := state.claim(position)) is not None:
+            state.work(position, item)
+            del item  # a waiting thread must not keep a batch alive
+    finally:
+        state.alive.end()
 
 
 _RUNNING: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
@@ -220,6 +248,8 @@ class Pipeline:
     max_bytes: bound on the reserved bytes, of the item the consumer holds too; an item larger than that is admitted only
     alone; max_items: bound on the items between source and consumer; clocks: those of earlier pipelines, to add to;
     before: the pipeline that `source` takes its items from, which then stops, closes and is collected with this one.
+    on_stop: called, maybe often, when the pipeline stops, to end what a stage waits for; on_end: called once when all threads
+    of this pipeline and of those before it have ended, by the last of them.
     A consumer that still refers to its last item while it asks for the next holds that one on top.
     The first failure, in step order, is raised at the consumer with its own type and a note of stage and step, and closes
     the pipeline; so do its end, an interrupt while waiting, `close()`, and the collection of a half-consumed pipeline.
@@ -237,6 +267,8 @@ class Pipeline:
         max_items: int = 16,
         clocks: dict[str, Clock] | None = None,
         before: "Pipeline | None" = None,
+        on_stop: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         gates = [position for position, stage in enumerate(stages, 1) if stage.nbytes is not None]
         if len(gates) > 1 or max_bytes < 1 or max_items < 1 or any(stage.threads < 1 for stage in stages):
@@ -255,6 +287,8 @@ class Pipeline:
             ready=[[] for _ in range(len(stages) + 2)],
             clocks=self.clocks,
             before=None if before is None else before._state,
+            alive=_Alive() if before is None else before._state.alive,
+            on_stop=on_stop,
         )
         self._state: _State = state
         self._given = 0.0
@@ -266,6 +300,7 @@ class Pipeline:
                 name = f"ooc-{state.name(position)}"
                 thread = threading.Thread(target=_serve, args=(state, position), name=name, daemon=True)
                 state.threads.append(thread)
+        state.alive.start(len(state.threads), on_end)
         _RUNNING.add(self)
         for thread in state.threads:
             thread.start()

@@ -4,7 +4,9 @@ Sampling needs no features, so batches are sampled ahead and grouped until the u
 memory. Many rows lie closer together than few: the reads merge, and rows that several batches want are read once. (The
 look-ahead of Ginex and MariusGNN's partition buffer rest on the same fact.) Batches are the same as read one by one.
 
-Three pipelines in a chain: sample batches -> read windows -> gather and collate batches; see `windowed`.
+Three pipelines in a chain: sample batches -> read windows -> gather and collate batches; see `windowed`. All windows share one
+buffer (`ooc.rowcache`): while the batches of one are gathered its rows make room, row by row, for those of the next, so each
+may fill nearly all of it, where two buffers in turn would have half each.
 """
 
 from collections.abc import Iterator
@@ -14,94 +16,101 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.batch import Subgraph
 from ooc.collate import Drawn, Loaded
 from ooc.loading import Work
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, SOURCE, Clock, Pipeline, Stage
-from stores.jit import kernel
-from stores.rows import AnyArray
+from ooc.rowcache import PoolClosed, Residents, RowPool, Slots, shared_rows, shelf_of
+from ooc.union import Union, by_last_use
 
-FIRST_BATCHES, GROWTH, MOST_BATCHES = 2, 4, 64
-"""Batches of an epoch's first window, so that training starts at once; how much more each next one may have; the most"""
-WINDOWS_SHARE = 3 / 4
-"""Of the batches' memory, for windows: they fill it to the last byte, and the allocator and the model need room besides"""
-AHEAD = 2
+FIRST_BYTES, GROWTH = 2**30, 4
+"""Of an epoch's first window, so that training starts soon (a smaller one is hardly read faster); each next one may have so
+many times more"""
+AHEAD = 1
 """Batches gathered before the model asks for them"""
-_PLAN_BYTES = 64
-"""a row of the union, while its reads are planned"""
-_TABLE_LEAST = 2**10
+_ROW_BYTES = 112
+"""a row's share of what keeps order in four windows: one gathered from, one read, one ready and one put together"""
+_WINDOWS = 4
+_PIECE_ROWS = 2**15, 2**18
+"""Rows of one read, where memory makes room for fewer or more; the latter bounds what planning takes to about 16 MB"""
 
 
-class Union:
-    """Node ids of several batches, each once and numbered as it first came up: a hash table that grows.
+@dataclass(frozen=True)
+class Packed:
+    """A sampled batch in a window, in a third of its size: nodes are rows of the window, and numbers are int32."""
 
-    (Nothing needs them sorted: the read planner sorts, and so a batch's new rows lie in one piece.)
+    drawn: Drawn
+    """its subgraph has no arrays"""
+    row: NDArray[np.int32]
+    """int32[n]: where its nodes stand among the window's"""
+    indptr: NDArray[Any]
+    source: NDArray[Any]
+    slot: NDArray[Any]
 
-    >>> union = Union()
-    >>> union.add(np.array([7, 3])), union.add(np.array([9, 7])), union.size
-    (array([0, 1]), array([2, 0]), 3)
-    """
+    @property
+    def nbytes(self) -> int:
+        """Bytes the arrays hold."""
+        stands_for = self.drawn.subgraph.stands_for
+        arrays = (self.drawn.position, self.row, self.indptr, self.source, self.slot, stands_for)
+        return sum(array.nbytes for array in arrays if array is not None)
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._node = np.empty(0, np.int64)
-        self._table = np.zeros(_TABLE_LEAST, np.int32)  # number + 1 of a node, 0 where empty
-
-    def add(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers of `node` (int64[n], duplicates allowed): int64[n]. Those not met before get the next ones."""
-        most = self.size + len(node)
-        if most > len(self._node):
-            grown = np.empty(max(most, self.size * 3 // 2), np.int64)
-            grown[: self.size] = self._node[: self.size]
-            self._node = grown
-        if most * 4 > len(self._table) * 3:
-            self._table = np.zeros(1 << (most * 4 // 3).bit_length(), np.int32)
-            _number(self._table, self._node, 0, self._node[: self.size].copy(), np.empty(self.size, np.int64))
-        position = np.empty(len(node), np.int64)
-        self.size = int(_number(self._table, self._node, self.size, node, position))
-        return position
-
-    def node(self, size: int) -> NDArray[np.int64]:
-        """int64[size]: the first `size` nodes; a copy."""
-        return self._node[:size].copy()
+    def unpack(self, node: NDArray[Any]) -> Drawn:
+        """The batch as it was drawn, but for slots that nobody needs; node: [u], the window's."""
+        bare = self.drawn.subgraph
+        node, indptr, source, slot = (array.astype(np.int64) for array in (node[self.row], self.indptr, self.source, self.slot))
+        subgraph = Subgraph(node, indptr, source, slot, bare.num_nodes, bare.num_edges, bare.stands_for)
+        return Drawn(self.drawn.step, self.drawn.last, self.drawn.position, subgraph)
 
 
-@kernel
-def _number(
-    table: NDArray[np.int32], node: NDArray[np.int64], size: int, ids: NDArray[np.int64], position: NDArray[np.int64]
-) -> int:
-    """position[i]: where ids[i] stands in node[:size], behind which it is put where it is not there. Returns the new size.
+_NOTHING = np.empty(0, np.int64)
 
-    Linear probing over a power of two, with Fibonacci hashing (the product's high bits).
-    """
-    bits = 0
-    while (1 << bits) < len(table):
-        bits += 1
-    for i in range(len(ids)):
-        at = np.int64((np.uint64(ids[i]) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
-        while table[at] != 0 and node[table[at] - 1] != ids[i]:
-            at = (at + 1) & (len(table) - 1)
-        if table[at] == 0:
-            node[size] = ids[i]
-            size += 1
-            table[at] = size
-        position[i] = table[at] - 1
-    return size
+
+def pack(drawn: Drawn, row: NDArray[np.int32], slots: bool) -> Packed:
+    """The batch with its nodes at `row` (int32[n]) of the window; slots: whether anybody needs those it was drawn from."""
+    full = drawn.subgraph
+    bare = Subgraph(_NOTHING, _NOTHING, _NOTHING, _NOTHING, full.num_nodes, full.num_edges, full.stands_for)
+    narrow = (_narrow(array) for array in (full.indptr, full.source, full.slot if slots else _NOTHING))
+    return Packed(Drawn(drawn.step, drawn.last, drawn.position, bare), row, *narrow)
+
+
+def _narrow(array: NDArray[np.int64]) -> NDArray[Any]:
+    """As int32 where all of it fits."""
+    fits = len(array) == 0 or int(array.max()) < 2**31
+    return array.astype(np.int32) if fits else array
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A window's batches, before it is known what lies in memory."""
+
+    batches: tuple[Packed, ...]
+    node: NDArray[Any]
+    """[u], ascending; int32 where that is enough"""
+    last: NDArray[np.int32]
+    """int32[u]: the last batch that uses a row"""
+    uses: NDArray[np.float32]
+    """float32[u]: how many do"""
+    limit: int
+    """rows in memory at most, with this window's"""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Batches whose rows are read together. A window of one batch has the batch's own nodes in their order."""
+    """Batches whose rows are read together, and what becomes of the rows in memory before and after."""
 
-    batches: tuple[Drawn, ...]
-    node: NDArray[np.int64]
-    """int64[u]: the rows to read, those of batch 0 first, then what batch 1 needs besides, and so on"""
-    end: tuple[int, ...]
-    """batch k needs none but node[:end[k]]"""
-    position: tuple[NDArray[np.int64], ...]
-    """int64[n] a batch: where its nodes stand in `node`; empty for a window of one batch"""
-    nbytes: int
-    """of memory, with its share of what else is alive meanwhile; two windows at most half the batches' memory each"""
+    sketch: Sketch
+    carried: NDArray[np.int32]
+    source: NDArray[np.int32]
+    """see `ooc.rowcache.Change`"""
+    idle: NDArray[np.int32]
+    """what the next window gives up of the rows in memory after this one that this one does not use, as positions"""
+    gone: NDArray[np.int32]
+    """the rows of this window that the next gives up, by their last use"""
+    first: NDArray[np.int64]
+    """int64[batches + 1]: gone[first[k]:first[k + 1]] are not needed after batch k"""
+    final: Residents | None
+    """of the last window: what lies in memory afterwards"""
 
 
 @dataclass(frozen=True)
@@ -109,8 +118,10 @@ class Filled:
     """A window that was read."""
 
     window: Window
-    x: AnyArray
-    """[u, *feature shape], rows of `window.node`; valid for the first `done` batches"""
+    slot: Slots
+    """int32[u]: where its rows lie in the pool; valid for the first `done` batches"""
+    idle: Slots
+    """slots to give back before the first batch"""
     done: int
     error: Exception | None
     """what batch `done` failed on"""
@@ -118,80 +129,93 @@ class Filled:
 
 @dataclass(frozen=True)
 class Portion:
-    """One batch of a window."""
+    """Batch number k of a window."""
 
-    drawn: Drawn
-    x: AnyArray
-    """[u, *feature shape], the window's"""
-    position: NDArray[np.int64] | None
-    """int64[n]: the batch's rows in x; None where x is the batch's own"""
+    filled: Filled
+    k: int
 
 
 class _Draft:
     """A window in the making."""
 
-    def __init__(self, grouping: "Grouping", most: int) -> None:
-        self._grouping, self._most = grouping, most
+    def __init__(self, grouping: "Grouping", most_rows: int) -> None:
+        self._grouping, self._most_rows = grouping, most_rows
         self._union = Union()
-        self._batches: list[Drawn] = []
-        self._position: list[NDArray[np.int64]] = []
-        self._end: list[int] = []
-        self._kept = self._largest = self._subgraph = self._nbytes = 0
+        self._batches: list[Packed] = []
+        self._last, self._uses = np.empty(0, np.int32), np.empty(0, np.float32)
+        self._size = self._kept = self._most_nodes = self._largest = self._drawing = self._limit = 0
 
     def add(self, drawn: Drawn) -> bool:
         """Take a batch in, unless the window is full; the first always fits. False: finish, this draft takes no more."""
-        if len(self._batches) == self._most:
+        number = self._union.add(drawn.subgraph.node)
+        packed = pack(drawn, number, self._grouping.work.collator.needs_slots)
+        kept = self._kept + packed.nbytes
+        self._most_nodes = max(self._most_nodes, len(number))
+        self._largest = max(self._largest, self._grouping.work.nbytes(drawn))
+        self._drawing = max(self._drawing, drawn.subgraph.nbytes)
+        size = self._union.size
+        limit = self._grouping.rows_limit(kept, self._largest, self._drawing)
+        # One batch's room is left: the next window goes on being read while this one's last batches wait for the model.
+        if self._batches and (size > self._most_rows or size + self._most_nodes > limit):
             return False
-        position = self._union.add(drawn.subgraph.node)
-        own, subgraph = self._grouping.work.nbytes(drawn), drawn.subgraph.nbytes
-        self._kept += subgraph + position.nbytes
-        self._largest, self._subgraph = max(self._largest, own), max(self._subgraph, subgraph)
-        nbytes = self._charge()
-        if self._batches and nbytes > self._grouping.most_bytes:
-            return False
-        self._batches.append(drawn)
-        self._position.append(position)
-        self._end.append(self._union.size)
-        self._nbytes = nbytes if len(self._batches) > 1 else 2 * own
+        self._last = _grown(self._last, size)
+        self._last[number] = len(self._batches)
+        self._uses = _grown(self._uses, size)
+        self._uses[number] += 1  # once, also where seeds repeat
+        self._batches.append(packed)
+        self._size, self._kept, self._limit = size, kept, max(limit, size)
         return True
 
-    def _charge(self) -> int:
-        """Half of what is alive while one such window is in use, one is being read and one is put together.
+    def finish(self) -> Sketch:
+        node, rank = self._union.ascending(self._size)
+        batches = tuple(pack_again(batch, rank) for batch in self._batches)
+        last, uses = np.empty_like(self._last), np.empty_like(self._uses)
+        last[rank], uses[rank] = self._last, self._uses
+        return Sketch(batches, _narrow(node), last, uses, self._limit)
 
-        Two times the rows; three times the subgraphs and positions; `AHEAD` batches and one at the model; the sampler's.
-        """
-        row_bytes = self._grouping.row_bytes + 24 + _PLAN_BYTES // 2
-        batches = (AHEAD + 1) * self._largest + 4 * self._grouping.sample_threads * self._subgraph
-        return self._union.size * row_bytes + (3 * self._kept + batches + 1) // 2
 
-    def finish(self) -> Window:
-        if len(self._batches) == 1:
-            node = self._batches[0].subgraph.node
-            return Window(tuple(self._batches), node, (len(node),), (), self._nbytes)
-        node = self._union.node(self._end[-1])
-        return Window(tuple(self._batches), node, tuple(self._end), tuple(self._position), self._nbytes)
+def pack_again(batch: Packed, rank: NDArray[np.int32]) -> Packed:
+    """The batch with its nodes numbered anew: row r is now rank[r]."""
+    return Packed(batch.drawn, rank[batch.row], batch.indptr, batch.source, batch.slot)
+
+
+def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """`array` with zeros behind it."""
+    grown = np.zeros(size, array.dtype)
+    grown[: len(array)] = array
+    return grown
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """How sampled batches become windows, and windows batches again."""
+    """How sampled batches become windows."""
 
     work: Work
-    most_bytes: int
-    """of a window of more than one batch"""
+    pool_bytes: int
+    """for all windows and batches that are alive at once"""
     sample_threads: int
-    first: int = FIRST_BATCHES
+    residents: Residents
+    """what lies in memory before the first window"""
+    first_bytes: int = FIRST_BYTES
     growth: int = GROWTH
-    most: int = MOST_BATCHES
 
     @property
     def row_bytes(self) -> int:
         assert self.work.x is not None
         return self.work.x.row_bytes
 
-    def group(self, batches: Iterator[Drawn]) -> Iterator[Window]:
+    def rows_limit(self, kept: int, largest: int, drawing: int) -> int:
+        """Rows in memory at most beside windows whose batches take `kept` bytes each, the largest batch `largest`.
+
+        Taken off: the batches gathered ahead, the one at the model and as much for its activations; those being drawn
+        (`drawing` bytes each, with their hash tables); the windows' batches.
+        """
+        besides = (AHEAD + 2) * largest + 4 * self.sample_threads * drawing + _WINDOWS * kept
+        return max(0, self.pool_bytes - besides) // (self.row_bytes + _ROW_BYTES)
+
+    def sketches(self, batches: Iterator[Drawn]) -> Iterator[Sketch]:
         """Windows of consecutive batches, none left out. A failure comes after the window of the batches before it."""
-        most = min(self.first, self.most)
+        most_rows = max(1, self.first_bytes // self.row_bytes)
         draft: _Draft | None = None
         failure: BaseException | None = None
         while True:
@@ -203,62 +227,159 @@ class Grouping:
                 failure = error
                 break
             if draft is None:
-                draft = _Draft(self, most)
+                draft = _Draft(self, most_rows)
             if not draft.add(drawn):
                 yield draft.finish()
-                most = min(most * self.growth, self.most)
-                draft = _Draft(self, most)
+                most_rows *= self.growth
+                draft = _Draft(self, most_rows)
                 draft.add(drawn)
         if draft is not None:
             yield draft.finish()
         if failure is not None:
             raise failure
 
-    def read(self, window: Window) -> Filled:
-        """The window's rows, each read once. Where that fails, batch by batch as far as it goes."""
-        work = self.work
-        assert work.x is not None
-        x = np.empty((len(window.node), *work.x.shape[1:]), work.x.dtype)  # numpy asks for huge pages, torch does not
-        try:
-            work.read.add(len(x), work.x.read(window.node, x))
-        except Exception as error:
-            if len(window.batches) == 1:
-                return Filled(window, x, 0, error)
-        else:
-            return Filled(window, x, len(window.batches), None)
-        begin = 0
-        for done, end in enumerate(window.end):
+    def windows(self, batches: Iterator[Drawn]) -> Iterator[Window]:
+        """Each window once the next one is known, so that it knows which of its rows that one gives up."""
+        residents, before, held = self.residents, np.empty(0, np.int32), None
+        failure: BaseException | None = None
+        sketches = self.sketches(batches)
+        while True:
             try:
-                work.read.add(end - begin, work.x.read(window.node[begin:end], x[begin:end]))
+                sketch = next(sketches)
+            except StopIteration:
+                break
+            except BaseException as error:
+                failure = error
+                break
+            residents, change = residents.take(sketch.node, sketch.uses, sketch.limit, before)
+            if held is not None:
+                yield _linked(*held, change.evicted, change.idle, None)
+            held, before = (sketch, change.carried, change.source), sketch.node
+        if held is not None:
+            yield _linked(*held, before[:0], np.empty(0, np.int32), residents)
+        if failure is not None:
+            raise failure
+
+
+def _linked(
+    sketch: Sketch,
+    carried: NDArray[np.int32],
+    source: NDArray[np.int32],
+    evicted: NDArray[Any],
+    idle: NDArray[np.int32],
+    final: Residents | None,
+) -> Window:
+    """The window, `evicted` and `idle` being what the next one gives up."""
+    going = np.empty(len(sketch.node), np.int32)
+    gone = np.empty(int(shared_rows(sketch.node, evicted, going)), np.int32)
+    first = np.zeros(len(sketch.batches) + 1, np.int64)
+    by_last_use(sketch.last, going, gone, first)
+    return Window(sketch, carried, source, idle, gone, first, final)
+
+
+class Reader:
+    """Reads windows, in their order, into the pool.
+
+    slot: int32[r], where the rows in memory lie, in the order of `Residents.node`.
+    """
+
+    def __init__(self, work: Work, pool: RowPool, slot: Slots) -> None:
+        self._work, self._pool, self.slot = work, pool, slot
+
+    def read(self, window: Window) -> Filled:
+        """The rows that are not in memory yet, each once. Where that fails, batch by batch as far as it goes."""
+        slot = np.full(len(window.carried), -1, np.int32)
+        there = window.carried >= 0
+        slot[there] = self.slot[window.carried[there]]
+        batches = window.sketch.batches
+        done, error = len(batches), None
+        try:
+            self._load(window.sketch, np.flatnonzero(~there), slot)
+        except PoolClosed:
+            raise
+        except Exception as failure:
+            done, error = self._one_by_one(window.sketch, slot, failure)
+        self.slot = _moved(window.source, self.slot, slot)
+        return Filled(window, slot, self.slot[window.idle], done, error)
+
+    def _load(self, sketch: Sketch, row: NDArray[np.int64], slot: Slots) -> None:
+        """Read rows `row` (ascending) of the window, in pieces as large as there is room for."""
+        work, pool = self._work, self._pool
+        assert work.x is not None
+        least, most = _PIECE_ROWS
+        begin = 0
+        while begin < len(row):
+            left = len(row) - begin
+            own = pool.take(min(least, left), min(most, left), sketch.limit)
+            piece = row[begin : begin + len(own)]
+            try:
+                work.read.add(len(piece), work.x.read(sketch.node[piece].astype(np.int64), pool.rows, own.astype(np.int64)))
+            except BaseException:
+                pool.give(own)
+                raise
+            slot[piece] = own
+            begin += len(piece)
+
+    def _one_by_one(self, sketch: Sketch, slot: Slots, failure: Exception) -> tuple[int, Exception | None]:
+        """(batches that can be served, what the next one fails on)."""
+        if len(sketch.batches) == 1:
+            return 0, failure
+        for done, batch in enumerate(sketch.batches):
+            row = np.unique(batch.row)
+            try:
+                self._load(sketch, row[slot[row] < 0].astype(np.int64), slot)
+            except PoolClosed:
+                raise
             except Exception as error:
-                return Filled(window, x, done, error)
-            begin = end
-        return Filled(window, x, len(window.batches), None)  # it went well the second time
+                return done, error
+        return len(sketch.batches), None  # it went well the second time
+
+
+class Server:
+    """Takes the batches out of windows, in order, and gives rows back that are not needed any more."""
+
+    def __init__(self, work: Work, pool: RowPool) -> None:
+        self._work, self._pool = work, pool
+        self.final: Residents | None = None
+        """what lies in memory, once the last batch is gathered"""
 
     def serve(self, windows: Iterator[Filled]) -> Iterator[Portion]:
         """The batches of windows, one after the other."""
         step = 0
         for filled in windows:
-            window = filled.window
             for k in range(filled.done):
-                yield Portion(window.batches[k], filled.x, window.position[k] if window.position else None)
+                yield Portion(filled, k)
             step += filled.done
             if filled.error is not None:
                 filled.error.add_note(f"in stage 'read' at step {step} of the pipeline")
                 raise filled.error
-            del filled, window  # while the next one is waited for
+            del filled  # while the next one is waited for
 
     def collate(self, portion: Portion) -> tuple[int, Any]:
-        """(steps done with this batch, the batch); its rows are gathered from the window."""
-        x = portion.x
-        if portion.position is not None:
-            x = np.empty((len(portion.position), *x.shape[1:]), x.dtype)
-            np.take(portion.x, portion.position, axis=0, out=x, mode="clip")  # "clip" writes straight into out
-        return self.work.collate(Loaded(portion.drawn, x, self.work.labels(portion.drawn)))
+        """(steps done with this batch, the batch); its rows are gathered from the pool. One thread, in order."""
+        filled, k, pool = portion.filled, portion.k, self._pool
+        window = filled.window
+        sketch = window.sketch
+        batch = sketch.batches[k]
+        if k == 0:
+            pool.give(filled.idle)  # the window before is through, so nobody needs them
+        at = filled.slot[batch.row]
+        x = np.empty((len(at), *pool.rows.shape[1:]), pool.rows.dtype)  # numpy asks for huge pages, torch does not
+        np.take(pool.rows, at, axis=0, out=x, mode="clip")  # "clip" writes straight into out
+        pool.give(filled.slot[window.gone[window.first[k] : window.first[k + 1]]])
+        drawn = batch.unpack(sketch.node)
+        if k + 1 == len(sketch.batches):
+            self.final = window.final
+        return self._work.collate(Loaded(drawn, x, self._work.labels(drawn)))
 
-    def nbytes(self, portion: Portion) -> int:
-        """Bytes of the batch."""
-        return self.work.nbytes(portion.drawn)
+
+def _moved(source: NDArray[np.int32], before: Slots, own: Slots) -> Slots:
+    """The slots of the rows in memory after a window: see `Change.source`."""
+    new = source < 0
+    after = np.empty(len(source), np.int32)
+    after[new] = own[~source[new]]
+    after[~new] = before[source[~new]]
+    return after
 
 
 def windowed(
@@ -266,42 +387,46 @@ def windowed(
     cursors: Iterator[Cursor],
     *,
     pool: int,
-    threads: tuple[int, int],
-    prefetch: int,
+    threads: int,
     split: bool,
     clocks: dict[str, Clock],
 ) -> Pipeline:
     """The pipeline of an epoch's batches through windows: (steps done, batch) in the order of `cursors`.
 
-    pool: bytes for all batches and windows that are alive at once; threads: to sample and to read with; prefetch: batches
-    gathered ahead, `AHEAD` at most; split: halve a batch that does not fit; clocks: as of `Pipeline`, for all stages.
+    pool: bytes for all batches and windows that are alive at once; threads: to sample with; split: halve a batch that does not
+    fit; clocks: as of `Pipeline`, for all stages.
     """
-    sample_threads, read_threads = threads
-    pool = int(pool * WINDOWS_SHARE)
-    grouping = Grouping(work, pool // 2, sample_threads)
-    stages = [] if split else [Stage("sample", work.sample, sample_threads)]
+    assert work.x is not None
+    lease = shelf_of(work.x).lend(min(pool // work.x.row_bytes + 1, work.x.shape[0]), work.x)
+    cache = lease.cache
+    grouping = Grouping(work, pool, threads, cache.residents)
+    reader, server = Reader(work, cache.pool, cache.slot), Server(work, cache.pool)
+    stages = [] if split else [Stage("sample", work.sample, threads)]
     names = [SOURCE, *(stage.name for stage in stages), "read", "collate", CONSUMER]
     own = {name: clocks.setdefault(name, Clock()) for name in names}
     sampled = Pipeline(
         work.split(cursors) if split else cursors,
         stages,
         max_bytes=1,  # not a gate: bounded in items, which a window counts
-        max_items=sample_threads,
+        max_items=threads,
         clocks={name: own[name] for name in names[:-3]},
     )
     filled = Pipeline(
-        grouping.group(sampled),
-        [Stage("read", grouping.read, read_threads, nbytes=lambda window: window.nbytes)],
-        max_bytes=pool,
+        grouping.windows(sampled),
+        [Stage("read", reader.read)],
+        max_bytes=1,  # the pool is the gate
         max_items=2,
         clocks={"read": own["read"]},
         before=sampled,
+        on_stop=lease.stop,
     )
+    # The last to end: its threads stop when all before them have.
     return Pipeline(
-        grouping.serve(filled),
-        [Stage("collate", grouping.collate, nbytes=grouping.nbytes)],
-        max_bytes=pool // 3,
-        max_items=min(prefetch, AHEAD),
+        server.serve(filled),
+        [Stage("collate", server.collate)],
+        max_bytes=1,
+        max_items=AHEAD,
         clocks={name: own[name] for name in names[-2:]},
         before=filled,
+        on_end=lambda: lease.end(server.final, reader.slot),
     )

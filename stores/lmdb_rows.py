@@ -94,9 +94,9 @@ class LmdbRows(Background):
         """Bytes of one row as stored."""
         return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
 
-    def read(self, ids: Ids, out: AnyArray) -> int:
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
         """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes of the records, in key order each once."""
-        check_request(self, ids, out)
+        check_request(self, ids, out, at)
         if self._closed:
             raise StoreError(f"{self.path} is closed")
         rows, inverse = np.unique(ids, return_inverse=True)
@@ -107,7 +107,7 @@ class LmdbRows(Background):
             block = np.frombuffer(self._records(part), self.dtype).reshape(-1, *self.shape[1:])
             begin, end = bounds[first], bounds[first + len(part)]
             places = unsorted[begin:end]
-            out[places] = block[inverse[places] - first]
+            out[places if at is None else at[places]] = block[inverse[places] - first]
         return len(rows) * self.row_bytes
 
     def _records(self, rows: Ids) -> bytes:

@@ -27,10 +27,11 @@ class Rows(Protocol):
     def row_bytes(self) -> int:
         """Bytes of one row as stored."""
 
-    def read(self, ids: Ids, out: AnyArray) -> int:
-        """Afterwards `out[i]` is row `ids[i]`; any order, duplicates allowed.
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
+        """Afterwards `out[i]` is row `ids[i]`, or `out[at[i]]`, the rest of `out` as it was; any order, duplicates allowed.
 
-        ids: int64[n]; out: [n, *row shape] of the rows' dtype, C-contiguous, belonging to the caller.
+        ids: int64[n]; out: [n, *row shape] ([m, *row shape] with `at`) of the rows' dtype, C-contiguous, belonging to the
+        caller; at: int64[n] of 0..m-1, distinct.
         Returns the bytes that were read from the disk for it (0 from memory). Thread-safe.
         Raises IndexError for an id out of range before any byte is read, StoreError where the disk holds less than it should.
         """
@@ -42,14 +43,19 @@ class Rows(Protocol):
         """Give back descriptors, maps and threads; idempotent."""
 
 
-def check_request(rows: Rows, ids: Ids, out: AnyArray) -> None:
-    """Raise before any byte is read where a request does not fit: IndexError for an id, ValueError for `out`."""
+def check_request(rows: Rows, ids: Ids, out: AnyArray, at: Ids | None = None) -> None:
+    """Raise before any byte is read where a request does not fit: IndexError for an id, ValueError for `out` and `at`."""
     if ids.ndim != 1 or ids.dtype != np.int64:
         raise ValueError(f"ids must be int64[n], not {ids.dtype}[{','.join(map(str, ids.shape))}]")
-    if out.shape != (len(ids), *rows.shape[1:]) or out.dtype != rows.dtype or not out.flags.c_contiguous:
+    places = len(ids) if at is None else len(out)
+    if out.shape != (places, *rows.shape[1:]) or out.dtype != rows.dtype or not out.flags.c_contiguous:
         raise ValueError(
-            f"out must be a C-contiguous {rows.dtype}{[len(ids), *rows.shape[1:]]}, not {out.dtype}{list(out.shape)}"
+            f"out must be a C-contiguous {rows.dtype}{[places, *rows.shape[1:]]}, not {out.dtype}{list(out.shape)}"
         )
+    if at is not None and (
+        at.shape != ids.shape or at.dtype != np.int64 or (len(at) and not 0 <= int(at.min()) <= int(at.max()) < places)
+    ):
+        raise ValueError(f"at must be int64[{len(ids)}] of 0..{places - 1}, not {at.dtype}{list(at.shape)}")
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= rows.shape[0]):
         bad = ids[(ids < 0) | (ids >= rows.shape[0])][0]
         raise IndexError(f"row {bad} is out of range: there are {rows.shape[0]} rows")
@@ -70,9 +76,12 @@ class ArrayRows:
     def row_bytes(self) -> int:
         return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
 
-    def read(self, ids: Ids, out: AnyArray) -> int:
-        check_request(self, ids, out)
-        np.take(self.array, ids, axis=0, out=out, mode="clip")  # "clip" writes straight into out; ids are checked
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
+        check_request(self, ids, out, at)
+        if at is None:
+            np.take(self.array, ids, axis=0, out=out, mode="clip")  # "clip" writes straight into out; ids are checked
+        else:
+            out[at] = self.array[ids]
         return 0
 
     def submit(self, ids: Ids, out: AnyArray) -> Future[int]:

@@ -1,5 +1,6 @@
 """Thread pools that the whole process shares, started by the first user and ended by the last."""
 
+import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -24,6 +25,11 @@ class SharedPool:
         self._lock = threading.Lock()
         self._users = 0
         self._pool: ThreadPoolExecutor | None = None
+        os.register_at_fork(after_in_child=self._start_afresh)
+
+    def _start_afresh(self) -> None:
+        """A forked process has none of the threads, and the lock may have been another thread's."""
+        self._lock, self._pool = threading.Lock(), None
 
     def acquire(self) -> ThreadPoolExecutor:
         """The pool; every call needs its own `release`."""

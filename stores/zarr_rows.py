@@ -44,13 +44,13 @@ class ShardedRows(Background):
         """Bytes of one row as stored."""
         return _row_bytes(self.shape, self.dtype)
 
-    def read(self, ids: Ids, out: AnyArray) -> int:
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
         """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes read from the disk."""
-        check_request(self, ids, out)
+        check_request(self, ids, out, at)
         if len(ids) == 0:
             return 0
         plan = self.plan(ids)
-        return self.engine.gather(plan, out.reshape(-1).view(np.uint8))
+        return self.engine.gather(plan, out.reshape(-1).view(np.uint8), at)
 
     def plan(self, ids: Ids) -> ReadPlan:
         """The reads that serve rows `ids` (int64[n]); `rows.cost.seconds(plan.length)` is what they should take.
@@ -95,9 +95,9 @@ class ForeignRows(Background):
         """Bytes of one row, decoded."""
         return _row_bytes(self.shape, self.dtype)
 
-    def read(self, ids: Ids, out: AnyArray) -> int:
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
         """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes that were decoded."""
-        check_request(self, ids, out)
+        check_request(self, ids, out, at)
         order = np.argsort(ids, kind="stable")
         ascending = ids[order]
         chunk_rows = self.array.chunks[0]
@@ -111,7 +111,8 @@ class ForeignRows(Background):
             jumps = np.flatnonzero(np.diff(chunks) > 1)  # a chunk that nobody wants is not decoded
             stop = position + int(jumps[0]) + 1 if len(jumps) else stop
             block = self._decode(begin, int(ascending[stop - 1]) + 1)
-            out[order[position:stop]] = block[ascending[position:stop] - begin]
+            places = order[position:stop]
+            out[places if at is None else at[places]] = block[ascending[position:stop] - begin]
             nbytes += block.nbytes
             position = stop
         return nbytes

@@ -30,9 +30,10 @@ class Engine(Protocol):
         file where it holds fewer bytes than wanted or cannot be read.
         """
 
-    def gather(self, plan: ReadPlan, out: NDArray[np.uint8]) -> int:
+    def gather(self, plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None = None) -> int:
         """Fill out, uint8[n * row_bytes], with the n wanted rows in the order they were asked for.
 
+        at: int64[n], distinct: row i goes to out[at[i] * row_bytes :] instead, and `out` may be longer.
         The rows are copied out of each extent while it is hot, so the extents never stand in memory together. Returns
         and raises as `read` does.
         """
@@ -42,15 +43,32 @@ class Engine(Protocol):
 
 
 def open_engine(name: str, segments: Segments) -> Engine:
-    """The engine called `name` ("pread" or "mmap") over `segments`; ConfigError for another name.
+    """The engine called `name` over `segments`: "uring", "pread", "mmap", or "auto", which is uring where the system allows it.
+
+    Where it does not, "uring" and "auto" are pread, whose `reason` says why. ConfigError for another name.
 
     >>> open_engine("pread", segments).read(plan, buffer)
     """
     from stores.engines.mmap import MmapEngine
     from stores.engines.pread import PreadEngine
+    from stores.engines.ring import unavailable
+    from stores.engines.uring import UringEngine
 
-    engines: dict[str, Any] = {"pread": PreadEngine, "mmap": MmapEngine}
-    if name not in engines:
-        raise ConfigError(f"no engine is called {name!r}; there are {', '.join(sorted(engines))}")
-    engine: Engine = engines[name](segments)
+    engines: dict[str, Any] = {"uring": UringEngine, "pread": PreadEngine, "mmap": MmapEngine}
+    if name not in {"auto", *engines}:
+        raise ConfigError(f"no engine is called {name!r}; there are auto, {', '.join(sorted(engines))}")
+    why_not = unavailable() if name in ("auto", "uring") else None
+    kind = engines["uring" if name == "auto" else name] if why_not is None else PreadEngine
+    engine: Engine = kind(segments)
+    if why_not is not None:
+        engine.reason = "; ".join(filter(None, [why_not, engine.reason]))
     return engine
+
+
+def describe(engine: Engine) -> str:
+    """The engine in use, and why it does less than was asked of it.
+
+    >>> describe(open_engine("auto", segments))
+    'pread (the kernel has no io_uring, or a sandbox hides it)'
+    """
+    return engine.name if engine.reason is None else f"{engine.name} ({engine.reason})"

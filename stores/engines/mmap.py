@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.engines.tasks import Gate, run_slices
+from stores.engines.tasks import Gate, check_out, run_slices
 from stores.files import Segments, forget, map_segments
 from stores.jit import kernel
 from stores.plan import ReadPlan
@@ -51,15 +51,13 @@ class MmapEngine:
 
         return self._run(plan, work)
 
-    def gather(self, plan: ReadPlan, out: NDArray[np.uint8]) -> int:
-        if out.dtype != np.uint8 or out.shape != (len(plan.order) * plan.row_bytes,):
-            wanted = len(plan.order) * plan.row_bytes
-            raise ValueError(f"out must be uint8[{wanted}], not {out.dtype}{list(out.shape)}")
-        at = np.cumsum(plan.length) - plan.length
-        rows = plan.row_at, plan.order, plan.first
+    def gather(self, plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None = None) -> int:
+        check_out(plan, out, at)
+        begins = np.cumsum(plan.length) - plan.length
+        rows = plan.row_at, plan.order, plan.first, np.arange(len(plan.order)) if at is None else at
 
         def work(begin: int, end: int) -> int:
-            return int(_copy_rows(begin, end, self._map, plan.offset, plan.length, at, *rows, plan.row_bytes, out))
+            return int(_copy_rows(begin, end, self._map, plan.offset, plan.length, begins, *rows, plan.row_bytes, out))
 
         return self._run(plan, work)
 
@@ -122,6 +120,7 @@ def _copy_rows(
     row_at: NDArray[np.int64],
     order: NDArray[np.int64],
     first: NDArray[np.int64],
+    place: NDArray[np.int64],
     row_bytes: int,
     out: NDArray[np.uint8],
 ) -> int:
@@ -130,7 +129,7 @@ def _copy_rows(
         shift = offset[j] - at[j]
         for p in range(first[j], first[j + 1]):
             source = row_at[order[p]] + shift
-            to = order[p] * row_bytes
+            to = place[order[p]] * row_bytes
             for byte in range(row_bytes):
                 out[to + byte] = mapped[source + byte]
         total += min(length[j], len(mapped) - offset[j])

@@ -8,17 +8,18 @@ import errno
 import mmap
 import os
 import threading
+from typing import ClassVar
 
 import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from stores.engines.tasks import Gate, run_slices
+from stores.engines.tasks import Gate, check_out, run_slices
 from stores.errors import StoreError
 from stores.files import Segments, open_for_reading
 from stores.jit import kernel
 from stores.plan import GAP_BYTES, ReadPlan
-from stores.threads import READERS
+from stores.threads import READERS, SharedPool
 
 ALIGNMENT = 4096
 SCRATCH_BYTES = 128 * 1024
@@ -55,13 +56,14 @@ class PreadEngine:
     alignment = ALIGNMENT
     reaches_device = False
     gap_bytes = GAP_BYTES
+    threads: ClassVar[SharedPool] = READERS
 
     def __init__(self, segments: Segments) -> None:
         self.reason: str | None = None
         self._segments = segments
         self._start = segments.start
         self._fds = self._open()
-        self._pool = READERS.acquire()
+        self._pool = self.threads.acquire()
         self._gate = Gate(segments.paths[0] if segments.paths else "the array")
 
     def _open(self) -> NDArray[np.int32]:
@@ -97,12 +99,10 @@ class PreadEngine:
         own = np.arange(len(plan.length) + 1)  # every extent is one range of bytes, wanted where it stands
         return self._run(plan, at, own, own, at, plan.length, buffer)
 
-    def gather(self, plan: ReadPlan, out: NDArray[np.uint8]) -> int:
-        if out.dtype != np.uint8 or out.shape != (len(plan.order) * plan.row_bytes,):
-            wanted = len(plan.order) * plan.row_bytes
-            raise ValueError(f"out must be uint8[{wanted}], not {out.dtype}{list(out.shape)}")
+    def gather(self, plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None = None) -> int:
+        check_out(plan, out, at)
         size = np.array([plan.row_bytes])
-        destination = np.arange(len(plan.order)) * plan.row_bytes
+        destination = (np.arange(len(plan.order)) if at is None else at) * plan.row_bytes
         return self._run(plan, plan.row_at, plan.order, plan.first, destination, size, out)
 
     def _run(
@@ -126,7 +126,7 @@ class PreadEngine:
             return nbytes
 
         with self._gate.reading():
-            return run_slices(self._pool, READERS.threads, plan, work)
+            return run_slices(self._pool, self.threads.threads, plan, work)
 
     def _fail(self, file: int, offset: int, error: int) -> None:
         path = self._segments.paths[file]
@@ -137,7 +137,7 @@ class PreadEngine:
         if self._gate.close():
             for fd in self._fds.tolist():
                 os.close(fd)
-            READERS.release()
+            self.threads.release()
 
 
 def _concatenated(plan: ReadPlan) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """Shared by the engines: a plan cut into slices of about equal cost, each the work of one reading thread; and closing."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -29,6 +30,15 @@ def slices(length: NDArray[np.int64], tasks: int) -> NDArray[np.int64]:
     return np.unique(np.concatenate([[0], bounds, [len(length)]]))
 
 
+def check_out(plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None) -> None:
+    """Raise ValueError where the rows of a plan do not fit `out` (see `Engine.gather`)."""
+    wanted = len(plan.order) * plan.row_bytes
+    if out.dtype != np.uint8 or out.ndim != 1 or (len(out) != wanted if at is None else len(out) % plan.row_bytes):
+        raise ValueError(f"out must be uint8[{wanted}], not {out.dtype}{list(out.shape)}")
+    if at is not None and (at.shape != plan.order.shape or (len(at) and int(at.max()) >= len(out) // plan.row_bytes)):
+        raise ValueError(f"at must be {len(plan.order)} places within {len(out) // plan.row_bytes} rows")
+
+
 def run_slices(pool: ThreadPoolExecutor, threads: int, plan: ReadPlan, work: Callable[[int, int], int]) -> int:
     """Sum of work(first, last) over slices of the plan's extents, `threads` at once; the first failure is raised.
 
@@ -43,12 +53,12 @@ def run_slices(pool: ThreadPoolExecutor, threads: int, plan: ReadPlan, work: Cal
             futures.append(pool.submit(work, first, last))
         wait(futures)
     except BaseException:
-        _settle([future for future in futures if not future.cancel()])
+        settle([future for future in futures if not future.cancel()])
         raise
     return sum(future.result() for future in futures)
 
 
-def _settle(futures: list[Future[int]]) -> None:
+def settle(futures: list[Future[int]]) -> None:
     """Wait whatever comes: an impatient second interrupt must not let threads write to memory that is given back."""
     while True:
         try:
@@ -74,10 +84,13 @@ class Gate:
         self._running = 0
         self._closed = False
         self._changed = threading.Condition()
+        self._process = os.getpid()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around a read. Raises StoreError once the gate is closed."""
+        """Around a read. Raises StoreError once the gate is closed, and in a forked process, which has no reading threads."""
+        if os.getpid() != self._process:
+            raise StoreError(f"{self._what} was opened before a fork: open it again in the new process to read from it")
         with self._changed:
             if self._closed:
                 raise StoreError(f"{self._what} is closed: open it again to read from it")
@@ -93,5 +106,5 @@ class Gate:
         """Refuse further reads and wait for those under way; True for the one caller that closed the gate."""
         with self._changed:
             first, self._closed = not self._closed, True
-            self._changed.wait_for(lambda: self._running == 0)
+            self._changed.wait_for(lambda: self._running == 0 or os.getpid() != self._process)
         return first

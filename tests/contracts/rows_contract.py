@@ -42,6 +42,26 @@ class RowsContract:
             np.testing.assert_array_equal(out, wanted)
         rows.close()
 
+    def test_rows_scattered_into_a_larger_buffer(self, make: Make) -> None:
+        array = array_of(3000, (33,), "float32")
+        rows, rng = make(array), np.random.default_rng(3)
+        for n in (0, 1, 700):
+            ids, at = rng.integers(0, 3000, n), rng.permutation(1000)[:n]
+            out = np.full((1000, 33), -7, np.float32)
+            wanted = out.copy()
+            wanted[at] = array[ids]
+            rows.read(ids, out, at)
+            np.testing.assert_array_equal(out, wanted)
+        rows.close()
+
+    def test_places_that_do_not_fit_are_refused(self, make: Make) -> None:
+        rows = make(array_of(100, (4,), "float32"))
+        out = np.zeros((5, 4), np.float32)
+        for at in (np.array([0, 5]), np.array([-1, 0]), np.array([0]), np.array([0, 1], np.int32)):
+            with pytest.raises(ValueError, match="at must be"):
+                rows.read(np.array([1, 2]), out, at)
+        rows.close()
+
     @pytest.mark.parametrize("bad", [-1, 100, 2**40])
     def test_an_id_out_of_range_is_an_error_before_anything_is_read(self, make: Make, bad: int) -> None:
         rows = make(array_of(100, (4,), "float32"))

@@ -31,7 +31,7 @@ def segments(tmp_path: Path, data: np.ndarray[Any, Any]) -> Segments:
     return Segments(paths, np.array([len(part) for part in parts]))
 
 
-@pytest.mark.parametrize("name", ["pread", "mmap"])
+@pytest.mark.parametrize("name", ["pread", "mmap", "uring"])
 class TestEngine:
     @pytest.fixture
     def engine(self, name: str, segments: Segments) -> Any:
@@ -52,6 +52,16 @@ class TestEngine:
         wanted = [data[row * row_bytes : (row + 1) * row_bytes] for row in ids.tolist()]
         np.testing.assert_array_equal(out, np.concatenate(wanted))
         assert nbytes >= len(np.unique(ids)) * row_bytes
+
+    @pytest.mark.parametrize("row_bytes", [52, 512, 150_000])
+    def test_gather_to_given_places(self, engine: Engine, data: np.ndarray[Any, Any], row_bytes: int) -> None:
+        count, rng = len(data) // row_bytes, np.random.default_rng(2)
+        ids, at = rng.integers(0, count, 3), rng.permutation(5)[:3]
+        out = np.full((5, row_bytes), 7, np.uint8)
+        wanted = out.copy()
+        wanted[at] = data[: count * row_bytes].reshape(count, row_bytes)[ids]
+        engine.gather(plan_reads(ids, row_bytes, count=count), out.reshape(-1), at)
+        np.testing.assert_array_equal(out, wanted)
 
     def test_read_fills_the_extents_and_leaves_what_lies_beyond_the_array(
         self, engine: Engine, data: np.ndarray[Any, Any]

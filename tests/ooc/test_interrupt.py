@@ -7,11 +7,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ooc import windows
 from ooc.loaders import NeighborLoader
 from stores.build import write_store
 from stores.dataset import Dataset
@@ -24,6 +26,12 @@ from tests.waiting import consumer_waits, eventually, no_threads, stage_threads
 def path(tmp_path_factory):
     x = np.random.default_rng(0).standard_normal((300, 16), dtype=np.float32)
     return write_store(tmp_path_factory.mktemp("interrupt") / "test.ooc", Graph.from_edges(*random_edges(300, 1500), 300), x=x)
+
+
+@pytest.fixture(autouse=True)
+def _many_windows(monkeypatch):
+    """Of a few batches each, where the memory would do for one window."""
+    monkeypatch.setattr(windows, "Grouping", partial(windows.Grouping, first_bytes=9600, growth=1))
 
 
 def descriptors() -> list[str]:
@@ -84,7 +92,7 @@ def held(loader: NeighborLoader, stage: str, at: int) -> Held:
     return call
 
 
-# A window is 2 batches, the next one 8: number 2 is read when the consumer has the first two batches or waits for them.
+# Window number 2 is read when the consumer has the first one's batches or waits for them.
 @pytest.mark.parametrize(
     ("stage", "at"), [("sample", 1), ("sample", 12), ("read", 1), ("read", 2), ("collate", 1), ("collate", 7)]
 )

@@ -88,7 +88,7 @@ def test_a_failed_opening_leaves_no_descriptor(segments: Segments, tmp_path: Pat
 
 
 def test_an_unknown_engine_is_a_config_error(segments: Segments) -> None:
-    with pytest.raises(ConfigError, match="no engine is called 'gds'; there are mmap, pread"):
+    with pytest.raises(ConfigError, match="no engine is called 'gds'; there are auto, mmap, pread, uring"):
         open_engine("gds", segments)
 
 

@@ -1,0 +1,90 @@
+"""`Union`: the distinct nodes of many batches, numbered as they come up."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.jit import kernel
+
+_TABLE_LEAST = 2**10
+
+
+class Union:
+    """Node ids of several batches, each once and numbered as it first came up: a hash table that grows.
+
+    >>> union = Union()
+    >>> union.add(np.array([7, 3])), union.add(np.array([9, 7])), union.size
+    (array([0, 1], dtype=int32), array([2, 0], dtype=int32), 3)
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._node = np.empty(0, np.int64)
+        self._table = np.zeros(_TABLE_LEAST, np.int32)  # number + 1 of a node, 0 where empty
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it holds."""
+        return self._node.nbytes + self._table.nbytes
+
+    def add(self, node: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The numbers of `node` (int64[n], duplicates allowed): int32[n]. Those not met before get the next ones."""
+        most = self.size + len(node)
+        if most > len(self._node):
+            grown = np.empty(max(most, self.size * 5 // 4), np.int64)
+            grown[: self.size] = self._node[: self.size]
+            self._node = grown
+        if most * 4 > len(self._table) * 3:
+            self._table = np.zeros(1 << (most * 4 // 3).bit_length(), np.int32)
+            _number(self._table, self._node, 0, self._node[: self.size].copy(), np.empty(self.size, np.int32))
+        number = np.empty(len(node), np.int32)
+        self.size = int(_number(self._table, self._node, self.size, node, number))
+        return number
+
+    def ascending(self, size: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """(int64[size], int32[size]): the first `size` nodes in ascending order, and where in it each number's node stands."""
+        order = np.argsort(self._node[:size])
+        rank = np.empty(size, np.int32)
+        rank[order] = np.arange(size, dtype=np.int32)
+        return self._node[order], rank
+
+
+@kernel
+def _number(
+    table: NDArray[np.int32], node: NDArray[np.int64], size: int, ids: NDArray[np.int64], number: NDArray[np.int32]
+) -> int:
+    """number[i]: where ids[i] stands in node[:size], behind which it is put where it is not there. Returns the new size.
+
+    Linear probing over a power of two, with Fibonacci hashing (the product's high bits).
+    """
+    bits = 0
+    while (1 << bits) < len(table):
+        bits += 1
+    for i in range(len(ids)):
+        at = np.int64((np.uint64(ids[i]) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
+        while table[at] != 0 and node[table[at] - 1] != ids[i]:
+            at = (at + 1) & (len(table) - 1)
+        if table[at] == 0:
+            node[size] = ids[i]
+            size += 1
+            table[at] = size
+        number[i] = table[at] - 1
+    return size
+
+
+@kernel
+def by_last_use(last: NDArray[np.int32], evicted: NDArray[np.int32], row: NDArray[np.int32], first: NDArray[np.int64]) -> None:
+    """The rows to give up after batch k: row[first[k]:first[k + 1]] (a counting sort).
+
+    last: int32[u], the last batch that uses a row; evicted: int32[u], >= 0 for rows to give up. row: int32[that many];
+    first: int64[batches + 1], zeros.
+    """
+    for i in range(len(last)):
+        if evicted[i] >= 0:
+            first[last[i] + 1] += 1
+    for k in range(1, len(first)):
+        first[k] += first[k - 1]
+    fill = first[:-1].copy()
+    for i in range(len(last)):
+        if evicted[i] >= 0:
+            row[fill[last[i]]] = i
+            fill[last[i]] += 1

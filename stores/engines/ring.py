@@ -1,0 +1,246 @@
+"""io_uring by its system calls: setting up a ring, its memory as arrays, and what a kernel of ours needs to drive it.
+
+A ring belongs to the thread that made it (SINGLE_ISSUER), which lets the system hand completions over when that thread
+asks for them (DEFER_TASKRUN) instead of interrupting it; systems before 6.1 know neither and go without.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from stores.errors import StoreError
+from stores.jit import kernel
+
+DEPTH, SMALL_BYTES = 128, 16 * 1024
+LARGE_DEPTH, LARGE_BYTES = 16, 128 * 1024
+"""A ring keeps up to 128 short reads and 16 long ones in flight, each into its own slot of the scratch; measured, 2 MiB in
+flight reach the disk's bandwidth."""
+SCRATCH_BYTES = DEPTH * SMALL_BYTES + LARGE_DEPTH * LARGE_BYTES
+"""4 MiB a ring"""
+
+_SETUP, _ENTER = 425, 426  # system call numbers, the same on every architecture
+_CLAMP, _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 4, 1 << 12, 1 << 13
+_SINGLE_MMAP, _NODROP, _RW_CUR_POS = 1 << 0, 1 << 1, 1 << 3
+_FEATURES = _SINGLE_MMAP | _NODROP | _RW_CUR_POS  # the last came with the plain read, in 5.6
+_SQES_AT = 0x10000000
+_GETEVENTS = 1
+_READ = 22
+_ENTRIES = 256  # a power of two, at least the slots
+
+SQE = np.dtype(
+    [
+        ("opcode", "u1"),
+        ("flags", "u1"),
+        ("ioprio", "u2"),
+        ("fd", "i4"),
+        ("offset", "i8"),
+        ("address", "i8"),
+        ("length", "u4"),
+        ("rw_flags", "u4"),
+        ("user_data", "i8"),
+        ("rest", "i8", 3),
+    ]
+)
+CQE = np.dtype([("user_data", "i8"), ("result", "i4"), ("flags", "u4")])
+SLOT = np.dtype(
+    [
+        ("scratch", "i8"),  # where the slot's bytes begin in the scratch
+        ("extent", "i8"),  # of the plan
+        ("row", "i8"),  # the first of the extent's ranges that reaches into the piece, as an index of `order`
+        ("low", "i8"),  # virtual byte
+        ("file", "i8"),
+        ("offset", "i8"),  # of `low` in the file
+        ("wanted", "i8"),  # bytes that count
+        ("done", "i8"),  # bytes that are here
+        ("tries", "i8"),
+    ]
+)
+"""One piece of an extent under way."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.syscall.restype = ctypes.c_long
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_ABANDONED: list[NDArray[np.uint8]] = []
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_long = types.int64
+_syscall = types.ExternalFunction("syscall", _long(_long, _long, _long, _long, _long, _long, _long))
+_errno = types.ExternalFunction("__errno_location", types.CPointer(types.int32)())
+
+
+class _Params(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("sq_entries", "cq_entries", "flags", "cpu", "idle", "features", "wq_fd")),
+        ("reserved", ctypes.c_uint32 * 3),
+        *((f"sq_{name}", ctypes.c_uint32) for name in ("head", "tail", "mask", "size", "flags", "dropped", "array", "rest")),
+        ("sq_address", ctypes.c_uint64),
+        *((f"cq_{name}", ctypes.c_uint32) for name in ("head", "tail", "mask", "size", "overflow", "cqes", "flags", "rest")),
+        ("cq_address", ctypes.c_uint64),
+    )
+
+
+class RingParts(NamedTuple):
+    """A ring as a kernel sees it. The queues' heads and tails are uint32[1] in memory shared with the system."""
+
+    fd: int
+    sq_tail: NDArray[np.uint32]
+    sqes: NDArray[np.void]
+    cq_head: NDArray[np.uint32]
+    cq_tail: NDArray[np.uint32]
+    cqes: NDArray[np.void]
+    slots: NDArray[np.void]
+    scratch: NDArray[np.uint8]
+    address: int
+    """of the scratch, which begins on a page"""
+
+
+class Ring:
+    """An io_uring with its slots and its scratch. To be used by the thread that made it, and given back with `close`.
+
+    Raises StoreError where the system has no more descriptors or memory for it.
+
+    >>> ring = Ring()
+    >>> serve(ring.parts, job)
+    >>> ring.close()
+    """
+
+    def __init__(self) -> None:
+        try:
+            fd, params = _setup(_ENTRIES)
+        except OSError as error:
+            raise StoreError(f"no io_uring can be set up: {error.strerror}; choose the engine pread") from error
+        maps: list[tuple[int, int]] = []
+        self.close = weakref.finalize(self, _give_back, fd, maps)
+        self.close.atexit = False  # the system takes it back then, and a read may be under way
+        nbytes = max(params.sq_array + 4 * params.sq_entries, params.cq_cqes + CQE.itemsize * params.cq_entries)
+        queues = _map_ring(fd, nbytes, 0, maps)
+        sqes = _map_ring(fd, SQE.itemsize * params.sq_entries, _SQES_AT, maps)
+        _field(queues, params.sq_array, np.uint32, params.sq_entries)[:] = np.arange(params.sq_entries)
+        # Shared, not private: after a fork a private page is copied, and a read under way may land in the wrong copy.
+        scratch = np.frombuffer(mmap.mmap(-1, SCRATCH_BYTES), np.uint8)
+        slots = np.zeros(DEPTH + LARGE_DEPTH, SLOT)
+        slots["scratch"][:DEPTH] = np.arange(DEPTH) * SMALL_BYTES
+        slots["scratch"][DEPTH:] = DEPTH * SMALL_BYTES + np.arange(LARGE_DEPTH) * LARGE_BYTES
+        self.parts = RingParts(
+            fd,
+            _field(queues, params.sq_tail, np.uint32, 1),
+            _field(sqes, 0, SQE, params.sq_entries),
+            _field(queues, params.cq_head, np.uint32, 1),
+            _field(queues, params.cq_tail, np.uint32, 1),
+            _field(queues, params.cq_cqes, CQE, params.cq_entries),
+            slots,
+            scratch,
+            scratch.ctypes.data,
+        )
+
+    def abandon(self) -> None:
+        """Give the ring back with reads in flight: their scratch stays, for nothing tells when the last of them has ended."""
+        _ABANDONED.append(self.parts.scratch)
+        self.close()
+
+
+def unavailable() -> str | None:
+    """Why io_uring cannot be used here, or None: asked of the system, since a sandbox may forbid what the kernel offers.
+
+    >>> unavailable()
+    """
+    try:
+        fd, _ = _setup(1)
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            return "the kernel has no io_uring, or a sandbox hides it"
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return "the system forbids io_uring (a sandbox, or sysctl kernel.io_uring_disabled)"
+        return f"no io_uring can be set up: {error.strerror}"
+    os.close(fd)
+    return None
+
+
+def _setup(entries: int) -> tuple[int, _Params]:
+    """Descriptor and layout of a new ring. Raises OSError."""
+    for flags in (_CLAMP | _SINGLE_ISSUER | _DEFER_TASKRUN, _CLAMP):
+        params = _Params(flags=flags)
+        fd = int(_LIBC.syscall(_SETUP, entries, ctypes.byref(params)))
+        if fd >= 0 or ctypes.get_errno() != errno.EINVAL:
+            break
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    if params.features & _FEATURES != _FEATURES:
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is older than Linux 5.6")
+    return fd, params
+
+
+def _map_ring(fd: int, nbytes: int, offset: int, maps: list[tuple[int, int]]) -> int:
+    """Address of a part of the ring's memory, noted in `maps`. mmap.mmap would keep a second descriptor."""
+    address = _LIBC.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
+    if address is None or address == _MAP_FAILED:
+        raise StoreError(f"an io_uring of {nbytes} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
+    maps.append((address, nbytes))
+    return int(address)
+
+
+def _field(address: int, offset: int, dtype: Any, count: int) -> NDArray[Any]:
+    """An array over memory that it does not own."""
+    raw = (ctypes.c_uint8 * (np.dtype(dtype).itemsize * count)).from_address(address + offset)
+    return np.frombuffer(raw, dtype)
+
+
+def _give_back(fd: int, maps: list[tuple[int, int]]) -> None:
+    for address, nbytes in maps:
+        _LIBC.munmap(address, nbytes)
+    os.close(fd)
+
+
+@intrinsic
+def load_acquire(context: Any, array: Any) -> Any:
+    """array[0] of a uint32 array, before any load or store that follows."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.load_atomic(data, "acquire", 4)
+
+    return types.uint32(array), generate
+
+
+@intrinsic
+def store_release(context: Any, array: Any, value: Any) -> Any:
+    """array[0] = value in a uint32 array, after any load or store that precedes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        builder.store_atomic(arguments[1], data, "release", 4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint32), generate
+
+
+@kernel
+def enter(fd: int, submit: int, wait: int) -> int:
+    """Hand `submit` prepared reads to the system and wait for `wait` completions: the reads taken, or -errno."""
+    taken = _syscall(_ENTER, fd, submit, wait, _GETEVENTS, 0, 0)
+    return taken if taken >= 0 else -int(carray(_errno(), 1)[0])
+
+
+@kernel
+def prepare_read(ring: RingParts, fd: int, offset: int, address: int, length: int, slot: int) -> None:
+    """Append the read of a file's bytes offset:offset + length to the submission queue; the completion names the slot."""
+    tail = ring.sq_tail[0]  # nobody else writes it
+    sqe = ring.sqes[np.int64(tail) & (len(ring.sqes) - 1)]
+    sqe["opcode"] = _READ
+    sqe["fd"] = fd
+    sqe["offset"] = offset
+    sqe["address"] = address
+    sqe["length"] = length
+    sqe["user_data"] = slot
+    store_release(ring.sq_tail, np.uint32(tail + np.uint32(1)))
