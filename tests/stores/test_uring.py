@@ -140,34 +140,20 @@ def test_what_follows_from_a_completion(result: int, done: int, wanted: int, tri
     assert judge(result, done, wanted, tries) == what
 
 
-@given(
-    st.integers(1, 9000),
-    st.lists(st.integers(0, 10**9), min_size=1, max_size=400),
-    st.sampled_from([0, PAGE, 2**20]),
-    st.sampled_from([PAGE, 2**16, 2**20]),
-)
-@settings(max_examples=40, deadline=None)
-def test_rows_are_the_bytes(row_bytes: int, numbers: list[int], gap_bytes: int, max_extent_bytes: int) -> None:
-    ids = np.array(numbers) % (len(DATA) // row_bytes)
-    found = gather(_shared(), ids, row_bytes, gap_bytes, max_extent_bytes=max_extent_bytes)
-    np.testing.assert_array_equal(found, rows(ids, row_bytes))
+def test_rows_are_the_bytes(engine: UringEngine) -> None:
+    @given(
+        st.integers(1, 9000),
+        st.lists(st.integers(0, 10**9), min_size=1, max_size=400),
+        st.sampled_from([0, PAGE, 2**20]),
+        st.sampled_from([PAGE, 2**16, 2**20]),
+    )
+    @settings(max_examples=40, deadline=None)
+    def law(row_bytes: int, numbers: list[int], gap_bytes: int, max_extent_bytes: int) -> None:
+        ids = np.array(numbers) % (len(DATA) // row_bytes)
+        found = gather(engine, ids, row_bytes, gap_bytes, max_extent_bytes=max_extent_bytes)
+        np.testing.assert_array_equal(found, rows(ids, row_bytes))
 
-
-_SHARED: list[UringEngine] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For the properties, which run many examples on one engine."""
-    path = tmp_path_factory.mktemp("uring") / "data"
-    path.write_bytes(DATA.tobytes())
-    _SHARED.append(UringEngine(Segments((path,), np.array([len(DATA)]))))
-    yield
-    _SHARED.pop().close()
-
-
-def _shared() -> UringEngine:
-    return _SHARED[0]
+    law()
 
 
 def test_the_rest_of_a_short_read_is_read(engine: UringEngine) -> None:
@@ -190,7 +176,7 @@ def test_a_short_read_at_the_end_of_a_file_is_an_error(engine: UringEngine, segm
 
 
 def test_completions_lead_to_the_reads_of_what_lacks() -> None:
-    """A ring of plain memory, in which the completions are written by hand: the system answers a file with EAGAIN hardly ever."""
+    """A ring of plain memory, its completions written by hand: the system hardly ever answers a file with EAGAIN."""
     parts, out = plain_ring(), np.zeros(3 * PAGE, np.uint8)
     extent = np.array([0]), np.array([3 * PAGE]), np.array([0])
     ranges = np.array([0]), np.array([0]), np.array([0, 1]), np.array([0]), np.array([3 * PAGE])
@@ -296,7 +282,7 @@ def test_no_ring_to_be_had_is_an_error(segments: Segments, monkeypatch: pytest.M
 
 def test_a_failed_mapping_gives_the_ring_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = held()
-    monkeypatch.setattr(ring, "_SQES_AT", 1 << 40)  # no part of a ring is there
+    monkeypatch.setattr(ring, "_SQES_AT", 0x20000000)  # no part of a ring is there
     with pytest.raises(StoreError, match="cannot be mapped"):
         ring.Ring()
     assert held() == before
