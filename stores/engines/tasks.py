@@ -35,8 +35,11 @@ def check_out(plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | No
     wanted = len(plan.order) * plan.row_bytes
     if out.dtype != np.uint8 or out.ndim != 1 or (len(out) != wanted if at is None else len(out) % plan.row_bytes):
         raise ValueError(f"out must be uint8[{wanted}], not {out.dtype}{list(out.shape)}")
-    if at is not None and (at.shape != plan.order.shape or (len(at) and int(at.max()) >= len(out) // plan.row_bytes)):
-        raise ValueError(f"at must be {len(plan.order)} places within {len(out) // plan.row_bytes} rows")
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError("out must be contiguous and writable")
+    places = len(out) // plan.row_bytes
+    if at is not None and (at.shape != plan.order.shape or (len(at) and not 0 <= int(at.min()) <= int(at.max()) < places)):
+        raise ValueError(f"at must be {len(plan.order)} places within {places} rows")
 
 
 def run_slices(pool: ThreadPoolExecutor, threads: int, plan: ReadPlan, work: Callable[[int, int], int]) -> int:

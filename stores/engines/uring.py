@@ -67,6 +67,8 @@ class UringEngine(PreadEngine):
     def _run(
         self, plan: ReadPlan, source: Ints, order: Ints, first: Ints, destination: Ints, size: Ints, out: NDArray[np.uint8]
     ) -> int:
+        if not (out.flags.c_contiguous and out.flags.writeable):  # its address is all that the kernel gets
+            raise ValueError("the rows' destination must be contiguous and writable")
         at = np.cumsum(plan.length) - plan.length
         stop = np.zeros(1, np.uint32)
         ranges = source, order, first, destination, size

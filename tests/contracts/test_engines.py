@@ -1,5 +1,7 @@
 """The contract of Engine, run over every engine, against the bytes themselves."""
 
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -120,3 +122,85 @@ class TestEngine:
         segments.paths[1].unlink()
         with pytest.raises(StoreError, match=f"{segments.paths[1]} is missing"):
             open_engine(name, segments)
+
+    def test_closing_leaves_no_descriptor_thread_or_map(self, name: str, segments: Segments) -> None:
+        before = held()
+        for _ in range(3):
+            engine = open_engine(name, segments)
+            for row_bytes in (512, 150_000):
+                ids = np.arange(0, 400_000 // row_bytes, 2)
+                plan = plan_reads(ids, row_bytes, count=400_000 // row_bytes, gap_bytes=0)
+                engine.gather(plan, np.zeros(len(ids) * row_bytes, np.uint8))
+            engine.close()
+        assert held() == before
+
+    def test_out_must_be_writable_and_places_within_it(self, engine: Engine) -> None:
+        plan = plan_reads(np.array([1, 2]), 512, count=10)
+        out = np.zeros(1024, np.uint8)
+        out.flags.writeable = False
+        with pytest.raises(ValueError, match="out must be contiguous and writable"):
+            engine.gather(plan, out)
+        with pytest.raises(ValueError, match="out must be contiguous and writable"):
+            engine.gather(plan, np.zeros(2048, np.uint8)[::2])
+        for places in ([0, 2], [-1, 0]):
+            with pytest.raises(ValueError, match="at must be"):
+                engine.gather(plan, np.zeros(1024, np.uint8), np.array(places))
+
+
+def held() -> tuple[int, list[str], int]:
+    """This process's descriptors, reading threads, and maps of files and rings."""
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("ooc-r")]
+    maps = Path("/proc/self/maps").read_text()
+    return len(os.listdir("/proc/self/fd")), threads, maps.count("io_uring") + maps.count("pytest-of")
+
+
+@pytest.mark.parametrize("name", ["pread", "uring"])  # a map has no reads that fail: a file that shrinks under it is a SIGBUS
+class TestFaults:
+    """The system's own: what stands in the place of a file's descriptor decides what a read of it returns."""
+
+    @pytest.fixture
+    def engine(self, name: str, segments: Segments) -> Any:
+        before = held()
+        engine = open_engine(name, segments)
+        yield engine
+        engine.close()
+        assert held() == before
+
+    # Pages of all three files; one by one, and as one extent.
+    @pytest.mark.parametrize("gap_bytes", [0, 2**20])
+    @pytest.mark.parametrize(
+        ("path", "flags", "what"),
+        [
+            ("/proc/self/mem", os.O_RDONLY, "Input/output error"),  # no memory is mapped at these addresses
+            (os.devnull, os.O_WRONLY, "Bad file descriptor"),
+            ("/", os.O_RDONLY | os.O_DIRECTORY, "Is a directory"),
+            (os.devnull, os.O_RDONLY, "the file ends there"),
+        ],
+    )
+    def test_a_failing_read_names_file_and_byte(
+        self, engine: Any, data: np.ndarray[Any, Any], segments: Segments, path: str, flags: int, what: str, gap_bytes: int
+    ) -> None:
+        fd = os.open(path, flags | os.O_CLOEXEC)
+        os.dup2(fd, int(engine._fds[0]))
+        os.close(fd)
+        plan = plan_reads(np.arange(0, len(data), 2 * 4096), 1, count=len(data), gap_bytes=gap_bytes)
+        with pytest.raises(StoreError, match=rf"{segments.paths[0]} cannot be read at byte \d+: {what}"):
+            engine.gather(plan, np.zeros(len(plan.order), np.uint8))
+        with pytest.raises(StoreError, match=rf"{segments.paths[0]} cannot be read at byte \d+: {what}"):
+            engine.read(plan, np.zeros(plan.nbytes, np.uint8))
+        positions = np.arange(PAGES * 4096, len(data), 3000)  # the other files are read as ever
+        out = np.zeros(len(positions), np.uint8)
+        engine.gather(plan_reads(positions, 1, count=len(data)), out)
+        np.testing.assert_array_equal(out, data[positions])
+
+    @pytest.mark.parametrize("size", [0, 3 * 4096, 3 * 4096 + 100, 5 * 4096])
+    def test_a_file_that_shrinks_while_open(
+        self, engine: Any, data: np.ndarray[Any, Any], segments: Segments, size: int
+    ) -> None:
+        os.truncate(segments.paths[1], size)
+        byte = size // 4096 * 4096
+        first = PAGES * 4096 // 40960 + 1  # the first row that begins in the second file
+        plan = plan_reads(np.array([first]), 10 * 4096, count=2 * PAGES * 4096 // 40960)
+        begin = first * 40960 - PAGES * 4096
+        with pytest.raises(StoreError, match=f"{segments.paths[1]} cannot be read at byte {max(byte, begin)}: the file ends"):
+            engine.gather(plan, np.zeros(10 * 4096, np.uint8))
