@@ -30,7 +30,8 @@ SIZES = (4096, 16 * 1024, 64 * 1024, 256 * 1024, 2**20)
 """Bytes of the extents that are measured."""
 FILE_BYTES = 256 * 2**20
 """A smaller file might lie in the device's own cache."""
-_BUFFER_BYTES = 32 * 2**20
+_BUFFER_BYTES = 8 * 2**20
+_ROW_BYTES = 512
 _SECONDS = 1.6
 _BATCH_SECONDS = 0.04
 _FIRST_READS = 64  # in a request, until it is known what they take: a hard disk does a hundred a second
@@ -134,7 +135,7 @@ def calibrate(path: Path | str, engine: str = "auto") -> DiskProfile:
 
 
 def measure(path: Path | str, engine: str = "auto") -> DiskProfile:
-    """Measure the device that holds `path` through `engine`, in about two seconds, with 32 MiB of memory.
+    """Measure the device that holds `path` through `engine`, in about two seconds, with 8 MiB of memory.
 
     Reads at random places of `path`, or of the largest file below it on the same device; where none has 256 MiB, of a
     temporary file there. Raises StoreError where `path` does not exist or has no room, ConfigError for the engine "mmap",
@@ -187,16 +188,20 @@ def fit(nbytes: NDArray[np.int64], reads_per_s: NDArray[np.float64]) -> tuple[fl
 
 
 def _extents(total: int, nbytes: int, reads: int) -> ReadPlan:
-    """`reads` distinct extents at random, in file order as the planner's are; each counts as one row."""
-    slots = total // nbytes
+    """`reads` distinct extents at random, in file order as the planner's are, a row of 512 bytes wanted of every page.
+
+    So all of an extent is read and an eighth copied, as when scattered rows are gathered.
+    """
+    slots, pages = total // nbytes, nbytes // _PAGE_BYTES
     offset = np.sort(np.random.default_rng().choice(slots, min(reads, slots), replace=False)) * nbytes
-    rows = np.arange(len(offset))
-    return ReadPlan(nbytes, offset, np.full(len(offset), nbytes), rows * nbytes, rows, np.arange(len(offset) + 1))
+    rows = np.arange(len(offset) * pages)
+    first = np.arange(len(offset) + 1) * pages
+    return ReadPlan(_ROW_BYTES, offset, np.full(len(offset), nbytes), rows * _PAGE_BYTES, rows, first)
 
 
 def _timed(engine: Engine, plan: ReadPlan, buffer: NDArray[np.uint8]) -> float:
     start = time.perf_counter()
-    engine.read(plan, buffer[: plan.nbytes])
+    engine.gather(plan, buffer[: len(plan.order) * _ROW_BYTES])
     return time.perf_counter() - start
 
 
@@ -225,7 +230,7 @@ def _table(engine: Engine, total: int) -> tuple[Measured, ...]:
 
 def _request_size(engine: Engine, total: int, nbytes: int, buffer: NDArray[np.uint8]) -> int:
     """Reads of a request long enough to be timed that fits the buffer; finding it warms everything up."""
-    most = min(len(buffer), total) // nbytes
+    most = min(len(buffer) // _ROW_BYTES * _PAGE_BYTES, total) // nbytes
     reads = min(_FIRST_READS, most)
     while _timed(engine, _extents(total, nbytes, reads), buffer) < _BATCH_SECONDS and reads < most:
         reads = min(reads * 4, most)

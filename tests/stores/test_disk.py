@@ -162,13 +162,14 @@ class TestMeasure:
             measure(tmp_path / "absent")
 
 
-def test_requests_are_distinct_extents_in_file_order() -> None:
-    plan = disk._extents(100 * 4096, 4096, 50)
-    assert (np.diff(plan.offset) >= 4096).all()
+@pytest.mark.parametrize("nbytes", [4096, 16_384])
+def test_requests_are_distinct_extents_in_file_order(nbytes: int) -> None:
+    plan = disk._extents(100 * nbytes, nbytes, 50)
     assert len(plan.length) == 50
-    assert disk._extents(10 * 4096, 4096, 50).offset.tolist() == [4096 * slot for slot in range(10)]
-    planned = plan_reads(plan.offset // 4096, 4096, count=100, gap_bytes=0, max_extent_bytes=4096)
-    for field in ("offset", "length", "row_at", "order", "first"):
+    assert len(disk._extents(10 * nbytes, nbytes, 50).length) == 10
+    a_row_of_each_page = (plan.offset[:, None] + np.arange(0, nbytes, 4096)).reshape(-1) // 512
+    planned = plan_reads(a_row_of_each_page, 512, count=100 * nbytes, gap_bytes=0, max_extent_bytes=nbytes)
+    for field in ("row_bytes", "offset", "length", "row_at", "order", "first"):
         np.testing.assert_array_equal(getattr(plan, field), getattr(planned, field))
 
 
