@@ -45,7 +45,7 @@ class Budget:
 
     @property
     def batches(self) -> int:
-        """For all batches alive at once and the activations: windows, where rows come from the disk, take what is left of it."""
+        """For all batches alive at once and the activations; windows, where rows come from the disk, take what those leave."""
         return self.in_flight + 3 * self.max_batch
 
     def __str__(self) -> str:

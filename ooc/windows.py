@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.batch import Subgraph
 from ooc.collate import Drawn, Loaded
 from ooc.loading import Work
 from ooc.order import Cursor
+from ooc.packed import Packed, narrow, pack
 from ooc.pipeline import CONSUMER, SOURCE, Clock, Pipeline, Stage
 from ooc.rowcache import PoolClosed, Residents, RowPool, Slots, shared_rows, shelf_of
 from ooc.union import Union, by_last_use
@@ -34,50 +34,6 @@ _ROW_BYTES = 112
 _WINDOWS = 4
 _PIECE_ROWS = 2**15, 2**18
 """Rows of one read, where memory makes room for fewer or more; the latter bounds what planning takes to about 16 MB"""
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A sampled batch in a window, in a third of its size: nodes are rows of the window, and numbers are int32."""
-
-    drawn: Drawn
-    """its subgraph has no arrays"""
-    row: NDArray[np.int32]
-    """int32[n]: where its nodes stand among the window's"""
-    indptr: NDArray[Any]
-    source: NDArray[Any]
-    slot: NDArray[Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes the arrays hold."""
-        stands_for = self.drawn.subgraph.stands_for
-        arrays = (self.drawn.position, self.row, self.indptr, self.source, self.slot, stands_for)
-        return sum(array.nbytes for array in arrays if array is not None)
-
-    def unpack(self, node: NDArray[Any]) -> Drawn:
-        """The batch as it was drawn, but for slots that nobody needs; node: [u], the window's."""
-        bare = self.drawn.subgraph
-        node, indptr, source, slot = (array.astype(np.int64) for array in (node[self.row], self.indptr, self.source, self.slot))
-        subgraph = Subgraph(node, indptr, source, slot, bare.num_nodes, bare.num_edges, bare.stands_for)
-        return Drawn(self.drawn.step, self.drawn.last, self.drawn.position, subgraph)
-
-
-_NOTHING = np.empty(0, np.int64)
-
-
-def pack(drawn: Drawn, row: NDArray[np.int32], slots: bool) -> Packed:
-    """The batch with its nodes at `row` (int32[n]) of the window; slots: whether anybody needs those it was drawn from."""
-    full = drawn.subgraph
-    bare = Subgraph(_NOTHING, _NOTHING, _NOTHING, _NOTHING, full.num_nodes, full.num_edges, full.stands_for)
-    narrow = (_narrow(array) for array in (full.indptr, full.source, full.slot if slots else _NOTHING))
-    return Packed(Drawn(drawn.step, drawn.last, drawn.position, bare), row, *narrow)
-
-
-def _narrow(array: NDArray[np.int64]) -> NDArray[Any]:
-    """As int32 where all of it fits."""
-    fits = len(array) == 0 or int(array.max()) < 2**31
-    return array.astype(np.int32) if fits else array
 
 
 @dataclass(frozen=True)
@@ -168,15 +124,10 @@ class _Draft:
 
     def finish(self) -> Sketch:
         node, rank = self._union.ascending(self._size)
-        batches = tuple(pack_again(batch, rank) for batch in self._batches)
+        batches = tuple(batch.renumbered(rank) for batch in self._batches)
         last, uses = np.empty_like(self._last), np.empty_like(self._uses)
         last[rank], uses[rank] = self._last, self._uses
-        return Sketch(batches, _narrow(node), last, uses, self._limit)
-
-
-def pack_again(batch: Packed, rank: NDArray[np.int32]) -> Packed:
-    """The batch with its nodes numbered anew: row r is now rank[r]."""
-    return Packed(batch.drawn, rank[batch.row], batch.indptr, batch.source, batch.slot)
+        return Sketch(batches, narrow(node), last, uses, self._limit)
 
 
 def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
