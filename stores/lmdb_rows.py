@@ -10,6 +10,7 @@ import lmdb
 import numpy as np
 from numpy.typing import DTypeLike
 
+from stores.engines.tasks import Gate
 from stores.errors import StoreError
 from stores.rows import AnyArray, Ids, check_request
 from stores.threads import Background
@@ -87,7 +88,7 @@ class LmdbRows(Background):
             except lmdb.Error as error:
                 self._held.close()
                 raise StoreError(f"{path} holds no database {name!r}") from error
-        self._closed = False
+        self._gate = Gate(path)
 
     @property
     def row_bytes(self) -> int:
@@ -97,8 +98,10 @@ class LmdbRows(Background):
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
         """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes of the records, in key order each once."""
         check_request(self, ids, out, at)
-        if self._closed:
-            raise StoreError(f"{self.path} is closed")
+        with self._gate.reading():  # a closed environment is unmapped, whoever reads from it
+            return self._read(ids, out, at)
+
+    def _read(self, ids: Ids, out: AnyArray, at: Ids | None) -> int:
         rows, inverse = np.unique(ids, return_inverse=True)
         unsorted = np.argsort(inverse, kind="stable")
         bounds = np.concatenate([[0], np.cumsum(np.bincount(inverse, minlength=len(rows)))]).astype(np.int64)
@@ -126,9 +129,9 @@ class LmdbRows(Background):
 
     def close(self) -> None:
         """Give back the environment and threads; idempotent."""
-        self._closed = True
         self._end_background()
-        self._held.close()
+        if self._gate.close():
+            self._held.close()
 
 
 def write_lmdb_rows(path: Path | str, array: AnyArray, name: str | None = None) -> None:

@@ -98,6 +98,8 @@ class ForeignRows(Background):
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
         """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes that were decoded."""
         check_request(self, ids, out, at)
+        if self._ended:
+            raise StoreError(f"{self.path} is closed: open it again to read from it")
         order = np.argsort(ids, kind="stable")
         ascending = ids[order]
         chunk_rows = self.array.chunks[0]

@@ -5,11 +5,13 @@ A test module subclasses `RowsContract`, gives a fixture `make(array) -> Rows`, 
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
+from stores.errors import StoreError
 from stores.rows import ArrayRows, Rows
 
 Make = Callable[[np.ndarray[Any, Any]], Rows]
@@ -101,3 +103,5 @@ class RowsContract:
         rows.submit(np.array([1]), np.empty((1, 4), np.float32)).result(timeout=60)
         rows.close()
         rows.close()
+        with pytest.raises(StoreError, match="closed") if not isinstance(rows, ArrayRows) else nullcontext():
+            rows.read(np.array([1]), np.empty((1, 4), np.float32))
