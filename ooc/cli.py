@@ -167,6 +167,17 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of
     print(write_report(run))
 
 
+@app.command()
+def machine(
+    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="A store, or anything on the disk to measure.")] = Path(),
+    engine: Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring or pread.")] = "auto",
+) -> None:
+    """Measure what reads cost on a disk (a few seconds); kept, and used to plan reads from then on."""
+    from stores.disk import calibrate
+
+    print(calibrate(path, engine))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for what a user can act on, 130 after Ctrl-C."""
     try:

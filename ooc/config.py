@@ -112,7 +112,9 @@ class TrainConfig(BaseModel):
     # the machine
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
     memory: str | None = Field(None, description="Memory for the process, such as 2GB.")
-    engine: Literal["auto", "mmap", "pread"] = Field("auto", description="How rows are read: auto, mmap or pread.")
+    engine: Literal["auto", "uring", "pread", "mmap"] = Field(
+        "auto", description="How rows are read: auto, uring, pread or mmap."
+    )
     in_memory: bool = Field(False, description="The same run with all rows in RAM.")
     features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."

@@ -22,7 +22,7 @@ from stores.rows import AnyArray, ArrayRows, Rows
 from stores.sizes import parse_bytes
 from stores.zarr_rows import ShardedRows, open_zarr_rows
 
-_ENGINES = ("auto", "pread", "mmap")
+_ENGINES = ("auto", "uring", "pread", "mmap")
 _LOAD_BYTES = 2**24
 
 
@@ -58,8 +58,8 @@ class Dataset:
         """Open and check the store at `path`.
 
         memory: the budget of the whole process, like "2GB"; loaders and training divide it. engine: how rows are read,
-        "pread" (O_DIRECT, many reads in flight), "mmap", or "auto", which is pread. in_memory: load the rows of every node
-        array and the topology into RAM now. features: name of a node array -> a Zarr array or an LMDB directory that takes its
+        "uring" or "pread" (O_DIRECT, many reads in flight), "mmap", or "auto" (see `open_engine`). in_memory: load the rows of
+        every node array and the topology into RAM now. features: name of a node array -> a Zarr array or an LMDB directory that takes its
         place, one row a node.
         Raises StoreError where there is no store, it is truncated, or its arrays do not fit the manifest; InputError where
         `features` do not fit; ConfigError for a setting that cannot be read.
@@ -70,9 +70,8 @@ class Dataset:
             raise ConfigError(f"no engine is called {engine!r}: choose one of {', '.join(_ENGINES)}")
         path, budget = Path(path), None if memory is None else parse_bytes(memory)
         manifest = read_manifest(path)
-        reading = "pread" if engine == "auto" else engine
         graph = _open_graph(path, manifest, in_memory)
-        rows = _open_rows(path, manifest, reading, features or {})
+        rows = _open_rows(path, manifest, engine, features or {})
         try:
             if in_memory:
                 rows = {name: _loaded(each) for name, each in rows.items()}

@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: small real stores on disk, and the real graphs where they are at hand."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from stores.build import write_store
 from stores.graph import Graph
 
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ooc-tests-")  # what was measured on this machine changes no test
 MakeStore = Callable[..., Path]
 
 
