@@ -27,7 +27,7 @@ def arrays() -> dict:
     return {"src": src, "dst": dst, "weight": weight, "x": rng.random((50, 8), np.float32), "y": rng.integers(-1, 3, 50)}
 
 
-@pytest.mark.parametrize("settings", [{}, {"engine": "pread"}, {"engine": "mmap"}, {"in_memory": True}])
+@pytest.mark.parametrize("settings", [{}, {"engine": "uring"}, {"engine": "pread"}, {"engine": "mmap"}, {"in_memory": True}])
 def test_a_store_gives_back_what_was_written(make_store, arrays, settings) -> None:
     double = Graph.from_edges(arrays["src"], arrays["dst"], 50, weight=arrays["weight"])
     with Dataset.open(make_store(**arrays), **settings) as ds:
@@ -134,7 +134,7 @@ def test_memory_is_parsed_once(make_store) -> None:
     path = make_store()
     assert Dataset.open(path, memory="2GB").memory == 2 * 10**9
     assert Dataset.open(path).memory is None
-    for setting in ({"memory": "plenty"}, {"engine": "uring"}):
+    for setting in ({"memory": "plenty"}, {"engine": "ring"}):
         with pytest.raises(ConfigError):
             Dataset.open(path, **setting)
 
