@@ -39,7 +39,7 @@ at once and 16 MiB of scratch is the most in the process."""
 TRIES = 5000
 """Times that a read is repeated which the system cannot take (EAGAIN), 100 microseconds apart at least: for half a second"""
 _PAUSE_US = 100
-_BATCH = 16  # completions waited for at once: fewer system calls than one by one, and still in the processor's cache when copied
+_BATCH = 16  # completions waited for at once: few system calls, and what came is still in the processor's cache when copied
 
 DONE, MORE, AGAIN, FAILED = 0, 1, 2, 3
 """What follows from a completion: the piece is here, its rest must be read, the same must be tried again, it is lost"""
