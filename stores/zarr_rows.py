@@ -31,7 +31,7 @@ class ShardedRows(Background):
     take on the files' device, as measured, and decides which rows share one.
     """
 
-    def __init__(self, array: "zarr.Array[Any]", segments: Segments, engine: str = "pread") -> None:
+    def __init__(self, array: "zarr.Array[Any]", segments: Segments, engine: str = "auto") -> None:
         self.shape: tuple[int, ...] = array.shape
         self.dtype: np.dtype[Any] = np.dtype(array.dtype)
         self.attributes: dict[str, Any] = dict(array.attrs)
@@ -135,12 +135,12 @@ class ForeignRows(Background):
         self._end_background()
 
 
-def open_zarr_rows(group_path: Path | str, name: str, engine: str = "pread") -> ShardedRows | ForeignRows:
+def open_zarr_rows(group_path: Path | str, name: str, engine: str = "auto") -> ShardedRows | ForeignRows:
     """Rows of the array `group_path/name`; reads the index of each of its shards.
 
-    Shards whose chunks are uncompressed, complete and in order are read by byte arithmetic through `engine` ("pread" or
-    "mmap"); anything else through zarr. Raises StoreError where the array is absent, or where a shard is truncated, damaged
-    or, of an array written by `stores.zarr_write` (it has checksums), missing.
+    Shards whose chunks are uncompressed, complete and in order are read by byte arithmetic through `engine` (see
+    `open_engine`); anything else through zarr. Raises StoreError where the array is absent, or where a shard is truncated,
+    damaged or, of an array written by `stores.zarr_write` (it has checksums), missing.
 
     >>> open_zarr_rows("papers.ooc", "node/node/x").read(ids, out)
     """

@@ -104,7 +104,7 @@ def test_every_step_is_logged_once_and_the_summary_is_whole(make_store: MakeStor
     assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["seconds_per_epoch"] == pytest.approx(4 * summary["seconds_per_batch"])
     assert summary["peak_rss_bytes"] > 1e8
-    assert summary["rows_read"] >= 12 * 8
+    assert 30 <= summary["rows_read"] <= 50  # seeds are 30 nodes of 50; a row that fits is read once
     assert summary["bytes_read"] > 0
     assert {"sample", "read", "collate", "consumer"} <= set(summary["stages"])
     assert all(stage["work_s"] >= 0 for stage in summary["stages"].values())

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from contextlib import closing
 from math import gcd
 from pathlib import Path
 from typing import Any
@@ -174,10 +175,12 @@ def test_the_plan_follows_the_disk_and_the_rows_do_not(
     append_in_parts(path, array, [], **SMALL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
-        unknown = profile_for(path, "pread")
+        with closing(open_zarr_rows(path, "node/x")) as opened:
+            engine = opened.engine.name
+        unknown = profile_for(path, engine)
         (path / "cache/ooc/disks").mkdir(parents=True)
         known = unknown.model_copy(update={"read_s": read_s, "byte_s": 1e-9})
-        _cache_file(known.device, known.size_bytes, "pread").write_text(known.model_dump_json())
+        _cache_file(known.device, known.size_bytes, engine).write_text(known.model_dump_json())
         rows = open_zarr_rows(path, "node/x")
     assert isinstance(rows, ShardedRows)
     assert rows.cost == known.cost
@@ -240,7 +243,8 @@ class TestForeign:
         rows.close()
 
     def test_chunks_that_nobody_wants_are_not_decoded(self, tmp_path: Path) -> None:
-        rows = self.write(tmp_path, numbers(1000, 8) + 1, shards=None, compressors=zarr.codecs.ZstdCodec())
+        self.write(tmp_path, numbers(1000, 8) + 1, shards=None, compressors=zarr.codecs.ZstdCodec())
+        rows = open_zarr_rows(tmp_path, "x")
         for number in range(2, 15):
             (tmp_path / f"x/c/{number}/0").write_bytes(b"not zstd")
         assert rows.read(np.array([999, 3, 70, 5]), np.empty((4, 8), np.float32)) == (70 - 3 + 1 + 1) * 32
