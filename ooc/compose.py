@@ -230,6 +230,7 @@ def compose(
     loader, evaluators = make_loaders(config, dataset, device)
     if config.memory is not None:
         watchers.note(str(loader.budget))
+    watchers.note(f"features are read: {dataset.reading('x')}")
     loss = make_loss(config, dataset, task, device)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
     checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))  # only under the log's lock

@@ -24,7 +24,7 @@ from ooc.machine import available_bytes
 from ooc.memory import resident_bytes, return_large_blocks
 from ooc.order import Cursor, steps_of
 from ooc.pipeline import Clock, Pipeline
-from ooc.sampling import NeighborSampler
+from ooc.sampling import Lockstep, NeighborSampler
 from ooc.windows import windowed
 from stores.dataset import Dataset
 from stores.errors import ConfigError
@@ -35,6 +35,9 @@ SCRATCH_BYTES = 64 * 2**20
 """Allowed for the buffers of the reads under way"""
 MAPPED_SHARE, WARM_SHARE = 8, 4
 """Of the memory, 1/8 at most for mapped slots of the topology; where all slots fit 1/4, they are read in beforehand"""
+COLUMNS_SHARE, LOCKSTEP_SHARE = 32, 4
+"""Where the slots do not fit, the edges stay on disk: of the memory, 1/32 for columns that are met in the map even so; of the
+batches' memory, 1/4 for those that are drawn together"""
 PREFETCH = 8
 """Batches between the cursor and the model where no `prefetch_factor` is given"""
 
@@ -54,10 +57,11 @@ def budget_of(ds: Dataset, model: int = 0) -> Budget:
         if memory is None:
             memory, origin = baseline + available_bytes() // 2, "(half of what is available)"
         labels = 0 if ds.labels is None else ds.labels.nbytes
+        share = MAPPED_SHARE if ds.graph.sampled_bytes() <= memory // WARM_SHARE else COLUMNS_SHARE
         _budgets[ds] = divide(
             memory,
             baseline=baseline,
-            topology=ds.graph.indptr.nbytes + min(slot_bytes(ds.graph), memory // MAPPED_SHARE),
+            topology=ds.graph.indptr.nbytes + min(slot_bytes(ds.graph), memory // share),
             labels=labels + len(ds.splits) * Members.nbytes_for(ds.num_nodes),
             model=model,
             scratch=SCRATCH_BYTES,
@@ -76,15 +80,19 @@ def make_work(
     pin: bool,
 ) -> Work:
     """The stages' work over a data set. sampling: fan-out, replace, weight column."""
-    return_large_blocks()
+    if ds.memory is not None:
+        return_large_blocks()
     x = ds.rows("x") if ds.num_features else None
     y = ds.labels
     x_bytes = 0 if x is None else collator.x_bytes(x.dtype, x.shape[1:])
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
     sampler = NeighborSampler(ds.graph, *sampling, max_bytes=budget.max_batch, row_bytes=row_bytes)
-    mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
-    topology = Topology(ds.graph, sampling[2], mapped, budget.memory // WARM_SHARE)
-    return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology)
+    mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE
+    lockstep = None
+    if x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm:
+        lockstep = Lockstep(sampler, ds.edge_rows("indices"), budget.batches // LOCKSTEP_SHARE)
+    topology = Topology(ds.graph, sampling[2], mapped, warm, mapped=lockstep is None or collator.needs_slots)
+    return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology, lockstep)
 
 
 def pins(pin_memory: bool, device: torch.device | None) -> bool:
@@ -177,8 +185,8 @@ class NeighborLoader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes those rows took from the disk."""
-        return self._work.read.nbytes
+        """Bytes those rows took from the disk, and the edges where they stay there."""
+        return self._work.read.nbytes + self._work.read.topology_nbytes
 
     @property
     def num_seeds(self) -> int:

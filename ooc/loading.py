@@ -5,8 +5,11 @@
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,10 @@ from ooc.batch import Subgraph
 from ooc.collate import Collator, Drawn, Loaded
 from ooc.order import Cursor, Purpose, key, seeds_of
 from ooc.pipeline import Stage
-from ooc.sampling import NeighborSampler
+from ooc.recycle import Recycler
+from ooc.sampling import Lockstep, NeighborSampler
 from stores.errors import BudgetError
+from stores.files import warm
 from stores.graph import Graph
 from stores.rows import AnyArray, Rows
 from stores.sizes import format_bytes
@@ -54,6 +59,8 @@ class Read:
     """feature rows"""
     nbytes: int = 0
     """bytes they took from the disk"""
+    topology_nbytes: int = 0
+    """bytes that sampling took from the disk, where the edges stay there"""
     lock: Any = field(default_factory=threading.Lock)
 
     def add(self, rows: int, nbytes: int) -> None:
@@ -61,7 +68,15 @@ class Read:
             self.rows += rows
             self.nbytes += nbytes
 
+    def add_topology(self, nbytes: int) -> None:
+        with self.lock:
+            self.topology_nbytes += nbytes
 
+
+BUFFERS_KEPT = 2
+"""Of rows of batches that the model is done with: memory for the next ones"""
+FIRST_TOGETHER, MOST_TOGETHER = 4, 64
+"""Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
 _PART_SLOTS = 2**14  # 64 KiB of int32
 
 
@@ -101,12 +116,14 @@ class Topology:
     """Keeps a memory-mapped graph fast and small: read in once where it fits, and its slots mapped to `max_mapped` bytes.
 
     What is mapped is counted per graph, for all its loaders; one batch may go beyond. max_warm: bytes of page cache that the
-    slots may take; a larger topology is left to page faults.
+    slots may take; of a larger topology only `indptr` is read in. mapped: whether draws meet `indices` in the map at all.
     """
 
-    def __init__(self, graph: Graph, weight: str | None, max_mapped: int, max_warm: int) -> None:
-        self._graph, self._weight = graph, weight
-        self._cold = graph.sampled_bytes(weight) <= max_warm
+    def __init__(self, graph: Graph, weight: str | None, max_mapped: int, max_warm: int, mapped: bool = True) -> None:
+        self._graph, self._weight, self._mapped = graph, weight, mapped
+        fits = graph.sampled_bytes(weight) <= max_warm
+        self._cold = fits or not mapped
+        self._warm = partial(graph.warm, weight) if fits else partial(warm, graph.indptr)
         self._most = max_mapped
         with _touched_lock:
             if graph not in _touched:
@@ -119,11 +136,11 @@ class Topology:
         with self._lock:
             if self._cold:
                 self._cold = False
-                self._graph.warm(self._weight)
+                self._warm()
 
     def trim(self, subgraph: Subgraph) -> None:
         """After a draw: give mapped pages back (they stay in the page cache) where they are too many."""
-        slot = subgraph.slot
+        slot = subgraph.slot if self._mapped else subgraph.slot[:0]
         if self._weight is not None:  # every in-edge of the expanded nodes was weighed
             node = subgraph.node[: len(subgraph.indptr) - 1]
             slot = np.concatenate([slot, _parts(self._graph.indptr[node], self._graph.indptr[node + 1])])
@@ -156,7 +173,10 @@ class Work:
     transform: Callable[[Data], Any] | None
     pin: bool
     topology: Topology
+    lockstep: Lockstep | None = None
+    """where the edges stay on disk"""
     read: Read = field(default_factory=Read)
+    recycler: Recycler = field(default_factory=lambda: Recycler(BUFFERS_KEPT))
 
     def stages(self, sample_threads: int, read_threads: int, split: bool) -> list[Stage]:
         """The stages behind `cursors` (split=False) or `split_cursors`."""
@@ -167,9 +187,45 @@ class Work:
         """The batch at `cursor`, whole. Raises BudgetError where it does not fit the memory."""
         return self._draw(cursor, self.order.positions(cursor), last=True)
 
+    def sampled(self, cursors: Iterator[Cursor], split: bool) -> Iterator[Drawn]:
+        """The batches of `cursors`, drawn many together, hop by hop, while the edges stay on disk.
+
+        As many as fit the lockstep's memory. The batches before one that fails come first; split: see `split`.
+        """
+        assert self.lockstep is not None
+        self.topology.warm()
+        waiting: deque[tuple[Cursor, NDArray[np.int64], bool]] = deque()
+        together = FIRST_TOGETHER
+        while True:
+            for cursor in islice(cursors, max(0, together - len(waiting))):
+                waiting.append((cursor, self.order.positions(cursor), True))
+            if not waiting:
+                return
+            parts = list(islice(waiting, together))
+            seeds, keys = [self.order.nodes.ids(position) for _, position, _ in parts], [self.order.key(c) for c, _, _ in parts]
+            found = self.lockstep.sample(seeds, keys)
+            self.read.add_topology(found.nbytes)
+            together = min(2 * together, MOST_TOGETHER) if len(found.batches) == together else len(found.batches)
+            for (cursor, position, last), subgraph in zip(parts, found.batches, strict=False):
+                waiting.popleft()
+                try:
+                    if isinstance(subgraph, Exception):
+                        raise subgraph
+                    drawn = self._checked(cursor, position, last, subgraph)
+                except BudgetError:
+                    if not split or len(position) == 1:
+                        raise
+                    half = len(position) // 2
+                    waiting.extendleft([(cursor, position[half:], last), (cursor, position[:half], False)])
+                    break  # what was drawn behind it is drawn again, in its place
+                yield drawn
+
     def _draw(self, cursor: Cursor, position: NDArray[np.int64], last: bool) -> Drawn:
         self.topology.warm()
         subgraph = self.sampler.sample(self.order.nodes.ids(position), self.order.key(cursor))
+        return self._checked(cursor, position, last, subgraph)
+
+    def _checked(self, cursor: Cursor, position: NDArray[np.int64], last: bool, subgraph: Subgraph) -> Drawn:
         self.topology.trim(subgraph)
         drawn = Drawn(cursor.step, last, position, subgraph)
         need = self.nbytes(drawn)  # the sampler has not counted what collation adds
@@ -209,7 +265,7 @@ class Work:
         """Features and labels of a sampled batch."""
         node, x = drawn.subgraph.node, None
         if self.x is not None:
-            x = np.empty((len(node), *self.x.shape[1:]), self.x.dtype)  # numpy asks for huge pages, torch does not
+            x = self.recycler.empty((len(node), *self.x.shape[1:]), self.x.dtype)
             self.read.add(len(node), self.x.read(node, x))
         return Loaded(drawn, x, self.labels(drawn))
 

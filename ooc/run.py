@@ -244,6 +244,7 @@ class Job:
             **summary.summarize(spent, self.steps_per_epoch, config.batch_size),
             "memory_budget_bytes": config.memory_bytes,
             "budget": asdict(self.loader.budget),
+            "reading": self.dataset.reading("x"),
             "device": str(self.device),
             "threads": torch.get_num_threads(),
             "store_fingerprint": self.dataset.fingerprint,

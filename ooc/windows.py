@@ -144,7 +144,8 @@ class Grouping:
     work: Work
     pool_bytes: int
     """for all windows and batches that are alive at once"""
-    sample_threads: int
+    drawing: int
+    """batches being drawn at once"""
     residents: Residents
     """what lies in memory before the first window"""
     first_bytes: int = FIRST_BYTES
@@ -161,7 +162,9 @@ class Grouping:
         Taken off: the batches gathered ahead, the one at the model and as much for its activations; those being drawn
         (`drawing` bytes each, with their hash tables); the windows' batches.
         """
-        besides = (AHEAD + 2) * largest + 4 * self.sample_threads * drawing + _WINDOWS * kept
+        lockstep = self.work.lockstep
+        drawn = 4 * self.drawing * drawing if lockstep is None else lockstep.max_bytes or 0
+        besides = (AHEAD + 2) * largest + drawn + _WINDOWS * kept
         return max(0, self.pool_bytes - besides) // (self.row_bytes + _ROW_BYTES)
 
     def sketches(self, batches: Iterator[Drawn]) -> Iterator[Sketch]:
@@ -315,7 +318,7 @@ class Server:
         if k == 0:
             pool.give(filled.idle)  # the window before is through, so nobody needs them
         at = filled.slot[batch.row]
-        x = np.empty((len(at), *pool.rows.shape[1:]), pool.rows.dtype)  # numpy asks for huge pages, torch does not
+        x = self._work.recycler.empty((len(at), *pool.rows.shape[1:]), pool.rows.dtype)
         np.take(pool.rows, at, axis=0, out=x, mode="clip")  # "clip" writes straight into out
         pool.give(filled.slot[window.gone[window.first[k] : window.first[k + 1]]])
         drawn = batch.unpack(sketch.node)
@@ -352,11 +355,15 @@ def windowed(
     cache = lease.cache
     grouping = Grouping(work, pool, threads, cache.residents)
     reader, server = Reader(work, cache.pool, cache.slot), Server(work, cache.pool)
-    stages = [] if split else [Stage("sample", work.sample, threads)]
+    alone = work.lockstep is None and not split
+    stages = [Stage("sample", work.sample, threads)] if alone else []
     names = [SOURCE, *(stage.name for stage in stages), "read", "collate", CONSUMER]
     own = {name: clocks.setdefault(name, Clock()) for name in names}
+    source: Iterator[Any] = cursors
+    if not alone:
+        source = work.split(cursors) if work.lockstep is None else work.sampled(cursors, split)
     sampled = Pipeline(
-        work.split(cursors) if split else cursors,
+        source,
         stages,
         max_bytes=1,  # not a gate: bounded in items, which a window counts
         max_items=threads,

@@ -10,12 +10,14 @@ import zarr
 from numpy.typing import NDArray
 
 from stores import manifest as names
+from stores.engines import describe
 from stores.errors import ConfigError, InputError, StoreError
 from stores.features import open_features
 from stores.files import Segments
 from stores.graph import Graph, index_dtype
 from stores.ids import IdMap, identity, whole_number
 from stores.integrity import fingerprint
+from stores.lmdb_rows import LmdbRows
 from stores.manifest import Manifest, Task, read_manifest
 from stores.members import Members
 from stores.rows import AnyArray, ArrayRows, Rows
@@ -34,7 +36,14 @@ class Dataset:
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, graph: Graph, rows: dict[str, Rows], ids: IdMap | None, memory: int | None
+        self,
+        path: Path,
+        manifest: Manifest,
+        graph: Graph,
+        rows: dict[str, Rows],
+        ids: IdMap | None,
+        memory: int | None,
+        engine: str,
     ) -> None:
         self.path = path
         self.manifest = manifest
@@ -45,6 +54,8 @@ class Dataset:
         self._ids = ids
         self._replaced: dict[str, str] = {}
         self._members: dict[str, Members] = {}
+        self._edge_rows: dict[str, Rows] = {}
+        self._engine = engine
 
     @classmethod
     def open(
@@ -79,7 +90,7 @@ class Dataset:
         except BaseException:
             _close(rows)
             raise
-        dataset = cls(path, manifest, graph, rows, ids, budget)
+        dataset = cls(path, manifest, graph, rows, ids, budget, engine)
         dataset._replaced = {name: f"{rows[name].dtype}{rows[name].shape}" for name in sorted(features or {})}
         return dataset
 
@@ -114,6 +125,25 @@ class Dataset:
         if name not in self._rows:
             raise InputError(f"{self.path} has no node array {name!r}: there are {', '.join(self.names) or 'none'}")
         return self._rows[name]
+
+    def edge_rows(self, name: str) -> Rows:
+        """A column of the graph, `indices` or one of `graph.columns`, as Rows [E]: for edges that stay on disk.
+
+        Opened once, with the data set's engine, and closed with it. Raises InputError where there is none of that name.
+        """
+        if name != "indices" and name not in self.graph.columns:
+            raise InputError(f"{self.path} has no edge column {name!r}: there are {', '.join(self.graph.columns) or 'none'}")
+        if name not in self._edge_rows:
+            path = names.INDICES if name == "indices" else names.column(name)
+            self._edge_rows[name] = open_zarr_rows(self.path, path, self._engine)
+        return self._edge_rows[name]
+
+    def reading(self, name: str) -> str:
+        """How the rows of a node array are read: by which engine, and why where it is another than was asked for."""
+        rows = self.rows(name)
+        if isinstance(rows, ShardedRows):
+            return f"engine {describe(rows.engine)}"
+        return "from memory" if isinstance(rows, ArrayRows) else f"through {'lmdb' if isinstance(rows, LmdbRows) else 'zarr'}"
 
     @cached_property
     def labels(self) -> AnyArray | None:
@@ -162,6 +192,7 @@ class Dataset:
     def close(self) -> None:
         """Give back files and threads; idempotent. Arrays already taken (graph, labels) stay valid."""
         _close(self._rows)
+        _close(self._edge_rows)
         if self._ids is not None:
             self._ids.close()
 

@@ -1,0 +1,58 @@
+"""Memory comes back when nobody refers to it any more, and not before."""
+
+import gc
+
+import numpy as np
+import torch
+
+from ooc.recycle import LEAST_BYTES, Recycler
+
+F32 = np.dtype(np.float32)
+ROWS = LEAST_BYTES // 4 // 16
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_memory_is_used_again_once_the_last_reference_is_gone():
+    recycler = Recycler(kept=2)
+    array = recycler.empty((ROWS, 16), F32)
+    assert array.shape == (ROWS, 16)
+    assert array.dtype == F32
+    array[:] = 7
+    first, tensor = address(array), torch.from_numpy(array)[5:9]
+    del array
+    gc.collect()
+    other = recycler.empty((ROWS, 16), F32)
+    other[:] = 8
+    assert address(other) != first
+    assert (tensor == 7).all()
+    del tensor
+    gc.collect()
+    assert address(recycler.empty((ROWS, 16), F32)) == first
+
+
+def test_a_little_more_fits_and_much_more_does_not():
+    recycler = Recycler(kept=2)
+    array = recycler.empty((ROWS * 16,), F32)
+    first = address(array)
+    del array
+    assert address(recycler.empty((ROWS * 17,), F32)) == first
+    big = recycler.empty((ROWS * 40,), F32)
+    assert address(big) != first
+    assert len(big) == ROWS * 40
+
+
+def test_no_more_is_kept_than_was_said_and_the_largest_stay():
+    recycler = Recycler(kept=2)
+    held = [recycler.empty((ROWS * k,), F32) for k in (16, 32, 48, 64)]
+    del held
+    assert [len(buffer) // ROWS for buffer in recycler._free] == [48 * 4 * 9 // 8, 64 * 4 * 9 // 8]
+
+
+def test_small_arrays_are_the_allocators():
+    recycler = Recycler(kept=2)
+    assert recycler.empty((3, 2), F32).shape == (3, 2)
+    assert recycler.empty((0, 2), F32).shape == (0, 2)
+    assert not recycler._free
