@@ -33,8 +33,8 @@ from stores.rows import ArrayRows
 
 SCRATCH_BYTES = 64 * 2**20
 """Allowed for the buffers of the reads under way"""
-MAPPED_SHARE, WARM_SHARE = 8, 4
-"""Of the memory, 1/8 at most for mapped slots of the topology; where all slots fit 1/4, they are read in beforehand"""
+WARM_SHARE = 4
+"""Of the memory, 1/4 at most for the topology's slots; where those to draw from fit, they are read in beforehand"""
 COLUMNS_SHARE, LOCKSTEP_SHARE = 32, 4
 """Where the slots do not fit, the edges stay on disk: of the memory, 1/32 for columns that are met in the map even so; of the
 batches' memory, 1/4 for those that are drawn together"""
@@ -57,7 +57,7 @@ def budget_of(ds: Dataset, model: int = 0) -> Budget:
         if memory is None:
             memory, origin = baseline + available_bytes() // 2, "(half of what is available)"
         labels = 0 if ds.labels is None else ds.labels.nbytes
-        share = MAPPED_SHARE if ds.graph.sampled_bytes() <= memory // WARM_SHARE else COLUMNS_SHARE
+        share = WARM_SHARE if ds.graph.sampled_bytes() <= memory // WARM_SHARE else COLUMNS_SHARE
         _budgets[ds] = divide(
             memory,
             baseline=baseline,
