@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from stores.engines import describe, open_engine, ring
 from stores.engines.pread import PreadEngine
-from stores.engines.uring import AGAIN, DONE, FAILED, MORE, TRIES, Job, UringEngine, judge, reap
+from stores.engines.uring import Job, UringEngine, reap
 from stores.errors import StoreError
 from stores.files import Segments
 from stores.plan import plan_reads
@@ -93,58 +93,6 @@ def held() -> tuple[int, int, int]:
     maps = Path("/proc/self/maps").read_text().count("io_uring")
     threads = sum(thread.name.startswith(UringEngine.threads.name) for thread in threading.enumerate())
     return len(os.listdir("/proc/self/fd")), maps, threads
-
-
-@given(
-    st.integers(1, 40_000),
-    st.lists(st.one_of(st.integers(0, 50_000), st.sampled_from([-errno.EAGAIN, -errno.EINTR, -errno.EIO]))),
-)
-@settings(max_examples=300, deadline=None)
-def test_a_piece_ends_when_its_bytes_are_here_or_it_cannot_be_read(wanted: int, results: list[int]) -> None:
-    """Against a plain account of which bytes a disk that answers so has handed over."""
-    asked = -(-wanted // PAGE) * PAGE
-    done, tries, here = 0, 0, np.zeros(asked, bool)
-    for result in results:
-        result = min(result, asked - done)
-        before = done
-        here[done : done + max(result, 0)] = True
-        action, done = judge(result, done, wanted, tries)
-        assert done % PAGE == 0 or done == wanted
-        assert here[:done].all()
-        tries += action == AGAIN
-        if action == AGAIN:
-            assert result in (-errno.EAGAIN, -errno.EINTR)
-            assert done == before
-        elif action == MORE:
-            assert before < done < wanted
-        elif action == DONE:
-            assert done == wanted
-            assert here[:wanted].all()
-            return
-        else:
-            assert action == FAILED
-            assert result == -errno.EIO or (0 <= result < PAGE and not here[:wanted].all())
-            return
-
-
-@pytest.mark.parametrize(
-    ("result", "done", "wanted", "tries", "what"),
-    [
-        (4096, 0, 4096, 0, (DONE, 4096)),
-        (100, 0, 100, 0, (DONE, 100)),  # the file's last bytes: fewer than asked for, all that count
-        (4096, 0, 100, 0, (DONE, 100)),
-        (4096, 0, 8192, 0, (MORE, 4096)),
-        (5000, 4096, 16384, 0, (MORE, 8192)),  # the next read must begin on a page too
-        (4095, 0, 8192, 0, (FAILED, 0)),
-        (0, 4096, 8192, 0, (FAILED, 4096)),
-        (-errno.EAGAIN, 4096, 8192, TRIES - 1, (AGAIN, 4096)),
-        (-errno.EAGAIN, 4096, 8192, TRIES, (FAILED, 4096)),
-        (-errno.EINTR, 0, 8192, 0, (AGAIN, 0)),
-        (-errno.EIO, 4096, 8192, 0, (FAILED, 4096)),
-    ],
-)
-def test_what_follows_from_a_completion(result: int, done: int, wanted: int, tries: int, what: tuple[int, int]) -> None:
-    assert judge(result, done, wanted, tries) == what
 
 
 def test_rows_are_the_bytes(engine: UringEngine) -> None:
@@ -279,10 +227,10 @@ def _ring_fd() -> int:
 
 def test_no_ring_to_be_had_is_an_error(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = UringEngine(segments)
-    monkeypatch.setattr(ring, "_ENTRIES", 0)  # refused by the system
-    with pytest.raises(StoreError, match="no io_uring can be set up: Invalid argument; choose the engine pread"):
-        gather(engine, [1], PAGE)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(ring, "_ENTRIES", 0)  # refused by the system
+        with pytest.raises(StoreError, match="no io_uring can be set up: Invalid argument; choose the engine pread"):
+            gather(engine, [1], PAGE)
     np.testing.assert_array_equal(gather(engine, [1], PAGE), rows([1], PAGE))
     engine.close()
 
