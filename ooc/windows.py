@@ -59,6 +59,8 @@ class Window:
     carried: NDArray[np.int32]
     source: NDArray[np.int32]
     """see `ooc.rowcache.Change`"""
+    early: NDArray[np.int32]
+    """of an epoch's first window: what it gives up itself of the rows that were in memory, as positions"""
     idle: NDArray[np.int32]
     """what the next window gives up of the rows in memory after this one that this one does not use, as positions"""
     gone: NDArray[np.int32]
@@ -206,9 +208,10 @@ class Grouping:
                 failure = error
                 break
             residents, change = residents.take(sketch.node, sketch.uses, sketch.limit, before)
+            early = change.idle if held is None else change.idle[:0]
             if held is not None:
                 yield _linked(*held, change.evicted, change.idle, None)
-            held, before = (sketch, change.carried, change.source), sketch.node
+            held, before = (sketch, change.carried, change.source, early), sketch.node
         if held is not None:
             yield _linked(*held, before[:0], np.empty(0, np.int32), residents)
         if failure is not None:
@@ -219,6 +222,7 @@ def _linked(
     sketch: Sketch,
     carried: NDArray[np.int32],
     source: NDArray[np.int32],
+    early: NDArray[np.int32],
     evicted: NDArray[Any],
     idle: NDArray[np.int32],
     final: Residents | None,
@@ -228,7 +232,7 @@ def _linked(
     gone = np.empty(int(shared_rows(sketch.node, evicted, going)), np.int32)
     first = np.zeros(len(sketch.batches) + 1, np.int64)
     by_last_use(sketch.last, going, gone, first)
-    return Window(sketch, carried, source, idle, gone, first, final)
+    return Window(sketch, carried, source, early, idle, gone, first, final)
 
 
 class Reader:
@@ -242,6 +246,7 @@ class Reader:
 
     def read(self, window: Window) -> Filled:
         """The rows that are not in memory yet, each once. Where that fails, batch by batch as far as it goes."""
+        self._pool.give(self.slot[window.early])
         slot = np.full(len(window.carried), -1, np.int32)
         there = window.carried >= 0
         slot[there] = self.slot[window.carried[there]]

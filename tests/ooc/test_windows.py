@@ -122,6 +122,18 @@ def test_rows_read_are_those_that_residents_foresee_whatever_the_timing(ds):
         assert loader.rows_read == foreseen < sum(len(np.unique(batch.subgraph.node)) for batch in drawn)
 
 
+def test_rows_of_earlier_epochs_and_other_loaders_make_room(ds):
+    """Without which an epoch waits forever for room among rows that the one before has left."""
+    with Dataset.open(ds.path) as fresh:
+        small = dataclasses.replace(budget(30_000), in_flight=1)
+        cache = shelf_of(fresh.rows("x"))
+        for epoch in range(6):
+            loader = NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, budget=small, seed=epoch)
+            got, expected = list(loader), list(in_memory(NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, seed=epoch)))
+            assert same(got, expected)
+            assert 0 < cache._cache.pool.used == len(cache._cache.slot) == len(cache._cache.residents.node) < N
+
+
 def test_a_second_pipeline_meanwhile_has_rows_of_its_own(ds):
     with Dataset.open(ds.path) as fresh:
         one, other = (NeighborLoader(fresh, [2], batch_size=20, budget=budget(10**8)) for _ in range(2))
