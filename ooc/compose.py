@@ -228,9 +228,6 @@ def compose(
         check_environment(config, saved, environment(device, dataset, model))
     budget_of(dataset, model_bytes(config, model))
     loader, evaluators = make_loaders(config, dataset, device)
-    if config.memory is not None:
-        watchers.note(str(loader.budget))
-    watchers.note(f"features are read: {dataset.reading('x')}")
     loss = make_loss(config, dataset, task, device)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
     checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))  # only under the log's lock
@@ -252,6 +249,9 @@ def compose(
         restore(job, saved)
     if config.tensorboard:
         watchers.all.append(TensorBoardWatcher(config.out, job.state.total_steps))
+    if config.memory is not None:
+        watchers.note(str(loader.budget))
+    watchers.note(f"features are read: {dataset.reading('x')}")
     return job
 
 

@@ -73,8 +73,8 @@ class Read:
             self.topology_nbytes += nbytes
 
 
-BUFFERS_KEPT = 2
-"""Of rows of batches that the model is done with: memory for the next ones"""
+BUFFERS_KEPT = 1
+"""Memory of a batch that the model is done with, for the rows of the next one"""
 FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 """Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
 _PART_SLOTS = 2**14  # 64 KiB of int32

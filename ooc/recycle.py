@@ -5,6 +5,7 @@ Where an array of 50 MB is gathered for every batch, the system would zero as ma
 
 import threading
 import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ class Recycler:
     """
 
     def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self._free: list[NDArray[np.uint8]] = []
+        # Of bounded length, and filled without a lock: a buffer may come back in a collection, in the middle of anything.
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -36,18 +37,21 @@ class Recycler:
         return np.asarray(self._lease(nbytes))[:nbytes].view(dtype).reshape(shape)
 
     def _lease(self, nbytes: int) -> "_Lease":
-        with self._lock:
-            fitting = [k for k, buffer in enumerate(self._free) if buffer.nbytes >= nbytes]
-            buffer = self._free.pop(fitting[0]) if fitting else None
+        buffer = self._waiting(nbytes)
         if buffer is None:
             buffer = np.empty(nbytes * 9 // 8, np.uint8)  # batches differ in size a little
         lease = _Lease(buffer)
-        weakref.finalize(lease, self._back, buffer).atexit = False
+        weakref.finalize(lease, self._free.append, buffer).atexit = False
         return lease
 
-    def _back(self, buffer: NDArray[np.uint8]) -> None:
+    def _waiting(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """A buffer that is large enough, out of those that wait; the smaller ones are given up."""
         with self._lock:
-            self._free = sorted([*self._free, buffer], key=len)[-self._kept :]
+            while self._free:
+                buffer = self._free.pop()
+                if buffer.nbytes >= nbytes:
+                    return buffer
+        return None
 
 
 class _Lease:

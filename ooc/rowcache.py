@@ -16,6 +16,8 @@ from stores.jit import kernel
 from stores.rows import AnyArray, Rows
 
 Slots = NDArray[np.int32]
+STOPPING_SECONDS = 60.0
+"""that the next pipeline waits for one that was told to stop; it ends the reads under way first"""
 _AGE = np.float32(0.5)
 """what a row's uses still count after one more window"""
 
@@ -53,7 +55,8 @@ class RowPool:
         Raises PoolClosed where the pool is or gets closed.
         """
         limit = min(limit, len(self._free))
-        assert least <= limit, "a window must fit the pool"
+        if least > limit:
+            raise ValueError(f"{least} slots of {limit}: nobody could ever give so many")
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.used + least <= limit)
             if self._closed:
@@ -61,6 +64,12 @@ class RowPool:
             n = min(most, limit - self.used)
             self._left -= n
             return self._free[self._left : self._left + n][::-1].copy()
+
+    def clear(self) -> None:
+        """All slots are free again, whoever left them taken."""
+        with self._changed:
+            self._free[:] = np.arange(len(self._free) - 1, -1, -1, dtype=np.int32)
+            self._left = len(self._free)
 
     def give(self, slot: Slots) -> None:
         """Give slots (int32[n], distinct, in use) back."""
@@ -164,8 +173,7 @@ class RowCache:
     def clear(self) -> None:
         """Forget all rows, whoever left slots taken."""
         self.residents, self.slot = Residents.none(), np.empty(0, np.int32)
-        self.pool._free[:] = np.arange(len(self.pool._free) - 1, -1, -1, dtype=np.int32)
-        self.pool._left = len(self.pool._free)
+        self.pool.clear()
 
 
 class Lease:
@@ -175,11 +183,14 @@ class Lease:
         self.cache = cache
         self._shelf = shelf
         self._over = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `stop` may come from a collection, in the middle of anything
+        self.stopping = False
+        """whether the cache is about to come back"""
 
     def stop(self) -> None:
         """End all waiting for slots; nothing once the lease is over, when the cache may be another's."""
         with self._lock:
+            self.stopping = True
             if not self._over:
                 self.cache.pool.close()
 
@@ -200,29 +211,36 @@ class Shelf:
 
     def __init__(self) -> None:
         self._cache: RowCache | None = None
-        self._lent = False
-        self._lock = threading.Lock()
+        self._lease: Lease | None = None
+        self._changed = threading.Condition()
 
-    def lend(self, count: int, rows: Rows) -> Lease:
-        """The cache of `count` slots, or, while another pipeline has it, one of its own."""
-        with self._lock:
-            if self._lent:
-                return Lease(RowCache(RowPool(count, rows.shape[1:], rows.dtype)), None)
+    def lend(self, count: int, rows: Rows) -> Lease | None:
+        """The cache, of `count` slots; None while another pipeline has it. Waits for one that is stopping."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lease is None or not self._lease.stopping, STOPPING_SECONDS)
+            if self._lease is not None:
+                return None
             if self._cache is None or len(self._cache.pool.rows) != count:
                 self._cache = None  # before the next one is made
                 self._cache = RowCache(RowPool(count, rows.shape[1:], rows.dtype))
-            self._lent = True
             self._cache.pool.open()
-            return Lease(self._cache, self)
+            self._lease = Lease(self._cache, self)
+            return self._lease
 
     def put(self) -> None:
         """Take the cache back."""
-        with self._lock:
-            self._lent = False
+        with self._changed:
+            self._lease = None
+            self._changed.notify_all()
 
 
 _shelves: "weakref.WeakKeyDictionary[Rows, Shelf]" = weakref.WeakKeyDictionary()
 _shelves_lock = threading.Lock()
+
+
+def own_cache(count: int, rows: Rows) -> Lease:
+    """A cache that goes with its pipeline."""
+    return Lease(RowCache(RowPool(count, rows.shape[1:], rows.dtype)), None)
 
 
 def shelf_of(rows: Rows) -> Shelf:

@@ -21,12 +21,14 @@ from ooc.loading import Work
 from ooc.order import Cursor
 from ooc.packed import Packed, narrow, pack
 from ooc.pipeline import CONSUMER, SOURCE, Clock, Pipeline, Stage
-from ooc.rowcache import PoolClosed, Residents, RowPool, Slots, shared_rows, shelf_of
+from ooc.rowcache import Lease, PoolClosed, Residents, RowPool, Slots, own_cache, shared_rows, shelf_of
 from ooc.union import Union, by_last_use
 
 FIRST_BYTES, GROWTH = 2**30, 4
 """Of an epoch's first window, so that training starts soon (a smaller one is hardly read faster); each next one may have so
 many times more"""
+SECOND_SHARE = 4
+"""A second pipeline over the same rows at the same time has so much less memory, on top of the first one's"""
 AHEAD = 1
 """Batches gathered before the model asks for them"""
 _ROW_BYTES = 112
@@ -161,12 +163,13 @@ class Grouping:
     def rows_limit(self, kept: int, largest: int, drawing: int) -> int:
         """Rows in memory at most beside windows whose batches take `kept` bytes each, the largest batch `largest`.
 
-        Taken off: the batches gathered ahead, the one at the model and as much for its activations; those being drawn
-        (`drawing` bytes each, with their hash tables); the windows' batches.
+        Taken off: the batches gathered ahead, the one at the model, as much for its activations and for the one before it,
+        whose memory waits to be used again; those being drawn (`drawing` bytes each, with their hash tables); the windows'
+        batches.
         """
         lockstep = self.work.lockstep
         drawn = 4 * self.drawing * drawing if lockstep is None else lockstep.max_bytes or 0
-        besides = (AHEAD + 2) * largest + drawn + _WINDOWS * kept
+        besides = (AHEAD + 3) * largest + drawn + _WINDOWS * kept
         return max(0, self.pool_bytes - besides) // (self.row_bytes + _ROW_BYTES)
 
     def sketches(self, batches: Iterator[Drawn]) -> Iterator[Sketch]:
@@ -297,10 +300,10 @@ class Reader:
 class Server:
     """Takes the batches out of windows, in order, and gives rows back that are not needed any more."""
 
-    def __init__(self, work: Work, pool: RowPool) -> None:
+    def __init__(self, work: Work, pool: RowPool, residents: Residents) -> None:
         self._work, self._pool = work, pool
-        self.final: Residents | None = None
-        """what lies in memory, once the last batch is gathered"""
+        self.final: Residents | None = residents
+        """what lies in memory: before the first batch, and once the last one is gathered; None in between"""
 
     def serve(self, windows: Iterator[Filled]) -> Iterator[Portion]:
         """The batches of windows, one after the other."""
@@ -327,8 +330,7 @@ class Server:
         np.take(pool.rows, at, axis=0, out=x, mode="clip")  # "clip" writes straight into out
         pool.give(filled.slot[window.gone[window.first[k] : window.first[k + 1]]])
         drawn = batch.unpack(sketch.node)
-        if k + 1 == len(sketch.batches):
-            self.final = window.final
+        self.final = window.final if k + 1 == len(sketch.batches) else None
         return self._work.collate(Loaded(drawn, x, self._work.labels(drawn)))
 
 
@@ -355,11 +357,32 @@ def windowed(
     pool: bytes for all batches and windows that are alive at once; threads: to sample with; split: halve a batch that does not
     fit; clocks: as of `Pipeline`, for all stages.
     """
-    assert work.x is not None
-    lease = shelf_of(work.x).lend(min(pool // work.x.row_bytes + 1, work.x.shape[0]), work.x)
+    lease, pool = _lent(work, pool)
+    try:
+        return _chain(work, cursors, lease, pool, threads, split, clocks)
+    except BaseException:
+        lease.end(None, lease.cache.slot)
+        raise
+
+
+def _lent(work: Work, pool: int) -> tuple[Lease, int]:
+    """The rows' cache, and the bytes for this pipeline; a second one at the same time has a cache and room of its own."""
+    rows = work.x
+    assert rows is not None
+    lease = shelf_of(rows).lend(min(pool // rows.row_bytes + 1, rows.shape[0]), rows)
+    if lease is not None:
+        return lease, pool
+    room = pool // SECOND_SHARE
+    return own_cache(min(room // rows.row_bytes + work.max_bytes // rows.row_bytes + 1, rows.shape[0]), rows), room
+
+
+def _chain(
+    work: Work, cursors: Iterator[Cursor], lease: Lease, pool: int, threads: int, split: bool, clocks: dict[str, Clock]
+) -> Pipeline:
+    """The three pipelines of `windowed`."""
     cache = lease.cache
     grouping = Grouping(work, pool, threads, cache.residents)
-    reader, server = Reader(work, cache.pool, cache.slot), Server(work, cache.pool)
+    reader, server = Reader(work, cache.pool, cache.slot), Server(work, cache.pool, cache.residents)
     alone = work.lockstep is None and not split
     stages = [Stage("sample", work.sample, threads)] if alone else []
     names = [SOURCE, *(stage.name for stage in stages), "read", "collate", CONSUMER]

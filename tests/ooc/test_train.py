@@ -1,5 +1,6 @@
 """Training: a plain loop written out here gives the same losses; resuming gives them to the bit; nothing is lost."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,7 +13,8 @@ import pytest
 import torch
 from torch_geometric.nn import SAGEConv
 
-from ooc import checkpoint, compose, run
+from ooc import checkpoint, compose, loaders, run
+from ooc.budget import divide
 from ooc.checkpoint import read_metrics
 from ooc.config import TrainConfig
 from ooc.order import Purpose, key
@@ -132,6 +134,25 @@ def test_resume_continues_to_the_bit(make_store: MakeStore, tmp_path: Path, ever
     assert all(torch.equal(one[name], two[name]) for name in one)
     if every == 1:
         assert resumed["processes"] == (2 if killed_at > 1 else 1)
+
+
+@pytest.mark.parametrize("killed_at", [0, 23, 60])
+def test_features_larger_than_the_memory_train_evaluate_and_resume(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    """Windows that give up rows, over epochs and the evaluations between them: the curve of all rows in memory."""
+    store = make_store(num_nodes=600, num_edges=3000, x=np.random.default_rng(3).standard_normal((600, 64), np.float32))
+    settings: dict[str, Any] = {"batch_size": 12, "checkpoint_every": 7}
+    whole = train(configure(store, tmp_path / "whole", in_memory=True, **settings))
+    small = dataclasses.replace(divide(10**9, baseline=0), max_batch=90_000, in_flight=1)
+    monkeypatch.setattr(loaders, "divide", lambda *_, **__: small)
+    cut = configure(store, tmp_path / "cut", **settings)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(killed_at))
+    resumed = train(cut, resume=True)
+    assert curve(cut.out) == curve(tmp_path / "whole")
+    assert resumed["metrics"] == whole["metrics"]
+    assert resumed["rows_read"] > 600  # rows were given up and read again
 
 
 def test_ctrl_c_keeps_a_checkpoint_of_that_very_step(make_store: MakeStore, tmp_path: Path) -> None:

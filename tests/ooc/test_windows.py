@@ -150,7 +150,7 @@ def test_a_dropped_iterator_gives_the_rows_back(ds):
             gc.collect()
             assert no_threads()
         shelf = shelf_of(fresh.rows("x"))
-        assert not shelf._lent
+        assert shelf._lease is None
         assert shelf._cache.pool.used == len(shelf._cache.slot)
 
 
