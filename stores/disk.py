@@ -97,11 +97,10 @@ class DiskProfile(BaseModel):
         return "\n".join(lines)
 
 
-def profile_for(path: Path | str, engine: str, measure_if_missing: bool = False) -> DiskProfile:
+def profile_for(path: Path | str, engine: str) -> DiskProfile:
     """The profile of the device that holds `path`, read through `engine` (its name once open, not "auto").
 
-    What was measured before, else the default; `measure_if_missing`: else measured now (two seconds) and kept. A cached
-    profile that is damaged or of another version counts as missing. StoreError where `path` does not exist.
+    What `calibrate` measured before, else the default. A cached profile that is damaged or of another version counts as missing. StoreError where `path` does not exist.
 
     >>> profile_for("papers.ooc", "pread").cost.seconds(plan.length)
     """
@@ -111,9 +110,7 @@ def profile_for(path: Path | str, engine: str, measure_if_missing: bool = False)
         if (cached.device, cached.size_bytes, cached.engine) == (device, size_bytes, engine):
             return cached
     except (OSError, ValidationError):
-        pass  # not there, or of no use: measured anew when somebody asks for it
-    if measure_if_missing and engine != "mmap":
-        return calibrate(path, engine)
+        pass  # not there, or of no use
     cost = _MMAP_COST if engine == "mmap" else DEFAULT_COST
     return DiskProfile(device=device, size_bytes=size_bytes, engine=engine, **vars(cost))
 

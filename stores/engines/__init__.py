@@ -18,8 +18,6 @@ class Engine(Protocol):
     """Bytes that the offsets and lengths of a plan must be multiples of."""
     reaches_device: bool
     """Whether a buffer may lie in GPU memory."""
-    gap_bytes: int
-    """Rows at most this far apart are worth one read rather than two."""
     reason: str | None
     """Why the engine does less than its name says (no O_DIRECT here), or None."""
 

@@ -31,7 +31,6 @@ class MmapEngine:
     name = "mmap"
     alignment = 4096
     reaches_device = False
-    gap_bytes = 0
     reason: str | None = None
 
     def __init__(self, segments: Segments) -> None:

@@ -18,7 +18,7 @@ from stores.engines.tasks import Gate, check_out, run_slices
 from stores.errors import StoreError
 from stores.files import Segments, open_for_reading
 from stores.jit import kernel
-from stores.plan import GAP_BYTES, ReadPlan
+from stores.plan import ReadPlan
 from stores.threads import READERS, SharedPool
 
 ALIGNMENT = 4096
@@ -55,7 +55,6 @@ class PreadEngine:
     name = "pread"
     alignment = ALIGNMENT
     reaches_device = False
-    gap_bytes = GAP_BYTES
     threads: ClassVar[SharedPool] = READERS
 
     def __init__(self, segments: Segments) -> None:

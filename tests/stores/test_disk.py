@@ -144,12 +144,6 @@ class TestMeasure:
         assert [file.suffix for file in (cache / "ooc" / "disks").iterdir()] == [".json"]  # nothing temporary
         assert DiskProfile.model_validate_json(profile.model_dump_json()) == profile
 
-    def test_measured_if_asked_for_and_only_once(self, tmp_path: Path) -> None:
-        first = profile_for(tmp_path, "pread", measure_if_missing=True)
-        assert first.measured is not None
-        assert profile_for(tmp_path, "pread", measure_if_missing=True) == first
-        assert profile_for(tmp_path, "mmap", measure_if_missing=True).measured is None
-
     def test_a_cache_that_cannot_be_written_is_a_warning(self, tmp_path: Path, cache: Path) -> None:
         cache.write_text("a file")
         with pytest.warns(UserWarning, match=f"the disk's measurement is not kept: cannot write {cache}"):
