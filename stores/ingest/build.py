@@ -37,7 +37,8 @@ def ingest(
     (x, y, edge_index, train_mask, ...), in place of files.
 
     The store is built in `<out>.partial`. A killed ingest leaves no store; the same call resumes at the last finished step
-    while the settings and the input files stay as they are. After an error that directory is removed.
+    while the settings and the input files stay as they are, and with others begins anew, which the result's notes tell. After
+    an error that directory is removed; one that is not an ingest's is refused and left alone.
     Raises InputError naming file, row and value, StoreError for an existing `out` or a full disk, ConfigError.
 
     >>> ingest(IngestSpec(out="papers.ooc", edges="edges/*.parquet", num_nodes=8_000_000)).num_edges
@@ -115,7 +116,7 @@ class _Build:
             "num_edges": int(graph["slots"]),
             "dropped": dropped,
             "non_finite": wild,
-            "notes": tuple(split["notes"]),
+            "notes": (*self.steps.notes, *split["notes"]),
         }
 
     def _columns(self) -> EdgeColumns:

@@ -28,6 +28,8 @@ DELIMITERS = "\t,;| "
 STAGED_ROWS = 1 << 20
 _NO_ROW = re.compile(r"\s*$|#\s")
 """a blank line or a comment; `#word` may be an id"""
+_NO_HEADER = ", or pass --no-header if its first line is data"
+"""for text tables whose first line was taken for names"""
 _MAGIC = {".parquet": b"PAR1", ".pq": b"PAR1", ".gz": b"\x1f\x8b", ".npy": b"\x93NUMPY", ".npz": b"PK"}
 
 
@@ -112,7 +114,10 @@ class Table:
         if default is not None and not self.header and wanted == default[0] and default[1] < len(self.columns):
             return list(self.columns)[default[1]]
         there = ", ".join(list(self.columns)[:20])
-        raise InputError(f"{self.shown} has no column {wanted!r} for {what}: it has {there}; name one of them")
+        raise InputError(f"{self.shown} has no column {wanted!r} for {what}: it has {there}; name one of them{self._hint()}")
+
+    def _hint(self) -> str:
+        return _NO_HEADER if self.text and self.header else ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -179,7 +184,8 @@ def open_table(
         kinds.add(file.first_line is not None)
         if index and list(there) != list(columns) and not set(columns) <= set(there):
             missing = next(each for each in columns if each not in there)
-            raise InputError(f"{path} has no column {missing!r}, which {files[0].shown} has: files of a table must agree")
+            hint = _NO_HEADER if headed and file.first_line is not None else ""
+            raise InputError(f"{path} has no column {missing!r}, which {files[0].shown} has: files of a table must agree{hint}")
         if not index:
             columns = there
         files.append(file)
@@ -254,7 +260,7 @@ def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -
     headed = header if header is not None else bool(set(names) & set(fields)) or not any(map(_is_number, fields))
     columns = fields if headed else [f"column{i}" for i in range(len(fields))]
     if len(set(columns)) < len(columns):
-        raise InputError(f"{path} line 1 names a column twice: {', '.join(columns)[:200]}; rename one")
+        raise InputError(f"{path} line 1 names a column twice: {', '.join(columns)[:200]}; rename one{_NO_HEADER}")
     return delimiter, columns, headed
 
 

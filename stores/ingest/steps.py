@@ -2,7 +2,9 @@
 
 A step writes only below its own outputs. It counts as done when the journal, replaced atomically, holds its result;
 what an unfinished step left behind is removed before it runs again. The journal carries a fingerprint of the settings and
-of every input file's size and modification time: another fingerprint starts afresh.
+of every input file's size and modification time: another fingerprint begins anew, and says so.
+
+The lock file is made first and removed last, so it marks the directory as an ingest's: any other is left alone.
 """
 
 import fcntl
@@ -11,11 +13,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from stores.atomic import disk_errors, partial_path, write_file
 from stores.errors import StoreError
+
+LOCK, JOURNAL = "ooc-ingest.lock", "steps.json"
 
 
 def fingerprint(settings: str, files: Iterable[Path]) -> str:
@@ -38,7 +43,9 @@ def remove(path: Path) -> None:
 class Steps:
     """The working directory of one ingest, `<out>.partial`, and its journal. One process at a time (a lock).
 
-    `store` becomes the published store, `stage` holds intermediate tables, `spill` the engine's own files.
+    `store` becomes the published store, `stage` holds intermediate tables, `spill` the engine's own files; `notes` says
+    where finished steps of an earlier attempt could not be used. Raises StoreError where the directory is in use or is not an
+    ingest's, and for a disk that refuses.
 
     >>> steps = Steps(out, fingerprint("settings", files))
     >>> steps.run("scan", lambda: {"edges": 12})  # on a second run: the result, without the work
@@ -49,20 +56,18 @@ class Steps:
         self.root = partial_path(out)
         self.store, self.stage, self.spill = (self.root / name for name in ("store", "stage", "spill"))
         self.resumed: list[str] = []
-        with disk_errors(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise StoreError(f"{self.root} is in use by another ingest into {out}: wait for it, or stop it") from None
+        self.notes: list[str] = []
         self._key = key
-        self._done = self._read()
-        with disk_errors(self.root):
-            remove(self.spill)
-            for path in (self.store, self.stage, self.spill):
-                path.mkdir(exist_ok=True)
+        self._lock = self._take(out)
+        try:
+            with disk_errors(self.root):
+                self._done = self._read()
+                remove(self.spill)
+                for path in (self.store, self.stage, self.spill):
+                    path.mkdir(exist_ok=True)
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def run(self, name: str, work: Callable[[], dict[str, Any]], outputs: Iterable[Path] = ()) -> dict[str, Any]:
         """The result (JSON) of step `name`: recorded, or of `work()` after removing `outputs`."""
@@ -78,24 +83,57 @@ class Steps:
         return self._done[name]
 
     def close(self, keep: bool) -> None:
-        """Let go of the lock; without `keep` the working directory goes too."""
+        """Let go of the lock; without `keep` the working directory goes too, but for what is not an ingest's."""
         if not keep:
-            shutil.rmtree(self.root, ignore_errors=True)
+            with suppress(OSError):
+                self._clear()
+                remove(self.root / LOCK)
+                self.root.rmdir()
         os.close(self._lock)
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            found = json.loads((self.root / "steps.json").read_bytes())
-            if found["fingerprint"] == self._key:
-                return dict(found["done"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # no journal, or a damaged one: start afresh
+    def _take(self, out: Path) -> int:
+        """The descriptor of the lock, held. An empty directory may be what an ingest killed at its very beginning left."""
         with disk_errors(self.root):
-            for path in self.root.iterdir():
-                if path.name != "lock":
-                    remove(path)
+            with suppress(FileExistsError):
+                self.root.mkdir(parents=True, exist_ok=True)
+            there = os.listdir(self.root) if self.root.is_dir() else ["."]
+            if there and LOCK not in there:
+                what = f"{self.root}, where {out} would be built, was not made by an ingest"
+                raise StoreError(f"{what}: move it away, or choose another name than {out}")
+            lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise StoreError(f"{self.root} is in use by another ingest into {out}: wait for it, or stop it") from None
+        return lock
+
+    def _read(self) -> dict[str, Any]:
+        """The finished steps of an earlier attempt; those that are no use are removed."""
+        try:
+            found = json.loads((self.root / JOURNAL).read_bytes())
+            same, done = found["fingerprint"] == self._key, dict(found["done"])
+        except FileNotFoundError:
+            same, done = False, {}  # no step was finished
+        except (ValueError, KeyError, TypeError):
+            same, done = False, {}
+            self.notes.append(f"began anew: {self.root / JOURNAL}, which records an interrupted ingest's steps, is damaged")
+        if not self.store.is_dir():
+            same, done = False, {}  # it was published, and killed before all the rest was removed
+        if same:
+            return done
+        if done:
+            why = "was for other settings or input files than these"
+            self.notes.append(f"began anew: an interrupted ingest, which had finished {', '.join(done)}, {why}")
+        self._clear()
         return {}
+
+    def _clear(self) -> None:
+        """Remove what ingests make and nothing else; the journal first, as it must not tell of steps whose outputs are gone."""
+        remove(self.root / JOURNAL)
+        for path in (*self.root.glob(f".{JOURNAL}.*.tmp"), self.spill, self.stage, self.store):
+            remove(path)
 
     def _write(self) -> None:
         text = json.dumps({"fingerprint": self._key, "done": self._done}, indent=1)
-        write_file(self.root / "steps.json", text.encode())
+        write_file(self.root / JOURNAL, text.encode())

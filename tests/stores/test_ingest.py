@@ -1,11 +1,8 @@
-"""Ingest against a brute-force reference; errors by file, row and value; resuming after a kill."""
+"""Ingest against a brute-force reference; errors by file, row and value."""
 
 import errno
 import gzip
 import os
-import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -289,67 +286,6 @@ def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
     for options in ({}, {"edges": "e", "npz": "n"}, {"edges": "e", "label": "y"}, {"edges": "e", "features": ["y=a.npy"]}):
         with pytest.raises(ConfigError):
             IngestSpec(out=tmp_path / "s.ooc", **options)  # type: ignore[arg-type]
-
-
-KILLED = """
-import os, signal, sys
-from stores.ingest import IngestSpec, ingest
-
-out, edges, nodes, x, at = sys.argv[1:6]
-seen = 0
-def die(*_):
-    global seen
-    seen += 1
-    if seen == int(at):
-        os.kill(os.getpid(), signal.SIGKILL)
-result = ingest(IngestSpec(out=out, edges=edges, nodes=nodes, features=["x=" + x], drop_duplicates=True), die)
-print(len(result.resumed))
-"""
-
-
-def test_a_killed_ingest_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    rng = np.random.default_rng(4)
-    names = np.array([f"n{i}" for i in range(300)])
-    edges = table(tmp_path / "e.parquet", src=names[rng.integers(0, 300, 4000)], dst=names[rng.integers(0, 300, 4000)])
-    nodes = table(tmp_path / "n.parquet", id=names)
-    np.save(tmp_path / "x.npy", rng.random((300, 5)))
-
-    def run(out: str, at: int) -> subprocess.CompletedProcess[str]:
-        arguments = [str(tmp_path / out), edges, nodes, str(tmp_path / "x.npy"), str(at)]
-        return subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
-
-    assert run("want.ooc", 0).stdout.strip() == "0"
-    want = tree(tmp_path / "want.ooc")
-    resumed, at = [], 1
-    while True:
-        killed = run("got.ooc", at)
-        if killed.returncode == 0:
-            break
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert not (tmp_path / "got.ooc").exists()
-        again = run("got.ooc", 0)
-        assert again.returncode == 0, again.stderr
-        resumed.append(int(again.stdout))
-        assert tree(tmp_path / "got.ooc") == want
-        assert not (tmp_path / "got.ooc.partial").exists()
-        subprocess.run(["rm", "-r", str(tmp_path / "got.ooc")], check=True)
-        at += 5
-    assert max(resumed) >= 4
-    assert resumed == sorted(resumed)
-
-
-def test_changed_input_starts_afresh(tmp_path: Path) -> None:
-    edges = table(tmp_path / "e.parquet", src=[0, 1], dst=[1, 2])
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges), die)
-    assert (tmp_path / "s.ooc.partial").exists()
-    table(tmp_path / "e.parquet", src=[0, 1, 5], dst=[1, 2, 3])
-    result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
-    assert (result.num_edges, result.resumed) == (3, ())
 
 
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -158,3 +158,25 @@ def test_a_truncated_gzip_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"src,dst\n0,1\n")[:-6])
     with pytest.raises(InputError, match="is truncated"):
         sniff(tmp_path / "t.csv.gz")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_data_taken_for_a_header_is_told_of(tmp_path: Path, duck: Duck, suffix: str) -> None:
+    sign, advice = {"csv": ",", "tsv": "\t"}[suffix], r", or pass --no-header if its first line is data$"
+    for name, rows in {"a1": [("n036", "n048"), ("n1", "n2")], "a2": [("n5", "n6")], "b": [("n7", "n7")]}.items():
+        (tmp_path / f"{name}.{suffix}").write_text("".join(f"{sign.join(row)}\n" for row in rows))
+    table = open_table(duck, f"{tmp_path}/a1.{suffix}", tmp_path / "stage", None, ("src", "dst"))
+    with pytest.raises(InputError, match=r"has no column 'src' for sources: it has n036, n048; name one of them" + advice):
+        table.column("src", "sources", ("src", 0))
+    with pytest.raises(InputError, match="a table must agree" + advice):
+        open_table(duck, f"{tmp_path}/a*.{suffix}", tmp_path / "stage")
+    with pytest.raises(InputError, match="names a column twice: n7, n7; rename one" + advice):
+        open_table(duck, f"{tmp_path}/b.{suffix}", tmp_path / "stage")
+
+
+def test_no_header_is_not_advised_where_there_is_none(tmp_path: Path, duck: Duck) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    for table in (open_table(duck, f"{tmp_path}/a.csv", tmp_path, False), open_table(duck, f"{tmp_path}/a.parquet", tmp_path)):
+        with pytest.raises(InputError, match=r"name one of them$"):
+            table.column("w", "weights")

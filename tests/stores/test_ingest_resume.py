@@ -1,0 +1,192 @@
+"""Resuming an ingest after a kill, and whose `<out>.partial` it is."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stores.errors import InputError, StoreError
+from stores.ingest import IngestSpec, ingest
+from stores.ingest.steps import Steps
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(path)): each.read_bytes() for each in sorted(path.rglob("*")) if each.is_file()}
+
+
+def table(path: Path, **columns: Any) -> str:
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+KILLED = """
+import os, signal, sys
+from stores.ingest import IngestSpec, ingest
+
+out, edges, nodes, x, at = sys.argv[1:6]
+seen = 0
+def die(*_):
+    global seen
+    seen += 1
+    if seen == int(at):
+        os.kill(os.getpid(), signal.SIGKILL)
+result = ingest(IngestSpec(out=out, edges=edges, nodes=nodes, features=["x=" + x], drop_duplicates=True), die)
+print(len(result.resumed))
+"""
+
+
+def test_a_killed_ingest_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    names = np.array([f"n{i}" for i in range(300)])
+    edges = table(tmp_path / "e.parquet", src=names[rng.integers(0, 300, 4000)], dst=names[rng.integers(0, 300, 4000)])
+    nodes = table(tmp_path / "n.parquet", id=names)
+    np.save(tmp_path / "x.npy", rng.random((300, 5)))
+
+    def run(out: str, at: int) -> subprocess.CompletedProcess[str]:
+        arguments = [str(tmp_path / out), edges, nodes, str(tmp_path / "x.npy"), str(at)]
+        return subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
+
+    assert run("want.ooc", 0).stdout.strip() == "0"
+    want = tree(tmp_path / "want.ooc")
+    resumed, at = [], 1
+    while True:
+        killed = run("got.ooc", at)
+        if killed.returncode == 0:
+            break
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert not (tmp_path / "got.ooc").exists()
+        again = run("got.ooc", 0)
+        assert again.returncode == 0, again.stderr
+        resumed.append(int(again.stdout))
+        assert tree(tmp_path / "got.ooc") == want
+        assert not (tmp_path / "got.ooc.partial").exists()
+        subprocess.run(["rm", "-r", str(tmp_path / "got.ooc")], check=True)
+        at += 5
+    assert max(resumed) >= 4
+    assert resumed == sorted(resumed)
+
+
+@pytest.fixture
+def edges(tmp_path: Path) -> str:
+    return table(tmp_path / "e.parquet", src=[0, 1], dst=[1, 2])
+
+
+def interrupt(spec: IngestSpec, at: str = "sort edges") -> Path:
+    """Interrupt an ingest in step `at`; the directory it leaves."""
+
+    def press(step: str, *_: object) -> None:
+        if step == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest(spec, press)
+    return spec.out.with_name(f"{spec.out.name}.partial")
+
+
+def test_changed_input_begins_anew_and_says_so(tmp_path: Path, edges: str) -> None:
+    spec = IngestSpec(out=tmp_path / "s.ooc", edges=edges)
+    interrupt(spec)
+    table(Path(edges), src=[0, 1, 5], dst=[1, 2, 3])
+    result = ingest(spec)
+    assert (result.num_edges, result.resumed) == (3, ())
+    (note,) = result.notes
+    assert "had finished gather, scan, ids, was for other settings or input files" in note
+
+
+def test_changed_settings_begin_anew_and_say_so(tmp_path: Path, edges: str) -> None:
+    interrupt(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
+    result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, undirected=True))
+    assert (result.num_edges, result.resumed) == (4, ())
+    assert result.notes[0].startswith("began anew: an interrupted ingest, which had finished gather, scan, ids,")
+    assert not (tmp_path / "s.ooc.partial").exists()
+
+
+def test_equal_settings_resume_without_a_note(tmp_path: Path, edges: str) -> None:
+    interrupt(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
+    result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, memory="1GB"))
+    assert (result.resumed, result.notes) == (("gather", "scan", "ids"), ())
+
+
+def test_a_damaged_journal_is_told_of(tmp_path: Path, edges: str) -> None:
+    partial = interrupt(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
+    (partial / "steps.json").write_text("{")
+    result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
+    assert (result.num_edges, result.resumed) == (2, ())
+    assert result.notes[0].endswith("steps, is damaged")
+
+
+@pytest.mark.parametrize("names", [["thesis.txt"], ["lock"], ["steps.json"], ["store/x", "stage/y"]])
+def test_a_directory_of_the_users_is_refused_and_left_alone(tmp_path: Path, edges: str, names: list[str]) -> None:
+    for name in names:
+        path = tmp_path / "s.ooc.partial" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"fingerprint": "", "done": {}}')
+    before = tree(tmp_path)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"s\.ooc\.partial, where .*was not made by an ingest: move it away, or") as caught:
+            ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
+        assert "\n" not in str(caught.value)
+        assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_file_or_dangling_link_in_its_place_is_refused(tmp_path: Path, edges: str, dangling: bool) -> None:
+    partial = tmp_path / "s.ooc.partial"
+    partial.symlink_to(tmp_path / "gone") if dangling else partial.write_text("mine")
+    with pytest.raises(StoreError, match="was not made by an ingest: move it away"):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
+    assert os.path.lexists(partial)
+    assert dangling or partial.read_text() == "mine"
+
+
+def test_an_empty_directory_is_taken(tmp_path: Path, edges: str) -> None:
+    (tmp_path / "s.ooc.partial").mkdir()
+    assert ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges)).notes == ()
+    assert not (tmp_path / "s.ooc.partial").exists()
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_what_a_user_put_into_it_stays(tmp_path: Path, edges: str, ends_well: bool) -> None:
+    spec = IngestSpec(out=tmp_path / "s.ooc", edges=edges)
+    (interrupt(spec) / "thesis.txt").write_text("mine")
+    if ends_well:
+        assert ingest(spec).resumed == ("gather", "scan", "ids")
+    else:
+        with pytest.raises(InputError):
+            ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, num_nodes=1))
+    assert tree(tmp_path / "s.ooc.partial") == {"thesis.txt": b"mine"}
+
+
+def test_one_ingest_at_a_time(tmp_path: Path) -> None:
+    first = Steps(tmp_path / "s.ooc", "key")
+    first.run("scan", lambda: {"edges": 12})
+    with pytest.raises(StoreError, match="is in use by another ingest into"):
+        Steps(tmp_path / "s.ooc", "other")
+    first.close(keep=True)
+    again = Steps(tmp_path / "s.ooc", "key")
+    assert again.run("scan", dict) == {"edges": 12}
+    again.close(keep=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_steps_of_a_published_store_are_not_trusted(tmp_path: Path, edges: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the store was renamed, before the rest went; then the store was removed and is built again."""
+    spec = IngestSpec(out=tmp_path / "s.ooc", edges=edges)
+    with monkeypatch.context() as patch:
+        patch.setattr(Steps, "close", lambda steps, keep: os.close(steps._lock))
+        ingest(spec)
+    want = tree(tmp_path / "s.ooc")
+    assert json.loads((tmp_path / "s.ooc.partial" / "steps.json").read_bytes())["done"]
+    shutil.rmtree(tmp_path / "s.ooc")
+    result = ingest(spec)
+    assert (result.resumed, result.notes) == ((), ())
+    assert tree(tmp_path / "s.ooc") == want
