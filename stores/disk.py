@@ -100,7 +100,8 @@ class DiskProfile(BaseModel):
 def profile_for(path: Path | str, engine: str) -> DiskProfile:
     """The profile of the device that holds `path`, read through `engine` (its name once open, not "auto").
 
-    What `calibrate` measured before, else the default. A cached profile that is damaged or of another version counts as missing. StoreError where `path` does not exist.
+    What `calibrate` measured before, else the default. A profile that is damaged or of another version counts as missing.
+    StoreError where `path` does not exist.
 
     >>> profile_for("papers.ooc", "pread").cost.seconds(plan.length)
     """
