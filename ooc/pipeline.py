@@ -17,6 +17,8 @@ from typing import Any, Self
 
 SOURCE = "source"
 CONSUMER = "consumer"
+SIGNAL_SECONDS = 0.5
+"""after which a consumer that waits has noticed Ctrl-C at the latest"""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,9 @@ class _State:
             self.in_flight -= self.held
             self.held = 0
             self.changed.notify_all()
-            self.changed.wait_for(self._may_take)
+            # A signal that comes just before the wait begins does not end it: look up now and then.
+            while not self.changed.wait_for(self._may_take, SIGNAL_SECONDS):
+                pass
             heap = self.ready[-1]
             if self.stopped or not heap or heap[0][0] != self.delivered:
                 raise StopIteration
