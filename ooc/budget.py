@@ -11,7 +11,7 @@ from stores.sizes import format_bytes
 
 LEAST_BATCH = 2**20
 """bytes: a budget that leaves less than this for a batch is refused"""
-RUNTIME_BYTES = 100_000_000
+RUNTIME_BYTES = 150_000_000
 """allowed for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
 _SHARES = 5
 """the largest batches that memory must hold at once: one at the model, one sampled ahead, two in flight between them, and
@@ -82,7 +82,7 @@ def divide(
     leaves no room for batches. Activations beyond a batch's size (many wide layers) are not foreseen.
 
     >>> divide(2_000_000_000, baseline=700_000_000, topology=64_000_000).in_flight
-    454400000
+    434400000
     """
     stays = {
         "the process": baseline,

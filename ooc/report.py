@@ -180,7 +180,7 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
                     best_epoch + 1, values[x.index(best_epoch + 1)], "o", color=color, markersize=6, markeredgecolor="white"
                 )
     top.set(ylabel="score")
-    top.legend(loc="lower right", ncols=3, fontsize=8.5)
+    top.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)  # above the lines
     losses = [line["val"].get("loss") for line in epochs]
     bottom.plot(x, [np.nan if v is None else v for v in losses], color=INK, linewidth=1.4, marker=marker, markersize=3)
     bottom.set(xlabel="epoch", ylabel="loss")
