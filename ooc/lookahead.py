@@ -131,13 +131,13 @@ class Grouping:
     def rows_limit(self, kept: int, largest: int, drawing: int) -> int:
         """Rows in memory at most beside windows whose batches take `kept` bytes each, the largest batch `largest`.
 
-        Taken off: the batches gathered ahead, the one at the model, as much for its activations and for the one before it,
-        whose memory waits to be used again; those being drawn (`drawing` bytes each, with their hash tables); the windows'
-        batches.
+        Taken off: the batches gathered ahead, the one at the model, as much for its activations (of which there is less,
+        measured; the rest is for the memory of the batch before, which waits to be used again); those being drawn
+        (`drawing` bytes each, with their hash tables); the windows' batches.
         """
         lockstep = self.work.lockstep
         drawn = 4 * self.drawing * drawing if lockstep is None else lockstep.max_bytes or 0
-        besides = (AHEAD + 3) * largest + drawn + _WINDOWS * kept
+        besides = (AHEAD + 2) * largest + drawn + _WINDOWS * kept
         return max(0, self.pool_bytes - besides) // (self.row_bytes + _ROW_BYTES)
 
     def sketches(self, batches: Iterator[Drawn]) -> Iterator[Sketch]:
