@@ -57,10 +57,8 @@ class Budget:
             "  model": self.model,
             "  libraries": self.runtime,
             "  read buffers": self.scratch,
-            "  batches in flight": self.in_flight,
-            "  batch at the model": self.max_batch,
-            "  batch sampled ahead": self.max_batch,
-            "  activations": self.max_batch,
+            "  batches, windows, activations": self.batches,
+            "    of it a batch at most": self.max_batch,
         }
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {format_bytes(size):>8}" for name, size in rows.items())

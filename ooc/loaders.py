@@ -160,8 +160,9 @@ class NeighborLoader:
         **arguments: Any,
     ) -> None:
         check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
-        if not all(isinstance(n, Integral) for n in (batch_size, world, rank, sample_threads, read_threads)):
-            raise ConfigError(f"batch_size, rank, world and the threads must be whole numbers, not {batch_size!r}")
+        numbers = (batch_size, world, rank, sample_threads, read_threads)
+        if not all(isinstance(n, Integral) for n in numbers):
+            raise ConfigError(f"batch_size, world, rank and the threads must be whole numbers, not {numbers}")
         if batch_size < 1 or world < 1 or not 0 <= rank < world or min(sample_threads, read_threads) < 1:
             raise ConfigError("batch_size, world and the threads must be 1 or more, and rank one of 0..world-1")
         if split_seeds and shuffle:

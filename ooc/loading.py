@@ -179,7 +179,7 @@ class Work:
     recycler: Recycler = field(default_factory=lambda: Recycler(BUFFERS_KEPT))
 
     def stages(self, sample_threads: int, read_threads: int, split: bool) -> list[Stage]:
-        """The stages behind `cursors` (split=False) or `split_cursors`."""
+        """The stages behind cursors, or behind `split`, whose batches are sampled already."""
         sample = [] if split else [Stage("sample", self.sample, sample_threads)]
         return [*sample, Stage("read", self.load, read_threads, nbytes=self.nbytes), Stage("collate", self.collate)]
 
@@ -219,6 +219,7 @@ class Work:
                     waiting.extendleft([(cursor, position[half:], last), (cursor, position[:half], False)])
                     break  # what was drawn behind it is drawn again, in its place
                 yield drawn
+            del found  # before the next ones are drawn
 
     def _draw(self, cursor: Cursor, position: NDArray[np.int64], last: bool) -> Drawn:
         self.topology.warm()

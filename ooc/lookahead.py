@@ -97,14 +97,16 @@ class _Draft:
     def finish(self) -> Sketch:
         node, rank = self._union.ascending(self._size)
         batches = tuple(batch.renumbered(rank) for batch in self._batches)
-        last, uses = np.empty_like(self._last), np.empty_like(self._uses)
-        last[rank], uses[rank] = self._last, self._uses
+        last, uses = np.empty(self._size, np.int32), np.empty(self._size, np.float32)
+        last[rank], uses[rank] = self._last[: self._size], self._uses[: self._size]
         return Sketch(batches, narrow(node), last, uses, self._limit)
 
 
 def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """`array` with zeros behind it."""
-    grown = np.zeros(size, array.dtype)
+    """`array`, of `size` entries at least, with zeros behind it; a quarter more, so that many small batches copy it seldom."""
+    if len(array) >= size:
+        return array
+    grown = np.zeros(max(size, len(array) * 5 // 4), array.dtype)
     grown[: len(array)] = array
     return grown
 

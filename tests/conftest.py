@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: small real stores on disk, and the real graphs where they are at hand."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -58,6 +59,19 @@ def make_store(tmp_path: Path) -> MakeStore:
         return write_store(tmp_path / name, Graph.from_edges(src, dst, num_nodes, **columns), **{**defaults, **arrays})
 
     return make
+
+
+@pytest.fixture
+def no_o_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that refuses O_DIRECT."""
+    real = os.open
+
+    def refuse(path: Any, flags: int, *more: Any, **keywords: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument", str(path))
+        return real(path, flags, *more, **keywords)
+
+    monkeypatch.setattr(os, "open", refuse)
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,15 @@ def no_threads() -> bool:
     return eventually(lambda: not stage_threads())
 
 
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """`work(i)` in a thread of its own for each i below `count`, all at once."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def consumer_waits() -> bool:
     """Whether the main thread waits for a pipeline's next item."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]

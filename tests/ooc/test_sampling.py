@@ -20,6 +20,7 @@ from ooc.sampling import NeighborSampler, count_hop, kernels, neighbor
 from stores.errors import BudgetError, ConfigError, InputError, StoreError
 from stores.graph import Graph
 from tests.ooc.sampling_reference import reference
+from tests.waiting import in_threads
 
 compiling = settings(deadline=None)  # the first example may compile a kernel
 KEYS = st.integers(0, 2**64 - 1)
@@ -133,11 +134,7 @@ def test_threads_make_no_difference(weight: str | None) -> None:
         start.wait()
         found[thread] = {key: sampler.sample(batches[key], key) for key in order}
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     for results in found:
         assert len(results) == 40
         for key, result in results.items():

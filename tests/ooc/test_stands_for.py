@@ -2,7 +2,6 @@
 
 import math
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from ooc.order import Purpose, key
 from ooc.sampling import NeighborSampler, kernels
 from stores.graph import Graph
 from tests.ooc.sampling_reference import Stream
+from tests.waiting import in_threads
 
 COPIES = 4000
 """independent draws: copies of one node, each drawn by its own stream"""
@@ -159,11 +159,7 @@ def test_threads_make_no_difference() -> None:
         random.Random(thread).shuffle(order)
         found[thread] = {j: jobs[j][0].sample(*jobs[j][1:]).stands_for for j in order}
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     for results in found:
         assert all(np.array_equal(results[j], expected[j]) for j in range(len(jobs)))
 

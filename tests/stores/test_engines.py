@@ -1,6 +1,5 @@
 """What is particular to the pread engine: its fallback, its failures, its slices of work."""
 
-import errno
 import os
 import re
 import threading
@@ -37,17 +36,8 @@ def bytes_at(engine: PreadEngine, positions: list[int]) -> list[int]:
     return out.tolist()
 
 
-def test_where_o_direct_is_refused_reads_are_buffered_and_the_reason_is_told(
-    segments: Segments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.open
-
-    def refuse(path: Any, flags: int, *more: Any, **keywords: Any) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument", str(path))
-        return real(path, flags, *more, **keywords)
-
-    monkeypatch.setattr(os, "open", refuse)
+@pytest.mark.usefixtures("no_o_direct")
+def test_where_o_direct_is_refused_reads_are_buffered_and_the_reason_is_told(segments: Segments) -> None:
     engine = PreadEngine(segments)
     assert "refuses O_DIRECT" in str(engine.reason)
     data = segments.paths[0].read_bytes()

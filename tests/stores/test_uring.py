@@ -261,15 +261,8 @@ def test_closing_leaves_no_descriptor_thread_or_map(segments: Segments, fail: bo
     assert held()[1] == before[1]
 
 
-def test_where_o_direct_is_refused_reads_are_buffered(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.open
-
-    def refuse(path: Any, flags: int, *more: Any, **keywords: Any) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument", str(path))
-        return real(path, flags, *more, **keywords)
-
-    monkeypatch.setattr(os, "open", refuse)
+@pytest.mark.usefixtures("no_o_direct")
+def test_where_o_direct_is_refused_reads_are_buffered(segments: Segments) -> None:
     engine = open_engine("uring", segments)
     assert describe(engine).startswith("uring (the file system refuses O_DIRECT")
     ids = np.random.default_rng(0).integers(0, len(DATA) // 700, 500)
