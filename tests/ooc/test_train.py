@@ -1,10 +1,6 @@
 """Training: a plain loop written out here gives the same losses; resuming gives them to the bit; nothing is lost."""
 
-import dataclasses
 import json
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,58 +9,14 @@ import pytest
 import torch
 from torch_geometric.nn import SAGEConv
 
-from ooc import checkpoint, compose, loaders, run
-from ooc.budget import divide
+from ooc import checkpoint, compose, run
 from ooc.checkpoint import read_metrics
-from ooc.config import TrainConfig
 from ooc.order import Purpose, key
-from ooc.progress import LineWatcher
 from ooc.train import train
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 from tests.conftest import MakeStore
-
-SMALL: dict[str, Any] = {"model": "sage", "hidden": 8, "fanout": [3, 3], "batch_size": 8, "epochs": 3, "seed": 5, "threads": 1}
-
-
-@pytest.fixture(autouse=True)
-def _torch_threads() -> Iterator[None]:
-    """Runs set torch's threads for the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-class Killed(Exception):
-    """Stands for kill -9: nothing catches it and nothing is cleaned up but the log's lock."""
-
-
-class KillAt(LineWatcher):
-    """Ends the run after the line of so many steps is written."""
-
-    def __init__(self, total_steps: int) -> None:
-        super().__init__()
-        self.total_steps = total_steps
-
-    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
-        if total_steps == self.total_steps:
-            raise Killed
-
-
-class InterruptAt(KillAt):
-    """Ctrl-C during a step."""
-
-    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
-        if total_steps == self.total_steps:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def configure(store: Path, out: Path, **settings: Any) -> TrainConfig:
-    return TrainConfig(store=store, out=out, **{**SMALL, **settings})
-
-
-def curve(out: Path) -> bytes:
-    return (out / "metrics.jsonl").read_bytes()
+from tests.ooc.runs import configure, curve
 
 
 def test_losses_equal_those_of_a_plain_loop(make_store: MakeStore, tmp_path: Path) -> None:
@@ -117,66 +69,6 @@ def test_every_step_is_logged_once_and_the_summary_is_whole(make_store: MakeStor
     assert [reading["name"] for reading in summary["memory"]] == ["training", "scoring"]
 
 
-@pytest.mark.parametrize(("every", "killed_at"), [(1, 0), (1, 2), (1, 11), (3, 3), (3, 7), (None, 5)])
-def test_resume_continues_to_the_bit(make_store: MakeStore, tmp_path: Path, every: int | None, killed_at: int) -> None:
-    store = make_store()
-    whole, cut = (
-        configure(store, tmp_path / name, checkpoint_every=every, accumulate=2, grad_clip=1.0, norm="batch")
-        for name in ("whole", "cut")
-    )
-    summary = train(whole)
-    with pytest.raises(Killed):
-        train(cut, watcher=KillAt(killed_at))
-    resumed = train(cut, resume=True)
-    assert curve(cut.out) == curve(whole.out)
-    assert resumed["metrics"] == summary["metrics"]
-    one, two = (torch.load(c.out / "model.pt")["model"] for c in (whole, cut))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    if every == 1:
-        assert resumed["processes"] == (2 if killed_at > 1 else 1)
-
-
-@pytest.mark.parametrize("killed_at", [0, 23, 60])
-def test_features_larger_than_the_memory_train_evaluate_and_resume(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
-) -> None:
-    """Windows that give up rows, over epochs and the evaluations between them: the curve of all rows in memory."""
-    store = make_store(num_nodes=600, num_edges=3000, x=np.random.default_rng(3).standard_normal((600, 64), np.float32))
-    settings: dict[str, Any] = {"batch_size": 12, "checkpoint_every": 7}
-    whole = train(configure(store, tmp_path / "whole", in_memory=True, **settings))
-    small = dataclasses.replace(divide(10**9, baseline=0), max_batch=90_000, in_flight=1)
-    monkeypatch.setattr(loaders, "divide", lambda *_, **__: small)
-    cut = configure(store, tmp_path / "cut", **settings)
-    with pytest.raises(Killed):
-        train(cut, watcher=KillAt(killed_at))
-    resumed = train(cut, resume=True)
-    assert curve(cut.out) == curve(tmp_path / "whole")
-    assert resumed["metrics"] == whole["metrics"]
-    assert resumed["rows_read"] > 600  # rows were given up and read again
-
-
-def test_ctrl_c_keeps_a_checkpoint_of_that_very_step(make_store: MakeStore, tmp_path: Path) -> None:
-    store = make_store()
-    train(configure(store, tmp_path / "whole"))
-    config = configure(store, tmp_path / "cut")
-    with pytest.raises(KeyboardInterrupt):
-        train(config, watcher=InterruptAt(5))
-    assert len(read_metrics(config.out)[0]) == 6
-    state = torch.load(config.out / "checkpoint.pt")["state"]
-    assert (state["epoch"], state["step"], state["total_steps"]) == (1, 2, 6)
-    train(config, resume=True)
-    assert curve(config.out) == curve(tmp_path / "whole")
-
-
-def test_a_run_can_be_extended(make_store: MakeStore, tmp_path: Path) -> None:
-    store = make_store()
-    train(configure(store, tmp_path / "whole", max_steps=10))
-    short = configure(store, tmp_path / "cut", max_steps=6)
-    assert train(short)["total_steps"] == 6
-    assert train(short.model_copy(update={"max_steps": 10}), resume=True)["total_steps"] == 10
-    assert curve(short.out) == curve(tmp_path / "whole")
-
-
 def test_in_memory_and_threads_of_the_loader_change_nothing(make_store: MakeStore, tmp_path: Path) -> None:
     store = make_store()
     for name, settings in {
@@ -187,30 +79,6 @@ def test_in_memory_and_threads_of_the_loader_change_nothing(make_store: MakeStor
     }.items():
         train(configure(store, tmp_path / name, **settings))
         assert curve(tmp_path / name) == curve(tmp_path / "disk")
-
-
-def test_resume_against_something_else_is_refused_and_touches_nothing(make_store: MakeStore, tmp_path: Path) -> None:
-    store = make_store()
-    config = configure(store, tmp_path / "run")
-    train(config)
-    before = {path.name: path.read_bytes() for path in config.out.iterdir()}
-    other = make_store("other.ooc", seed=1)
-    for update, words in (
-        ({"store": other}, "another store"),
-        ({"model": "gin"}, "model = 'sage', not 'gin'"),
-        ({"lr": 0.5}, "lr = 0.01, not 0.5"),
-        ({"hidden": 16}, "hidden"),
-        ({"features": {"x": "elsewhere.zarr"}}, "features"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            train(config.model_copy(update=update), resume=True)
-    with pytest.raises(ConfigError, match="exists already"):
-        train(config)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="not a run"):
-        train(config.model_copy(update={"out": tmp_path / "mine"}), resume=True)
-    assert {path.name: path.read_bytes() for path in config.out.iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -306,20 +174,6 @@ class Net(torch.nn.Module):
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
-def test_a_module_of_the_users_own_trains_and_resumes(make_store: MakeStore, tmp_path: Path) -> None:
-    store = make_store()
-    own = {"model": "tests.ooc.test_train:Net", "model_args": {"width": 5}, "epochs": 2}
-    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
-    train(whole)
-    assert torch.load(whole.out / "model.pt")["model"]["first.lin_l.weight"].shape == (5, 8)
-    with pytest.raises(Killed):
-        train(cut, watcher=KillAt(5))
-    train(cut, resume=True)
-    assert curve(cut.out) == curve(whole.out)
-    with pytest.raises(ConfigError, match="model_args"):
-        train(cut.model_copy(update={"model_args": {"width": 6}}), resume=True)
-
-
 def test_accumulation_makes_the_gradient_of_the_joint_batch(make_store: MakeStore, tmp_path: Path) -> None:
     """Six batches of 5 in two groups of three step as two batches of 15 do, without dropout and shuffle apart."""
     store = make_store()
@@ -387,25 +241,7 @@ def test_a_full_disk_at_the_start_is_named_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_start_killed_while_its_configuration_was_written_can_be_resumed(make_store: MakeStore, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / ".config.json.123.tmp").write_text('{"sto')
-    (out / "metrics.jsonl").touch()
-    train(configure(make_store(), out, epochs=1), resume=True)
-    assert (out / "summary.json").exists()
-
-
 def test_a_store_without_features_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no features"):
         train(configure(make_store(x=None), tmp_path / "run"))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("cut", [1, 2, 3, 5])
-def test_a_run_cut_inside_a_group_of_batches_is_extended_to_the_bit(make_store: MakeStore, tmp_path: Path, cut: int) -> None:
-    store, settings = make_store(), {"accumulate": 3, "epochs": 2}
-    train(configure(store, tmp_path / "whole", **settings))
-    train(configure(store, tmp_path / "run", max_steps=cut, **settings))
-    train(configure(store, tmp_path / "run", **settings), resume=True)
-    assert curve(tmp_path / "run") == curve(tmp_path / "whole")

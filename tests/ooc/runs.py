@@ -1,0 +1,43 @@
+"""Small runs for tests, and how they end early."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from ooc.config import TrainConfig
+from ooc.progress import LineWatcher
+
+SMALL: dict[str, Any] = {"model": "sage", "hidden": 8, "fanout": [3, 3], "batch_size": 8, "epochs": 3, "seed": 5, "threads": 1}
+
+
+class Killed(Exception):
+    """Stands for kill -9: nothing catches it and nothing is cleaned up but the log's lock."""
+
+
+class KillAt(LineWatcher):
+    """Ends the run after the line of so many steps is written."""
+
+    def __init__(self, total_steps: int) -> None:
+        super().__init__()
+        self.total_steps = total_steps
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        if total_steps == self.total_steps:
+            raise Killed
+
+
+class InterruptAt(KillAt):
+    """Ctrl-C during a step."""
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        if total_steps == self.total_steps:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def configure(store: Path, out: Path, **settings: Any) -> TrainConfig:
+    return TrainConfig(store=store, out=out, **{**SMALL, **settings})
+
+
+def curve(out: Path) -> bytes:
+    return (out / "metrics.jsonl").read_bytes()
