@@ -5,8 +5,9 @@ prefix of the same arrays: layer l of L computes only the rows that layer l+1 ne
 `trim_to_layer`; blocks as in DGL, but sharing one sample per node as PyG's NeighborLoader does.)
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +36,12 @@ class Subgraph:
     """edges per hop: L numbers"""
     stands_for: NDArray[np.float32] | None = None
     """float32[e]: see `Block.stands_for`; None for uniform draws"""
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """the graph's columns that were read for these edges ([e] each), where the edges stay on disk"""
 
     @property
     def nbytes(self) -> int:
-        """Bytes the arrays hold."""
+        """Bytes the arrays hold, those of `columns` aside."""
         arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for)
         return sum(array.nbytes for array in arrays if array is not None)
 

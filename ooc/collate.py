@@ -14,7 +14,6 @@ from torch_geometric.data import Data
 
 from ooc.batch import Block, Subgraph, blocks_of
 from stores.graph import Graph
-from stores.jit import kernel
 
 AnyArray = NDArray[Any]
 
@@ -49,28 +48,9 @@ def edge_index_of(subgraph: Subgraph) -> NDArray[np.int64]:
     return edge_index
 
 
-@kernel
-def _last_loops(indptr: AnyArray, indices: AnyArray, node: AnyArray, slot: AnyArray) -> None:
-    """slot[i]: the last slot that is a self-loop of node[i], -1 where there is none."""
-    for i in range(len(node)):
-        slot[i] = -1
-        for at in range(indptr[node[i]], indptr[node[i] + 1]):
-            if indices[at] == node[i]:
-                slot[i] = at
-
-
-def loop_weight_of(graph: Graph, node: NDArray[np.int64]) -> NDArray[np.float32] | None:
-    """float32[n]: weight of the last self-loop of each of `node` (int64[n]), 1 where it has none.
-
-    None for an unweighted graph and for one without self-loops, as `Block.loop_weight` has it.
-    """
-    if "weight" not in graph.columns or not len(graph.self_loops):
-        return None
-    slot = np.empty(len(node), np.int64)
-    _last_loops(np.asarray(graph.indptr), np.asarray(graph.indices), node, slot)
-    weight = np.ones(len(node), np.float32)
-    weight[slot >= 0] = graph.columns["weight"][slot[slot >= 0]]
-    return weight
+def column_of(graph: Graph, subgraph: Subgraph, name: str) -> AnyArray:
+    """A column of the graph for the subgraph's edges [e]: what was read for them, else looked up by slot."""
+    return subgraph.columns[name] if name in subgraph.columns else graph.columns[name][subgraph.slot]
 
 
 def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor) -> Block:
@@ -87,9 +67,9 @@ def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor) -> Block:
         len(subgraph.indptr) - 1,
         torch.from_numpy(graph.degree(node)),
         tensor(graph.loops(node) if len(graph.self_loops) else None),
-        tensor(np.asarray(graph.columns["weight"][subgraph.slot], np.float32) if weighted else None),
+        tensor(np.asarray(column_of(graph, subgraph, "weight"), np.float32) if weighted else None),
         tensor(None if graph.weight_sum is None else np.asarray(graph.weight_sum[node])),
-        tensor(loop_weight_of(graph, node)),
+        tensor(graph.last_loop_weight(node)),
         tensor(subgraph.stands_for),
     )
 
@@ -99,7 +79,7 @@ class Collator:
     """Joins a loaded batch to a `Data` with the fields of PyG's NeighborLoader, and `blocks`.
 
     dtype: of x, None for as stored, but that float16 comes as float32; weight_attr: a further name for the edge weights;
-    edge_ids: whether to look up `e_id` (a random access an edge into a column that may be on disk).
+    edge_ids: whether to give `e_id`.
     """
 
     graph: Graph
@@ -108,9 +88,15 @@ class Collator:
     edge_ids: bool = True
 
     @property
-    def needs_slots(self) -> bool:
-        """Whether a batch's slots are looked up in the graph's columns."""
-        return self.edge_ids or "weight" in self.graph.columns
+    def columns(self) -> tuple[str, ...]:
+        """The graph's columns of which a batch has its edges' entries."""
+        return tuple(
+            name for name in ("edge_id", "weight") if name in self.graph.columns and (self.edge_ids or name == "weight")
+        )
+
+    def needs_slots(self, read: bool) -> bool:
+        """Whether a batch's slots are met again; read: its columns come with it (`Subgraph.columns`)."""
+        return bool(self.columns and not read) or (self.edge_ids and "edge_id" not in self.graph.columns)
 
     def __call__(self, loaded: Loaded, input_id: NDArray[np.int64]) -> Data:
         subgraph = loaded.drawn.subgraph
@@ -127,7 +113,9 @@ class Collator:
                 data[self.weight_attr] = first.weight
         data.n_id = torch.from_numpy(subgraph.node)
         if self.edge_ids:
-            data.e_id = torch.from_numpy(self.graph.edge_ids(subgraph.slot))
+            kept = "edge_id" in self.graph.columns
+            e_id = column_of(self.graph, subgraph, "edge_id") if kept else subgraph.slot
+            data.e_id = torch.from_numpy(np.asarray(e_id, np.int64))
         data.num_sampled_nodes = list(subgraph.num_nodes)
         data.num_sampled_edges = list(subgraph.num_edges)
         data.input_id = torch.from_numpy(input_id)

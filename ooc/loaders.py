@@ -91,8 +91,9 @@ def make_work(
     mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE
     lockstep = None
     if x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm:
-        lockstep = Lockstep(sampler, ds.edge_rows("indices"), budget.batches // LOCKSTEP_SHARE)
-    topology = Topology(ds.graph, sampling[2], mapped, warm, mapped=lockstep is None or collator.needs_slots)
+        columns = {name: ds.edge_rows(name) for name in collator.columns}
+        lockstep = Lockstep(sampler, ds.edge_rows("indices"), columns, budget.batches // LOCKSTEP_SHARE)
+    topology = Topology(ds.graph, sampling[2], mapped, warm, mapped=lockstep is None)
     return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology, lockstep)
 
 

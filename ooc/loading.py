@@ -258,6 +258,11 @@ class Work:
                     continue
                 yield drawn
 
+    @property
+    def needs_slots(self) -> bool:
+        """Whether a sampled batch's slots are met again."""
+        return self.collator.needs_slots(read=self.lockstep is not None)
+
     def nbytes(self, drawn: Drawn) -> int:
         """Bytes of the batch from here to the model."""
         return self.collator.nbytes(drawn.subgraph, self.row_bytes)

@@ -76,7 +76,7 @@ class _Draft:
     def add(self, drawn: Drawn) -> bool:
         """Take a batch in, unless the window is full; the first always fits. False: finish, this draft takes no more."""
         number = self._union.add(drawn.subgraph.node)
-        packed = pack(drawn, number, self._grouping.work.collator.needs_slots)
+        packed = pack(drawn, number, self._grouping.work.needs_slots)
         kept = self._kept + packed.nbytes
         self._most_nodes = max(self._most_nodes, len(number))
         self._largest = max(self._largest, self._grouping.work.nbytes(drawn))

@@ -114,6 +114,8 @@ def write_topology(group: Path | str, graph: Graph) -> None:
         write_array(group, names.column(name), array)
     if len(graph.self_loops):
         write_array(group, names.SELF_LOOPS, graph.self_loops)
+        if graph.loop_weight is not None:
+            write_array(group, names.LOOP_WEIGHT, graph.loop_weight)
     if graph.weight_sum is not None:
         write_array(group, names.WEIGHT_SUM, graph.weight_sum)
 

@@ -226,8 +226,11 @@ def _open_graph(path: Path, manifest: Manifest, in_memory: bool) -> Graph:
         raise StoreError(f"{path / names.INDPTR} must go from 0 to {edges}: build the store again")
     columns = {name: take(names.column(name), edges, names.COLUMN_DTYPES.get(name)) for name in manifest.columns}
     loops = take(names.SELF_LOOPS, None, np.dtype(np.int64)) if manifest.has_self_loops else np.empty(0, np.int64)
-    total = take(names.WEIGHT_SUM, nodes, np.dtype(np.float32)) if manifest.weighted else None
-    return Graph(indptr, take(names.INDICES, edges, index_dtype(nodes)), columns, loops, total)
+    total = loop_weight = None
+    if manifest.weighted:
+        total = take(names.WEIGHT_SUM, nodes, np.dtype(np.float32))
+        loop_weight = take(names.LOOP_WEIGHT, len(loops), np.dtype(np.float32)) if len(loops) else np.empty(0, np.float32)
+    return Graph(indptr, take(names.INDICES, edges, index_dtype(nodes)), columns, loops, total, loop_weight)
 
 
 def _open_rows(path: Path, manifest: Manifest, engine: str, features: Mapping[str, Path | str]) -> dict[str, Rows]:

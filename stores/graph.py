@@ -45,6 +45,8 @@ class Graph:
     """int64[k], sorted: the destination of every self-loop edge; empty where there are none"""
     weight_sum: NDArray[np.float32] | None = None
     """float32[N]: each node's in-weights summed without self-loops; None for an unweighted graph"""
+    loop_weight: NDArray[np.float32] | None = None
+    """float32[k]: weight of each edge of `self_loops`, a node's in the order of its slots; None for an unweighted graph"""
 
     @classmethod
     def from_arrays(cls, indptr: Any, indices: Any, columns: Mapping[str, Any] | None = None) -> "Graph":
@@ -60,11 +62,12 @@ class Graph:
         indices = indices.astype(index_dtype(num_nodes), copy=False)
         target = np.repeat(np.arange(num_nodes), np.diff(indptr))
         loop = target == indices
-        total = None
+        total = loop_weight = None
         if "weight" in held:
             held["weight"] = held["weight"].astype(np.float32, copy=False)
             total = np.bincount(target[~loop], held["weight"][~loop], minlength=num_nodes).astype(np.float32)
-        return cls(indptr, indices, held, target[loop], total)
+            loop_weight = held["weight"][loop]
+        return cls(indptr, indices, held, target[loop], total, loop_weight)
 
     @classmethod
     def from_edges(cls, src: Any, dst: Any, num_nodes: int, **columns: Any) -> "Graph":
@@ -122,6 +125,17 @@ class Graph:
         left = np.searchsorted(self.self_loops, ids, side="left")
         return np.asarray(np.searchsorted(self.self_loops, ids, side="right") - left)
 
+    def last_loop_weight(self, ids: Ints) -> NDArray[np.float32] | None:
+        """float32[n]: weight of the last self-loop of each of `ids` (int64[n]), 1 where it has none.
+
+        None for an unweighted graph and for one without self-loops.
+        """
+        if self.loop_weight is None or not len(self.self_loops):
+            return None
+        last = np.searchsorted(self.self_loops, ids, side="right") - 1
+        has = self.self_loops[last] == ids  # where last is -1, that is the greatest node with a loop, greater than the id
+        return np.where(has, self.loop_weight[last], np.float32(1))
+
     def edge_ids(self, slots: Ints) -> Ints:
         """int64[n]: the position in the input of each of `slots` (int64[n]); the slot itself where none is kept."""
         column = self.columns.get("edge_id")
@@ -136,11 +150,12 @@ class Graph:
             columns={name: np.array(column) for name, column in self.columns.items()},
             self_loops=np.array(self.self_loops),
             weight_sum=None if self.weight_sum is None else np.array(self.weight_sum),
+            loop_weight=None if self.loop_weight is None else np.array(self.loop_weight),
         )
 
     def _arrays(self) -> list[NDArray[Any]]:
-        held = [self.indptr, self.indices, self.self_loops, *self.columns.values()]
-        return held if self.weight_sum is None else [*held, self.weight_sum]
+        derived = [array for array in (self.weight_sum, self.loop_weight) if array is not None]
+        return [self.indptr, self.indices, self.self_loops, *self.columns.values(), *derived]
 
 
 def _check(indptr: Ints, indices: NDArray[Any], columns: Mapping[str, NDArray[Any]]) -> None:

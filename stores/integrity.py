@@ -119,6 +119,7 @@ def expected_rows(manifest: Manifest) -> dict[str, int | None]:
         expected[names.WEIGHT_SUM] = manifest.num_nodes
     if manifest.has_self_loops:
         expected[names.SELF_LOOPS] = None
+        expected |= {names.LOOP_WEIGHT: None} if manifest.weighted else {}
     for node_type in manifest.node_types:
         expected |= {names.node_array(name, node_type.name): node_type.count for name in node_type.arrays}
     return expected

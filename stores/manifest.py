@@ -23,7 +23,7 @@ SPLIT_CODES = {"train": 0, "val": 1, "test": 2}
 """values of the int8 array `split`; -1 is a node of no split"""
 
 INDPTR, INDICES = "graph/indptr", "graph/indices"
-SELF_LOOPS, WEIGHT_SUM = "graph/self_loops", "graph/weight_sum"
+SELF_LOOPS, LOOP_WEIGHT, WEIGHT_SUM = "graph/self_loops", "graph/loop_weight", "graph/weight_sum"
 CHECKSUMS = "checksums"
 IDS = "ids.lmdb"
 

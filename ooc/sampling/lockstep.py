@@ -7,7 +7,7 @@ lockstep over a window as in Ginex's superbatches, where it is done for features
 """
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,43 +36,47 @@ _madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.intp,
 class Reading(NamedTuple):
     """What `read_together` found."""
 
-    values: list[AnyArray | Exception]
-    """rows of each request, or what kept them from being read"""
+    values: list[list[AnyArray] | Exception]
+    """for each request the rows out of each array, or what kept them from being read"""
     nbytes: int
     """read from the disk"""
 
 
-def read_together(rows: Rows, requests: Sequence[Ids], at_once: int = AT_ONCE) -> Reading:
-    """The rows of several requests (int64[n] each, any order, duplicates allowed), each row read once, in file order.
+def read_together(arrays: Sequence[Rows], requests: Sequence[Ids], at_once: int = AT_ONCE) -> Reading:
+    """The same rows out of each of `arrays` for several requests (int64[n], any order, duplicates allowed), in file order.
 
-    rows: one value a row ([count], of any dtype). Where the union cannot be read, each request is tried by itself, and those
-    that fail come as the exception. Holds 16 bytes an id, the values, and 72 bytes for each of at most `at_once` ids.
+    arrays: of one value a row ([count], of any dtype); each row is read once. Where the union of the requests cannot be read,
+    each is tried by itself, and those that fail come as the exception. Holds 16 bytes an id, the values, and 72 bytes for each
+    of at most `at_once` ids.
 
-    >>> read_together(open_zarr_rows("papers.ooc", "graph/edge_id"), [subgraph.slot for subgraph in window]).values
+    >>> edge_id = open_zarr_rows("papers.ooc", "graph/edge_id")
+    >>> read_together([edge_id], [subgraph.slot for subgraph in window]).values
     """
     flat = np.concatenate([np.empty(0, np.int64), *requests])
     try:
-        values, nbytes = _read_union(rows, flat, at_once)
+        values, nbytes = _read_union(arrays, flat, at_once)
     except Exception as error:
         if len(requests) == 1:
             return Reading([error], 0)
-        alone = [read_together(rows, [request], at_once) for request in requests]
+        alone = [read_together(arrays, [request], at_once) for request in requests]
         return Reading([reading.values[0] for reading in alone], sum(reading.nbytes for reading in alone))
     ends = np.cumsum([len(request) for request in requests])
-    return Reading(list(np.split(values, ends[:-1])) if len(requests) else [], nbytes)
+    parts = [np.split(each, ends[:-1]) for each in values]
+    return Reading([[part[k] for part in parts] for k in range(len(requests))], nbytes)
 
 
-def _read_union(rows: Rows, flat: Ids, at_once: int) -> tuple[AnyArray, int]:
-    """(values [n] of the rows `flat`, bytes read)."""
+def _read_union(arrays: Sequence[Rows], flat: Ids, at_once: int) -> tuple[list[AnyArray], int]:
+    """(values [n] of the rows `flat` out of each array, bytes read)."""
     order = np.argsort(flat, kind="stable")  # a timsort: the slots of a node ascend already, which halves its time
-    values = np.empty(len(flat), rows.dtype)
+    values = [np.empty(len(flat), rows.dtype) for rows in arrays]
     wanted = np.empty(min(at_once, len(flat)), np.int64)
-    got = np.empty(len(wanted), rows.dtype)
     begin = nbytes = 0
     while begin < len(flat):
         stop, count = _distinct(flat, order, begin, wanted)
-        nbytes += rows.read(wanted[:count], got[:count])
-        _spread(flat, order, begin, stop, wanted, got, values)
+        for rows, out in zip(arrays, values, strict=True):
+            got = np.empty(count, rows.dtype)
+            nbytes += rows.read(wanted[:count], got)
+            _spread(flat, order, begin, stop, wanted, got, out)
         begin = stop
     return values, nbytes
 
@@ -131,14 +135,19 @@ def _adopt(values: NDArray[Any], num_nodes: int, source: Ids, first: int) -> int
     return -1
 
 
-def lockstep_bytes(needs: Sequence[Need], itemsize: int, at_once: int = AT_ONCE, weighted: bool = False) -> int:
+def lockstep_bytes(
+    needs: Sequence[Need], itemsize: int, at_once: int = AT_ONCE, weighted: bool = False, columns: Sequence[int] = ()
+) -> int:
     """Bytes that sampling batches together holds at most, while the hop after which they are as large as `needs` is drawn.
 
-    itemsize: of `indices`. Their arrays; the union of the hop's slots and its reading; growing one batch; one hash table.
+    itemsize: of `indices`; columns: of the columns that are read beside them. Their arrays; the union of the hop's slots and
+    its reading; growing one batch; one hash table.
     """
-    arrays = sum(8 * need.num_nodes + (16 + 4 * weighted) * need.num_edges + 8 * (need.num_expanded + 1) for need in needs)
+    kept = sum(columns)
+    per_edge = 16 + 4 * weighted + kept
+    arrays = sum(8 * need.num_nodes + per_edge * need.num_edges + 8 * (need.num_expanded + 1) for need in needs)
     drawn = sum(need.edges.edges for need in needs)
-    union = (_UNION_BYTES + itemsize) * drawn + (_PLAN_BYTES + itemsize) * min(at_once, drawn)
+    union = (_UNION_BYTES + itemsize + kept) * drawn + (_PLAN_BYTES + max([itemsize, *columns])) * min(at_once, drawn)
     largest = max((8 * need.num_edges + 24 * table_capacity(need.num_nodes) for need in needs), default=0)
     return arrays + union + largest
 
@@ -151,18 +160,18 @@ class Together(NamedTuple):
     edges: int
     """slots read, over all hops, those of batches left out later too"""
     nbytes: int
-    """read from the disk for them"""
+    """read from the disk for them, columns included"""
 
 
 class _Batch:
     """A batch on its way: a draft, until something fails."""
 
-    def __init__(self, sampler: NeighborSampler, seeds: Ids, key: int) -> None:
+    def __init__(self, sampler: NeighborSampler, columns: Mapping[str, Rows], seeds: Ids, key: int) -> None:
         self.sampler, self.key = sampler, key
         self.error: Exception | None = None
         self.need: Need | None = None
         try:
-            self.draft: Draft = sampler.begin(seeds)
+            self.draft: Draft = sampler.begin(seeds, {name: rows.dtype for name, rows in columns.items()})
         except OocError as error:
             self.error = error
 
@@ -195,16 +204,18 @@ class _Batch:
         first, last = self.draft.drawn
         return self.draft.slot[first:last]
 
-    def number(self, values: AnyArray | Exception) -> None:
-        """Step 3: from the rows read for `slots` to local ids."""
+    def number(self, values: list[AnyArray] | Exception) -> None:
+        """Step 3: from what `indices` and the columns hold at `slots` to local ids."""
         if isinstance(values, Exception):
             self.fail(values)
             return
         draft, (first, last) = self.draft, self.draft.drawn
-        wrong = _adopt(values, self.sampler.num_nodes, draft.source, first)
+        wrong = _adopt(values[0], self.sampler.num_nodes, draft.source, first)
         if wrong >= 0:
             self.fail(damaged_slot(draft.slot[first + wrong]))
             return
+        for column, read in zip(draft.columns.values(), values[1:], strict=True):
+            column[first:last] = read
         size = sum(draft.num_nodes)
         table = scratch.table
         table.refill(min(size + last - first, len(draft.node)), draft.node, size)
@@ -223,24 +234,38 @@ class Lockstep:
     """Samples batches together while the graph's edges stay on disk. Stateless: any number of threads may share one.
 
     sampler: draws as it would alone; its `max_bytes` bounds each batch. indices: the graph's `indices` as Rows, int32|int64
-    [E]. max_bytes: of all that one call holds, the subgraphs included (None: no bound). at_once: ids in one read.
+    [E]; columns: further ones [E] to read for the edges drawn (`Subgraph.columns`). max_bytes: of all that one call holds, the
+    subgraphs included (None: no bound). at_once: ids in one read.
 
     The graph's `indptr` is met at random for every node, so it belongs in memory (8 bytes a node). Weights are met through
     the graph's own column, not through Rows: a draw weighs every in-edge of a node, a hub's millions too, and keeps none of
     them. Where the column is mapped, the kernel is asked for a batch's pages before they are met (measured: 6 times faster).
-    Raises ConfigError where `indices` are not those of the sampler's graph.
+    Raises ConfigError where `indices` or `columns` are not those of the sampler's graph.
 
-    >>> lockstep = Lockstep(sampler, open_zarr_rows("papers.ooc", "graph/indices"), max_bytes=200_000_000)
+    >>> lockstep = Lockstep(sampler, ds.edge_rows("indices"), {"edge_id": ds.edge_rows("edge_id")}, max_bytes=200_000_000)
     >>> found = lockstep.sample([seeds_of_step_0, seeds_of_step_1], [key_0, key_1])
     >>> found.batches[0].num_nodes
     """
 
-    def __init__(self, sampler: NeighborSampler, indices: Rows, max_bytes: int | None = None, at_once: int = AT_ONCE) -> None:
+    def __init__(
+        self,
+        sampler: NeighborSampler,
+        indices: Rows,
+        columns: Mapping[str, Rows] | None = None,
+        max_bytes: int | None = None,
+        at_once: int = AT_ONCE,
+    ) -> None:
         if indices.shape != (sampler.num_slots,) or indices.dtype.kind not in "iu" or at_once < 1:
             raise ConfigError(
                 f"sampling from disk needs the graph's {sampler.num_slots} source nodes, one whole number a row, and 1 or "
                 f"more of them at once; not {indices.dtype}{list(indices.shape)} and {at_once}"
             )
+        self.columns = dict(columns or {})
+        for name, rows in self.columns.items():
+            if rows.shape != (sampler.num_slots,):
+                raise ConfigError(
+                    f"column {name!r} has shape {list(rows.shape)}: one entry for each of {sampler.num_slots} edges"
+                )
         self.sampler, self.indices, self.max_bytes, self.at_once = sampler, indices, max_bytes, at_once
 
     def sample(self, seeds: Sequence[Ids], keys: Sequence[int]) -> Together:
@@ -250,7 +275,7 @@ class Lockstep:
         InputError, BudgetError or StoreError as `NeighborSampler.sample` raises them, or what reading its slots raised.
         The caller samples the batches left out again, by a next call; what they were is the same.
         """
-        batches = [_Batch(self.sampler, each, key) for each, key in zip(seeds, keys, strict=True)]
+        batches = [_Batch(self.sampler, self.columns, each, key) for each, key in zip(seeds, keys, strict=True)]
         edges = nbytes = 0
         try:
             for hop in range(len(self.sampler.fanout)):
@@ -259,7 +284,8 @@ class Lockstep:
                     if batch.error is None:
                         batch.draw(hop)
                 live = [batch for batch in batches if batch.error is None]
-                reading = read_together(self.indices, [batch.slots for batch in live], self.at_once)
+                arrays = [self.indices, *self.columns.values()]
+                reading = read_together(arrays, [batch.slots for batch in live], self.at_once)
                 for batch, values in zip(live, reading.values, strict=True):
                     edges += len(batch.slots)
                     batch.number(values)
@@ -276,10 +302,11 @@ class Lockstep:
         if self.max_bytes is None:
             return batches
         needs: list[Need] = []
+        itemsize, columns = self.indices.dtype.itemsize, [rows.dtype.itemsize for rows in self.columns.values()]
         for k, batch in enumerate(batches):
             if batch.need is not None:
                 needs.append(batch.need)
-                need = lockstep_bytes(needs, self.indices.dtype.itemsize, self.at_once, self.sampler.weighted)
+                need = lockstep_bytes(needs, itemsize, self.at_once, self.sampler.weighted, columns)
                 if need > self.max_bytes and len(needs) > 1:
                     return batches[:k]
         return batches

@@ -4,7 +4,7 @@ Every node of a batch is expanded once, in the hop after it is first reached; al
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -128,15 +128,17 @@ class Draft:
     A hop is three steps of `NeighborSampler`: `draw` fills `slot`, someone puts `indices[slot]` into `source`, and `number`
     makes local ids of them. Only the second reads the graph's edges, so it can be done for many batches at once.
 
-    weighted: whether to tell what each edge stands for.
+    weighted: whether to tell what each edge stands for; columns: name and dtype of what is to be read for the edges, which is
+    someone else's to fill in.
     """
 
-    def __init__(self, seeds: Ids, weighted: bool) -> None:
+    def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]]) -> None:
         self.node = seeds.copy()
         self.indptr = np.zeros(1, np.int64)
         self.source = np.empty(0, np.int64)
         self.slot = np.empty(0, np.int64)
         self.stands_for = np.empty(0, np.float32) if weighted else None
+        self.columns = {name: np.empty(0, dtype) for name, dtype in columns.items()}
         self.num_nodes = [len(seeds)]
         self.num_edges: list[int] = []
 
@@ -148,6 +150,7 @@ class Draft:
         self.slot = _grown(self.slot, sum(self.num_edges), num_edges)
         if self.stands_for is not None:
             self.stands_for = _grown(self.stands_for, sum(self.num_edges), num_edges)
+        self.columns = {name: _grown(column, sum(self.num_edges), num_edges) for name, column in self.columns.items()}
 
     @property
     def drawn(self) -> tuple[int, int]:
@@ -159,10 +162,10 @@ class Draft:
         self.node.resize(sum(self.num_nodes), refcheck=False)
         self.source.resize(sum(self.num_edges), refcheck=False)
         self.slot.resize(sum(self.num_edges), refcheck=False)
-        if self.stands_for is not None:
-            self.stands_for.resize(sum(self.num_edges), refcheck=False)
+        for array in (*([] if self.stands_for is None else [self.stands_for]), *self.columns.values()):
+            array.resize(sum(self.num_edges), refcheck=False)
         num_nodes, num_edges = tuple(self.num_nodes), tuple(self.num_edges)
-        return Subgraph(self.node, self.indptr, self.source, self.slot, num_nodes, num_edges, self.stands_for)
+        return Subgraph(self.node, self.indptr, self.source, self.slot, num_nodes, num_edges, self.stands_for, self.columns)
 
 
 class NeighborSampler:
@@ -240,9 +243,9 @@ class NeighborSampler:
         """Whether draws are by weight."""
         return self.weight is not None
 
-    def begin(self, seeds: Ids) -> Draft:
-        """A batch of `seeds` before its first hop. Raises InputError for a seed that is no node."""
-        return Draft(self._check(seeds), self.weighted)
+    def begin(self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None) -> Draft:
+        """A batch of `seeds` before its first hop; columns: see `Draft`. Raises InputError for a seed that is no node."""
+        return Draft(self._check(seeds), self.weighted, columns or {})
 
     def need(self, draft: Draft, hop: int) -> Need:
         """What expanding hop `hop` takes at most. Raises BudgetError where that may exceed `max_bytes`."""

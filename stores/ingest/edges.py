@@ -110,6 +110,7 @@ class CscWriter:
         self._self_loops = append(store, names.SELF_LOOPS, np.int64)
         self._weight = append(store, names.column("weight"), np.float32) if weighted else None
         self._sums = append(store, names.WEIGHT_SUM, np.float32, num_nodes) if weighted else None
+        self._loop_weight = append(store, names.LOOP_WEIGHT, np.float32) if weighted else None
         self._next = 0  # the first node without an entry in indptr
         self._open = 0  # the first node whose weight sum is not written
         self._carry = 0.0  # its sum so far
@@ -125,9 +126,10 @@ class CscWriter:
         if loop.any():
             self._self_loops.append(dst[loop])
             self.loops += int(loop.sum())
-        if self._weight is not None:
+        if self._weight is not None and self._loop_weight is not None:
             assert weight is not None
             self._weight.append(weight)
+            self._loop_weight.append(weight[loop])
             self._sum_weights(dst, np.where(loop, 0.0, weight.astype(np.float64)))
         self.slots += len(dst)
 

@@ -82,6 +82,7 @@ BATCHES = st.lists(st.tuples(st.lists(st.integers(0, 39), max_size=8), KEYS), ma
     st.sampled_from([np.int32, np.int64]),
     BATCHES,
     st.integers(1, 60),
+    st.lists(st.sampled_from(["edge_id", "weight"]), unique=True),
 )
 def test_batches_are_those_sampled_alone(
     num_edges: int,
@@ -91,17 +92,27 @@ def test_batches_are_those_sampled_alone(
     dtype: type,
     batches: list[tuple[list[int], int]],
     at_once: int,
+    read: list[str],
 ) -> None:
     graph = random_graph(40, num_edges, seed=num_edges)
     weight = "weight" if weighted else None
     seeds, keys = [np.array(nodes, np.int64) for nodes, _ in batches], [key for _, key in batches]
     rows = CountingRows(graph.indices.astype(dtype))
-    together = Lockstep(NeighborSampler(off_disk(graph), fanout, replace, weight), rows, at_once=at_once)
+    columns = {name: CountingRows(graph.columns[name]) for name in read}
+    together = Lockstep(NeighborSampler(off_disk(graph), fanout, replace, weight), rows, columns, at_once=at_once)
     found = together.sample(seeds, keys)
     assert_all_same(found, NeighborSampler(graph, fanout, replace, weight), seeds, keys)
     drawn = [batch.slot for batch in found.batches if isinstance(batch, Subgraph)]
+    for batch in found.batches:
+        assert isinstance(batch, Exception) or list(batch.columns) == read
+        for name in read if isinstance(batch, Subgraph) else []:
+            assert batch.columns[name].dtype == graph.columns[name].dtype
+            assert np.array_equal(batch.columns[name], graph.columns[name][batch.slot])
     assert found.edges == sum(map(len, drawn))
-    assert found.nbytes == sum(len(call) for call in rows.calls) * rows.row_bytes
+    ids = sum(len(call) for call in rows.calls)
+    assert found.nbytes == ids * (rows.row_bytes + sum(column.row_bytes for column in columns.values()))
+    for column in columns.values():
+        assert all(map(np.array_equal, column.calls, rows.calls))
     for call in rows.calls:
         assert len(call) <= at_once
         assert (np.diff(call) > 0).all()
@@ -249,13 +260,17 @@ def peak_of(together: Lockstep, seeds: list[Ids]) -> tuple[int, Together]:
 
 @pytest.mark.parametrize("at_once", [2_000, 10**6])
 @pytest.mark.parametrize("weight", [None, "weight"])
-def test_memory_is_within_what_is_foreseen(store: tuple[Path, Graph], weight: str | None, at_once: int) -> None:
+@pytest.mark.parametrize("read", [(), ("weight", "edge_id")])
+def test_memory_is_within_what_is_foreseen(
+    store: tuple[Path, Graph], read: tuple[str, ...], weight: str | None, at_once: int
+) -> None:
     group, graph = store
+    columns = {name: ArrayRows(graph.columns[name]) for name in read}
     rows = open_zarr_rows(group, "narrow")
     sampler = NeighborSampler(graph, [6, 5], weight=weight)
     seeds = [np.arange(1 + k, 29_000, 29) for k in range(16)]
     limit = 16_000_000
-    peak, found = peak_of(Lockstep(sampler, rows, limit, at_once), seeds)
+    peak, found = peak_of(Lockstep(sampler, rows, columns, limit, at_once), seeds)
     rows.close()
     assert 1 < len(found.batches) < 16
     assert peak <= limit < 4 * peak
@@ -268,16 +283,22 @@ def test_the_estimate_grows_with_each_of_its_parts() -> None:
     one = lockstep_bytes([need], 4)
     assert one < lockstep_bytes([need], 8) < lockstep_bytes([need] * 2, 8) < lockstep_bytes([need] * 2, 8, weighted=True)
     assert lockstep_bytes([need], 4, at_once=1) < one
+    assert one < lockstep_bytes([need], 4, columns=[4]) < lockstep_bytes([need], 4, columns=[4, 8])
     assert lockstep_bytes([], 4) == 0
 
 
 def test_reading_together_serves_every_request() -> None:
     rows = CountingRows(np.arange(1000) * 7)
     requests = [np.array([5, 999, 5]), np.empty(0, np.int64), np.array([0, 5, 3])]
-    found = read_together(rows, requests, at_once=3)
-    assert [np.asarray(values).tolist() for values in found.values] == [[35, 6993, 35], [], [0, 35, 21]]
-    assert [call.tolist() for call in rows.calls] == [[0, 3, 5], [999]]
-    assert read_together(rows, []).values == []
+    other = CountingRows(np.arange(1000, dtype=np.float32) / 2)
+    found = read_together([rows, other], requests, at_once=3)
+    sevens, halves = zip(*found.values, strict=True)
+    assert [values.tolist() for values in sevens] == [[35, 6993, 35], [], [0, 35, 21]]
+    assert [values.tolist() for values in halves] == [[2.5, 499.5, 2.5], [], [0, 2.5, 1.5]]
+    assert [call.tolist() for call in rows.calls] == [call.tolist() for call in other.calls] == [[0, 3, 5], [999]]
+    assert found.nbytes == 4 * (8 + 4)
+    assert read_together([rows], []).values == []
+    assert read_together([], requests).values == [[], [], []]
 
 
 def test_rows_of_another_graph_are_refused() -> None:
@@ -285,5 +306,7 @@ def test_rows_of_another_graph_are_refused() -> None:
     for rows in (ArrayRows(np.zeros(29, np.int32)), ArrayRows(np.zeros(30)), ArrayRows(np.zeros((30, 1), np.int32))):
         with pytest.raises(ConfigError, match="30 source nodes"):
             Lockstep(sampler, rows)
+    with pytest.raises(ConfigError, match=r"column 'time' has shape \[31\]: one entry for each of 30 edges"):
+        Lockstep(sampler, ArrayRows(np.zeros(30, np.int32)), {"time": ArrayRows(np.zeros(31))})
     with pytest.raises(ConfigError, match="and 0"):
         Lockstep(sampler, ArrayRows(np.zeros(30, np.int32)), at_once=0)

@@ -97,3 +97,16 @@ def test_a_node_out_of_range_is_an_index_error() -> None:
     for v in (-1, 1):
         with pytest.raises(IndexError, match="out of range"):
             graph.slots(v)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.floats(0, 9, width=32)), max_size=40))
+def test_last_loop_weight_is_that_of_the_last_slot(edges):
+    src, dst, weight = ([edge[i] for edge in edges] for i in range(3))
+    graph = Graph.from_edges(src, dst, 6, weight=weight)
+    last = {v: w for u, v, w in edges if u == v}  # in input order, which is the slots' order within a node
+    found = graph.last_loop_weight(np.array([5, 0, 1, 2, 3, 4, 5]))
+    assert (found is None) == (not last)
+    if found is not None:
+        assert found.dtype == np.float32
+        assert found.tolist() == [last.get(v, 1.0) for v in (5, 0, 1, 2, 3, 4, 5)]
+    assert Graph.from_edges([0], [0], 1).last_loop_weight(np.array([0])) is None

@@ -47,6 +47,7 @@ def reference(edges: Any, num_nodes: int, *, undirected: bool, drop_self_loops: 
         "weight": np.array([s[3] for s in slots], np.float32),
         "weight_sum": sums.astype(np.float32),
         "self_loops": [s[0] for s in slots if s[0] == s[2]],
+        "loop_weight": np.array([s[3] for s in slots if s[0] == s[2]], np.float32),
     }
 
 
