@@ -9,7 +9,6 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from numbers import Integral
 from typing import Any, Self
 
@@ -19,12 +18,13 @@ from torch_geometric.data import Data
 
 from ooc.arguments import check_pyg_arguments, fanout_of, input_nodes_of, weight_column_of
 from ooc.budget import Budget, divide
+from ooc.clock import Clock, Span
 from ooc.collate import Collator
 from ooc.loading import Order, Topology, Work, slot_bytes
 from ooc.machine import available_bytes
 from ooc.memory import resident_bytes, return_large_blocks
 from ooc.order import Cursor, steps_of
-from ooc.pipeline import Clock, Pipeline
+from ooc.pipeline import Pipeline
 from ooc.sampling import Lockstep, NeighborSampler
 from ooc.windows import windowed
 from stores.dataset import Dataset
@@ -236,7 +236,11 @@ class NeighborLoader:
 
     def times(self) -> dict[str, dict[str, float]]:
         """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
-        return {name: asdict(clock) for name, clock in self._clocks.items()}
+        return {name: clock.sums() for name, clock in self._clocks.items()}
+
+    def spans(self) -> dict[str, list[Span]]:
+        """When each stage worked on what, as far as it was kept (see `ooc.clock`): the beginning of the first epoch."""
+        return {name: list(clock.spans) for name, clock in self._clocks.items()}
 
     def __iter__(self) -> "Epoch":
         start = self._cursor = self._start

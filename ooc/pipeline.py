@@ -12,8 +12,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
+
+from ooc.clock import Clock, noting_waits, waiting
 
 SOURCE = "source"
 CONSUMER = "consumer"
@@ -41,15 +43,6 @@ class _Item:
     nbytes: int = 0
     error: BaseException | None = None
     where: str = ""
-
-
-@dataclass
-class Clock:
-    """What one stage did, in seconds summed over its threads."""
-
-    work_s: float = 0.0
-    wait_s: float = 0.0
-    items: int = 0
 
 
 class _Alive:
@@ -144,10 +137,11 @@ class _State:
         start = time.perf_counter()
         name = self.name(position)
         try:
-            value = next(self.source) if position == 0 else self.stages[position - 1].run(item.value)
-            if position + 1 == self.gate:
-                name = self.name(self.gate)
-                item.nbytes = self._size(value)
+            with noting_waits() as waits:
+                value = next(self.source) if position == 0 else self.stages[position - 1].run(item.value)
+                if position + 1 == self.gate:
+                    name = self.name(self.gate)
+                    item.nbytes = self._size(value)
             item.value = value
         except StopIteration as error:
             stray = RuntimeError("a stage raised StopIteration")  # at the consumer it would look like the end
@@ -158,9 +152,8 @@ class _State:
             self._end(item, error, name)
             return
         with self.changed:
-            clock = self.clocks[self.name(position)]
-            clock.work_s += time.perf_counter() - start
-            clock.items += 1
+            self.clocks[self.name(position)].worked(item.step, start, time.perf_counter(), waits)
+            self.clocks[self.name(position)].items += 1
             heapq.heappush(self.ready[position + 1], (item.step, item))
             self.changed.notify_all()
 
@@ -316,9 +309,10 @@ class Pipeline:
         asked = time.perf_counter()
         clock = self.clocks[CONSUMER]
         if self._given:
-            clock.work_s += asked - self._given
+            clock.worked(self._state.delivered - 1, self._given, asked, [])
         try:
-            value = self._state.take()
+            with waiting():
+                value = self._state.take()
         except BaseException:
             self.close()
             raise
@@ -333,7 +327,7 @@ class Pipeline:
 
         The stage that hardly waits, while the consumer does, is the bottleneck.
         """
-        return {name: asdict(clock) for name, clock in self.clocks.items()}
+        return {name: clock.sums() for name, clock in self.clocks.items()}
 
     @property
     def peak_bytes(self) -> int:

@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ooc.checkpoint import read_metrics
+from ooc.gantt import gantt_figure
+from ooc.trace import read_trace
 from stores.atomic import write_file
 from stores.errors import ConfigError
 from stores.sizes import format_bytes
@@ -53,10 +55,12 @@ def write_report(run_dir: Path | str) -> Path:
     run_dir = Path(run_dir)
     steps, epochs = read_metrics(run_dir)
     summary = _read_summary(run_dir)
+    spans = read_trace(run_dir)
     with matplotlib.rc_context(STYLE):
         figures = _figures(steps, epochs, summary)
+        timeline = _svg(gantt_figure(spans)) if any(spans.values()) else None
     path = run_dir / REPORT
-    write_file(path, render(run_dir.resolve().name, summary, figures, len(steps), len(epochs)).encode())
+    write_file(path, render(run_dir.resolve().name, summary, figures, len(steps), len(epochs), timeline).encode())
     return path
 
 
@@ -71,8 +75,15 @@ def _read_summary(run_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def render(name: str, summary: dict[str, Any], figures: list[tuple[str, str, str]], steps: int, epochs: int) -> str:
-    """The page's HTML. figures: (title, SVG, caption)."""
+def render(
+    name: str,
+    summary: dict[str, Any],
+    figures: list[tuple[str, str, str]],
+    steps: int,
+    epochs: int,
+    timeline: str | None = None,
+) -> str:
+    """The page's HTML. figures: (title, SVG, caption); timeline: the SVG of the stages over time."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ooc", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -83,6 +94,7 @@ def render(name: str, summary: dict[str, Any], figures: list[tuple[str, str, str
         finished=bool(summary),
         tiles=_tiles(summary) if summary else [("steps", f"{steps:,}"), ("epochs", f"{epochs:,}")],
         figures=figures,
+        timeline=timeline,
         metrics=summary.get("metrics", {}),
         metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
         best_epoch=summary.get("best_epoch"),

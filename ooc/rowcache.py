@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.clock import waiting
 from stores.jit import kernel
 from stores.rows import AnyArray, Rows
 
@@ -58,7 +59,8 @@ class RowPool:
         if least > limit:
             raise ValueError(f"{least} slots of {limit}: nobody could ever give so many")
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self.used + least <= limit)
+            with waiting():
+                self._changed.wait_for(lambda: self._closed or self.used + least <= limit)
             if self._closed:
                 raise PoolClosed
             n = min(most, limit - self.used)

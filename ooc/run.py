@@ -16,6 +16,7 @@ from ooc.loaders import NeighborLoader
 from ooc.memory import MemoryMeter
 from ooc.metrics import DEFAULT_MONITOR, Loss
 from ooc.progress import Watchers
+from ooc.trace import write_trace
 from stores.dataset import Dataset
 
 SUMMARY = "summary.json"
@@ -251,6 +252,7 @@ class Job:
             "config": config.model_dump(mode="json"),
             "versions": summary.versions(),
         }
+        write_trace(config.out, self.loader.spans())
         checkpoint.write_json(config.out / SUMMARY, result)
         return result
 

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.clock import Clock
 from ooc.collate import Loaded
 from ooc.loading import Work
 from ooc.lookahead import AHEAD, Grouping, Sketch, Window
 from ooc.order import Cursor
-from ooc.pipeline import CONSUMER, SOURCE, Clock, Pipeline, Stage
+from ooc.pipeline import CONSUMER, SOURCE, Pipeline, Stage
 from ooc.rowcache import Lease, PoolClosed, Residents, RowPool, Slots, own_cache, shelf_of
 
 SECOND_SHARE = 4
@@ -197,8 +198,7 @@ def _chain(
     reader, server = Reader(work, cache.pool, cache.slot), Server(work, cache.pool)
     alone = work.lockstep is None and not split
     stages = [Stage("sample", work.sample, threads)] if alone else []
-    names = [SOURCE, *(stage.name for stage in stages), "read", "collate", CONSUMER]
-    own = {name: clocks.setdefault(name, Clock()) for name in names}
+    own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "collate", CONSUMER)}
     source: Iterator[Any] = cursors
     if not alone:
         source = work.split(cursors) if work.lockstep is None else work.sampled(cursors, split)
@@ -207,14 +207,14 @@ def _chain(
         stages,
         max_bytes=1,  # not a gate: bounded in items, which a window counts
         max_items=threads,
-        clocks={name: own[name] for name in names[:-3]},
+        clocks={stages[0].name if alone else SOURCE: own["sample"]},
     )
     filled = Pipeline(
         grouping.windows(sampled),
         [Stage("read", reader.read)],
         max_bytes=1,  # the pool is the gate
         max_items=2,
-        clocks={"read": own["read"]},
+        clocks={SOURCE: own["group"], "read": own["read"]},
         before=sampled,
         on_stop=lease.stop,
     )
@@ -224,7 +224,7 @@ def _chain(
         [Stage("collate", server.collate)],
         max_bytes=1,
         max_items=AHEAD,
-        clocks={name: own[name] for name in names[-2:]},
+        clocks={"collate": own["collate"], CONSUMER: own[CONSUMER]},
         before=filled,
         on_end=lambda: lease.end(server.final if reader.begun else cache.residents, reader.slot),
     )

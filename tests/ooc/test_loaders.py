@@ -292,8 +292,8 @@ def test_times_and_reads_add_up_over_epochs(ds):
         loader = NeighborLoader(fresh, [2], batch_size=20)
         assert loader.times() == {}
         batches = [batch for _ in range(2) for batch in loader]
-    assert list(loader.times()) == ["source", "sample", "read", "collate", "consumer"]
+    assert list(loader.times()) == ["sample", "group", "read", "collate", "consumer"]
     items = {name: stage["items"] for name, stage in loader.times().items()}
-    assert items == {"source": 6, "sample": 6, "read": 2, "collate": 6, "consumer": 6}  # a window an epoch
+    assert items == {"sample": 6, "group": 2, "read": 2, "collate": 6, "consumer": 6}  # a window an epoch
     assert loader.rows_read == len(torch.cat([batch.n_id for batch in batches]).unique())
     assert loader.bytes_read > 0
