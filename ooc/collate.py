@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ooc.batch import Block, Subgraph, blocks_of
+from ooc.gather import Gather
 from stores.graph import Graph
 
 AnyArray = NDArray[Any]
@@ -35,7 +36,7 @@ class Loaded:
 
     drawn: Drawn
     x: AnyArray | None
-    """[n, *feature shape]"""
+    """[n, *feature shape] of `Gather.gathered`"""
     y: AnyArray | None
     """[n] or [n, C]"""
 
@@ -78,12 +79,12 @@ def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor) -> Block:
 class Collator:
     """Joins a loaded batch to a `Data` with the fields of PyG's NeighborLoader, and `blocks`.
 
-    dtype: of x, None for as stored, but that float16 comes as float32; weight_attr: a further name for the edge weights;
-    edge_ids: whether to give `e_id`.
+    gather: how x is made, None where there are no features; weight_attr: a further name for the edge weights; edge_ids:
+    whether to give `e_id`.
     """
 
     graph: Graph
-    dtype: torch.dtype | None = None
+    gather: Gather | None = None
     weight_attr: str | None = None
     edge_ids: bool = True
 
@@ -104,7 +105,8 @@ class Collator:
         first = block_of(self.graph, subgraph, edge_index)
         data = Data(edge_index=edge_index, num_nodes=len(subgraph.node))
         if loaded.x is not None:
-            data.x = self._features(loaded.x)
+            assert self.gather is not None
+            data.x = self.gather.tensor(loaded.x)
         if loaded.y is not None:
             data.y = torch.from_numpy(loaded.y)
         if first.weight is not None:
@@ -122,17 +124,6 @@ class Collator:
         data.batch_size = len(input_id)
         data.blocks = blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
         return data
-
-    def _features(self, x: AnyArray) -> Tensor:
-        features = torch.from_numpy(x)
-        wide = torch.float32 if features.dtype == torch.float16 else features.dtype
-        return features.to(self.dtype or wide)
-
-    def x_bytes(self, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> int:
-        """Bytes of a node's features of this dtype and shape, stored and, where that differs, converted."""
-        example = np.empty((1, *row_shape), dtype)
-        converted = self._features(example)
-        return example.nbytes + (converted.nbytes if converted.dtype != torch.from_numpy(example).dtype else 0)
 
     def nbytes(self, subgraph: Subgraph, row_bytes: int) -> int:
         """Bytes of a batch from reading to the model, `row_bytes` being those of a node's features and labels."""

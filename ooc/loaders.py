@@ -20,6 +20,7 @@ from ooc.arguments import check_pyg_arguments, fanout_of, input_nodes_of, weight
 from ooc.budget import Budget, divide
 from ooc.clock import Clock, Span
 from ooc.collate import Collator
+from ooc.gather import Gather
 from ooc.loading import Order, Topology, Work, slot_bytes
 from ooc.machine import available_bytes
 from ooc.memory import resident_bytes, return_large_blocks
@@ -83,9 +84,9 @@ def make_work(
     """The stages' work over a data set. sampling: fan-out, replace, weight column."""
     if ds.memory is not None:
         return_large_blocks()
-    x = ds.rows("x") if ds.num_features else None
+    x = ds.stored("x") if ds.num_features else None
     y = ds.labels
-    x_bytes = 0 if x is None else collator.x_bytes(x.dtype, x.shape[1:])
+    x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
     sampler = NeighborSampler(ds.graph, *sampling, max_bytes=budget.max_batch, row_bytes=row_bytes)
     mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE
@@ -114,7 +115,8 @@ class NeighborLoader:
     work; one that asks for something else is refused.
 
     Beyond PyG: seed; rank, world (this loader's share of each step's seeds); device (batches are moved there);
-    dtype (of x; None: as stored, but float16 comes as float32); edge_ids (False saves looking up `e_id`);
+    dtype (of x; None: as stored, but float16, bfloat16 and scaled int8 come as float32; see `ooc.gather.Gather`);
+    edge_ids (False saves looking up `e_id`);
     split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
     so not with shuffle; where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's fan-out, so
     scores may differ with the memory that decides on halving; where all hops draw
@@ -175,7 +177,8 @@ class NeighborLoader:
         self._split, self._threads = split_seeds, (sample_threads, read_threads)
         nodes = input_nodes_of(data, input_nodes, input_id)
         order = Order(nodes, batch_size, shuffle, seed, drop_last, rank, world)
-        collator = Collator(data.graph, dtype, weight_attr, edge_ids)
+        gather = Gather(data.encoding("x"), dtype) if data.num_features else None
+        collator = Collator(data.graph, gather, weight_attr, edge_ids)
         self._weight = weight_column_of(data.graph, weight_attr)
         sampling = (fanout_of(num_neighbors), replace, self._weight)
         pin = pins(pin_memory, self.device)

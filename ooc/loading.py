@@ -159,7 +159,7 @@ def _parts(first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int6
 
 @dataclass(frozen=True)
 class Work:
-    """The stages of a loader's pipeline. x, y: feature rows and labels [N, ...], None where the store has none."""
+    """The stages of a loader's pipeline. x, y: feature rows as stored and labels, [N, ...], None where the store has none."""
 
     order: Order
     sampler: NeighborSampler
@@ -271,8 +271,9 @@ class Work:
         """Features and labels of a sampled batch."""
         node, x = drawn.subgraph.node, None
         if self.x is not None:
-            x = self.recycler.empty((len(node), *self.x.shape[1:]), self.x.dtype)
-            self.read.add(len(node), self.x.read(node, x))
+            assert self.collator.gather is not None
+            x, nbytes = self.collator.gather.read(self.x, node, self.recycler)
+            self.read.add(len(node), nbytes)
         return Loaded(drawn, x, self.labels(drawn))
 
     def labels(self, drawn: Drawn) -> AnyArray | None:

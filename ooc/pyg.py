@@ -50,7 +50,7 @@ class OocFeatureStore(FeatureStore):  # type: ignore[misc]
     def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
         """Rows [k, ...] at `attr.index`: ids int64[k], a mask [N], a slice, None for all; one row [...] for an int.
 
-        float16 comes as float32, whole numbers as int64.
+        Features come by their values, float32 where they are stored in fewer bits (`Dataset.rows`); whole numbers as int64.
         """
         if not self._has(attr):
             return None
@@ -59,8 +59,7 @@ class OocFeatureStore(FeatureStore):  # type: ignore[misc]
         ids = _rows_at(attr.index, rows.shape[0])
         out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
         rows.read(ids, out)
-        wide = {"f2": np.float32}.get(out.dtype.str[1:], np.int64 if out.dtype.kind in "iu" else out.dtype)
-        tensor = torch.from_numpy(out.astype(wide, copy=False))
+        tensor = torch.from_numpy(out.astype(np.int64) if out.dtype.kind in "iu" else out)
         return tensor[0] if isinstance(attr.index, int) else tensor
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:

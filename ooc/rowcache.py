@@ -30,8 +30,9 @@ class PoolClosed(Exception):
 class RowPool:
     """One buffer of row slots, taken and given back in any order by any thread.
 
-    rows: [count, *row shape] of dtype. Memory that no row was ever put into costs nothing, and the slots last given back are
-    the first to be taken again, so what the process holds is the most slots that were ever in use.
+    rows: [count, *row shape] of dtype, as they are on disk: what is stored in fewer bits leaves room for more rows. Memory that
+    no row was ever put into costs nothing, and the slots last given back are the first to be taken again, so what the process
+    holds is the most slots that were ever in use.
 
     >>> pool = RowPool(4, (2,), np.dtype(np.float32))
     >>> slot = pool.take(least=1, most=3, limit=4)

@@ -138,8 +138,9 @@ class Server:
         if k == 0:
             pool.give(filled.idle)  # the window before is through, so nobody needs them
         at = filled.slot[batch.row]
-        x = self._work.recycler.empty((len(at), *pool.rows.shape[1:]), pool.rows.dtype)
-        np.take(pool.rows, at, axis=0, out=x, mode="clip")  # "clip" writes straight into out
+        gather = self._work.collator.gather
+        assert gather is not None
+        x = gather.take(pool.rows, at, self._work.recycler)
         pool.give(filled.slot[window.gone[window.first[k] : window.first[k + 1]]])
         drawn = batch.unpack(sketch.node)
         if k + 1 == len(sketch.batches):

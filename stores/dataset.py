@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from stores import manifest as names
+from stores.encoding import DecodedRows, Encoding, encoding_of, names_of_scales
 from stores.engines import describe
 from stores.errors import ConfigError, InputError, StoreError
 from stores.features import open_features
@@ -41,6 +41,7 @@ class Dataset:
         manifest: Manifest,
         graph: Graph,
         rows: dict[str, Rows],
+        encodings: dict[str, Encoding],
         ids: IdMap | None,
         memory: int | None,
         engine: str,
@@ -51,6 +52,10 @@ class Dataset:
         self.memory = memory
         """bytes the process may use, or None where no budget was given"""
         self._rows = rows
+        self._encodings = encodings
+        self._values = {
+            name: DecodedRows(rows[name], each) if each.is_short else rows[name] for name, each in encodings.items()
+        }
         self._ids = ids
         self._replaced: dict[str, str] = {}
         self._members: dict[str, Members] = {}
@@ -82,7 +87,7 @@ class Dataset:
         path, budget = Path(path), None if memory is None else parse_bytes(memory)
         manifest = read_manifest(path)
         graph = _open_graph(path, manifest, in_memory)
-        rows = _open_rows(path, manifest, engine, features or {})
+        rows, encodings = _open_rows(path, manifest, engine, features or {})
         try:
             if in_memory:
                 rows = {name: _loaded(each) for name, each in rows.items()}
@@ -90,8 +95,8 @@ class Dataset:
         except BaseException:
             _close(rows)
             raise
-        dataset = cls(path, manifest, graph, rows, ids, budget, engine)
-        dataset._replaced = {name: f"{rows[name].dtype}{rows[name].shape}" for name in sorted(features or {})}
+        dataset = cls(path, manifest, graph, rows, encodings, ids, budget, engine)
+        dataset._replaced = {name: f"{encodings[name].digest}{rows[name].shape}" for name in sorted(features or {})}
         return dataset
 
     @property
@@ -121,10 +126,26 @@ class Dataset:
         return sorted(self._rows)
 
     def rows(self, name: str) -> Rows:
-        """The node array `name`: x, y, ... Raises InputError where the store has none of that name."""
+        """The values of the node array `name`: x, y, ... Raises InputError where the store has none of that name.
+
+        What is stored in fewer bits (float16, bfloat16, int8 with a scale) comes as float32, converted as it is read; any other
+        array as it is. `stored` gives the rows as they are on disk, `encoding` what they mean.
+
+        >>> ds.rows("x").read(ids, out)  # float32[n, F]
+        """
+        self.stored(name)
+        return self._values[name]
+
+    def stored(self, name: str) -> Rows:
+        """The node array `name` as it is on disk, in fewer bytes than its values may take. Raises as `rows` does."""
         if name not in self._rows:
             raise InputError(f"{self.path} has no node array {name!r}: there are {', '.join(self.names) or 'none'}")
         return self._rows[name]
+
+    def encoding(self, name: str) -> Encoding:
+        """What the rows of `stored(name)` mean, and how they become values. Raises as `rows` does."""
+        self.stored(name)
+        return self._encodings[name]
 
     def edge_rows(self, name: str) -> Rows:
         """A column of the graph, `indices` or one of `graph.columns`, as Rows [E]: for edges that stay on disk.
@@ -140,7 +161,7 @@ class Dataset:
 
     def reading(self, name: str) -> str:
         """How the rows of a node array are read: by which engine, and why where it is another than was asked for."""
-        rows = self.rows(name)
+        rows = self.stored(name)
         if isinstance(rows, ShardedRows):
             return f"engine {describe(rows.engine)}"
         return "from memory" if isinstance(rows, ArrayRows) else f"through {'lmdb' if isinstance(rows, LmdbRows) else 'zarr'}"
@@ -169,7 +190,7 @@ class Dataset:
             raise InputError(f"{self.path} has no split {name!r}: there are {', '.join(self.splits) or 'none'}")
         if name not in self._members:
             own = f"split_{name}"
-            array = _whole(self.rows(own if own in self._rows else "split"))
+            array = _whole(self.stored(own if own in self._rows else "split"))
             self._members[name] = Members.of(array, 1 if own in self._rows else names.SPLIT_CODES[name])
         return self._members[name]
 
@@ -186,12 +207,12 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest of the data; replaced features count by dtype and shape."""
+        """Hex digest of the data; replaced features count by dtype, scale and shape."""
         return "+".join([fingerprint(self.path), *(f"{name}={text}" for name, text in self._replaced.items())])
 
     def close(self) -> None:
         """Give back files and threads; idempotent. Arrays already taken (graph, labels) stay valid."""
-        _close(self._rows)
+        _close(self._values)
         _close(self._edge_rows)
         if self._ids is not None:
             self._ids.close()
@@ -233,25 +254,41 @@ def _open_graph(path: Path, manifest: Manifest, in_memory: bool) -> Graph:
     return Graph(indptr, take(names.INDICES, edges, index_dtype(nodes)), columns, loops, total, loop_weight)
 
 
-def _open_rows(path: Path, manifest: Manifest, engine: str, features: Mapping[str, Path | str]) -> dict[str, Rows]:
+def _open_rows(
+    path: Path, manifest: Manifest, engine: str, features: Mapping[str, Path | str]
+) -> tuple[dict[str, Rows], dict[str, Encoding]]:
+    """The node arrays and what their bytes mean. Arrays of scales are no node arrays."""
     node_type = manifest.node_type()
-    prefix = names.node_array("", node_type.name)
-    there = {metadata.parent.name for metadata in (path / prefix).glob("*/zarr.json")}
+    folder = path / names.node_array("", node_type.name)
+    there = {metadata.parent.name for metadata in folder.glob("*/zarr.json")} - names_of_scales(folder)
     opened: dict[str, Rows] = {}
+    encodings: dict[str, Encoding] = {}
     try:
         for name in sorted({*node_type.arrays, *there} - set(features)):
-            opened[name] = open_zarr_rows(path, prefix + name, engine=engine)
+            opened[name] = open_zarr_rows(path, names.node_array(name, node_type.name), engine=engine)
             if opened[name].shape[0] != node_type.count:
                 found = opened[name].shape[0]
-                raise StoreError(f"{path / prefix}/{name} has {found} rows; the store has {node_type.count} nodes")
+                raise StoreError(f"{folder}/{name} has {found} rows; the store has {node_type.count} nodes")
+            encodings[name] = encoding_of(opened[name], folder)
         for name, source in features.items():
-            own = zarr.open_array(path / (prefix + name), mode="r") if name in there else None
-            kind = (np.float32, None) if own is None else (own.dtype, own.shape[1:])
-            opened[name] = open_features(source, name, node_type.count, engine, *kind)
+            own = _like(path, names.node_array(name, node_type.name)) if name in there else (np.dtype(np.float32), None)
+            opened[name] = open_features(source, name, node_type.count, engine, *own)
+            encodings[name] = encoding_of(opened[name], Path(source).parent)
     except BaseException:
         _close(opened)
         raise
-    return opened
+    return opened, encodings
+
+
+def _like(path: Path, array: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The dtype and row shape that records which replace a node array have: as stored, but float32 where numpy's types do not
+    say what the bytes mean."""
+    rows = open_zarr_rows(path, array, engine="mmap")
+    try:
+        encoding = encoding_of(rows, (path / array).parent)
+        return rows.dtype if encoding.is_native else encoding.dtype, rows.shape[1:]
+    finally:
+        rows.close()
 
 
 def _open_ids(path: Path, manifest: Manifest) -> IdMap | None:

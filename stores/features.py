@@ -21,9 +21,10 @@ def open_features(
 ) -> Rows:
     """The node array `name` from `source`: the directory of a Zarr array, or an LMDB environment.
 
-    A Zarr array ([N, ...]) brings its dtype. In LMDB, row r is the record under r as a big-endian uint64; its values are
-    taken as `dtype`: nothing in LMDB tells another one, so where the store has the array itself, `row_shape` must fit, and
-    only where it has none (None) does the first record give the width. engine: see `Dataset.open`.
+    A Zarr array ([N, ...]) brings its dtype, and the scales beside it where its attributes name them (`stores.encoding`). In
+    LMDB, row r is the record under r as a big-endian uint64; its values are taken as `dtype`: nothing in LMDB tells another
+    one, so where the store has the array itself, `row_shape` must fit, and only where it has none (None) does the first record
+    give the width. engine: see `Dataset.open`.
     Raises InputError where `source` is neither, has another number of rows, a dtype that is no number, or (LMDB) records that
     are not `row_shape` of `dtype`.
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stores import manifest as names
+from stores.encoding import encoding_of
 from stores.integrity import array_names, fingerprint
 from stores.manifest import read_manifest
 from stores.zarr_rows import open_zarr_rows
@@ -33,7 +34,8 @@ def describe(path: Path | str) -> dict[str, Any]:
 def _array(path: Path, name: str) -> dict[str, Any]:
     rows = open_zarr_rows(path, name, engine="mmap")
     try:
-        return {"dtype": str(rows.dtype), "shape": list(rows.shape), "bytes": rows.shape[0] * rows.row_bytes}
+        meant = encoding_of(rows, (path / name).parent).shown
+        return {"dtype": meant, "shape": list(rows.shape), "bytes": rows.shape[0] * rows.row_bytes}
     finally:
         rows.close()
 

@@ -12,6 +12,7 @@ import zarr
 from numpy.typing import NDArray
 
 from stores import manifest as names
+from stores.encoding import encoding_of, meaning
 from stores.errors import StoreError
 from stores.manifest import Manifest, read_manifest
 from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
@@ -65,6 +66,10 @@ def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
     done = 0
     for name, rows in opened.items():
         wanted = expected.get(name)
+        try:
+            encoding_of(rows, (path / name).parent)
+        except StoreError as error:
+            damages.append(Damage(name, str(error)))
         if wanted is not None and rows.shape[0] != wanted:
             damages.append(Damage(name, f"it has {rows.shape[0]} rows; the manifest says {wanted}"))
         for nbytes, damage in _check(path, name, rows):
@@ -87,6 +92,7 @@ def fingerprint(path: Path | str) -> str:
         digest.update(f"\0{name}\0".encode())
         if _has_checksums(path, name):
             digest.update(_checksums(path, name).tobytes())
+            digest.update(meaning(path / name).encode())
         else:
             digest.update((path / name / "zarr.json").read_bytes())
     return digest.hexdigest()

@@ -27,11 +27,11 @@ def ds(make_store):
 @pytest.fixture
 def whole(ds):
     src, dst = random_edges(N, E)
-    x, y = np.empty((N, 6), np.float16), np.empty(N, ds.rows("y").dtype)
+    x, y = np.empty((N, 6), np.float32), np.empty(N, ds.rows("y").dtype)
     ds.rows("x").read(np.arange(N), x)
     ds.rows("y").read(np.arange(N), y)
     edge_index = torch.from_numpy(np.stack([src, dst]))
-    return Data(x=torch.from_numpy(x).float(), y=torch.from_numpy(y).long(), edge_index=edge_index)
+    return Data(x=torch.from_numpy(x), y=torch.from_numpy(y).long(), edge_index=edge_index)
 
 
 def test_pygs_node_loader_runs_on_a_data_set(ds, whole):

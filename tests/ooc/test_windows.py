@@ -182,7 +182,7 @@ def test_features_that_someone_else_wrote_are_windowed_to_the_bit(ds, tmp_path, 
     def batches(path, **options):
         with Dataset.open(path, **options) as opened:
             loader = NeighborLoader(opened, [4, 3], batch_size=20, shuffle=True, seed=2, budget=budget(10**8))
-            return [batch for _ in range(2) for batch in loader], loader, opened.rows("x")
+            return [batch for _ in range(2) for batch in loader], loader, opened.stored("x")
 
     expected, _, rows = batches(own, in_memory=True)
     assert isinstance(rows, ArrayRows)
