@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.recycle import Recycler
+from ooc.buffers import Buffers
 from stores.encoding import DecodedRows, Encoding
 from stores.rows import AnyArray, Ids, Rows
 
@@ -23,7 +23,7 @@ class Gather:
     as stored. Where it is the stored type nothing is converted; any type but these two costs a second copy.
 
     >>> gather = Gather(ds.encoding("x"))
-    >>> x = gather.tensor(gather.take(pool_rows, slots, Recycler(1)))
+    >>> x = gather.tensor(gather.take(pool_rows, slots, Buffers(1)))
     """
 
     encoding: Encoding
@@ -40,16 +40,16 @@ class Gather:
         """What `take` and `read` give."""
         return self.encoding.stored if self.kept else self.encoding.dtype
 
-    def take(self, rows: AnyArray, at: Any, recycler: Recycler) -> AnyArray:
+    def take(self, rows: AnyArray, at: Any, buffers: Buffers) -> AnyArray:
         """[n, *row shape] of `gathered`: rows[at], of stored rows in memory; at: int32|int64[n], in range."""
-        out = recycler.empty((len(at), *rows.shape[1:]), self.gathered)
+        out = buffers.empty((len(at), *rows.shape[1:]), self.gathered)
         encoding = Encoding.raw(rows.dtype) if self.kept else self.encoding
         encoding.gather(rows, at, out)
         return out
 
-    def read(self, rows: Rows, ids: Ids, recycler: Recycler) -> tuple[AnyArray, int]:
+    def read(self, rows: Rows, ids: Ids, buffers: Buffers) -> tuple[AnyArray, int]:
         """The same of rows anywhere, with the bytes read from the disk for it; see `Rows.read`."""
-        out = recycler.empty((len(ids), *rows.shape[1:]), self.gathered)
+        out = buffers.empty((len(ids), *rows.shape[1:]), self.gathered)
         return out, (rows if self.kept else DecodedRows(rows, self.encoding)).read(ids, out)
 
     def tensor(self, gathered: AnyArray) -> Tensor:

@@ -18,14 +18,16 @@ from torch_geometric.data import Data
 
 from ooc.arguments import check_pyg_arguments, fanout_of, input_nodes_of, weight_column_of
 from ooc.budget import Budget, divide
+from ooc.buffers import Buffers
 from ooc.clock import Clock, Span
 from ooc.collate import Collator
+from ooc.device import Copier, OnDevice, on_device
 from ooc.gather import Gather
-from ooc.loading import Order, Topology, Work, slot_bytes
+from ooc.loading import BUFFERS_KEPT, PINNED_KEPT, Order, Topology, Work, slot_bytes
 from ooc.machine import available_bytes
 from ooc.memory import resident_bytes, return_large_blocks
 from ooc.order import Cursor, steps_of
-from ooc.pipeline import Pipeline
+from ooc.pipeline import CONSUMER, Pipeline
 from ooc.sampling import Lockstep, NeighborSampler
 from ooc.windows import windowed
 from stores.dataset import Dataset
@@ -79,7 +81,8 @@ def make_work(
     sampling: tuple[list[int], bool, str | None],
     budget: Budget,
     transform: Callable[[Data], Any] | None,
-    pin: bool,
+    pin_memory: bool,
+    device: torch.device | None,
 ) -> Work:
     """The stages' work over a data set. sampling: fan-out, replace, weight column."""
     if ds.memory is not None:
@@ -95,14 +98,19 @@ def make_work(
         columns = {name: ds.edge_rows(name) for name in collator.columns}
         lockstep = Lockstep(sampler, ds.edge_rows("indices"), columns, budget.batches // LOCKSTEP_SHARE)
     topology = Topology(ds.graph, sampling[2], mapped, warm, mapped=lockstep is None)
-    return Work(order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology, lockstep)
+    to_cuda = device is not None and device.type == "cuda"
+    buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
+    pin = pins(pin_memory) and not to_cuda
+    return Work(
+        order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology, lockstep, buffers=buffers
+    )
 
 
-def pins(pin_memory: bool, device: torch.device | None) -> bool:
-    """Whether batches go through pinned memory: as asked for, and always on their way to CUDA."""
+def pins(pin_memory: bool) -> bool:
+    """Whether batches come in page-locked memory, for the user's own copies to CUDA."""
     if pin_memory and not torch.cuda.is_available():
-        warnings.warn("pin_memory changes nothing: torch sees no CUDA device", UserWarning, stacklevel=3)
-    return torch.cuda.is_available() and (pin_memory or (device is not None and device.type == "cuda"))
+        warnings.warn("pin_memory changes nothing: torch sees no CUDA device", UserWarning, stacklevel=4)
+    return pin_memory and torch.cuda.is_available()
 
 
 class NeighborLoader:
@@ -181,8 +189,8 @@ class NeighborLoader:
         collator = Collator(data.graph, gather, weight_attr, edge_ids)
         self._weight = weight_column_of(data.graph, weight_attr)
         sampling = (fanout_of(num_neighbors), replace, self._weight)
-        pin = pins(pin_memory, self.device)
-        self._work = make_work(data, order, collator, sampling, self.budget, transform, pin)
+        self._work = make_work(data, order, collator, sampling, self.budget, transform, pin_memory, self.device)
+        self._copier: Copier | None = None
         self._start = self._cursor = Cursor(0, 0)
         self._clocks: dict[str, Clock] = {}
 
@@ -249,21 +257,29 @@ class NeighborLoader:
         start = self._cursor = self._start
         self._start = Cursor(start.epoch + 1, 0)
         cursors = (Cursor(start.epoch, step) for step in range(start.step, len(self)))
-        return Epoch(self, self._pipeline(cursors), start.epoch)
+        return Epoch(self, self._on_device(cursors), start.epoch)
 
-    def _pipeline(self, cursors: Iterator[Cursor]) -> Pipeline:
+    def _on_device(self, cursors: Iterator[Cursor]) -> Pipeline | OnDevice:
+        """(steps done, batch) of `cursors`, where the user wants them."""
+        if self.device is None or self.device.type == "cpu":
+            return self._pipeline(cursors, self._clocks)
+        if self.device.type != "cuda":
+            return on_device(self._pipeline(cursors, self._clocks), self.device)
+        if self._copier is None:
+            self._copier = Copier(self.device, self._work.buffers, self.budget.max_batch)
+        clocks = {name: clock for name, clock in self._clocks.items() if name != CONSUMER}  # whose clock is the copies'
+        batches = self._pipeline(cursors, clocks)
+        self._clocks |= {name: clock for name, clock in clocks.items() if name not in (CONSUMER, *self._clocks)}
+        return on_device(batches, self.device, self._copier, self._clocks)
+
+    def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
         """Batches of `cursors`, in windows where rows come from the disk."""
-        work, clocks = self._work, self._clocks
+        work = self._work
         if work.x is None or isinstance(work.x, ArrayRows):
             source = work.split(cursors) if self._split else cursors
             return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
         pool, split = self.budget.batches, self._split
         return windowed(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
-
-    def _took(self, cursor: Cursor, batch: Any) -> Any:
-        """The consumer has the batch before `cursor`."""
-        self._cursor = cursor
-        return batch if self.device is None else batch.to(self.device, non_blocking=True)
 
     def _ended(self, epoch: int) -> None:
         if self._cursor == Cursor(epoch, len(self)):
@@ -273,20 +289,21 @@ class NeighborLoader:
 class Epoch:
     """Iterator over one epoch's batches. `close` ends its threads; so do the end, an exception, and its collection."""
 
-    def __init__(self, loader: NeighborLoader, pipeline: Pipeline, epoch: int) -> None:
-        self._loader, self._pipeline, self._epoch = loader, pipeline, epoch
+    def __init__(self, loader: NeighborLoader, batches: Pipeline | OnDevice, epoch: int) -> None:
+        self._loader, self._batches, self._epoch = loader, batches, epoch
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         try:
-            step, batch = next(self._pipeline)
+            step, batch = next(self._batches)
         except StopIteration:
             self._loader._ended(self._epoch)
             raise
-        return self._loader._took(Cursor(self._epoch, step), batch)
+        self._loader._cursor = Cursor(self._epoch, step)
+        return batch
 
     def close(self) -> None:
         """Stop working ahead; idempotent."""
-        self._pipeline.close()
+        self._batches.close()

@@ -18,10 +18,11 @@ from torch_geometric.data import Data
 
 from ooc.arguments import InputNodes
 from ooc.batch import Subgraph
+from ooc.buffers import Buffers
 from ooc.collate import Collator, Drawn, Loaded
+from ooc.device import pin
 from ooc.order import Cursor, Purpose, key, seeds_of
 from ooc.pipeline import Stage
-from ooc.recycle import Recycler
 from ooc.sampling import Lockstep, NeighborSampler
 from stores.errors import BudgetError
 from stores.files import warm
@@ -73,8 +74,8 @@ class Read:
             self.topology_nbytes += nbytes
 
 
-BUFFERS_KEPT = 1
-"""Memory of a batch that the model is done with, for the rows of the next one"""
+BUFFERS_KEPT, PINNED_KEPT = 1, 4
+"""Memory of batches that the model is done with, for the rows of the next ones; page-locking takes long enough to keep more"""
 FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 """Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
 _PART_SLOTS = 2**14  # 64 KiB of int32
@@ -172,11 +173,12 @@ class Work:
     """of one batch"""
     transform: Callable[[Data], Any] | None
     pin: bool
+    """for copies of the user's own"""
     topology: Topology
     lockstep: Lockstep | None = None
     """where the edges stay on disk"""
     read: Read = field(default_factory=Read)
-    recycler: Recycler = field(default_factory=lambda: Recycler(BUFFERS_KEPT))
+    buffers: Buffers = field(default_factory=lambda: Buffers(BUFFERS_KEPT))
 
     def stages(self, sample_threads: int, read_threads: int, split: bool) -> list[Stage]:
         """The stages behind cursors, or behind `split`, whose batches are sampled already."""
@@ -272,7 +274,7 @@ class Work:
         node, x = drawn.subgraph.node, None
         if self.x is not None:
             assert self.collator.gather is not None
-            x, nbytes = self.collator.gather.read(self.x, node, self.recycler)
+            x, nbytes = self.collator.gather.read(self.x, node, self.buffers)
             self.read.add(len(node), nbytes)
         return Loaded(drawn, x, self.labels(drawn))
 
@@ -290,5 +292,5 @@ class Work:
         if self.transform is not None:
             batch = self.transform(batch)
         if self.pin:
-            batch = batch.pin_memory()
+            batch = pin(batch)
         return drawn.step + drawn.last, batch

@@ -85,7 +85,6 @@ def train_epoch(job: Job) -> None:
 
 def forward_loss(job: Job, batch: Any) -> Tensor:
     """The batch's mean loss over its labelled seeds."""
-    batch = batch.to(job.device, non_blocking=True)
     with autocast(job.device, job.config.precision):
         logits = forward_batch(job.model, batch, checkpoint=job.config.activation_checkpointing)
     return job.loss(logits, batch.y[: batch.batch_size])

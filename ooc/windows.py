@@ -140,7 +140,7 @@ class Server:
         at = filled.slot[batch.row]
         gather = self._work.collator.gather
         assert gather is not None
-        x = gather.take(pool.rows, at, self._work.recycler)
+        x = gather.take(pool.rows, at, self._work.buffers)
         pool.give(filled.slot[window.gone[window.first[k] : window.first[k + 1]]])
         drawn = batch.unpack(sketch.node)
         if k + 1 == len(sketch.batches):

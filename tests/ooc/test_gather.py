@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from ooc.buffers import Buffers
 from ooc.gather import Gather
 from ooc.loaders import NeighborLoader
 from ooc.pyg import OocFeatureStore
-from ooc.recycle import Recycler
 from stores.dataset import Dataset
 from stores.encoding import DTYPE, SCALE, Encoding, scale_of, to_bfloat16, to_int8
 from stores.zarr_write import write_array
@@ -96,6 +96,6 @@ def test_whole_numbers_without_scales_stay_so(make_store: MakeStore) -> None:
 def test_what_is_stored_as_asked_for_is_not_copied() -> None:
     half = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float16)
     gather = Gather(Encoding.plain(half.dtype), torch.float16)
-    taken = gather.take(half, np.arange(50, dtype=np.int32), Recycler(1))
+    taken = gather.take(half, np.arange(50, dtype=np.int32), Buffers(1))
     assert gather.tensor(taken).data_ptr() == taken.ctypes.data
     assert gather.row_bytes((4,)) == 8

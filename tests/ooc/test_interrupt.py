@@ -106,7 +106,7 @@ def test_an_interrupt_of_the_waiting_consumer_ends_the_whole_chain(path, stage, 
         def interrupt():
             if call.reached.wait(60) and eventually(consumer_waits):
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl-C does
-                stopped_by_interrupt.append(eventually(lambda: epoch._pipeline._state.stopped))
+                stopped_by_interrupt.append(eventually(lambda: epoch._batches._state.stopped))
             call.go.set()
 
         hand = threading.Thread(target=interrupt)
