@@ -170,7 +170,7 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of
 @app.command()
 def machine(
     path: Annotated[Path, typer.Argument(metavar="[PATH]", help="A store, or anything on the disk to measure.")] = Path(),
-    engine: Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring or pread.")] = "auto",
+    engine: Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or gds.")] = "auto",
 ) -> None:
     """Measure what reads cost on a disk (a few seconds); kept, and used to plan reads from then on."""
     from stores.disk import calibrate

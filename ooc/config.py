@@ -112,8 +112,8 @@ class TrainConfig(BaseModel):
     # the machine
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
     memory: str | None = Field(None, description="Memory for the process, such as 2GB.")
-    engine: Literal["auto", "uring", "pread", "mmap"] = Field(
-        "auto", description="How rows are read: auto, uring, pread or mmap."
+    engine: Literal["auto", "uring", "pread", "mmap", "gds"] = Field(
+        "auto", description="How rows are read: auto, uring, pread, mmap, or gds (needs CUDA and the extra ooc[gds])."
     )
     in_memory: bool = Field(False, description="The same run with all rows in RAM.")
     features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(

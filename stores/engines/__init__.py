@@ -20,6 +20,8 @@ class Engine(Protocol):
     """Whether a buffer may lie in GPU memory."""
     reason: str | None
     """Why the engine does less than its name says (no O_DIRECT here), or None."""
+    note: str | None
+    """What else a user may want to know: why it was chosen, what is active; or None."""
 
     def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
         """Fill buffer, uint8[plan.nbytes], with the extents one behind the other; returns the bytes read from disk.
@@ -41,18 +43,21 @@ class Engine(Protocol):
 
 
 def open_engine(name: str, segments: Segments) -> Engine:
-    """The engine called `name` over `segments`: "uring", "pread", "mmap", or "auto", which is uring where the system allows it.
+    """The engine called `name` over `segments`: "uring", "pread", "mmap", "gds", or "auto": uring where the system allows it.
 
-    Where it does not, "uring" and "auto" are pread, whose `reason` says why. ConfigError for another name.
+    Where it does not, "uring" and "auto" are pread, whose `reason` says why. "gds" is never chosen by "auto": windows are read
+    into the host's memory, where uring takes the least processor time. ConfigError for another name, and for "gds" without
+    CUDA or kvikio.
 
     >>> open_engine("pread", segments).read(plan, buffer)
     """
+    from stores.engines.gds import GdsEngine
     from stores.engines.mmap import MmapEngine
     from stores.engines.pread import PreadEngine
     from stores.engines.ring import unavailable
     from stores.engines.uring import UringEngine
 
-    engines: dict[str, Any] = {"uring": UringEngine, "pread": PreadEngine, "mmap": MmapEngine}
+    engines: dict[str, Any] = {"uring": UringEngine, "pread": PreadEngine, "mmap": MmapEngine, "gds": GdsEngine}
     if name not in {"auto", *engines}:
         raise ConfigError(f"no engine is called {name!r}; there are auto, {', '.join(sorted(engines))}")
     why_not = unavailable() if name in ("auto", "uring") else None
@@ -60,13 +65,16 @@ def open_engine(name: str, segments: Segments) -> Engine:
     engine: Engine = kind(segments)
     if why_not is not None:
         engine.reason = "; ".join(filter(None, [why_not, engine.reason]))
+    if name == "auto":
+        engine.note = "auto" if why_not else "auto: the system allows io_uring"
     return engine
 
 
 def describe(engine: Engine) -> str:
-    """The engine in use, and why it does less than was asked of it.
+    """The engine in use, why it was chosen, and why it does less than was asked of it.
 
     >>> describe(open_engine("auto", segments))
-    'pread (the kernel has no io_uring, or a sandbox hides it)'
+    'uring (auto: the system allows io_uring)'
     """
-    return engine.name if engine.reason is None else f"{engine.name} ({engine.reason})"
+    told = "; ".join(filter(None, [engine.note, engine.reason]))
+    return f"{engine.name} ({told})" if told else engine.name

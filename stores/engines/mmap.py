@@ -32,6 +32,7 @@ class MmapEngine:
     alignment = 4096
     reaches_device = False
     reason: str | None = None
+    note: str | None = None
 
     def __init__(self, segments: Segments) -> None:
         self._map = map_segments(segments)

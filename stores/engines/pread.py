@@ -59,6 +59,7 @@ class PreadEngine:
 
     def __init__(self, segments: Segments) -> None:
         self.reason: str | None = None
+        self.note: str | None = None
         self._segments = segments
         self._start = segments.start
         self._fds = self._open()

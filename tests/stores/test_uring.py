@@ -289,7 +289,7 @@ def test_auto_is_uring_where_the_system_allows_it(segments: Segments) -> None:
     for name in ("auto", "uring"):
         engine = open_engine(name, segments)
         assert isinstance(engine, UringEngine)
-        assert describe(engine) == "uring"
+        assert describe(engine) == ("uring (auto: the system allows io_uring)" if name == "auto" else "uring")
         engine.close()
 
 
@@ -330,8 +330,8 @@ def test_where_a_sandbox_forbids_io_uring_pread_reads_and_says_why(segments: Seg
     """In a process of its own, under a seccomp filter that refuses io_uring_setup."""
     command = [sys.executable, "-c", _FORBID, str(segments.paths[0]), str(number)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    line = f"pread ({reason})|{DATA[[5, 4095, 0]].tolist()}"
-    assert done.stdout.splitlines() == [line, line]
+    rows = DATA[[5, 4095, 0]].tolist()
+    assert done.stdout.splitlines() == [f"pread (auto; {reason})|{rows}", f"pread ({reason})|{rows}"]
 
 
 def in_child(work: Callable[[], None]) -> None:
