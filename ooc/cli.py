@@ -106,7 +106,7 @@ def _info_lines(found: dict[str, Any]) -> list[str]:
     ]
     for name, array in found["arrays"].items():
         shape = " x ".join(f"{size:,}" for size in array["shape"])
-        lines.append(f"    {name:<24} {array['dtype']:<8} {shape:<20} {format_bytes(array['bytes'])}")
+        lines.append(f"    {name:<24} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}")
     return lines
 
 

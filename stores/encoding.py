@@ -244,6 +244,11 @@ class DecodedRows(Background):
         self.stored.close()
 
 
+def scale_name(name: str) -> str:
+    """Name of the array that holds the scales of array `name`."""
+    return f"{name}_scale"
+
+
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The bits of the nearest bfloat16 (ties to even) of float32 values, in the same shape; NaN stays NaN."""
     out = np.empty(values.shape, np.uint16)

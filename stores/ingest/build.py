@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stores import manifest as names
 from stores.atomic import check_absent, partial_path, write_error
 from stores.build import finish_store
+from stores.encoding import scale_name
 from stores.errors import ConfigError, InputError, StoreError
 from stores.ingest import duck as sql
 from stores.ingest import edges as csc
@@ -339,7 +340,7 @@ class _Build:
         if self.spec.normalize != "none" and not self._feature_names():
             raise ConfigError(f"--normalize {self.spec.normalize} scales features, and there are none: leave it out")
         return {
-            name: self.steps.run(f"features {name}", self._feature_step(name, split), self._outputs(name))
+            name: self.steps.run(f"features {name}", self._feature_step(name, split), self._outputs(name, scale_name(name)))
             for name in self._feature_names()
         }
 
@@ -347,8 +348,8 @@ class _Build:
         def write() -> dict[str, Any]:
             rows = self._feature_rows(name)
             scale = nodes.fit_scale(rows, self.spec.normalize, self._training(split), self.progress)
-            dtype, allow = self.spec.dtype, self.spec.allow_nan
-            return {"wild": nodes.write_features(self.store, name, rows, dtype, scale, allow, self.progress)}
+            storage = nodes.fit_storage(rows, self.spec.dtype, scale, self.progress)
+            return {"wild": nodes.write_features(self.store, name, rows, storage, scale, self.spec.allow_nan, self.progress)}
 
         return write
 

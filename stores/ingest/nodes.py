@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stores.encoding import DTYPE, SCALE, scale_name, scale_of, to_bfloat16, to_int8
 from stores.errors import ConfigError, InputError
 from stores.ingest import duck as sql
 from stores.ingest.duck import Duck, Progress
 from stores.ingest.sources import Table, open_array, read_rows
 from stores.manifest import node_array
-from stores.zarr_write import Appender
+from stores.zarr_write import Appender, write_array
 
 BLOCK_BYTES = 16 << 20
 Block = NDArray[Any]
@@ -192,18 +193,79 @@ def _merge(
     return count + held, mean + step * held / total, squares + spread + step**2 * count * held / total
 
 
-def write_features(store: Path, name: str, rows: Rows, dtype: str, scale: Scale, allow_nan: bool, progress: Progress) -> int:
-    """Append the rows as node array `name` [N, F] of `dtype`; returns how many values are not finite.
+@dataclass(frozen=True)
+class Storage:
+    """How values stand on disk. dtype: float32, float16, bfloat16 or int8; step: float32[F], the scales of int8."""
+
+    dtype: str
+    step: NDArray[np.float32] | None = None
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype of the array: Zarr has no bfloat16."""
+        return np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
+
+    def attributes(self, name: str) -> dict[str, str]:
+        """What an array of that name says of its values where its dtype does not; see `stores.encoding`."""
+        scale = {} if self.step is None else {SCALE: scale_name(name)}
+        return {} if self.dtype in ("float32", "float16") else {DTYPE: self.dtype, **scale}
+
+    def __call__(self, block: Block) -> tuple[Block, bool]:
+        """Values [b, F] as they are stored, and whether any may not be finite (a sum is cheaper than a look at each)."""
+        if self.dtype in ("float32", "float16"):
+            final = np.ascontiguousarray(block, dtype=self.dtype)
+            return final, not np.isfinite(final.sum(dtype=np.float32))
+        values = np.ascontiguousarray(block, dtype=np.float32)
+        if self.step is not None:
+            return to_int8(values, self.step), False
+        final = to_bfloat16(values)
+        return final, bool(self.wild(final).any())
+
+    def wild(self, final: Block) -> NDArray[np.bool_]:
+        """bool[b, F]: which stored values are NaN or infinite; none of int8."""
+        return (final & 0x7F80) == 0x7F80 if self.dtype == "bfloat16" else ~np.isfinite(final)
+
+
+def fit_storage(rows: Rows, dtype: str, scale: Scale, progress: Progress) -> Storage:
+    """How the rows are stored; the scales of int8 take one pass, and finite values: InputError names the first other one."""
+    if dtype != "int8":
+        return Storage(dtype)
+    largest, done = np.zeros(rows.width or 1, np.float32), 0
+    for values in _ahead(_single(scale(_two_d(block))) for block in rows.blocks()):
+        largest = np.maximum(largest, np.maximum(values.max(axis=0), -values.min(axis=0)))  # NaN and infinity get through
+        if not np.isfinite(largest).all():
+            row, column = np.argwhere(~np.isfinite(values))[0].tolist()
+            shown = rows.columns[column] if rows.columns else column
+            raise InputError(
+                f"{rows.where(done + row)} column {shown} is NaN, infinite or beyond float32, which int8 cannot hold; "
+                "correct it, or store features as --dtype bfloat16"
+            )
+        done += len(values)
+        progress("scales", done, rows.count)
+    return Storage(dtype, scale_of(largest))
+
+
+def _single(block: Block) -> NDArray[np.float32]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(block, dtype=np.float32)
+
+
+def write_features(
+    store: Path, name: str, rows: Rows, storage: Storage, scale: Scale, allow_nan: bool, progress: Progress
+) -> int:
+    """Append the rows as node array `name` [N, F], with its scales beside it; returns how many values are not finite.
 
     Raises InputError for such values unless `allow_nan`: how many, and the first one's file, row and column. A value that
-    `dtype` cannot hold has become infinite, and counts.
+    the type cannot hold has become infinite, and counts.
     """
     wild, at, done = 0, (-1, -1), 0
-    attributes = {} if scale.kind == "none" else {"normalize": scale.kind}
-    with Appender(store, node_array(name), (rows.width or 1,), dtype, attributes, count=rows.count) as appender:
-        for final, suspicious in _ahead(_finished(block, scale, dtype) for block in rows.blocks()):
+    attributes = storage.attributes(name) | ({} if scale.kind == "none" else {"normalize": scale.kind})
+    if storage.step is not None:
+        write_array(store, node_array(scale_name(name)), storage.step)
+    with Appender(store, node_array(name), (rows.width or 1,), storage.stored, attributes, count=rows.count) as appender:
+        for final, suspicious in _ahead(_finished(block, scale, storage) for block in rows.blocks()):
             if suspicious:
-                bad = ~np.isfinite(final)
+                bad = storage.wild(final)
                 if not wild and bad.any():
                     row, column = np.argwhere(bad)[0]
                     at = done + int(row), int(column)
@@ -214,17 +276,16 @@ def write_features(store: Path, name: str, rows: Rows, dtype: str, scale: Scale,
         if wild and not allow_nan:
             column = rows.columns[at[1]] if rows.columns else at[1]
             raise InputError(
-                f"{rows.where(at[0])} column {column} is NaN, infinite or beyond {dtype}, the first of {wild} such values; "
-                "correct them or pass --allow-nan"
+                f"{rows.where(at[0])} column {column} is NaN, infinite or beyond {storage.dtype}, the first of {wild} such "
+                "values; correct them or pass --allow-nan"
             )
     return wild
 
 
-def _finished(block: Block, scale: Scale, dtype: str) -> tuple[Block, bool]:
-    """A block as it is stored, and whether any of its values may not be finite (a sum is cheaper than a look at each)."""
+def _finished(block: Block, scale: Scale, storage: Storage) -> tuple[Block, bool]:
+    """A block as it is stored, and whether any of its values may not be finite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        final = np.ascontiguousarray(scale(_two_d(block)), dtype=dtype)
-        return final, not np.isfinite(final.sum(dtype=np.float32))
+        return storage(scale(_two_d(block)))
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:

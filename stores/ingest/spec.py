@@ -54,7 +54,8 @@ class IngestSpec(BaseModel):
     test: Path | None = None
     split_index: int | None = Field(default=None, ge=0)
     """which split of masks [S, N] or [N, S]"""
-    dtype: Literal["float32", "float16"] = "float32"
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    """how features are stored; int8 with a scale for each column, its largest magnitude / 127"""
     normalize: Literal["none", "row", "standard"] = "none"
     npz: Path | None = None
     pyg: str | None = None
@@ -104,6 +105,11 @@ class IngestSpec(BaseModel):
             if name in found or name in ("y", "split") or name.startswith("split_") or (name == "x" and self.x_cols):
                 raise ConfigError(f"--features {text!r}: the name {name!r} is taken; choose another")
             found[name] = pattern
+        for name in {**found, **({"x": ""} if self.x_cols else {})}:
+            if self.dtype == "int8" and f"{name}_scale" in found:
+                raise ConfigError(
+                    f"--features {name}_scale=...: with --dtype int8 {name}'s scales have that name; choose another"
+                )
         return found
 
     @property

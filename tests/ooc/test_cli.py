@@ -109,7 +109,7 @@ def test_bad_ingest_settings_are_one_line(arrays: Path, capsys: pytest.CaptureFi
     edges = ("--edges", arrays / "edges.npy")
     assert "exactly one" in fails(capsys, "ingest", arrays / "a.ooc")
     assert "num_nodes" in fails(capsys, "ingest", arrays / "a.ooc", *edges, "--num-nodes", "many")
-    assert "dtype" in fails(capsys, "ingest", arrays / "a.ooc", *edges, "--dtype", "int8")
+    assert "dtype" in fails(capsys, "ingest", arrays / "a.ooc", *edges, "--dtype", "int4")
     (arrays / "there").mkdir()
     assert "exists" in fails(capsys, "ingest", arrays / "there", *edges)
     assert not (arrays / "a.ooc").exists()

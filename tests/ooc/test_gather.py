@@ -11,11 +11,15 @@ from ooc.buffers import Buffers
 from ooc.gather import Gather
 from ooc.loaders import NeighborLoader
 from ooc.pyg import OocFeatureStore
+from ooc.train import train
 from stores.dataset import Dataset
 from stores.encoding import DTYPE, SCALE, Encoding, scale_of, to_bfloat16, to_int8
+from stores.ingest import IngestSpec, ingest
 from stores.zarr_write import write_array
 from tests.conftest import MakeStore
 from tests.ooc.batches import same
+from tests.ooc.runs import configure, curve
+from tools.make_graph import make_graph
 
 N, F = 300, 21
 TYPES = ["float32", "float16", "bfloat16", "int8"]
@@ -84,6 +88,26 @@ def test_pygs_feature_store_gives_the_values(make_store: MakeStore, tmp_path: Pa
     with Dataset.open(store, features={"x": source}) as ds:
         got = OocFeatureStore(ds).get_tensor(group_name=None, attr_name="x", index=torch.tensor([7, 299, 7]))
         assert torch.equal(got, torch.from_numpy(values[[7, 299, 7]]))
+
+
+def test_training_on_short_types_scores_as_on_float32(tmp_path: Path) -> None:
+    make_graph(tmp_path, nodes=1500, edges=9000, features=16, classes=5, kind="communities", seed=1)
+    scores, curves = {}, set()
+    for kind in TYPES:
+        store = tmp_path / f"{kind}.ooc"
+        parts = {name: tmp_path / f"{name}.npy" for name in ("train", "val", "test")}
+        edges, features = f"{tmp_path}/edges/*.parquet", [f"x={tmp_path}/x.npy"]
+        ingest(
+            IngestSpec(
+                out=store, edges=edges, features=features, labels=tmp_path / "y.npy", num_nodes=1500, dtype=kind, **parts
+            )
+        )
+        settings = {"hidden": 32, "fanout": [5, 5], "batch_size": 128, "epochs": 6, "lr": 0.01}
+        scores[kind] = train(configure(store, tmp_path / f"run-{kind}", **settings))["metrics"]["test"]["accuracy"]
+        curves.add(curve(tmp_path / f"run-{kind}"))
+    assert len(curves) == len(TYPES)  # other features, other losses
+    assert scores["float32"] > 0.7
+    assert min(scores.values()) > scores["float32"] - 0.03
 
 
 def test_whole_numbers_without_scales_stay_so(make_store: MakeStore) -> None:
