@@ -75,8 +75,8 @@ class Dataset:
 
         memory: the budget of the whole process, like "2GB"; loaders and training divide it. engine: how rows are read,
         "uring" or "pread" (O_DIRECT, many reads in flight), "mmap", "gds" (CUDA), or "auto" (see `open_engine`). in_memory:
-        load the rows of every node array and the topology into RAM now. features: name of a node array -> a Zarr array or an LMDB
-        directory that takes its place, one row a node.
+        load the rows of every node array and the topology into RAM now. features: name of a node array -> a Zarr array or an
+        LMDB directory that takes its place, one row a node.
         Raises StoreError where there is no store, it is truncated, or its arrays do not fit the manifest; InputError where
         `features` do not fit; ConfigError for a setting that cannot be read.
 
