@@ -205,6 +205,11 @@ class NeighborLoader:
         return self._work.read.nbytes + self._work.read.topology_nbytes
 
     @property
+    def topology_bytes_read(self) -> int:
+        """Those of `bytes_read` that were edges."""
+        return self._work.read.topology_nbytes
+
+    @property
     def num_seeds(self) -> int:
         """Input nodes, over all ranks and batches of an epoch."""
         return len(self._work.order.nodes)

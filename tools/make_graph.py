@@ -68,18 +68,25 @@ def write_edges(out: Path, chunks: Iterator[tuple[Ints, Ints]], strings: bool) -
         pq.write_table(pa.table(columns), out / f"part-{i:04d}.parquet", row_group_size=1_000_000)
 
 
-def write_features(path: Path, labels: Ints, features: int, classes: int, seed: int) -> None:
-    """float32[N, features]: a class centroid of norm about 1.5 under unit noise, written in pieces."""
+def feature_blocks(labels: Ints, features: int, classes: int, seed: int) -> Iterator[NDArray[np.float32]]:
+    """float32[N, features] in pieces of about CHUNK_BYTES: a class centroid of norm about 1.5 under unit noise."""
     scale = np.float32(1.5 / np.sqrt(features))
     centroids = np.random.default_rng([seed, 2]).standard_normal((classes, features), np.float32) * scale
     rows = max(1, CHUNK_BYTES // (4 * features))
+    for i, start in enumerate(range(0, len(labels), rows)):
+        part = labels[start : start + rows]
+        noise = np.random.default_rng([seed, 3, i]).standard_normal((len(part), features), np.float32)
+        noise += centroids[part]
+        yield noise
+
+
+def write_features(path: Path, labels: Ints, features: int, classes: int, seed: int) -> None:
+    """`feature_blocks` as an npy file."""
     with path.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(labels), features)}
         np.lib.format.write_array_header_2_0(file, header)
-        for i, start in enumerate(range(0, len(labels), rows)):
-            part = labels[start : start + rows]
-            noise = np.random.default_rng([seed, 3, i]).standard_normal((len(part), features), np.float32)
-            file.write((centroids[part] + noise).data)
+        for block in feature_blocks(labels, features, classes, seed):
+            file.write(block.data)
 
 
 def make_graph(

@@ -1,77 +1,162 @@
 """`ooc` beside PyG's NeighborLoader and DGL GraphBolt: the same graph, fan-out, batch and model, arms interleaved in one run.
 
-    python -m tools.bench.compare WORK --peers DIR --pyg-python PY --graphbolt-python PY --limit 2GB
+    python -m tools.bench.compare WORK --peers DIR --pyg-python PY --graphbolt-python PY --limit 2GB --plot compare.png
 
 WORK holds (or receives) the graph and its store. DIR holds `pyg_neighborloader.py` and `graphbolt.py`, which take --x --y
 --indptr --indices --features --limit --fanout --batches and print a JSON line; their interpreters need those packages.
-Prints JSON: each arm's seconds a batch (median over --rounds), and the ratios. Needs root for the limit and the cold cache.
+
+Arms: ooc with everything in RAM and from disk under the limit; both peers in RAM, and on a memory map with MADV_RANDOM under
+the same limit, in bytes. Before every run the page cache is dropped and the disk measured. `ooc`'s clock runs from the first
+request to the end of the last step; a peer's leaves out its first batch, and on a memory map it runs --memmap-batches only.
+Prints JSON: each arm's seconds a batch (median over --rounds), the bound of ooc's own trace (`tools.bench.bound`), the ratios.
+Needs root for the limit and the cold cache.
 """
 
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tools.bench.machine import describe, drop_page_cache
-from tools.make_graph import make_graph
+from stores.sizes import parse_bytes
+from tools.bench.chart import bars
+from tools.bench.cost import Job, Result, beside_bound, run_cold, short_of
+from tools.bench.machine import describe
+from tools.bench.rates import Rates
+from tools.bench.stores import make_store
+
+OOC_RAM, OOC_DISK = "ooc-ram", "ooc-disk"
+PEERS = ("pyg-ram", "pyg-trim-ram", "graphbolt-ram", "pyg-memmap", "graphbolt-memmap")
+LEAST_RATES = 5
 
 
-def prepare(work: Path, nodes: int, edges: int, features: int, kind: str) -> Path:
-    """Make and ingest the graph where WORK lacks it, and export its CSC for the peers; returns the store."""
-    store = work / "graph.ooc"
-    if not (work / "x.npy").exists():
-        make_graph(work, nodes=nodes, edges=edges, features=features, kind=kind)
-    if not store.exists():
-        flags = ["--edges", f"{work}/edges/*.parquet", "--features", f"x={work}/x.npy", "--labels", f"{work}/y.npy"]
-        subprocess.run([sys.executable, "-m", "ooc.cli", "ingest", str(store), *flags, "--memory", "2GB"], check=True)
-    if not (work / "indices.npy").exists():
-        import ooc
+def prepare(a: argparse.Namespace) -> Path:
+    """Make the store where WORK lacks it, and what peers read: x, y and the CSC as npy files; returns the store."""
+    import ooc
+    from tools.make_graph import write_features
 
-        with ooc.open(store) as ds:
-            np.save(work / "indptr.npy", ds.graph.indptr)
-            np.save(work / "indices.npy", ds.graph.indices)
+    store: Path = a.work / "graph.ooc"
+    a.work.mkdir(parents=True, exist_ok=True)
+    make_store(store, nodes=a.nodes, edges=a.edges, width=a.width, kind=a.kind)
+    if a.peers is None:
+        return store
+    with ooc.open(store) as ds:
+        found = {"indptr": ds.graph.indptr, "indices": ds.graph.indices, "y": np.asarray(ds.labels, np.int64)}
+        for name, array in found.items():
+            if not (a.work / f"{name}.npy").exists():
+                np.save(a.work / f"{name}.unfinished.npy", array)
+                (a.work / f"{name}.unfinished.npy").rename(a.work / f"{name}.npy")
+        if not (a.work / "x.npy").exists():
+            write_features(a.work / "x.unfinished.npy", found["y"], ds.num_features, classes=32, seed=0)
+            (a.work / "x.unfinished.npy").rename(a.work / "x.npy")
     return store
 
 
-def last_json(command: list[str]) -> dict[str, Any]:
-    """Run a command and parse the last line it prints."""
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        return {"failed": done.returncode, "error": done.stderr.strip().splitlines()[-1:]}
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
-
-
-def arms(a: argparse.Namespace, store: Path) -> dict[str, list[str]]:
-    """The command of every arm."""
+def peer_command(a: argparse.Namespace, arm: str) -> list[str] | None:
+    """The command of a peer's arm, None where its interpreter is not given."""
+    peer, *how = arm.split("-")
+    python = a.pyg_python if peer == "pyg" else a.graphbolt_python
+    if python is None or a.peers is None:
+        return None
+    script = a.peers / ("pyg_neighborloader.py" if peer == "pyg" else "graphbolt.py")
     arrays = [part for name in ("x", "y", "indptr", "indices") for part in (f"--{name}", str(a.work / f"{name}.npy"))]
-    ours = [sys.executable, "-m", "tools.bench.steps", str(store), "--fanout", a.fanout]
-    found = {"ooc ram": [*ours, "--features", "ram", "--batches", str(a.batches)]}
-    if not a.ram_only:
-        found["ooc disk"] = [*ours, "--features", "disk", "--limit", a.limit, "--batches", str(a.batches)]
-    peer_limit = a.limit.upper().removesuffix("B")
-    for name, python, script in (
-        ("pyg", a.pyg_python, "pyg_neighborloader.py"),
-        ("graphbolt", a.graphbolt_python, "graphbolt.py"),
-    ):
-        if python is None:
-            continue
-        base = [python, str(a.peers / script), *arrays, "--fanout", a.fanout]
-        found[f"{name} ram"] = [*base, "--batches", str(a.peer_batches)]
-        if name == "pyg":
-            found["pyg trim ram"] = [*base, "--trim", "--batches", str(a.peer_batches)]
-            if not a.ram_only:
-                found["pyg memmap"] = [*base, "--features", "memmap-random", "--limit", peer_limit, "--batches", "3"]
-    return found
+    command = [python, str(script), *arrays, "--fanout", a.fanout, "--batch-size", str(a.batch_size)]
+    if how[-1] == "memmap":
+        limit = ["--limit", str(parse_bytes(a.limit))]
+        return [*command, "--features", "memmap-random", *limit, "--batches", str(a.memmap_batches)]
+    return [*command, *(["--trim"] if "trim" in how else []), "--batches", str(a.peer_batches)]
 
 
-def main() -> None:
-    """Parse the command line, run every arm in turn, print JSON."""
+def commands(a: argparse.Namespace, store: Path) -> dict[str, list[str]]:
+    """The command of every arm that was asked for and can be run."""
+    jobs = {
+        OOC_RAM: Job(store, "ram", a.fanout, a.batches, a.batch_size),
+        OOC_DISK: Job(store, "disk", a.fanout, a.batches, a.batch_size, a.limit),
+    }
+    found = {arm: jobs[arm].command if arm in jobs else peer_command(a, arm) for arm in a.arms}
+    return {arm: command for arm, command in found.items() if command is not None}
+
+
+def run_all(a: argparse.Namespace, store: Path, rates: Rates) -> dict[str, list[Result]]:
+    """Every arm in turn, --rounds times, the disk measured before each."""
+    runs: dict[str, list[Result]] = {}
+    for _ in range(a.rounds):
+        for arm, command in commands(a, store).items():
+            rates.measure()
+            runs.setdefault(arm, []).append(run_cold(command))
+            shown = {key: runs[arm][-1].get(key) for key in ("seconds_per_batch", "failed", "error")}
+            print(arm, json.dumps(shown), vars(rates.taken[-1]), file=sys.stderr)
+    while len(rates.taken) < LEAST_RATES:
+        rates.measure()
+    return runs
+
+
+def medians(runs: dict[str, list[Result]]) -> dict[str, float]:
+    """Seconds a batch of every arm whose runs all ended well.
+
+    >>> medians({"pyg-ram": [{"seconds_per_batch": s} for s in (0.3, 0.9, 0.5)], "pyg-memmap": [{"failed": -9}]})
+    {'pyg-ram': 0.5}
+    """
+    return {
+        arm: statistics.median(run["seconds_per_batch"] for run in results)
+        for arm, results in runs.items()
+        if not any("failed" in run for run in results)
+    }
+
+
+def ratios(seconds: dict[str, float], bound_seconds: float | None) -> dict[str, float]:
+    """What the promises are about: above 1 a peer is slower, but for `ooc-disk / ...`, which is `ooc`'s own excess."""
+    found = {f"{arm} / {OOC_RAM}": seconds[arm] / seconds[OOC_RAM] for arm in PEERS if arm in seconds and OOC_RAM in seconds}
+    if OOC_DISK not in seconds:
+        return found
+    disk = seconds[OOC_DISK]
+    floor = {OOC_RAM: seconds.get(OOC_RAM), "bound": bound_seconds}
+    known = {name: value for name, value in floor.items() if value is not None}
+    found |= {f"{OOC_DISK} / {name}": disk / value for name, value in known.items()}
+    if known:
+        found[f"{OOC_DISK} / larger of {' and '.join(known)}"] = disk / max(known.values())
+    found |= {f"{arm} / {OOC_DISK}": seconds[arm] / disk for arm in PEERS if arm in seconds}
+    maps = [seconds[arm] for arm in PEERS if arm.endswith("memmap") and arm in seconds]
+    return found | ({f"best memmap / {OOC_DISK}": min(maps) / disk} if maps else {})
+
+
+def same_losses(runs: dict[str, list[Result]]) -> dict[str, bool] | None:
+    """Whether all of `ooc`'s runs, in RAM and from disk, have the same losses, to the bit; None where either has none."""
+    each = [[run["losses"] for run in runs.get(arm, []) if "losses" in run] for arm in (OOC_RAM, OOC_DISK)]
+    if not all(each):
+        return None
+    losses = [*each[0], *each[1]]
+    return {"first": len({one[0] for one in losses}) == 1, "all": all(one == losses[0] for one in losses)}
+
+
+def summarize(a: argparse.Namespace, store: Path, runs: dict[str, list[Result]], rates: Rates) -> dict[str, Any]:
+    """Medians, the bound, ratios and what was checked."""
+    seconds = medians(runs)
+    disk: Result = {}
+    if OOC_DISK in seconds:
+        own = runs[OOC_DISK]
+        chosen = own[
+            [run["seconds_per_batch"] for run in own].index(statistics.median_low(r["seconds_per_batch"] for r in own))
+        ]
+        disk = {"windows": chosen["windows"], "batches": chosen["batches"], "short_of": short_of(chosen)}
+        disk |= beside_bound(store, chosen, rates.median())
+    least = disk["bound"]["seconds_per_batch"] if disk else None
+    batches = {OOC_RAM: a.batches, OOC_DISK: a.batches}
+    peers = {arm: a.memmap_batches if arm.endswith("memmap") else a.peer_batches for arm in PEERS}
+    return {
+        "seconds_per_batch": seconds,
+        "batches": {arm: (batches | peers)[arm] for arm in runs},
+        "ratios": ratios(seconds, least),
+        "losses_identical": same_losses(runs),
+        OOC_DISK: disk,
+        "disk": rates.asdict(),
+    }
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
     parser.add_argument("--nodes", type=int, default=8_000_000)
@@ -81,32 +166,32 @@ def main() -> None:
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--pyg-python")
     parser.add_argument("--graphbolt-python")
+    parser.add_argument("--arms", nargs="+", choices=[OOC_RAM, OOC_DISK, *PEERS], default=[OOC_RAM, OOC_DISK, *PEERS])
     parser.add_argument("--limit", default="2GB")
     parser.add_argument("--fanout", default="10,10")
-    parser.add_argument("--batches", type=int, default=30)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--batches", type=int, default=300)
     parser.add_argument("--peer-batches", type=int, default=10)
+    parser.add_argument("--memmap-batches", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ram-only", action="store_true")
-    a = parser.parse_args()
-    store = prepare(a.work, a.nodes, a.edges, a.width, a.kind)
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for _ in range(a.rounds):
-        for name, command in arms(a, store).items():
-            drop_page_cache()
-            runs.setdefault(name, []).append(last_json(command))
-            print(name, json.dumps(runs[name][-1]), file=sys.stderr)
-    seconds = {
-        name: statistics.median(r["seconds_per_batch"] for r in results)
-        for name, results in runs.items()
-        if all("seconds_per_batch" in r for r in results)
-    }
-    ratios = {
-        f"{other} / {mine}": seconds[other] / seconds[mine]
-        for mine, others in (("ooc ram", ("pyg ram", "pyg trim ram", "graphbolt ram")), ("ooc disk", ("pyg memmap", "ooc ram")))
-        for other in others
-        if mine in seconds and other in seconds
-    }
-    print(json.dumps({"machine": describe(), "seconds_per_batch": seconds, "ratios": ratios, "runs": runs}))
+    parser.add_argument("--rate-seconds", type=float, default=3.0, help="of each measurement of the disk")
+    parser.add_argument("--plot", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Parse the command line, run every arm in turn, print JSON."""
+    a = parse()
+    store = prepare(a)
+    rates = Rates(store, a.rate_seconds)
+    runs = run_all(a, store, rates)
+    summary = summarize(a, store, runs, rates)
+    if a.plot:
+        least = {"bound of ooc-disk": summary[OOC_DISK]["bound"]["seconds_per_batch"]} if summary[OOC_DISK] else {}
+        bars(a.plot, summary["seconds_per_batch"] | least, "seconds a batch")
+    graph = {"nodes": a.nodes, "edges": a.edges, "width": a.width, "kind": a.kind}
+    settings = {"graph": graph, "fanout": a.fanout, "batch_size": a.batch_size, "limit": a.limit, "rounds": a.rounds}
+    print(json.dumps({"machine": describe(), **settings, **summary, "runs": runs}))
 
 
 if __name__ == "__main__":

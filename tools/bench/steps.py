@@ -13,19 +13,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tools.bench.machine import limit_memory
-from tools.make_graph import make_graph
 
 Steps = list[dict[str, float]]
+"""What imports much is imported in functions, after the limit is set: memory counts where it is first touched."""
+
+
+def seeds_of_run(num_nodes: int, batch_size: int, batches: int, seed: int) -> NDArray[np.int64]:
+    """int64[batch_size * batches]: the seeds of a run, batch after batch, all distinct (fewer where nodes run out)."""
+    return np.random.default_rng(seed).permutation(num_nodes)[: batch_size * batches]
 
 
 def warm_up(fanout: list[int], hidden: int, like: Any, options: dict[str, Any]) -> None:
     """Compile the kernels in use (same dtypes) and let torch make its thread pools, on a graph of 2,000 nodes."""
+    from tools.make_graph import make_graph
+
     with tempfile.TemporaryDirectory() as folder:
         files, store = Path(folder) / "files", Path(folder) / "tiny.ooc"
         make_graph(files, nodes=2000, edges=20000, features=like.num_features, classes=like.num_classes)
@@ -37,27 +47,39 @@ def warm_up(fanout: list[int], hidden: int, like: Any, options: dict[str, Any]) 
             train(tiny, np.arange(1024), fanout, 256, hidden, 0)
 
 
-def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int) -> tuple[Steps, Any]:
-    """One pass over `seeds`: nodes, edges and loss of every step, and the loader's stage times."""
+def learner(ds: Any, layers: int, hidden: int, seed: int) -> Callable[[Any], float]:
+    """A GraphSAGE of `layers` layers with Adam: takes one step on a batch, returns its loss."""
     import torch
     import torch.nn.functional as F
 
-    import ooc
     from ooc.models import build_model
     from ooc.user_models import forward_batch
 
     torch.manual_seed(seed)
-    model = build_model("sage", ds.num_features, hidden, ds.num_classes, len(fanout))
+    model = build_model("sage", ds.num_features, hidden, ds.num_classes, layers)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    loader = ooc.NeighborLoader(ds, num_neighbors=fanout, input_nodes=seeds, batch_size=batch_size, edge_ids=False)
-    steps: Steps = []
-    for batch in loader:
+
+    def step(batch: Any) -> float:
         loss = F.cross_entropy(forward_batch(model, batch), batch.y[: batch.batch_size])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        steps.append({"nodes": batch.num_nodes, "edges": batch.num_edges, "loss": loss.item()})
-    return steps, loader.times()
+        return loss.item()
+
+    return step
+
+
+def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int) -> tuple[Steps, Any]:
+    """One pass over `seeds`: nodes, edges and loss of every step, and the loader."""
+    import ooc
+
+    step = learner(ds, len(fanout), hidden, seed)
+    loader = ooc.NeighborLoader(ds, num_neighbors=fanout, input_nodes=seeds, batch_size=batch_size, edge_ids=False)
+    steps: Steps = []
+    for batch in loader:
+        loss = step(batch)
+        steps.append({"nodes": batch.num_nodes, "edges": batch.num_edges, "loss": loss})
+    return steps, loader
 
 
 def run(a: argparse.Namespace) -> dict[str, Any]:
@@ -67,20 +89,28 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
     fanout = [int(f) for f in a.fanout.split(",")]
     options = {"in_memory": a.features == "ram", "engine": a.engine, "memory": a.memory or a.limit}
     with ooc.open(a.store, **options) as ds:
-        seeds = np.random.default_rng(a.seed).permutation(ds.num_nodes)[: a.batch_size * a.batches]
+        seeds = seeds_of_run(ds.num_nodes, a.batch_size, a.batches, a.seed)
         warm_up(fanout, a.hidden, ds, options)
         begin = time.perf_counter()
-        steps, stages = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed)
+        steps, loader = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed)
         seconds = time.perf_counter() - begin
+    stages = loader.times()
     return {
         "features": a.features,
         "limit": a.limit,
+        "seed": a.seed,
         "fanout": fanout,
+        "batch_size": a.batch_size,
         "batches": len(steps),
         "seconds_per_batch": seconds / len(steps),
         "nodes_per_batch": sum(s["nodes"] for s in steps) / len(steps),
         "edges_per_batch": sum(s["edges"] for s in steps) / len(steps),
-        "loss": steps[-1]["loss"],
+        "losses": [s["loss"] for s in steps],
+        "windows": stages["read"]["items"] if a.features == "disk" else 0,
+        "rows_read": loader.rows_read,
+        "bytes_read": loader.bytes_read - loader.topology_bytes_read,
+        "topology_bytes_read": loader.topology_bytes_read,
+        "budget": asdict(loader.budget),
         "stages": stages,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

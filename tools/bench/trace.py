@@ -1,0 +1,102 @@
+"""The trace of a run of `tools.bench.steps`, drawn again: batches are a function of (seed, epoch, step), windows of those and
+the division of the memory. So nothing is recorded while the run is timed, and what was planned is known to the row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ooc
+from ooc.arguments import input_nodes_of
+from ooc.budget import Budget
+from ooc.collate import Collator, Drawn
+from ooc.loaders import budget_of, make_work
+from ooc.loading import Order, Work
+from ooc.lookahead import Grouping, Window
+from ooc.order import Cursor
+from ooc.rowcache import Residents
+from stores.dataset import Dataset
+from tools.bench.bound import pages_of
+from tools.bench.steps import seeds_of_run
+
+
+def settings(store: Path | str, fanout: str, batches: int, batch_size: int, seed: int) -> dict[str, Any]:
+    """What `Trace.of` takes for batches of no run: with all the memory that the machine has."""
+    with ooc.open(store) as ds:
+        budget = asdict(budget_of(ds))
+    layers = [int(f) for f in fanout.split(",")]
+    return {"budget": budget, "fanout": layers, "batches": batches, "batch_size": batch_size, "seed": seed}
+
+
+@dataclass
+class Trace:
+    """A run's batches and windows, on the open store. Close it, or use it as a context manager.
+
+    >>> with Trace.of("graph.ooc", json.loads(line)) as trace:
+    ...     rows = sum(len(nodes) for nodes in trace.nodes())
+    """
+
+    ds: Dataset
+    work: Work
+    budget: Budget
+    batches: int
+
+    @classmethod
+    def of(cls, store: Path | str, run: dict[str, Any]) -> Self:
+        """Of what `tools.bench.steps` printed of a run from disk."""
+        ds = ooc.open(store)
+        try:
+            budget = Budget(**run["budget"])
+            seeds = seeds_of_run(ds.num_nodes, run["batch_size"], run["batches"], run["seed"])
+            order = Order(input_nodes_of(ds, seeds), run["batch_size"], False, 0, False, 0, 1)
+            collator = Collator(ds.graph, edge_ids=False)
+            work = make_work(ds, order, collator, (run["fanout"], False, None), budget, None, False)
+            return cls(ds, work, budget, run["batches"])
+        except BaseException:
+            ds.close()
+            raise
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a feature row as stored."""
+        assert self.work.x is not None
+        return self.work.x.row_bytes
+
+    def drawn(self) -> Iterator[Drawn]:
+        """The sampled batches."""
+        cursors = (Cursor(0, step) for step in range(self.batches))
+        yield from map(self.work.sample, cursors) if self.work.lockstep is None else self.work.sampled(cursors, False)
+
+    def nodes(self) -> Iterator[NDArray[np.int64]]:
+        """int64[n], the node ids of every batch."""
+        return (drawn.subgraph.node for drawn in self.drawn())
+
+    def windows(self) -> Iterator[Window]:
+        """The windows that the run's own planner made."""
+        return Grouping(self.work, self.budget.batches, 1, Residents.none()).windows(self.drawn())
+
+    def planned(self) -> dict[str, int]:
+        """What the run's own windows had to read: windows, rows, the pages of each window's rows that were not in memory
+        (`page_bytes`, summed over windows), and the most rows that were in memory at once."""
+        found = {"windows": 0, "rows": 0, "page_bytes": 0, "rows_in_memory": 0}
+        for window in self.windows():
+            new = window.sketch.node[window.carried < 0]
+            found["windows"] += 1
+            found["rows"] += len(new)
+            found["page_bytes"] += 4096 * len(pages_of(new, self.row_bytes))
+            found["rows_in_memory"] = max(found["rows_in_memory"], window.sketch.limit)
+        return found
+
+    def close(self) -> None:
+        """Close the store; idempotent."""
+        self.ds.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
