@@ -36,7 +36,7 @@ def run(store: Path) -> dict[str, Any]:
     budget = divide(6_000_000 + RUNTIME_BYTES, baseline=0)
     with ooc.open(store) as ds:
         seeds = steps.seeds_of_run(NODES, SEEDS, BATCHES, 0)
-        loader = ooc.NeighborLoader(ds, [5, 4], input_nodes=seeds, batch_size=SEEDS, edge_ids=False, budget=budget)
+        loader = steps.loader_of(ds, seeds, [5, 4], SEEDS, budget)
         nodes = [batch.n_id.numpy() for batch in loader]
         windows = loader.times()["read"]["items"]
     return {

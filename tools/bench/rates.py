@@ -39,7 +39,7 @@ class Rates:
         import ooc
 
         with ooc.open(store) as ds:
-            rows = ds.rows("x")
+            rows = ds.stored("x")
             if not isinstance(rows, ShardedRows):
                 raise ConfigError(f"the features of {store} are not plain shards: measure on a store that ooc ingested")
             self._segments = rows.segments

@@ -69,12 +69,17 @@ def learner(ds: Any, layers: int, hidden: int, seed: int) -> Callable[[Any], flo
     return step
 
 
-def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int) -> tuple[Steps, Any]:
-    """One pass over `seeds`: nodes, edges and loss of every step, and the loader."""
+def loader_of(ds: Any, seeds: Any, fanout: list[int], batch_size: int, budget: Any = None) -> Any:
+    """The loader of a run; budget: a division of the memory that is known already."""
     import ooc
 
+    return ooc.NeighborLoader(ds, fanout, input_nodes=seeds, batch_size=batch_size, edge_ids=False, budget=budget)
+
+
+def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int) -> tuple[Steps, Any]:
+    """One pass over `seeds`: nodes, edges and loss of every step, and the loader."""
     step = learner(ds, len(fanout), hidden, seed)
-    loader = ooc.NeighborLoader(ds, num_neighbors=fanout, input_nodes=seeds, batch_size=batch_size, edge_ids=False)
+    loader = loader_of(ds, seeds, fanout, batch_size)
     steps: Steps = []
     for batch in loader:
         loss = step(batch)

@@ -11,17 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ooc
-from ooc.arguments import input_nodes_of
 from ooc.budget import Budget
-from ooc.collate import Collator, Drawn
-from ooc.loaders import budget_of, make_work
-from ooc.loading import Order, Work
+from ooc.collate import Drawn
+from ooc.loaders import budget_of
+from ooc.loading import Work
 from ooc.lookahead import Grouping, Window
 from ooc.order import Cursor
 from ooc.rowcache import Residents
 from stores.dataset import Dataset
 from tools.bench.bound import pages_of
-from tools.bench.steps import seeds_of_run
+from tools.bench.steps import loader_of, seeds_of_run
 
 
 def settings(store: Path | str, fanout: str, batches: int, batch_size: int, seed: int) -> dict[str, Any]:
@@ -52,9 +51,8 @@ class Trace:
         try:
             budget = Budget(**run["budget"])
             seeds = seeds_of_run(ds.num_nodes, run["batch_size"], run["batches"], run["seed"])
-            order = Order(input_nodes_of(ds, seeds), run["batch_size"], False, 0, False, 0, 1)
-            collator = Collator(ds.graph, edge_ids=False)
-            work = make_work(ds, order, collator, (run["fanout"], False, None), budget, None, False)
+            loader = loader_of(ds, seeds, run["fanout"], run["batch_size"], budget)
+            work = loader._work  # without the pipeline around it: nothing is read
             return cls(ds, work, budget, run["batches"])
         except BaseException:
             ds.close()
