@@ -26,6 +26,7 @@ DTYPE, SCALE = "ooc_dtype", "ooc_scale"
 INT8_MOST = 127
 _PIECE_BYTES = 16 * 2**20
 _NO_SCALE = np.empty(0, np.float32)
+_LARGEST_SCALE = np.nextafter(np.float32(np.finfo(np.float32).max / INT8_MOST), np.float32(0))  # 127 of it are still finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +268,7 @@ def _round(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> None:
 
 def scale_of(largest: NDArray[np.float32]) -> NDArray[np.float32]:
     """float32[F]: the step of each column whose largest magnitude is `largest` (float32[F]); 1 for a column of zeros."""
-    scale = (largest.astype(np.float64) / INT8_MOST).astype(np.float32)
+    scale = np.minimum((largest.astype(np.float64) / INT8_MOST).astype(np.float32), _LARGEST_SCALE)
     return np.where(scale > 0, scale, np.float32(1))
 
 

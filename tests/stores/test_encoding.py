@@ -87,6 +87,13 @@ def test_int8_is_the_nearest_step_in_float64(values: Any) -> None:
     assert (scale[~values.any(axis=0)] == 1).all()
 
 
+def test_the_largest_float32_stays_finite() -> None:
+    values = np.array([[np.finfo(np.float32).max], [-np.finfo(np.float32).max]])
+    scale = scale_of(np.abs(values).max(axis=0))
+    got = gathered(Encoding(np.dtype(np.int8), "int8", scale), to_int8(values, scale), np.arange(2))
+    np.testing.assert_allclose(got, values, rtol=1e-6)
+
+
 @settings(deadline=None)
 @given(
     name=st.sampled_from(["float32", "float16", "bfloat16", "int8"]),
