@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from stores.atomic import disk_errors, write_file
 from stores.engines import Engine, open_engine
+from stores.engines.pread import DEPTH, PreadEngine
 from stores.errors import ConfigError, StoreError
 from stores.files import Segments
 from stores.plan import DEFAULT_COST, ReadCost, ReadPlan
@@ -28,11 +29,15 @@ from stores.sizes import format_bytes
 
 SIZES = (4096, 16 * 1024, 64 * 1024, 256 * 1024, 2**20)
 """Bytes of the extents that are measured."""
+DEPTHS = (8, 16, 32, 64, 128, 256)
+"""Small reads in flight that are measured, as far as the engine goes."""
+NEARLY_ALL = 0.97
+"""The depth is the least that reaches so much of the most reads a second: each read in flight is one more to wait behind."""
 FILE_BYTES = 256 * 2**20
 """A smaller file might lie in the device's own cache."""
 _BUFFER_BYTES = 8 * 2**20
 _ROW_BYTES = 512
-_SECONDS = 1.6
+_SECONDS, _DEPTH_SECONDS = 1.6, 1.2
 _BATCH_SECONDS = 0.04
 _FIRST_READS = 64  # in a request, until it is known what they take: a hard disk does a hundred a second
 _LATENCY_READS = 200
@@ -52,11 +57,20 @@ class Measured(BaseModel):
     reads_per_s: PositiveFloat
 
 
+class MeasuredDepth(BaseModel):
+    """Extents of 4 KiB at random places, `depth` of them in flight."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    depth: PositiveInt
+    reads_per_s: PositiveFloat
+
+
 class DiskProfile(BaseModel):
     """What reading from one device through one engine costs; frozen, JSON by pydantic, printed as a table.
 
     device: its name and size in bytes; note: why the engine does less than its name says; measured: when, or None for the
-    default. read_s, byte_s, latency_s: see `stores.plan.ReadCost`; table: the measurements they are fitted to.
+    default. read_s, byte_s, latency_s: see `stores.plan.ReadCost`; table: the measurements they are fitted to. depth: small
+    reads that the engine is to keep in flight; depths: the measurements it is chosen by.
 
     >>> profile = profile_for("papers.ooc", "uring")
     >>> profile.cost.gap_bytes
@@ -72,6 +86,8 @@ class DiskProfile(BaseModel):
     byte_s: PositiveFloat
     latency_s: float = Field(ge=0, allow_inf_nan=False)
     table: tuple[Measured, ...] = ()
+    depth: PositiveInt = DEPTH
+    depths: tuple[MeasuredDepth, ...] = ()
     note: str | None = None
     measured: str | None = None
 
@@ -90,6 +106,8 @@ class DiskProfile(BaseModel):
             model = 1 / (self.read_s + line.nbytes * self.byte_s)
             bandwidth = format_bytes(line.nbytes * line.reads_per_s) + "/s"
             lines.append(f"{line.nbytes // 1024:>8} KiB {line.reads_per_s:>10,.0f} {bandwidth:>12} {model:>10,.0f}")
+        found = ", ".join(f"{line.depth}: {line.reads_per_s:,.0f}" for line in self.depths)
+        lines.append(f"small reads in flight: {self.depth}" + (f" (reads/s of 4 KiB by depth: {found})" if found else ""))
         bandwidth = format_bytes(1 / self.byte_s)
         lines.append(f"one small read by itself takes {self.latency_s * 1e6:.0f} us")
         lines.append(f"with many in flight a read costs {self.read_s * 1e6:.1f} us and its bytes, at {bandwidth}/s")
@@ -133,7 +151,7 @@ def calibrate(path: Path | str, engine: str = "auto") -> DiskProfile:
 
 
 def measure(path: Path | str, engine: str = "auto") -> DiskProfile:
-    """Measure the device that holds `path` through `engine`, in about two seconds, with 8 MiB of memory.
+    """Measure the device that holds `path` through `engine`, in about three seconds, with 8 MiB of memory.
 
     Reads at random places of `path`, or of the largest file below it on the same device; where none has 256 MiB, of a
     temporary file there. Raises StoreError where `path` does not exist or has no room, ConfigError for the engine "mmap",
@@ -148,10 +166,13 @@ def measure(path: Path | str, engine: str = "auto") -> DiskProfile:
     with _large_file(Path(path)) as file:
         segments = Segments((file,), np.array([file.stat().st_size // _PAGE_BYTES * _PAGE_BYTES]))
         opened = open_engine(engine, segments)
+        assert isinstance(opened, PreadEngine)  # all that are left
         try:
             if opened.reason is not None:  # perhaps no O_DIRECT: then what the page cache holds must not count
                 _drop_cache(file)
             latency_s = _latency(opened, segments.total)
+            depths = _depths(opened, segments.total)
+            opened.depth = least_depth(depths)
             table = _table(opened, segments.total)
         finally:
             opened.close()
@@ -164,6 +185,8 @@ def measure(path: Path | str, engine: str = "auto") -> DiskProfile:
         byte_s=byte_s,
         latency_s=latency_s,
         table=table,
+        depth=opened.depth,
+        depths=depths,
         note=opened.reason,
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -183,6 +206,16 @@ def fit(nbytes: NDArray[np.int64], reads_per_s: NDArray[np.float64]) -> tuple[fl
     elif byte_s <= 0:
         read_s, byte_s = a.sum() / (a @ a), _LEAST_BYTE_S  # reads of all sizes take the same: merge whatever fits an extent
     return float(read_s), float(byte_s)
+
+
+def least_depth(depths: Sequence[MeasuredDepth]) -> int:
+    """The least depth that reaches `NEARLY_ALL` of the most reads a second.
+
+    >>> least_depth([MeasuredDepth(depth=64, reads_per_s=99_000), MeasuredDepth(depth=128, reads_per_s=100_000)])
+    64
+    """
+    most = max(line.reads_per_s for line in depths)
+    return min(line.depth for line in depths if line.reads_per_s >= NEARLY_ALL * most)
 
 
 def _extents(total: int, nbytes: int, reads: int) -> ReadPlan:
@@ -224,6 +257,21 @@ def _table(engine: Engine, total: int) -> tuple[Measured, ...]:
             plan = _extents(total, nbytes, reads[nbytes])
             rates[nbytes].append(len(plan.length) / _timed(engine, plan, buffer))
     return tuple(Measured(nbytes=nbytes, reads_per_s=float(np.median(rate))) for nbytes, rate in rates.items())
+
+
+def _depths(engine: PreadEngine, total: int) -> tuple[MeasuredDepth, ...]:
+    """Reads of 4 KiB a second at each depth: the median over rounds through all of them."""
+    buffer = np.zeros(_BUFFER_BYTES, np.uint8)
+    own, depths = engine.depth, [depth for depth in DEPTHS if depth <= engine.most_depth]
+    reads = _request_size(engine, total, _PAGE_BYTES, buffer)
+    rates: dict[int, list[float]] = {depth: [] for depth in depths}
+    end = time.perf_counter() + _DEPTH_SECONDS
+    while len(rates[depths[-1]]) < 3 or time.perf_counter() < end:
+        for engine.depth in depths:
+            plan = _extents(total, _PAGE_BYTES, reads)
+            rates[engine.depth].append(len(plan.length) / _timed(engine, plan, buffer))
+    engine.depth = own
+    return tuple(MeasuredDepth(depth=depth, reads_per_s=float(np.median(rate))) for depth, rate in rates.items())
 
 
 def _request_size(engine: Engine, total: int, nbytes: int, buffer: NDArray[np.uint8]) -> int:

@@ -13,6 +13,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from stores.disk import profile_for
 from stores.engines import Engine, open_engine
+from stores.engines.pread import PreadEngine
 from stores.errors import StoreError
 from stores.files import Segments, map_segments, open_for_reading
 from stores.plan import ReadCost, ReadPlan, plan_reads
@@ -37,7 +38,10 @@ class ShardedRows(Background):
         self.attributes: dict[str, Any] = dict(array.attrs)
         self.segments = segments
         self.engine: Engine = open_engine(engine, segments)
-        self.cost: ReadCost = profile_for(segments.paths[0] if segments.paths else Path("/"), self.engine.name).cost
+        profile = profile_for(segments.paths[0] if segments.paths else Path("/"), self.engine.name)
+        self.cost: ReadCost = profile.cost
+        if isinstance(self.engine, PreadEngine):
+            self.engine.depth = profile.depth
 
     @property
     def row_bytes(self) -> int:

@@ -1,12 +1,12 @@
 """Memory-mapped reads with MADV_RANDOM: the page cache serves what comes again, every miss is one page fault."""
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.engines.tasks import Gate, check_out, run_slices
+from stores.engines.deliver import Ints, Ranges, deliver
+from stores.engines.tasks import Gate, rows_of, run_slices, whole_extents
 from stores.files import Segments, forget, map_segments
 from stores.jit import kernel
 from stores.plan import ReadPlan
@@ -42,31 +42,17 @@ class MmapEngine:
         self._gate = Gate(segments.paths[0] if segments.paths else "the array")
 
     def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
-        if buffer.dtype != np.uint8 or buffer.shape != (plan.nbytes,):
-            raise ValueError(f"buffer must be uint8[{plan.nbytes}], not {buffer.dtype}{list(buffer.shape)}")
-        at = np.cumsum(plan.length) - plan.length
-
-        def work(begin: int, end: int) -> int:
-            return int(_copy_extents(begin, end, self._map, plan.offset, plan.length, at, buffer))
-
-        return self._run(plan, work)
+        return self._run(plan, whole_extents(plan, buffer))
 
     def gather(self, plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None = None) -> int:
-        check_out(plan, out, at)
-        begins = np.cumsum(plan.length) - plan.length
-        rows = plan.row_at, plan.order, plan.first, np.arange(len(plan.order)) if at is None else at
+        return self._run(plan, rows_of(plan, out, at))
 
+    def _run(self, plan: ReadPlan, ranges: Ranges) -> int:
         def work(begin: int, end: int) -> int:
-            return int(_copy_rows(begin, end, self._map, plan.offset, plan.length, begins, *rows, plan.row_bytes, out))
-
-        return self._run(plan, work)
-
-    def _run(self, plan: ReadPlan, copy: Callable[[int, int], int]) -> int:
-        def work(begin: int, end: int) -> int:
-            total = 0
+            mapped, total = (self._map.ctypes.data, len(self._map)), 0
             for first in range(begin, end, _STEP):
                 last = min(first + _STEP, end)
-                total += copy(first, last)
+                total += int(_copy(first, last, *mapped, plan.offset, plan.length, ranges))
                 self._trim(plan.offset[first:last], plan.length[first:last])
             return total
 
@@ -91,46 +77,11 @@ class MmapEngine:
 
 
 @kernel
-def _copy_extents(
-    begin: int,
-    end: int,
-    mapped: NDArray[np.uint8],
-    offset: NDArray[np.int64],
-    length: NDArray[np.int64],
-    at: NDArray[np.int64],
-    buffer: NDArray[np.uint8],
-) -> int:
+def _copy(begin: int, end: int, address: int, held: int, offset: Ints, length: Ints, ranges: Ranges) -> int:
+    """Copy the ranges of extents begin:end out of the `held` bytes mapped at `address`; returns the extents' bytes."""
     total = 0
     for j in range(begin, end):
-        n = min(length[j], len(mapped) - offset[j])
-        for byte in range(n):
-            buffer[at[j] + byte] = mapped[offset[j] + byte]
-        total += n
-    return total
-
-
-@kernel
-def _copy_rows(
-    begin: int,
-    end: int,
-    mapped: NDArray[np.uint8],
-    offset: NDArray[np.int64],
-    length: NDArray[np.int64],
-    at: NDArray[np.int64],
-    row_at: NDArray[np.int64],
-    order: NDArray[np.int64],
-    first: NDArray[np.int64],
-    place: NDArray[np.int64],
-    row_bytes: int,
-    out: NDArray[np.uint8],
-) -> int:
-    total = 0
-    for j in range(begin, end):
-        shift = offset[j] - at[j]
-        for p in range(first[j], first[j + 1]):
-            source = row_at[order[p]] + shift
-            to = place[order[p]] * row_bytes
-            for byte in range(row_bytes):
-                out[to + byte] = mapped[source + byte]
-        total += min(length[j], len(mapped) - offset[j])
+        nbytes = min(length[j], held - offset[j])
+        deliver(ranges, j, ranges.first[j], 0, nbytes, address + offset[j])
+        total += nbytes
     return total

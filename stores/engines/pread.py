@@ -14,7 +14,8 @@ import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from stores.engines.tasks import Gate, check_out, run_slices
+from stores.engines.deliver import Ranges, deliver, first_reaching
+from stores.engines.tasks import Gate, rows_of, run_slices, whole_extents
 from stores.errors import StoreError
 from stores.files import Segments, open_for_reading
 from stores.jit import kernel
@@ -22,6 +23,8 @@ from stores.plan import ReadPlan
 from stores.threads import READERS, SharedPool
 
 ALIGNMENT = 4096
+DEPTH = 128
+"""Short reads in flight on a disk that was never measured"""
 SCRATCH_BYTES = 128 * 1024
 """Per reading thread, so 16 MiB in the whole process, whatever the request."""
 _EINTR = errno.EINTR
@@ -44,7 +47,9 @@ def _scratch() -> tuple[NDArray[np.uint8], int]:
 
 
 class PreadEngine:
-    """Direct reads (O_DIRECT), up to 128 in flight in the process, through 128 KiB of scratch each.
+    """Direct reads (O_DIRECT), up to `depth` in flight for a request and 128 in the process, through 128 KiB of scratch each.
+
+    depth: to be set to what the disk's profile says (`DiskProfile.depth`).
 
     Where the file system refuses O_DIRECT the reads go through the page cache without readahead, and `reason` says so.
 
@@ -56,10 +61,12 @@ class PreadEngine:
     alignment = ALIGNMENT
     reaches_device = False
     threads: ClassVar[SharedPool] = READERS
+    most_depth = READERS.threads
 
     def __init__(self, segments: Segments) -> None:
         self.reason: str | None = None
         self.note: str | None = None
+        self.depth = DEPTH
         self._segments = segments
         self._start = segments.start
         self._fds = self._open()
@@ -93,40 +100,22 @@ class PreadEngine:
         return np.array(fds, np.int32)
 
     def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
-        if buffer.dtype != np.uint8 or buffer.shape != (plan.nbytes,):
-            raise ValueError(f"buffer must be uint8[{plan.nbytes}], not {buffer.dtype}{list(buffer.shape)}")
-        at = _concatenated(plan)
-        own = np.arange(len(plan.length) + 1)  # every extent is one range of bytes, wanted where it stands
-        return self._run(plan, at, own, own, at, plan.length, buffer)
+        return self._run(plan, whole_extents(plan, buffer))
 
     def gather(self, plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None = None) -> int:
-        check_out(plan, out, at)
-        size = np.array([plan.row_bytes])
-        destination = (np.arange(len(plan.order)) if at is None else at) * plan.row_bytes
-        return self._run(plan, plan.row_at, plan.order, plan.first, destination, size, out)
+        return self._run(plan, rows_of(plan, out, at))
 
-    def _run(
-        self,
-        plan: ReadPlan,
-        source: NDArray[np.int64],
-        order: NDArray[np.int64],
-        first: NDArray[np.int64],
-        destination: NDArray[np.int64],
-        size: NDArray[np.int64],
-        out: NDArray[np.uint8],
-    ) -> int:
-        extents = plan.offset, plan.length, _concatenated(plan)
-        ranges = source, order, first, destination, size
+    def _run(self, plan: ReadPlan, ranges: Ranges) -> int:
         files = self._fds, self._start
 
         def work(begin: int, end: int) -> int:
-            nbytes, file, offset, error = _serve(begin, end, extents, files, _scratch(), ranges, out)
+            nbytes, file, offset, error = _serve(begin, end, plan.offset, plan.length, files, _scratch(), ranges)
             if error != _FINE:
                 self._fail(file, offset, error)
             return nbytes
 
         with self._gate.reading():
-            return run_slices(self._pool, self.threads.threads, plan, work)
+            return run_slices(self._pool, min(self.depth, self.most_depth), plan, work)
 
     def _fail(self, file: int, offset: int, error: int) -> None:
         path = self._segments.paths[file]
@@ -138,13 +127,6 @@ class PreadEngine:
             for fd in self._fds.tolist():
                 os.close(fd)
             self.threads.release()
-
-
-def _concatenated(plan: ReadPlan) -> NDArray[np.int64]:
-    """int64[k + 1]: where each extent begins in the concatenation, and the end of the last."""
-    at = np.zeros(len(plan.length) + 1, np.int64)
-    np.cumsum(plan.length, out=at[1:])
-    return at
 
 
 @kernel
@@ -179,43 +161,27 @@ def _load(
 def _serve(
     begin: int,
     end: int,
-    extents: tuple[Ints, Ints, Ints],
+    offset: Ints,
+    length: Ints,
     files: tuple[NDArray[np.int32], Ints],
     own_scratch: tuple[NDArray[np.uint8], int],
-    ranges: tuple[Ints, Ints, Ints, Ints, Ints],
-    out: NDArray[np.uint8],
+    ranges: Ranges,
 ) -> tuple[int, int, int, int]:
-    """Read extents begin:end through the scratch, window by window, and copy the ranges in them to `out`.
+    """Read extents begin:end through the scratch, piece by piece, and copy the ranges in them to the output.
 
-    The ranges order[first[j]:first[j + 1]] of extent j ascend; range i is size[i] (or size[0]) bytes at source[i] of the
-    concatenated extents and goes to out[destination[i]:]. Returns the bytes read, and file, byte and errno of a failure.
+    Returns the bytes read, and file, byte and errno of a failure.
     """
-    extent_offset, extent_length, extent_at = extents
     fds, start = files
     scratch, address = own_scratch
-    source, order, first, destination, size = ranges
     total = 0
     for j in range(begin, end):
-        shift = extent_offset[j] - extent_at[j]
-        extent_end = min(extent_offset[j] + extent_length[j], start[-1])
-        low = high = -1  # the window: virtual bytes that stand in the scratch
-        for p in range(first[j], first[j + 1]):
-            i = order[p]
-            position = source[i] + shift
-            stop = min(position + (size[i] if len(size) > 1 else size[0]), extent_end)
-            to = destination[i]
-            while position < stop:
-                if position < low or position >= high:
-                    low = position // ALIGNMENT * ALIGNMENT
-                    nbytes, file, at, error = _load(fds, start, low, min(len(scratch), extent_end - low), address)
-                    if error != _FINE:
-                        return total, file, at, error
-                    high = low + nbytes
-                    total += nbytes
-                n = min(stop, high) - position
-                here = position - low
-                for byte in range(n):
-                    out[to + byte] = scratch[here + byte]
-                position += n
-                to += n
+        low, extent_end, p = offset[j], min(offset[j] + length[j], start[-1]), ranges.first[j]
+        while low < extent_end:
+            nbytes, file, at, error = _load(fds, start, low, min(len(scratch), extent_end - low), address)
+            if error != _FINE:
+                return total, file, at, error
+            p = first_reaching(ranges, j, p, low - offset[j])
+            deliver(ranges, j, p, low - offset[j], nbytes, address)
+            low += nbytes
+            total += nbytes
     return total, 0, 0, _FINE

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from stores.errors import StoreError
 from stores.jit import kernel
 
-DEPTH, SMALL_BYTES = 128, 16 * 1024
-LARGE_DEPTH, LARGE_BYTES = 16, 128 * 1024
-"""A ring keeps up to 128 short reads and 16 long ones in flight, each into its own slot of the scratch; measured, 2 MiB in
-flight reach the disk's bandwidth."""
+DEPTH, SMALL_BYTES = 256, 16 * 1024
+LARGE_DEPTH, LARGE_BYTES = 24, 512 * 1024
+"""A ring keeps up to 256 short reads (as many as the disk's profile says) and 24 long ones in flight, each into its own slot of
+the scratch. Measured, 2 MiB in flight reach the disk's bandwidth as long as nothing else is done; while rows are copied on, and
+the processors are busy with a model, it takes some 10 MiB to keep the disk at work."""
 SCRATCH_BYTES = DEPTH * SMALL_BYTES + LARGE_DEPTH * LARGE_BYTES
-"""4 MiB a ring"""
+"""16 MiB a ring, of which it takes what its reads have used"""
 
 _SETUP, _ENTER = 425, 426  # system call numbers, the same on every architecture
 _CLAMP, _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 4, 1 << 12, 1 << 13
@@ -33,7 +34,7 @@ _FEATURES = _SINGLE_MMAP | _NODROP | _RW_CUR_POS  # the last came with the plain
 _SQES_AT = 0x10000000
 _GETEVENTS = 1
 _READ = 22
-_ENTRIES = 256  # a power of two, at least the slots
+_ENTRIES = 512  # a power of two, at least the slots
 
 SQE = np.dtype(
     [

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from stores.engines.deliver import Ranges
 from stores.errors import StoreError
 from stores.plan import ReadPlan
 
@@ -30,13 +31,35 @@ def slices(length: NDArray[np.int64], tasks: int) -> NDArray[np.int64]:
     return np.unique(np.concatenate([[0], bounds, [len(length)]]))
 
 
+def whole_extents(plan: ReadPlan, buffer: NDArray[np.uint8]) -> Ranges:
+    """Every extent as one range of bytes, wanted in `buffer` where it stands among them (see `Engine.read`)."""
+    if buffer.dtype != np.uint8 or buffer.shape != (plan.nbytes,):
+        raise ValueError(f"buffer must be uint8[{plan.nbytes}], not {buffer.dtype}{list(buffer.shape)}")
+    _check_address(buffer)
+    at, own = np.cumsum(plan.length) - plan.length, np.arange(len(plan.length) + 1)
+    return Ranges(at, at, own, own, at, plan.length, buffer.ctypes.data)
+
+
+def rows_of(plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None) -> Ranges:
+    """The plan's rows, wanted in their places in `out` (see `Engine.gather`)."""
+    check_out(plan, out, at)
+    destination = (np.arange(len(plan.order)) if at is None else at) * plan.row_bytes
+    begins, size = np.cumsum(plan.length) - plan.length, np.array([plan.row_bytes])
+    return Ranges(begins, plan.row_at, plan.order, plan.first, destination, size, out.ctypes.data)
+
+
+def _check_address(out: NDArray[np.uint8]) -> None:
+    """Its address is all that a kernel gets."""
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError("out must be contiguous and writable")
+
+
 def check_out(plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None) -> None:
     """Raise ValueError where the rows of a plan do not fit `out` (see `Engine.gather`)."""
     wanted = len(plan.order) * plan.row_bytes
     if out.dtype != np.uint8 or out.ndim != 1 or (len(out) != wanted if at is None else len(out) % plan.row_bytes):
         raise ValueError(f"out must be uint8[{wanted}], not {out.dtype}{list(out.shape)}")
-    if not (out.flags.c_contiguous and out.flags.writeable):
-        raise ValueError("out must be contiguous and writable")
+    _check_address(out)
     places = len(out) // plan.row_bytes
     if at is not None and (at.shape != plan.order.shape or (len(at) and not 0 <= int(at.min()) <= int(at.max()) < places)):
         raise ValueError(f"at must be {len(plan.order)} places within {places} rows")

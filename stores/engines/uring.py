@@ -1,8 +1,8 @@
 """Reads through io_uring with O_DIRECT: one thread keeps the disk's queue full, at a fifth of a core.
 
-A numba kernel without the GIL cuts the extents into pieces, keeps up to 128 of them in flight, and copies the wanted bytes
-of each piece on when it completes, in whatever order the disk returns them. The queue's depth is the ring's and costs
-no thread a read, as in DiskGNN and GIDS' storage path.
+A numba kernel without the GIL cuts the extents into pieces, keeps many of them in flight, and copies the wanted bytes of each
+piece on when it completes, in whatever order the disk returns them, while the others are on their way. The queue's depth
+is the ring's and costs no thread a read, as in DiskGNN and GIDS' storage path.
 """
 
 import os
@@ -15,6 +15,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from stores.engines.deliver import Ranges, deliver, first_reaching
 from stores.engines.pread import ALIGNMENT, PreadEngine
 from stores.engines.ring import (
     DEPTH,
@@ -35,25 +36,24 @@ from stores.threads import SharedPool
 
 RINGS = SharedPool("ooc-ring", 4)
 """Threads that own a ring each, made with the thread's first request and given back with its end: four requests are served
-at once and 16 MiB of scratch is the most in the process."""
+at once and 64 MiB of scratch is the most in the process."""
 TRIES = 5000
 """Times that a read is repeated which the system cannot take (EAGAIN), 100 microseconds apart at least: for half a second"""
 _PAUSE_US = 100
-_BATCH = 16  # completions waited for at once: few system calls, and what came is still in the processor's cache when copied
+_BATCH = 16  # short completions waited for at once: few system calls, and what came is still in the processor's cache
 
 DONE, MORE, AGAIN, FAILED = 0, 1, 2, 3
 """What follows from a completion: the piece is here, its rest must be read, the same must be tried again, it is lost"""
 _FINE, _SHORT = -1, 0  # in place of an errno
 
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
-# A loop over bytes of arrays stays one over bytes (negative indices wrap around), at under 1 GB/s.
-_memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
 _local = threading.local()
 Ints = NDArray[np.int64]
 
 
 class UringEngine(PreadEngine):
-    """Direct reads (O_DIRECT), up to 144 in flight for every request, by a thread that owns an io_uring.
+    """Direct reads (O_DIRECT), up to `depth` short ones and 24 long ones in flight for every request, by a thread that owns an
+    io_uring.
 
     Where the file system refuses O_DIRECT the reads go through the page cache, and `reason` says so.
 
@@ -63,16 +63,11 @@ class UringEngine(PreadEngine):
 
     name = "uring"
     threads = RINGS
+    most_depth = DEPTH
 
-    def _run(
-        self, plan: ReadPlan, source: Ints, order: Ints, first: Ints, destination: Ints, size: Ints, out: NDArray[np.uint8]
-    ) -> int:
-        if not (out.flags.c_contiguous and out.flags.writeable):  # its address is all that the kernel gets
-            raise ValueError("the rows' destination must be contiguous and writable")
-        at = np.cumsum(plan.length) - plan.length
+    def _run(self, plan: ReadPlan, ranges: Ranges) -> int:
         stop = np.zeros(1, np.uint32)
-        ranges = source, order, first, destination, size
-        job = Job(plan.offset, plan.length, at, self._fds, self._start, *ranges, out.ctypes.data, stop)
+        job = Job(plan.offset, plan.length, self._fds, self._start, ranges, self.depth, stop)
         with self._gate.reading():
             future = self._pool.submit(self._serve, job)
             try:
@@ -101,23 +96,16 @@ class UringEngine(PreadEngine):
 class Job(NamedTuple):
     """A request as the kernel sees it: extents of virtual bytes, and the ranges to copy out of them.
 
-    The ranges order[first[j]:first[j + 1]] of extent j ascend; range i is size[i] (or size[0]) bytes at source[i] of the
-    concatenated extents, of which extent j begins at extent_at[j], and goes to byte destination[i] of `out`.
-    A `stop` that is not 0 ends the request as soon as the reads in flight have come back.
+    depth: short reads in flight at most, as long as the ring has slots for them. A `stop` that is not 0 ends the request as
+    soon as the reads in flight have come back.
     """
 
     extent_offset: Ints
     extent_length: Ints
-    extent_at: Ints
     fds: NDArray[np.int32]
     start: Ints
-    source: Ints
-    order: Ints
-    first: Ints
-    destination: Ints
-    size: Ints
-    out: int
-    """address of the output, which outlives the request"""
+    ranges: Ranges
+    depth: int
     stop: NDArray[np.uint32]
 
 
@@ -129,7 +117,8 @@ def serve(ring: RingParts, job: Job) -> tuple[int, int, int, int, int]:
     """
     slots = len(ring.slots)
     free = np.arange(slots)  # a stack of short slots, and from DEPTH on one of long ones
-    left = np.array([DEPTH, slots - DEPTH])
+    depth = min(job.depth, DEPTH)
+    left = np.array([depth, slots - DEPTH])
     cursor = np.zeros(3, np.int64)
     total = file = at = in_flight = ready = failures = 0
     error = _FINE
@@ -140,7 +129,9 @@ def serve(ring: RingParts, job: Job) -> tuple[int, int, int, int, int]:
             ready += new
         if in_flight == 0:
             return total, file, at, error, 0
-        taken = enter(ring.fd, ready, min(in_flight, _BATCH))
+        taken = enter(
+            ring.fd, ready, _awaited(in_flight, depth - left[0], slots - DEPTH - left[1], cursor[0] < len(job.extent_offset))
+        )
         if taken >= 0:
             ready -= taken
             failures = 0
@@ -156,6 +147,15 @@ def serve(ring: RingParts, job: Job) -> tuple[int, int, int, int, int]:
         if bad != _FINE and error == _FINE:
             error, file = bad, ring.slots[bad_slot]["file"]
             at = ring.slots[bad_slot]["offset"] + ring.slots[bad_slot]["done"]
+
+
+@kernel
+def _awaited(in_flight: int, short: int, long: int, more: bool) -> int:
+    """Completions to wait for: few enough that what stays in flight keeps the disk busy while they are copied.
+
+    Of so many short and long reads in flight; more: whether others will follow.
+    """
+    return max(1, min(short // 8, _BATCH) + long // 8) if more else min(in_flight, _BATCH)
 
 
 @kernel
@@ -176,10 +176,7 @@ def _fill(ring: RingParts, job: Job, cursor: Ints, free: Ints, left: Ints) -> in
             break
         left[kind] -= 1
         number = free[kind * DEPTH + left[kind]]
-        shift = job.extent_offset[j] - job.extent_at[j]
-        p = max(cursor[2], job.first[j])
-        while p < job.first[j + 1] and job.source[job.order[p]] + shift + _size(job, job.order[p]) <= low:
-            p += 1
+        p = first_reaching(job.ranges, j, cursor[2], low - job.extent_offset[j])
         cursor[1], cursor[2] = low + wanted, p
         slot = ring.slots[number]
         slot["extent"], slot["row"], slot["low"] = j, p, low
@@ -188,11 +185,6 @@ def _fill(ring: RingParts, job: Job, cursor: Ints, free: Ints, left: Ints) -> in
         _request(ring, job, number)
         new += 1
     return new
-
-
-@kernel
-def _size(job: Job, i: int) -> int:
-    return job.size[i] if len(job.size) > 1 else job.size[0]
 
 
 @kernel
@@ -221,7 +213,9 @@ def reap(ring: RingParts, job: Job, free: Ints, left: Ints, going: bool) -> tupl
         action, slot["done"] = judge(result, slot["done"], slot["wanted"], slot["tries"])
         if going and error == _FINE:
             if action == DONE:
-                _deliver(ring, job, slot)
+                skipped = slot["low"] - job.extent_offset[slot["extent"]]
+                piece = ring.address + slot["scratch"]
+                deliver(job.ranges, slot["extent"], slot["row"], skipped, slot["wanted"], piece)
                 nbytes += slot["wanted"]
             elif action == FAILED:
                 error, bad_slot = -result if result < 0 else _SHORT, number
@@ -254,19 +248,3 @@ def judge(result: int, done: int, wanted: int, tries: int) -> tuple[int, int]:
         return DONE, wanted
     aligned = result // ALIGNMENT * ALIGNMENT
     return MORE if aligned > 0 else FAILED, done + aligned
-
-
-@kernel
-def _deliver(ring: RingParts, job: Job, slot: np.void) -> None:
-    """Copy the parts of the ranges that lie in the slot's piece."""
-    j, low, source = slot["extent"], slot["low"], ring.address + slot["scratch"]
-    high = low + slot["wanted"]
-    shift = job.extent_offset[j] - job.extent_at[j]
-    for p in range(slot["row"], job.first[j + 1]):
-        i = job.order[p]
-        begin = job.source[i] + shift
-        if begin >= high:
-            return
-        first = max(begin, low)
-        n = min(begin + _size(job, i), high) - first
-        _memcpy(job.out + job.destination[i] + first - begin, source + first - low, n)

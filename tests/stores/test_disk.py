@@ -13,6 +13,8 @@ from stores import disk
 from stores.disk import DiskProfile, calibrate, fit, measure, profile_for
 from stores.errors import ConfigError, StoreError
 from stores.plan import DEFAULT_COST, plan_reads
+from stores.zarr_rows import open_zarr_rows
+from stores.zarr_write import write_array
 
 SIZES = np.array(disk.SIZES)
 
@@ -28,6 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of 4 MiB are large, and a measurement takes a few reads."""
     monkeypatch.setattr(disk, "FILE_BYTES", 4 * 2**20)
     monkeypatch.setattr(disk, "_SECONDS", 0.0)
+    monkeypatch.setattr(disk, "_DEPTH_SECONDS", 0.0)
     monkeypatch.setattr(disk, "_BATCH_SECONDS", 0.0)
     monkeypatch.setattr(disk, "_LATENCY_READS", 3)
 
@@ -75,6 +78,16 @@ def test_what_was_never_measured_is_the_default(tmp_path: Path) -> None:
         profile_for(tmp_path / "absent", "pread")
 
 
+def test_rows_are_read_at_the_depth_that_was_measured(tmp_path: Path, cache: Path) -> None:
+    write_array(tmp_path, "x", np.zeros((10, 3)))
+    for depth in (None, 7):
+        if depth is not None:
+            kept(tmp_path, depth=depth)
+        rows = open_zarr_rows(tmp_path, "x", engine="pread")
+        assert rows.engine.depth == (depth or 128)
+        rows.close()
+
+
 def test_a_kept_profile_is_that_of_its_device_and_engine(tmp_path: Path, cache: Path) -> None:
     profile = kept(tmp_path)
     (tmp_path / "file").touch()
@@ -110,6 +123,9 @@ class TestMeasure:
             expected = fit(SIZES, np.array([line.reads_per_s for line in profile.table]))
             assert (profile.read_s, profile.byte_s) == expected
             assert profile.latency_s > 0
+            assert [line.depth for line in profile.depths] == [8, 16, 32, 64, 128]
+            assert profile.depth == disk.least_depth(profile.depths)
+            assert f"small reads in flight: {profile.depth} (reads/s of 4 KiB by depth: 8: " in str(profile)
             assert profile.measured is not None
         assert [file.name for file in tmp_path.iterdir()] == ["large"]
 

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stores.engines import describe, open_engine, ring
+from stores.engines.deliver import Ranges
 from stores.engines.pread import PreadEngine
 from stores.engines.uring import Job, UringEngine, reap
 from stores.errors import StoreError
@@ -133,9 +134,9 @@ def test_a_short_read_at_the_end_of_a_file_is_an_error(engine: UringEngine, segm
 def test_completions_lead_to_the_reads_of_what_lacks() -> None:
     """A ring of plain memory, its completions written by hand: the system hardly ever answers a file with EAGAIN."""
     parts, out = plain_ring(), np.zeros(3 * PAGE, np.uint8)
-    extent = np.array([0]), np.array([3 * PAGE]), np.array([0])
-    ranges = np.array([0]), np.array([0]), np.array([0, 1]), np.array([0]), np.array([3 * PAGE])
-    job = Job(*extent, np.array([77], np.int32), np.array([0, 9 * PAGE]), *ranges, out.ctypes.data, np.zeros(1, np.uint32))
+    zero, length = np.array([0]), np.array([3 * PAGE])
+    ranges = Ranges(zero, zero, zero, np.array([0, 1]), zero, length, out.ctypes.data)
+    job = Job(zero, length, np.array([77], np.int32), np.array([0, 9 * PAGE]), ranges, 128, np.zeros(1, np.uint32))
     parts.slots[5] = (2 * ring.SMALL_BYTES, 0, 0, 0, 0, 0, 3 * PAGE, 0, 0)
     parts.scratch[2 * ring.SMALL_BYTES :][: 3 * PAGE] = DATA[: 3 * PAGE]
     free, left = np.arange(len(parts.slots)), np.array([ring.DEPTH - 1, ring.LARGE_DEPTH])
@@ -177,10 +178,11 @@ def test_a_failure_is_raised_only_when_no_read_is_in_flight(engine: UringEngine,
     os.close(writable)
 
 
-def test_an_interrupt_waits_for_the_reads_in_flight_and_begins_no_other(engine: UringEngine) -> None:
+@pytest.mark.parametrize("in_flight", [1, 20, 128])
+def test_an_interrupt_waits_for_the_reads_in_flight_and_begins_no_other(engine: UringEngine, in_flight: int) -> None:
+    engine.depth = in_flight
     writable = pipe_in_place(engine, 0)
     ids = np.arange(0, PAGES, 2)
-    in_flight = 128
     assert len(ids) > in_flight
     fed = []
 
