@@ -30,7 +30,6 @@ from tools.bench.stores import make_store
 
 OOC_RAM, OOC_DISK = "ooc-ram", "ooc-disk"
 PEERS = ("pyg-ram", "pyg-trim-ram", "graphbolt-ram", "pyg-memmap", "graphbolt-memmap")
-LEAST_RATES = 5
 
 
 def prepare(a: argparse.Namespace) -> Path:
@@ -89,8 +88,7 @@ def run_all(a: argparse.Namespace, store: Path, rates: Rates) -> dict[str, list[
             runs.setdefault(arm, []).append(run_cold(command))
             shown = {key: runs[arm][-1].get(key) for key in ("seconds_per_batch", "failed", "error")}
             print(arm, json.dumps(shown), vars(rates.taken[-1]), file=sys.stderr)
-    while len(rates.taken) < LEAST_RATES:
-        rates.measure()
+    rates.complete()
     return runs
 
 

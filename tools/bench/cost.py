@@ -106,6 +106,7 @@ def measure(job: Job, rates: Rates, rounds: int) -> Result:
         if "failed" in runs[-1]:
             return runs[-1]
     rates.measure()
+    rates.complete()
     seconds = [run["seconds_per_batch"] for run in runs]
     chosen = runs[seconds.index(statistics.median_low(seconds))]
     disk = rates.median()

@@ -21,6 +21,8 @@ from stores.zarr_rows import ShardedRows
 from tools.bench.bound import PAGE_BYTES, Disk
 
 SCAN_BYTES = 2**20
+LEAST = 5
+"""measurements that a median is taken of"""
 _REQUEST_BYTES = 64 * 2**20
 _DEPTH = {SCAN_BYTES: 32, PAGE_BYTES: 128}
 
@@ -54,6 +56,11 @@ class Rates:
         sequential, random = (read(block, number) for block in (SCAN_BYTES, PAGE_BYTES))
         self.taken.append(Disk(sequential * SCAN_BYTES, random))
         return self.taken[-1]
+
+    def complete(self) -> None:
+        """Measure until there are LEAST measurements."""
+        while len(self.taken) < LEAST:
+            self.measure()
 
     def median(self) -> Disk:
         """Of all measurements, each figure by itself."""

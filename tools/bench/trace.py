@@ -19,8 +19,12 @@ from ooc.lookahead import Grouping, Window
 from ooc.order import Cursor
 from ooc.rowcache import Residents
 from stores.dataset import Dataset
-from tools.bench.bound import pages_of
+from stores.zarr_rows import ShardedRows
+from tools.bench.bound import PAGE_BYTES, pages_of
 from tools.bench.steps import loader_of, seeds_of_run
+
+SCAN_SHARE = 0.9
+"""Of the bytes between a window's first and last page: a plan that reads more of them is a scan"""
 
 
 def settings(store: Path | str, fanout: str, batches: int, batch_size: int, seed: int) -> dict[str, Any]:
@@ -78,14 +82,22 @@ class Trace:
         return Grouping(self.work, self.budget.batches, 1, Residents.none()).windows(self.drawn())
 
     def planned(self) -> dict[str, int]:
-        """What the run's own windows had to read: windows, rows, the pages of each window's rows that were not in memory
-        (`page_bytes`, summed over windows), and the most rows that were in memory at once."""
-        found = {"windows": 0, "rows": 0, "page_bytes": 0, "rows_in_memory": 0}
+        """What the run's own windows had to read.
+
+        windows, rows; page_bytes: of the pages of each window's rows that were not in memory, summed over windows; scans:
+        windows whose plan reads nearly all from the first of those pages to the last; rows_in_memory: at most, at once.
+        """
+        x = self.work.x
+        assert isinstance(x, ShardedRows), "windows are read from shards"
+        found = {"windows": 0, "rows": 0, "page_bytes": 0, "scans": 0, "rows_in_memory": 0}
         for window in self.windows():
             new = window.sketch.node[window.carried < 0]
+            page = pages_of(new, self.row_bytes)
+            span = PAGE_BYTES * int(page[-1] + 1 - page[0]) if len(page) else 0
             found["windows"] += 1
             found["rows"] += len(new)
-            found["page_bytes"] += 4096 * len(pages_of(new, self.row_bytes))
+            found["page_bytes"] += PAGE_BYTES * len(page)
+            found["scans"] += bool(span) and x.plan(new.astype(np.int64)).nbytes > SCAN_SHARE * span
             found["rows_in_memory"] = max(found["rows_in_memory"], window.sketch.limit)
         return found
 
