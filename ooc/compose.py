@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ooc import checkpoint
+from ooc.compiled import compile_model
 from ooc.config import TrainConfig, parse, read_config
 from ooc.loaders import NeighborLoader, budget_of
 from ooc.memory import MemoryMeter
@@ -224,6 +225,8 @@ def compose(
     device = pick_device(config.device)
     channels = out_channels(task, dataset.num_classes or 2)
     model = make_model(config, dataset.num_features, channels).to(device)
+    if config.compile:
+        compile_model(model, device)
     if saved:
         check_environment(config, saved, environment(device, dataset, model))
     budget_of(dataset, model_bytes(config, model))

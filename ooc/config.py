@@ -109,6 +109,7 @@ class TrainConfig(BaseModel):
     monitor: str | None = Field(None, description="Validation metric that chooses the best model: accuracy, auroc, loss, ...")
     patience: Positive | None = Field(None, description="Stop after so many evaluations without a better one.")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Autocast: fp32 (none), bf16 or fp16.")
+    compile: bool = Field(False, description="Compile the model by torch.compile: for GPUs; on CPUs it has not paid off.")
     # the machine
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
     memory: str | None = Field(None, description="Memory for the process, such as 2GB.")

@@ -50,8 +50,15 @@ class _WeightedSum(torch.autograd.Function):
         value, edge_index = ctx.saved_tensors
         source, order = index_sort(edge_index[0], max_value=ctx.num_src, stable=True)
         value = None if value is None else value[order]
-        indptr = index2ptr(source, ctx.num_src)
+        indptr = pointers(source, ctx.num_src)
         return _bag_sum(edge_index[1][order], grad.contiguous(), indptr, value), None, None, None
+
+
+def pointers(ascending: Tensor, size: int) -> Tensor:
+    """int64[size + 1]: where each number below `size` begins in `ascending` (int64[e]): the pointers of a CSR matrix."""
+    if torch.compiler.is_compiling():  # index2ptr would make the size a constant, and every batch be compiled anew
+        return torch.searchsorted(ascending, torch.arange(size + 1, device=ascending.device))
+    return index2ptr(ascending, size)
 
 
 def _bag_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None) -> Tensor:
@@ -88,7 +95,7 @@ class _AttentionSum(torch.autograd.Function):
         num_src, heads = x.size(0), value.size(1)
         grad = grad.contiguous()
         source, order = index_sort(edge_index[0], max_value=num_src, stable=True)
-        grad_x = _heads_sum(edge_index[1][order], grad, index2ptr(source, num_src), value[order])
+        grad_x = _heads_sum(edge_index[1][order], grad, pointers(source, num_src), value[order])
         parts = [
             (x.index_select(0, source) * grad.index_select(0, target)).view(-1, heads, x.size(1) // heads).sum(-1)
             for source, target in zip(edge_index[0].split(EDGES_AT_ONCE), edge_index[1].split(EDGES_AT_ONCE), strict=True)

@@ -46,10 +46,16 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p, training=True)
-    dropped = min(round(p * LEVELS), LEVELS - 1)
-    factor = torch.empty(x.shape, dtype=torch.float32)
-    key = np.uint64(int(torch.randint(1 << 62, ())))
-    fill_factors(key, dropped, np.float32(LEVELS / (LEVELS - dropped)), factor.view(-1).numpy())
+    factor = _factors(x.shape, min(round(p * LEVELS), LEVELS - 1))
     if x.dtype == factor.dtype and not (x.requires_grad and torch.is_grad_enabled()):
         return factor.mul_(x)  # nothing to save for backward: no second array
     return x * factor.to(x.dtype)
+
+
+@torch.compiler.disable  # torch.compile cannot trace numba: it compiles what stands before and behind
+def _factors(shape: torch.Size, dropped: int) -> Tensor:
+    """float32[shape]: see `fill_factors`; keyed by one draw from torch's generator."""
+    factor = torch.empty(shape, dtype=torch.float32)
+    key = np.uint64(int(torch.randint(1 << 62, ())))
+    fill_factors(key, dropped, np.float32(LEVELS / (LEVELS - dropped)), factor.view(-1).numpy())
+    return factor
