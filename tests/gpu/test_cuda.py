@@ -1,0 +1,104 @@
+"""On a CUDA device: batches are those of the CPU, leases come back, copies run beside kernels, losses agree."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ooc
+from ooc import checkpoint
+from ooc.buffers import LEAST_BYTES, Buffers
+from ooc.device import Copier, moved, pin, to_device
+from ooc.loaders import NeighborLoader
+from ooc.train import train
+from stores.engines import gds, open_engine
+from stores.files import Segments
+from stores.plan import plan_reads
+from tests.ooc.batches import same
+from tests.ooc.runs import configure
+from tests.ooc.test_device import batch_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
+CPU = torch.device("cpu")
+
+
+def loader(ds: Any, **settings: Any) -> NeighborLoader:
+    return NeighborLoader(ds, [5, 5], "train", batch_size=16, shuffle=True, seed=3, **settings)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_batches_are_those_of_the_cpu(make_store: Any, in_memory: bool) -> None:
+    with ooc.open(make_store(num_nodes=3000, num_edges=30_000, weight=True), in_memory=in_memory) as ds:
+        taken = list(loader(ds, device="cuda"))
+        assert all(batch.x.is_cuda and batch.blocks[0].indptr.is_cuda for batch in taken)
+        wanted = list(loader(ds))
+        assert len(taken) == len(wanted)
+        assert all(same(moved(batch, CPU), other) for batch, other in zip(taken, wanted, strict=True))
+
+
+def test_a_thousand_batches_lose_no_lease_and_mix_nothing_up() -> None:
+    leases = Buffers(4, max_bytes=64 * LEAST_BYTES, pinned=True)
+    copier = Copier(torch.device("cuda"), leases, max_bytes=8 * LEAST_BYTES)
+    rows = LEAST_BYTES // 64
+
+    def batches() -> Any:
+        for step in range(1000):
+            x = leases.empty((rows + step % 13, 32), np.dtype(np.float32))
+            x[:] = step
+            assert torch.from_numpy(x).is_pinned()
+            yield {"x": torch.from_numpy(x), "step": torch.tensor([step])}
+
+    for step, batch in enumerate(to_device(batches(), "cuda", copier)):
+        total = (batch["x"] - batch["step"]).abs().sum() + batch["x"].sum() * 0  # kernels that still run as it is let go
+        assert total.item() == 0
+        assert batch["step"].item() == step
+    assert leases.out_bytes == copier.staging.out_bytes == 0
+    assert leases.refused == copier.staging.refused == 0
+
+
+def test_copies_run_on_a_stream_of_their_own_while_kernels_run() -> None:
+    copier = Copier(torch.device("cuda"))
+    busy, done = torch.randn(4096, 4096, device="cuda"), torch.cuda.Event()
+    for _ in range(200):
+        busy = busy @ busy * 1e-3
+    done.record()
+    resident = copier(batch_of())  # comes back when the copy is there
+    assert not done.query(), "the copy waited for the kernels"
+    assert same(moved(copier.deliver(resident), CPU), batch_of())
+    torch.cuda.synchronize()
+
+
+def test_pinned_batches_for_copies_of_the_user_s_own() -> None:
+    batch = pin(batch_of())
+    assert batch.x.is_pinned()
+    assert batch.blocks[1].edge_index.is_pinned()
+    assert same(batch, batch_of())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_losses_are_those_of_the_cpu_and_the_same_again(make_store: Any, tmp_path: Path, precision: str) -> None:
+    store, curves = make_store(num_nodes=300, num_edges=3000), []
+    for number, device in enumerate(("cpu", "cuda", "cuda")):
+        out = tmp_path / str(number)
+        train(configure(store, out, device=device, precision=precision, dropout=0.0))
+        curves.append([line["loss"] for line in checkpoint.read_metrics(out)[0]])
+    tolerance = {"fp32": 1e-3, "bf16": 5e-2}[precision]
+    np.testing.assert_allclose(curves[1], curves[0], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(curves[2], curves[1], rtol=1e-5)
+
+
+@pytest.mark.skipif(gds.unavailable() is not None, reason=str(gds.unavailable()))
+@pytest.mark.parametrize("gap_bytes", [0, 2**20])
+def test_gds_fills_gpu_memory(tmp_path: Path, gap_bytes: int) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 40 * 2**20 + 123).astype(np.uint8)
+    path = tmp_path / "data"
+    path.write_bytes(data.tobytes())
+    engine = open_engine("gds", Segments((path,), np.array([len(data)])))
+    ids = np.arange(0, len(data) // 512, 16)
+    plan = plan_reads(ids, 512, count=len(data) // 512, gap_bytes=gap_bytes, max_extent_bytes=2**24)
+    buffer, host = torch.zeros(plan.nbytes, dtype=torch.uint8, device="cuda"), np.zeros(plan.nbytes, np.uint8)
+    assert engine.read(plan, buffer) == engine.read(plan, host)
+    np.testing.assert_array_equal(buffer.cpu().numpy(), host)
+    engine.close()
