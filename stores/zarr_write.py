@@ -115,6 +115,12 @@ class Appender:
 
     def close(self) -> int:
         """Write what is buffered, sync the shards, write the metadata; returns the number of rows. Idempotent."""
+        try:
+            return self._finish()
+        finally:
+            self._close_file()
+
+    def _finish(self) -> int:
         if self._closed:
             return self.count
         if self.expected is not None and self.count != self.expected:

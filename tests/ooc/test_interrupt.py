@@ -6,14 +6,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ooc import windows
+from ooc import loaders, windows
 from ooc.loaders import NeighborLoader
 from stores.build import write_store
 from stores.dataset import Dataset
@@ -129,6 +129,35 @@ def test_an_exception_in_the_loops_body_ends_all_threads(path):
                     raise ZeroDivisionError("mine")
         assert caught.traceback is not None  # which does not hold the loop's iterator
         assert no_threads()
+
+
+def mapped_rings() -> int:
+    return Path("/proc/self/maps").read_text().count("io_uring")
+
+
+@pytest.mark.parametrize("topology", ["in memory", "on disk"])
+def test_nothing_adds_up_over_many_openings(path, monkeypatch, topology):
+    """Opened, read from, left by an exception or halfway and closed, 200 times."""
+    if topology == "on disk":
+        monkeypatch.setattr(loaders, "WARM_SHARE", 10**9)
+    rings = mapped_rings()
+    with leaving_nothing(path):
+        pass
+    files, threads = descriptors(), set(threading.enumerate())
+    for cycle in range(200):
+        with suppress(ZeroDivisionError), Dataset.open(path) as ds:
+            loader = NeighborLoader(ds, [2, 2], batch_size=40)
+            assert (loader._work.lockstep is None) == (topology == "in memory")
+            epoch = iter(loader)
+            for _ in range(cycle % 3):
+                next(epoch)
+            if cycle % 2:
+                raise ZeroDivisionError
+            epoch.close()
+        del loader, epoch
+    gc.collect()
+    assert no_threads()
+    assert (descriptors(), set(threading.enumerate()), mapped_rings()) == (files, threads, rings)
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3, 11])

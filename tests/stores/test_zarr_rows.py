@@ -153,6 +153,19 @@ def test_nothing_is_overwritten_and_a_failure_leaves_no_array(tmp_path: Path) ->
     np.testing.assert_array_equal(open_zarr_rows(tmp_path, "y").map(), numbers(20))
 
 
+def test_closing_on_a_full_disk_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = len(os.listdir("/proc/self/fd"))
+    appender = Appender(tmp_path, "x", (2,), np.float32)
+    appender.append(np.zeros((3, 2), np.float32))
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="No space left"):
+        patch.setattr(os, "write", full)
+        appender.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
