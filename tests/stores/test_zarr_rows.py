@@ -160,8 +160,8 @@ def test_closing_on_a_full_disk_leaves_no_descriptor(tmp_path: Path, monkeypatch
     before = len(os.listdir("/proc/self/fd"))
     appender = Appender(tmp_path, "x", (2,), np.float32)
     appender.append(np.zeros((3, 2), np.float32))
-    with monkeypatch.context() as patch, pytest.raises(StoreError, match="No space left"):
-        patch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StoreError, match="No space left"):
         appender.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
