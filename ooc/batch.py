@@ -91,6 +91,16 @@ def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
     )
 
 
+def summed_block(following: Block) -> Block:
+    """The block of a first layer whose sums are made already (`ooc.sums`): no edges, each source its own destination.
+
+    following: the second layer's block, whose sources are the first's destinations.
+    """
+    none = trim(following, following.num_src, following.num_dst, 0)
+    indptr = following.indptr.new_zeros(following.num_src + 1)
+    return none._replace(indptr=indptr, num_dst=following.num_src)
+
+
 def blocks_of(first: Block, num_nodes: tuple[int, ...], num_edges: tuple[int, ...]) -> list[Block]:
     """One block per layer, input side first, as prefixes of the first (largest) one.
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ooc.batch import Block, Subgraph, blocks_of
+from ooc.batch import Block, Subgraph, blocks_of, summed_block
 from ooc.gather import Gather
+from ooc.sums import Sums
 from stores.graph import Graph
 
 AnyArray = NDArray[Any]
@@ -35,8 +36,8 @@ class Loaded:
     """A sampled batch with its rows."""
 
     drawn: Drawn
-    x: AnyArray | None
-    """[n, *feature shape] of `Gather.gathered`"""
+    x: AnyArray | Sums | None
+    """[n, *feature shape] of `Gather.gathered`, or the sums of the first layer: `drawn` then has the hops before the last"""
     y: AnyArray | None
     """[n] or [n, C]"""
 
@@ -123,12 +124,13 @@ class Collator:
         data.input_id = torch.from_numpy(input_id)
         data.batch_size = len(input_id)
         data.blocks = blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
+        if isinstance(loaded.x, Sums):
+            data.blocks.insert(0, summed_block(first))
         return data
 
-    def nbytes(self, subgraph: Subgraph, row_bytes: int) -> int:
-        """Bytes of a batch from reading to the model, `row_bytes` being those of a node's features and labels."""
-        num_nodes, num_edges = len(subgraph.node), len(subgraph.source)
+    def nbytes(self, num_nodes: int, num_edges: int, row_bytes: int) -> int:
+        """Bytes of a batch, but for its subgraph's, from reading to the model; row_bytes: of a node's features and labels."""
         weighted = "weight" in self.graph.columns
         per_node = row_bytes + 8 + 8 * bool(len(self.graph.self_loops)) + 8 * weighted
         per_edge = 16 + 8 * self.edge_ids + 4 * weighted
-        return subgraph.nbytes + per_node * num_nodes + per_edge * num_edges
+        return per_node * num_nodes + per_edge * num_edges

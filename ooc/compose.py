@@ -19,7 +19,7 @@ from ooc.config import TrainConfig, parse, read_config
 from ooc.loaders import NeighborLoader, budget_of
 from ooc.memory import MemoryMeter
 from ooc.metrics import Loss, class_weights, metric_names, out_channels
-from ooc.models import build_model
+from ooc.models import build_model, summing_of
 from ooc.order import Purpose, key
 from ooc.progress import TensorBoardWatcher, Watchers
 from ooc.run import Job, State, environment
@@ -142,10 +142,11 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def make_loaders(
-    config: TrainConfig, dataset: Dataset, device: torch.device
+    config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module
 ) -> tuple[NeighborLoader, dict[str, NeighborLoader]]:
     """The training loader, and one for each split to score that the store has."""
     common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": device, "edge_ids": False}
+    common["summing"] = summing_of(model)
     train = NeighborLoader(
         dataset,
         config.fanout,
@@ -230,7 +231,7 @@ def compose(
     if saved:
         check_environment(config, saved, environment(device, dataset, model))
     budget_of(dataset, model_bytes(config, model))
-    loader, evaluators = make_loaders(config, dataset, device)
+    loader, evaluators = make_loaders(config, dataset, device, model)
     loss = make_loss(config, dataset, task, device)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
     checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))  # only under the log's lock

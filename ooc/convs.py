@@ -24,6 +24,7 @@ from torch_geometric.utils.sparse import index2ptr
 
 from ooc.batch import Block
 from ooc.dropout import dropout
+from ooc.sums import Kind, Summing, Sums
 
 GATHER_COST = 16
 """Multiply-adds that take as long as gathering one number of a neighbor's row (measured on CPU, rows of 32 to 256 float32)."""
@@ -134,6 +135,12 @@ def narrow_first(block: Block, in_channels: int, out_channels: int) -> bool:
     return gathered > (block.num_src - block.num_dst) * in_channels * out_channels
 
 
+def _summing(kind: Kind, in_channels: int, out_channels: int) -> Summing | None:
+    """The sum to make while loading; None where rows are better narrowed before they are summed, at an edge a source."""
+    early = (in_channels - out_channels) * GATHER_COST > in_channels * out_channels
+    return None if early else Summing(kind, out_channels)
+
+
 class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
     """PyG's SAGEConv with mean aggregation (Hamilton et al., 2017) on a block.
 
@@ -148,7 +155,13 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, aggr="mean")
 
-    def forward(self, x: Tensor, block: Block) -> Tensor:
+    def summing(self) -> Summing | None:
+        """See `ooc.models.summing_of`."""
+        return _summing("mean", self.in_channels, self.out_channels)
+
+    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
+        if isinstance(x, Sums):
+            return self.lin_l(x.near) + self.lin_r(x.root)
         share = block.indptr.diff().clamp(min=1).to(torch.float32).reciprocal()[block.edge_index[1]]
         root = self.lin_r(x[: block.num_dst])
         if narrow_first(block, x.size(1), self.out_channels):
@@ -173,8 +186,14 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         super().__init__(in_channels, out_channels)
         self.rescale = rescale
 
-    def forward(self, x: Tensor, block: Block) -> Tensor:
+    def summing(self) -> Summing | None:
+        """See `ooc.models.summing_of`; degrees counted in the block are known only once there is one."""
+        return _summing("gcn", self.in_channels, self.out_channels) if self.rescale else None
+
+    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
         value, root = self.coefficients(block) if self.rescale else self.plain_coefficients(block)
+        if isinstance(x, Sums):
+            return self.lin(x.near + root.to(x.root.dtype).unsqueeze(1) * x.root) + self.bias
         early = narrow_first(block, self.in_channels, self.out_channels)
         h = self.lin(x) if early else x
         out = weighted_sum(h, block, value) + root.to(h.dtype).unsqueeze(1) * h[: block.num_dst]
@@ -226,7 +245,13 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
         super().__init__(perceptron)
         self.rescale = rescale
 
-    def forward(self, x: Tensor, block: Block) -> Tensor:
+    def summing(self) -> Summing | None:
+        """See `ooc.models.summing_of`."""
+        return Summing("expanded" if self.rescale else "sum", self.nn[0].out_features)
+
+    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
+        if isinstance(x, Sums):
+            return self.nn(x.near + (1 + self.eps) * x.root)
         near = weighted_sum(x, block, expansion(block) if self.rescale else None)
         return self.nn(near + (1 + self.eps) * x[: block.num_dst])
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ooc.buffers import Buffers
+from ooc.sums import Sums
 from stores.encoding import DecodedRows, Encoding
 from stores.rows import AnyArray, Ids, Rows
 
@@ -52,8 +52,15 @@ class Gather:
         out = buffers.empty((len(ids), *rows.shape[1:]), self.gathered)
         return out, (rows if self.kept else DecodedRows(rows, self.encoding)).read(ids, out)
 
-    def tensor(self, gathered: AnyArray) -> Tensor:
+    @property
+    def tensor_dtype(self) -> torch.dtype:
+        """Of `x`."""
+        return self.tensor(np.empty(0, self.gathered)).dtype
+
+    def tensor(self, gathered: AnyArray | Sums) -> Any:
         """`x`, over the same memory where its dtype allows."""
+        if isinstance(gathered, Sums):
+            return Sums(*map(torch.from_numpy, gathered))
         x = torch.from_numpy(gathered)
         if self.kept and self.encoding.name == "bfloat16":
             x = x.view(torch.bfloat16)

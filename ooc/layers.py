@@ -18,6 +18,7 @@ from torch_geometric.nn import BatchNorm
 
 from ooc.batch import Block
 from ooc.dropout import dropout
+from ooc.sums import Sums
 from stores.errors import ConfigError, InputError
 
 Norm = Literal["none", "batch", "layer"]
@@ -26,7 +27,8 @@ Norm = Literal["none", "batch", "layer"]
 class Layer(nn.Module):
     """dropout -> convolution -> norm -> + residual -> activation, on one block.
 
-    conv: a module (x [num_src, in_channels], block) -> [num_dst, out_channels]. The residual is the destination's own input
+    conv: a module (x [num_src, in_channels], block) -> [num_dst, out_channels]; one with a method `summing` also takes
+    `Sums` for x, and without dropout so does the layer. The residual is the destination's own input
     row, through a linear map where the widths differ. The norm is of each row by itself ("layer") or over the rows of the
     batch ("batch"). Raises ConfigError for an unknown norm.
 
@@ -55,11 +57,12 @@ class Layer(nn.Module):
         self.skip = nn.Linear(in_channels, out_channels, bias=False) if residual and not same else nn.Identity()
         self.activation = nn.Identity() if activation is None else activation
 
-    def forward(self, x: Tensor, block: Block) -> Tensor:
-        x = dropout(x, self.dropout, self.training)
+    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
+        if not isinstance(x, Sums):
+            x = dropout(x, self.dropout, self.training)
         out = self.norm(self.conv(x, block))
         if self.residual:
-            out = out + self.skip(x[: block.num_dst])
+            out = out + self.skip(x.root if isinstance(x, Sums) else x[: block.num_dst])
         return self.activation(out)
 
     def extra_repr(self) -> str:
@@ -78,11 +81,12 @@ def make_norm(norm: str, channels: int) -> nn.Module:
 
 
 def run_layers(
-    layers: Sequence[nn.Module] | nn.ModuleList, x: Tensor, blocks: Sequence[Block], checkpoint: bool = False
-) -> Tensor:
+    layers: Sequence[nn.Module] | nn.ModuleList, x: Tensor | Sums, blocks: Sequence[Block], checkpoint: bool = False
+) -> Any:
     """Run layer l on block l, input side first, and return the rows of the seeds.
 
-    x: [blocks[0].num_src, f]; any dtype, converted to the parameters' outside of autocast. Returns [blocks[-1].num_dst, g].
+    x: [blocks[0].num_src, f], or `Sums` for a first layer that takes them; any dtype, converted to the parameters' outside of
+    autocast. Returns [blocks[-1].num_dst, g].
     checkpoint: keep only what passes between the layers and compute the rest again in backward (Chen et al., 2016); the same
     random numbers are drawn and batch statistics are recorded once, so the result does not change. Raises ConfigError where
     layers and blocks differ in number, InputError where x does not fit the first block.
@@ -97,17 +101,19 @@ def run_layers(
         )
     if x.size(0) != blocks[0].num_src:
         raise InputError(f"x has {x.size(0)} rows but the first block {blocks[0].num_src} sources: pass the rows of batch.n_id")
-    x = as_input(x, layers[0])
+    out = as_input(x, layers[0])
     for layer, block in zip(layers, blocks, strict=True):
         if checkpoint and torch.is_grad_enabled():
-            x = recompute(layer, x, block, use_reentrant=False, context_fn=partial(_contexts, layer))
+            out = recompute(layer, out, block, use_reentrant=False, context_fn=partial(_contexts, layer))
         else:
-            x = layer(x, block)
-    return x
+            out = layer(out, block)
+    return out
 
 
-def as_input(x: Tensor, module: nn.Module) -> Tensor:
+def as_input(x: Any, module: nn.Module) -> Any:
     """x in the dtype that the module computes in: its parameters', or under autocast any floating dtype as it is."""
+    if isinstance(x, Sums):
+        return Sums(as_input(x.near, module), as_input(x.root, module))
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
         return x
     parameter = next((p for p in module.parameters() if p.is_floating_point()), None)

@@ -29,6 +29,9 @@ from ooc.memory import resident_bytes, return_large_blocks
 from ooc.order import Cursor, steps_of
 from ooc.pipeline import CONSUMER, Pipeline
 from ooc.sampling import Lockstep, NeighborSampler
+from ooc.sums import Summing
+from ooc.sweepplan import sweeps_pay
+from ooc.sweeps import swept
 from ooc.windows import windowed
 from stores.dataset import Dataset
 from stores.errors import ConfigError
@@ -83,6 +86,7 @@ def make_work(
     transform: Callable[[Data], Any] | None,
     pin_memory: bool,
     device: torch.device | None,
+    summing: Summing | None,
 ) -> Work:
     """The stages' work over a data set. sampling: fan-out, replace, weight column."""
     if ds.memory is not None:
@@ -90,8 +94,14 @@ def make_work(
     x = ds.stored("x") if ds.num_features else None
     y = ds.labels
     x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
+    if x is None or len(x.shape) != 2 or collator.gather is None or collator.gather.tensor_dtype != torch.float32:
+        summing = None
+    elif summing is not None:
+        x_bytes = 2 * 4 * x.shape[1]
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
-    sampler = NeighborSampler(ds.graph, *sampling, max_bytes=budget.max_batch, row_bytes=row_bytes)
+    per_node, per_expanded = (row_bytes, 0) if summing is None else (0, row_bytes)
+    limit: dict[str, Any] = {"max_bytes": budget.max_batch, "row_bytes": per_node, "expanded_bytes": per_expanded}
+    sampler = NeighborSampler(ds.graph, *sampling, **limit)
     mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE
     lockstep = None
     if x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm:
@@ -101,9 +111,8 @@ def make_work(
     to_cuda = device is not None and device.type == "cuda"
     buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
     pin = pins(pin_memory) and not to_cuda
-    return Work(
-        order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology, lockstep, buffers=buffers
-    )
+    parts = order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology, lockstep
+    return Work(*parts, summing=summing, buffers=buffers)
 
 
 def pins(pin_memory: bool) -> bool:
@@ -128,8 +137,10 @@ class NeighborLoader:
     split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
     so not with shuffle; where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's fan-out, so
     scores may differ with the memory that decides on halving; where all hops draw
-    alike they don't); budget (a division of the memory other than `budget_of(data)`); sample_threads; read_threads (to gather
-    rows that are in memory; those on disk come in windows, which look further ahead than `prefetch_factor` batches).
+    alike they don't); budget (a division of the memory other than `budget_of(data)`); sample_threads;
+    read_threads (to gather rows that are in memory; those on disk come in windows, which look further ahead than
+    `prefetch_factor` batches); summing (`ooc.models.summing_of(model)`: the sums that the model's first layer makes of its
+    neighbors are made here, x is `Sums` of its destinations, and no field has the last hop; a tenth of the memory).
 
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
     batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, and `blocks`, one
@@ -166,6 +177,7 @@ class NeighborLoader:
         edge_ids: bool = True,
         split_seeds: bool = False,
         budget: Budget | None = None,
+        summing: Summing | None = None,
         sample_threads: int = 1,
         read_threads: int = 2,
         **arguments: Any,
@@ -189,7 +201,7 @@ class NeighborLoader:
         collator = Collator(data.graph, gather, weight_attr, edge_ids)
         self._weight = weight_column_of(data.graph, weight_attr)
         sampling = (fanout_of(num_neighbors), replace, self._weight)
-        self._work = make_work(data, order, collator, sampling, self.budget, transform, pin_memory, self.device)
+        self._work = make_work(data, order, collator, sampling, self.budget, transform, pin_memory, self.device, summing)
         self._copier: Copier | None = None
         self._start = self._cursor = Cursor(0, 0)
         self._clocks: dict[str, Clock] = {}
@@ -284,6 +296,8 @@ class NeighborLoader:
             source = work.split(cursors) if self._split else cursors
             return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
         pool, split = self.budget.batches, self._split
+        if work.summing is not None and sweeps_pay(work, pool):
+            return swept(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
         return windowed(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
 
     def _ended(self, epoch: int) -> None:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -24,10 +24,11 @@ from ooc.device import pin
 from ooc.order import Cursor, Purpose, key, seeds_of
 from ooc.pipeline import Stage
 from ooc.sampling import Lockstep, NeighborSampler
+from ooc.sums import Code, Factors, Summing, Sums, gathered, without_last_hop
 from stores.errors import BudgetError
 from stores.files import warm
 from stores.graph import Graph
-from stores.rows import AnyArray, Rows
+from stores.rows import AnyArray, ArrayRows, Rows
 from stores.sizes import format_bytes
 
 
@@ -79,6 +80,8 @@ BUFFERS_KEPT, PINNED_KEPT = 1, 4
 FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 """Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
 _PART_SLOTS = 2**14  # 64 KiB of int32
+_ROWS_ALIVE = 5
+"""Hidden rows of the first layer's width that a step holds at once for each of its destinations, gradients included"""
 
 
 def slot_bytes(graph: Graph) -> int:
@@ -168,7 +171,7 @@ class Work:
     x: Rows | None
     y: AnyArray | None
     row_bytes: int
-    """bytes of a node's features and labels in a batch"""
+    """bytes of a node's features and labels, or of its two rows of sums and labels, in a batch"""
     max_bytes: int
     """of one batch"""
     transform: Callable[[Data], Any] | None
@@ -177,6 +180,8 @@ class Work:
     topology: Topology
     lockstep: Lockstep | None = None
     """where the edges stay on disk"""
+    summing: Summing | None = None
+    """what of x batches hold in its place"""
     read: Read = field(default_factory=Read)
     buffers: Buffers = field(default_factory=lambda: Buffers(BUFFERS_KEPT))
 
@@ -267,16 +272,48 @@ class Work:
 
     def nbytes(self, drawn: Drawn) -> int:
         """Bytes of the batch from here to the model."""
-        return self.collator.nbytes(drawn.subgraph, self.row_bytes)
+        subgraph = drawn.subgraph
+        nodes, edges = len(subgraph.node), len(subgraph.source)
+        if self.summing is not None:
+            nodes, edges = len(subgraph.indptr) - 1, edges - subgraph.num_edges[-1]
+        return subgraph.nbytes + self.collator.nbytes(nodes, edges, self.row_bytes)
+
+    def activation_bytes(self, drawn: Drawn) -> int:
+        """Bytes that the model needs beside a batch: as much again (hidden rows are about as wide as features, for fewer nodes
+        each layer; measured, it is less), or what the rows made of sums take."""
+        if self.summing is None:
+            return self.nbytes(drawn)
+        return _ROWS_ALIVE * 4 * self.summing.channels * (len(drawn.subgraph.indptr) - 1)
 
     def load(self, drawn: Drawn) -> Loaded:
         """Features and labels of a sampled batch."""
         node, x = drawn.subgraph.node, None
+        if self.summing is not None and isinstance(self.x, ArrayRows):
+            return self.summed(drawn, self.x.array, node)
         if self.x is not None:
             assert self.collator.gather is not None
             x, nbytes = self.collator.gather.read(self.x, node, self.buffers)
             self.read.add(len(node), nbytes)
         return Loaded(drawn, x, self.labels(drawn))
+
+    def summed(self, drawn: Drawn, rows: AnyArray, at: NDArray[Any]) -> Loaded:
+        """The batch with its first layer's sums, of rows in memory: node i's is rows[at[i]]."""
+        factors, rest = self.factors(drawn)
+        sums = self.buffers.empty((2, len(drawn.subgraph.indptr) - 1, rows.shape[1]), np.dtype(np.float32))
+        gathered(rows, self.code, at, drawn.subgraph, factors, sums[0], sums[1])
+        return Loaded(rest, Sums(sums[0], sums[1]), self.labels(rest))
+
+    @property
+    def code(self) -> Code:
+        """How sums read stored rows."""
+        assert self.collator.gather is not None
+        return Code.of(self.collator.gather.encoding)
+
+    def factors(self, drawn: Drawn) -> tuple[Factors, Drawn]:
+        """What neighbors count for in the first layer's sums, and what remains of the batch beside them."""
+        assert self.summing is not None
+        factors = self.summing.factors(self.collator.graph, drawn.subgraph)
+        return factors, replace(drawn, subgraph=without_last_hop(drawn.subgraph))
 
     def labels(self, drawn: Drawn) -> AnyArray | None:
         """Labels of a sampled batch's nodes, [n] or [n, C]."""

@@ -71,7 +71,7 @@ class _Draft:
         self._union = Union()
         self._batches: list[Packed] = []
         self._last, self._uses = np.empty(0, np.int32), np.empty(0, np.float32)
-        self._size = self._kept = self._most_nodes = self._largest = self._drawing = self._limit = 0
+        self._size = self._kept = self._most_nodes = self._batch = self._active = self._drawing = self._limit = 0
 
     def add(self, drawn: Drawn) -> bool:
         """Take a batch in, unless the window is full; the first always fits. False: finish, this draft takes no more."""
@@ -79,10 +79,11 @@ class _Draft:
         packed = pack(drawn, number, self._grouping.work.needs_slots)
         kept = self._kept + packed.nbytes
         self._most_nodes = max(self._most_nodes, len(number))
-        self._largest = max(self._largest, self._grouping.work.nbytes(drawn))
+        self._batch = max(self._batch, self._grouping.work.nbytes(drawn))
+        self._active = max(self._active, self._grouping.work.activation_bytes(drawn))
         self._drawing = max(self._drawing, drawn.subgraph.nbytes)
         size = self._union.size
-        limit = self._grouping.rows_limit(kept, self._largest, self._drawing)
+        limit = self._grouping.rows_limit(kept, self._batch, self._active, self._drawing)
         # One batch's room is left: the next window goes on being read while this one's last batches wait for the model.
         if self._batches and (size > self._most_rows or size + self._most_nodes > limit):
             return False
@@ -130,16 +131,16 @@ class Grouping:
         assert self.work.x is not None
         return self.work.x.row_bytes
 
-    def rows_limit(self, kept: int, largest: int, drawing: int) -> int:
-        """Rows in memory at most beside windows whose batches take `kept` bytes each, the largest batch `largest`.
+    def rows_limit(self, kept: int, batch: int, active: int, drawing: int) -> int:
+        """Rows in memory at most beside windows whose batches take `kept` bytes each, the largest batch `batch`.
 
-        Taken off: the batches gathered ahead, the one at the model, as much for its activations (of which there is less,
+        Taken off: the batches gathered ahead, the one at the model, its activations (`active`, of which there is less,
         measured; the rest is for the memory of the batch before, which waits to be used again); those being drawn
         (`drawing` bytes each, with their hash tables); the windows' batches.
         """
         lockstep = self.work.lockstep
         drawn = 4 * self.drawing * drawing if lockstep is None else lockstep.max_bytes or 0
-        besides = (AHEAD + 2) * largest + drawn + _WINDOWS * kept
+        besides = (AHEAD + 1) * batch + active + drawn + _WINDOWS * kept
         return max(0, self.pool_bytes - besides) // (self.row_bytes + _ROW_BYTES)
 
     def sketches(self, batches: Iterator[Drawn]) -> Iterator[Sketch]:

@@ -15,6 +15,7 @@ from torch_geometric.utils.sparse import index2ptr
 from ooc.batch import Block
 from ooc.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
 from ooc.layers import Layer, Norm, run_layers
+from ooc.sums import Summing, Sums
 from stores.errors import ConfigError
 
 ModelName = Literal["sage", "gcn", "gat", "gin"]
@@ -32,9 +33,25 @@ class Model(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, x: Tensor, blocks: Sequence[Block], checkpoint: bool = False) -> Tensor:
+    def forward(self, x: Tensor | Sums, blocks: Sequence[Block], checkpoint: bool = False) -> Tensor:
         """x: [blocks[0].num_src, in_channels] -> [blocks[-1].num_dst, out_channels]; see `run_layers`."""
         return run_layers(self.layers, x, blocks, checkpoint)
+
+
+def summing_of(model: nn.Module) -> Summing | None:
+    """The sum that the model's first layer makes of its neighbors' rows, where a loader can make it beforehand.
+
+    None for other models, for attention, for dropout of the input, and where rows are so wide that they are better narrowed
+    first (`ooc.convs.narrow_first`).
+
+    >>> summing_of(build_model("sage", 128, 256, 32, num_layers=2))
+    Summing(kind='mean', channels=256)
+    """
+    layers = getattr(model, "layers", None)
+    if not isinstance(model, Model) or not layers or not isinstance(layers[0], Layer) or layers[0].dropout:
+        return None
+    conv: object = layers[0].conv
+    return conv.summing() if isinstance(conv, BlockSAGEConv | BlockGCNConv | BlockGINConv) else None
 
 
 def build_model(

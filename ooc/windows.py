@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.clock import Clock
-from ooc.collate import Loaded
+from ooc.collate import Drawn, Loaded
 from ooc.loading import Work
 from ooc.lookahead import AHEAD, Grouping, Sketch, Window
 from ooc.order import Cursor
@@ -137,15 +137,18 @@ class Server:
         batch = sketch.batches[k]
         if k == 0:
             pool.give(filled.idle)  # the window before is through, so nobody needs them
-        at = filled.slot[batch.row]
-        gather = self._work.collator.gather
-        assert gather is not None
-        x = gather.take(pool.rows, at, self._work.buffers)
+        loaded = self._gather(batch.unpack(sketch.node), filled.slot[batch.row])
         pool.give(filled.slot[window.gone[window.first[k] : window.first[k + 1]]])
-        drawn = batch.unpack(sketch.node)
         if k + 1 == len(sketch.batches):
             self.final = window.final
-        return self._work.collate(Loaded(drawn, x, self._work.labels(drawn)))
+        return self._work.collate(loaded)
+
+    def _gather(self, drawn: Drawn, at: Slots) -> Loaded:
+        work, rows = self._work, self._pool.rows
+        if work.summing is not None:
+            return work.summed(drawn, rows, at)
+        assert work.collator.gather is not None
+        return Loaded(drawn, work.collator.gather.take(rows, at, work.buffers), work.labels(drawn))
 
 
 def _moved(source: NDArray[np.int32], before: Slots, own: Slots) -> Slots:

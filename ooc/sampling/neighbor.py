@@ -178,7 +178,8 @@ class NeighborSampler:
         over samples unbiased, like `degree / drawn` does for uniform draws. Where a fan-out is finite, edges of weight 0
         are never drawn, so a node may get fewer, even where the fan-out covers its degree: a sum in which each edge
         counts by its weight (GCN) loses nothing, an unweighted one (GIN) lacks their terms, which no factor can restore.
-    max_bytes, row_bytes: limit on the bytes of a batch (its arrays, its hash table and `row_bytes` of features a node).
+    max_bytes, row_bytes, expanded_bytes: limit on the bytes of a batch (its arrays, its hash table, `row_bytes` of features a
+        node and `expanded_bytes` for one of all hops but the last).
 
     Raises ConfigError for a fan-out or a weight that does not fit.
 
@@ -195,13 +196,14 @@ class NeighborSampler:
         weight: NDArray[Any] | str | None = None,
         max_bytes: int | None = None,
         row_bytes: int = 0,
+        expanded_bytes: int = 0,
     ) -> None:
         if not fanout or any(k != int(k) or k < -1 for k in fanout):
             raise ConfigError(f"fan-out {list(fanout)}: give one number a hop, each 0 or more, or -1 for all neighbors")
         self.fanout = tuple(int(k) for k in fanout)
         self.replace = bool(replace)
         self.max_bytes = max_bytes
-        self.row_bytes = row_bytes
+        self.row_bytes, self.expanded_bytes = row_bytes, expanded_bytes
         # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
         self.indptr: Ids = np.asarray(graph.indptr)
         self._indices: NDArray[Any] = np.asarray(graph.indices)
@@ -311,6 +313,7 @@ class NeighborSampler:
             return
         count = most.edges
         need = bytes_bound(most.num_nodes, most.num_edges, most.num_expanded, self.row_bytes, self.weighted)
+        need += self.expanded_bytes * most.num_expanded
         if need > self.max_bytes:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} draws {count.edges} edges, so the batch may need "

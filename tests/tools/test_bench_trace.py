@@ -83,6 +83,20 @@ def test_scans_are_told(store: Path, run: dict[str, Any]) -> None:
         assert (planned["windows"], planned["scans"]) == (1, scans)
 
 
+def test_the_sweeps_are_the_runs(store: Path, run: dict[str, Any]) -> None:
+    with ooc.open(store) as ds:
+        seeds = steps.seeds_of_run(NODES, SEEDS, BATCHES, 0)
+        loader = steps.loader_of(ds, seeds, [5, 4], SEEDS, divide(6_000_000 + RUNTIME_BYTES, baseline=0), sums=16)
+        for batch in loader:
+            assert batch.x.near.shape == (len(batch.n_id), WIDTH)
+    assert steps.windows_of(loader) > 1
+    with Trace.of(store, {**run, "sums": 16}) as trace:
+        planned = trace.planned()
+    assert planned["windows"] == steps.windows_of(loader)
+    assert planned["rows"] == loader.rows_read
+    assert planned["page_bytes"] <= loader.bytes_read
+
+
 def test_beside_the_bound(store: Path, run: dict[str, Any]) -> None:
     disk = Disk(sequential_bytes_per_s=1e6, random_pages_per_s=1e9)
     found = beside_bound(store, run, disk)
@@ -192,7 +206,7 @@ def test_growth_is_the_slope_of_the_later_samples() -> None:
 
 
 def test_a_soak_leaves_nothing(store: Path) -> None:
-    a = argparse.Namespace(store=store, memory="1.5GB", fanout="3,3", hidden=8, batch_size=50, batches=60, every=5)
+    a = argparse.Namespace(store=store, memory="1.5GB", fanout="3,3", hidden=8, batch_size=50, batches=60, every=5, rows=False)
     found = soak.soak(a)
     assert found["batches"] == 60
     assert len(found["at"]) == len(found["rss_bytes"]) == 12

@@ -206,7 +206,7 @@ class FixedRoom(Grouping):
 
     rows: int = 0
 
-    def rows_limit(self, kept: int, largest: int, drawing: int) -> int:
+    def rows_limit(self, kept: int, batch: int, active: int, drawing: int) -> int:
         return self.rows
 
 

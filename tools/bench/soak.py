@@ -26,7 +26,7 @@ import numpy as np
 from stores.sizes import parse_bytes
 from tools.bench.chart import Panel, lines
 from tools.bench.machine import describe, limit_memory
-from tools.bench.steps import learner, warm_up
+from tools.bench.steps import learner, loader_of, sums_of, warm_up, windows_of
 
 GROWTH_SHARE = 0.01
 """Of the memory given, what it may grow by: the fit's error, of samples that go up and down by a batch"""
@@ -49,7 +49,7 @@ def train(a: argparse.Namespace, fanout: list[int], sample: Callable[[int], None
     done = epochs = 0
     with ooc.open(a.store, memory=a.memory) as ds:
         step = learner(ds, len(fanout), a.hidden, 0)
-        loader = ooc.NeighborLoader(ds, fanout, batch_size=a.batch_size, shuffle=True, edge_ids=False)
+        loader = loader_of(ds, None, fanout, a.batch_size, sums=sums_of(a, fanout, ds), shuffle=True)
         while done < a.batches:
             epochs += 1
             epoch = iter(loader)
@@ -61,7 +61,7 @@ def train(a: argparse.Namespace, fanout: list[int], sample: Callable[[int], None
                 if done == a.batches:
                     break
             epoch.close()
-        return {"epochs": epochs, "windows": loader.times()["read"]["items"], "bytes_read": loader.bytes_read}
+        return {"epochs": epochs, "windows": windows_of(loader), "bytes_read": loader.bytes_read}
 
 
 def growth(at: list[int], resident: list[int]) -> dict[str, float]:
@@ -83,7 +83,7 @@ def soak(a: argparse.Namespace) -> dict[str, Any]:
 
     fanout = [int(f) for f in a.fanout.split(",")]
     with ooc.open(a.store, memory=a.memory) as ds:
-        warm_up(fanout, a.hidden, ds, {"memory": a.memory})  # torch's and numba's threads start here
+        warm_up(fanout, a.hidden, sums_of(a, fanout, ds), ds, {"memory": a.memory})  # torch's and numba's threads start here
     before = open_things()
     at: list[int] = []
     resident: list[int] = []
@@ -118,6 +118,7 @@ def main() -> None:
     """Parse the command line, make the store, train, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
+    parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--edges", type=int, default=10_000_000)
     parser.add_argument("--width", type=int, default=128, help="feature columns")

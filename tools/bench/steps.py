@@ -32,7 +32,7 @@ def seeds_of_run(num_nodes: int, batch_size: int, batches: int, seed: int) -> ND
     return np.random.default_rng(seed).permutation(num_nodes)[: batch_size * batches]
 
 
-def warm_up(fanout: list[int], hidden: int, like: Any, options: dict[str, Any]) -> None:
+def warm_up(fanout: list[int], hidden: int, sums: int, like: Any, options: dict[str, Any]) -> None:
     """Compile the kernels in use (same dtypes) and let torch make its thread pools, on a graph of 2,000 nodes."""
     from tools.make_graph import make_graph
 
@@ -44,7 +44,7 @@ def warm_up(fanout: list[int], hidden: int, like: Any, options: dict[str, Any]) 
         import ooc
 
         with ooc.open(store, **options) as tiny:
-            train(tiny, np.arange(1024), fanout, 256, hidden, 0)
+            train(tiny, np.arange(1024), fanout, 256, hidden, 0, sums)
 
 
 def learner(ds: Any, layers: int, hidden: int, seed: int) -> Callable[[Any], float]:
@@ -69,17 +69,35 @@ def learner(ds: Any, layers: int, hidden: int, seed: int) -> Callable[[Any], flo
     return step
 
 
-def loader_of(ds: Any, seeds: Any, fanout: list[int], batch_size: int, budget: Any = None) -> Any:
-    """The loader of a run; budget: a division of the memory that is known already."""
+def loader_of(
+    ds: Any, seeds: Any, fanout: list[int], batch_size: int, budget: Any = None, sums: int = 0, shuffle: bool = False
+) -> Any:
+    """The loader of a run. sums: width of the first layer's output where the loader is to make that layer's sums of neighbors,
+    0 where batches are to have the rows; budget: a division of the memory that is known already."""
     import ooc
+    from ooc.sums import Summing
 
-    return ooc.NeighborLoader(ds, fanout, input_nodes=seeds, batch_size=batch_size, edge_ids=False, budget=budget)
+    summing = Summing("mean", sums) if sums else None
+    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "edge_ids": False}
+    options |= {"budget": budget, "summing": summing}
+    return ooc.NeighborLoader(ds, fanout, input_nodes=seeds, **options)
 
 
-def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int) -> tuple[Steps, Any]:
-    """One pass over `seeds`: nodes, edges and loss of every step, and the loader."""
+def sums_of(a: argparse.Namespace, fanout: list[int], ds: Any) -> int:
+    """The first layer's width, unless batches are to have rows (`--rows`)."""
+    return 0 if a.rows else int(a.hidden if len(fanout) > 1 else ds.num_classes)
+
+
+def windows_of(loader: Any) -> int:
+    """Windows or sweeps that were read so far; 0 in RAM."""
+    stages = loader.times()
+    return int(stages["sum" if "sum" in stages else "read"]["items"]) if "group" in stages else 0
+
+
+def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int, sums: int = 0) -> tuple[Steps, Any]:
+    """One pass over `seeds`: nodes, edges and loss of every step, and the loader. sums: as of `loader_of`."""
     step = learner(ds, len(fanout), hidden, seed)
-    loader = loader_of(ds, seeds, fanout, batch_size)
+    loader = loader_of(ds, seeds, fanout, batch_size, sums=sums)
     steps: Steps = []
     for batch in loader:
         loss = step(batch)
@@ -95,9 +113,10 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
     options = {"in_memory": a.features == "ram", "engine": a.engine, "memory": a.memory or a.limit}
     with ooc.open(a.store, **options) as ds:
         seeds = seeds_of_run(ds.num_nodes, a.batch_size, a.batches, a.seed)
-        warm_up(fanout, a.hidden, ds, options)
+        sums = sums_of(a, fanout, ds)
+        warm_up(fanout, a.hidden, sums, ds, options)
         begin = time.perf_counter()
-        steps, loader = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed)
+        steps, loader = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed, sums)
         seconds = time.perf_counter() - begin
     stages = loader.times()
     return {
@@ -111,7 +130,8 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
         "nodes_per_batch": sum(s["nodes"] for s in steps) / len(steps),
         "edges_per_batch": sum(s["edges"] for s in steps) / len(steps),
         "losses": [s["loss"] for s in steps],
-        "windows": stages["read"]["items"] if a.features == "disk" else 0,
+        "sums": sums,
+        "windows": windows_of(loader),
         "rows_read": loader.rows_read,
         "bytes_read": loader.bytes_read - loader.topology_bytes_read,
         "topology_bytes_read": loader.topology_bytes_read,
@@ -133,6 +153,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
     parser.add_argument("--seed", type=int, default=0)
     a = parser.parse_args()
     if a.limit:

@@ -18,6 +18,7 @@ from ooc.loading import Work
 from ooc.lookahead import Grouping, Window
 from ooc.order import Cursor
 from ooc.rowcache import Residents
+from ooc.sweepplan import Sweep, sweeps, sweeps_pay, waiting
 from stores.dataset import Dataset
 from stores.zarr_rows import ShardedRows
 from tools.bench.bound import PAGE_BYTES, pages_of
@@ -55,7 +56,7 @@ class Trace:
         try:
             budget = Budget(**run["budget"])
             seeds = seeds_of_run(ds.num_nodes, run["batch_size"], run["batches"], run["seed"])
-            loader = loader_of(ds, seeds, run["fanout"], run["batch_size"], budget)
+            loader = loader_of(ds, seeds, run["fanout"], run["batch_size"], budget, run.get("sums", 0))
             work = loader._work  # without the pipeline around it: nothing is read
             return cls(ds, work, budget, run["batches"])
         except BaseException:
@@ -81,8 +82,22 @@ class Trace:
         """The windows that the run's own planner made."""
         return Grouping(self.work, self.budget.batches, 1, Residents.none()).windows(self.drawn())
 
+    def sweeps(self) -> Iterator[Sweep]:
+        """The sweeps that the run's own planner made, where its batches have sums."""
+        waits = (waiting(self.work, drawn) for drawn in self.drawn())
+        return sweeps(waits, self.work, self.budget.batches, 1)
+
+    def reads(self) -> Iterator[tuple[NDArray[Any], int]]:
+        """Of every window or sweep: the rows that it had to read, int[u] ascending, and how many were in memory at once."""
+        if self.work.summing is not None and sweeps_pay(self.work, self.budget.batches):
+            for sweep in self.sweeps():
+                yield sweep.row, 2 * 2 * sweep.num_rows  # two rows a sum, and two sweeps
+        else:
+            for window in self.windows():
+                yield window.sketch.node[window.carried < 0], window.sketch.limit
+
     def planned(self) -> dict[str, int]:
-        """What the run's own windows had to read.
+        """What the run's own windows or sweeps had to read.
 
         windows, rows; page_bytes: of the pages of each window's rows that were not in memory, summed over windows; scans:
         windows whose plan reads nearly all from the first of those pages to the last; rows_in_memory: at most, at once.
@@ -90,15 +105,14 @@ class Trace:
         x = self.work.x
         assert isinstance(x, ShardedRows), "windows are read from shards"
         found = {"windows": 0, "rows": 0, "page_bytes": 0, "scans": 0, "rows_in_memory": 0}
-        for window in self.windows():
-            new = window.sketch.node[window.carried < 0]
+        for new, held in self.reads():
             page = pages_of(new, self.row_bytes)
             span = PAGE_BYTES * int(page[-1] + 1 - page[0]) if len(page) else 0
             found["windows"] += 1
             found["rows"] += len(new)
             found["page_bytes"] += PAGE_BYTES * len(page)
             found["scans"] += bool(span) and x.plan(new.astype(np.int64)).nbytes > SCAN_SHARE * span
-            found["rows_in_memory"] = max(found["rows_in_memory"], window.sketch.limit)
+            found["rows_in_memory"] = max(found["rows_in_memory"], held)
         return found
 
     def close(self) -> None:

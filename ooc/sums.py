@@ -1,0 +1,265 @@
+"""A first layer's neighbor sums, computed while loading: what a model that begins with a sum needs of the features.
+
+GraphSAGE, GIN and GCN meet the features of the outermost nodes only in sums over neighbors. Those sums need no parameter, so
+the loader can make them: a batch then holds two rows for each destination of the first layer (the sum of its neighbors' rows,
+and its own row) in place of one for every sampled node, a tenth of the memory at fan-out [10, 10]. (SIGN and SGC sum before
+training, over all neighbors; this is the same step taken on the sampled ones, batch by batch.)
+
+The order of summation is part of the contract: ascending by source node, equal ones in the order of the edges. So the result
+is the same to the bit whether rows are gathered from memory (`gather_sums`) or go by in file order (`scatter_sums`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.batch import Subgraph
+from stores.encoding import Encoding, of_bfloat16, of_float16, of_int8
+from stores.graph import Graph
+from stores.jit import kernel
+
+Floats = NDArray[np.float32]
+Kind = Literal["mean", "sum", "expanded", "gcn"]
+_NONE = np.empty(0, np.float32)
+_FEW = 64
+"""edges of a destination that are sorted by insertion"""
+
+
+class Sums(NamedTuple):
+    """What stands in place of a batch's x; tensors in a batch, arrays before. d: destinations of the first layer.
+
+    In training batches of `ooc train` they are valid until the next batch is asked for.
+    """
+
+    near: Any
+    """float32[d, f]: each destination's weighted sum of its sampled neighbors' rows"""
+    root: Any
+    """float32[d, f]: its own row"""
+
+    def size(self, dim: int) -> int:
+        """As of a tensor [d, f]."""
+        return int(self.root.shape[dim])
+
+
+class Factors(NamedTuple):
+    """What neighbors count for in a sum; an empty array stands for ones."""
+
+    edge: Floats
+    """float32[e] or [0]: of each edge"""
+    target: Floats
+    """float32[d] or [0]: of each destination's whole sum"""
+
+
+@dataclass(frozen=True)
+class Summing:
+    """The sum that a model's first layer makes of its neighbors; see `ooc.convs` for what each kind means.
+
+    kind: "mean"; "sum"; "expanded", where each edge counts for as many as it stands for; "gcn", the symmetric normalisation
+    with expanded edges. channels: width of the rows that the layer makes of it.
+
+    >>> factors = Summing("mean", 256).factors(graph, subgraph)
+    """
+
+    kind: Kind
+    channels: int
+
+    def factors(self, graph: Graph, subgraph: Subgraph) -> Factors:
+        """Factors of a sampled batch's edges and destinations."""
+        count = np.diff(subgraph.indptr)
+        if self.kind == "mean":
+            return Factors(_NONE, (1 / np.maximum(count, 1)).astype(np.float32))
+        if self.kind == "sum":
+            return Factors(_NONE, _NONE)
+        if subgraph.stands_for is not None:
+            expansion = Factors(subgraph.stands_for, _NONE)
+        else:
+            degree = graph.degree(subgraph.node[: len(count)])
+            expansion = Factors(_NONE, (degree / np.maximum(count, 1)).astype(np.float32))
+        return expansion if self.kind == "expanded" else _normalised(graph, subgraph, expansion)
+
+
+def _normalised(graph: Graph, subgraph: Subgraph, expansion: Factors) -> Factors:
+    """GCN's factors, 1 / sqrt(degree of source x degree of destination), by degrees in the whole graph with a self-loop."""
+    node, count = subgraph.node, np.diff(subgraph.indptr)
+    loop: Any = graph.last_loop_weight(node)
+    loop = np.float32(1) if loop is None else loop
+    if graph.weight_sum is not None:
+        degree = np.asarray(graph.weight_sum[node], np.float32) + loop
+    else:
+        degree = (graph.degree(node) - (graph.loops(node) if len(graph.self_loops) else 0)).astype(np.float32) + loop
+    with np.errstate(divide="ignore"):
+        inverse = (1 / np.sqrt(degree)).astype(np.float32)
+    inverse[~np.isfinite(inverse)] = 0
+    edge = inverse[subgraph.source]
+    if "weight" in graph.columns:
+        read = subgraph.columns.get("weight")
+        edge = edge * np.asarray(graph.columns["weight"][subgraph.slot] if read is None else read, np.float32)
+    if len(graph.self_loops):
+        edge[subgraph.source == np.repeat(np.arange(len(count)), count)] = 0
+    if len(expansion.edge):
+        edge = edge * expansion.edge
+    target = inverse[: len(count)]
+    return Factors(edge, target * expansion.target if len(expansion.target) else target)
+
+
+def without_last_hop(subgraph: Subgraph) -> Subgraph:
+    """The subgraph of all hops but the last, whose edges the sums stand for; copies, so that the whole one can go."""
+    num_nodes, num_edges = subgraph.num_nodes[:-1], subgraph.num_edges[:-1]
+    nodes, edges, expanded = sum(num_nodes), sum(num_edges), sum(num_nodes[:-1])
+    return Subgraph(
+        subgraph.node[:nodes].copy(),
+        subgraph.indptr[: expanded + 1].copy(),
+        subgraph.source[:edges].copy(),
+        subgraph.slot[:edges].copy(),
+        num_nodes,
+        num_edges,
+        None if subgraph.stands_for is None else subgraph.stands_for[:edges].copy(),
+        {name: column[:edges].copy() for name, column in subgraph.columns.items()},
+    )
+
+
+class Code(NamedTuple):
+    """How a kernel makes float32 of stored values; see `stores.encoding.Encoding`."""
+
+    kind: int
+    scale: Floats
+    """float32[f] of int8, else empty"""
+
+    @classmethod
+    def of(cls, encoding: Encoding) -> "Code":
+        """Of rows whose values are float32."""
+        return cls(_KINDS[encoding.name], encoding.scale)
+
+
+_FLOAT32, _FLOAT16, _BFLOAT16, _INT8 = range(4)
+_KINDS = {"float32": _FLOAT32, "float16": _FLOAT16, "bfloat16": _BFLOAT16, "int8": _INT8}
+
+
+@kernel
+def decode(row: NDArray[Any], kind: int, scale: Floats, values: Floats) -> None:
+    """values[j] = what row[j] means."""
+    if kind == _FLOAT32:
+        for j in range(len(values)):
+            values[j] = row[j]
+    elif kind == _FLOAT16:
+        for j in range(len(values)):
+            values[j] = of_float16(row[j])
+    elif kind == _BFLOAT16:
+        for j in range(len(values)):
+            values[j] = of_bfloat16(row[j])
+    else:
+        for j in range(len(values)):
+            values[j] = of_int8(row[j], scale[j])
+
+
+def gathered(
+    rows: NDArray[Any], code: Code, at: NDArray[Any], subgraph: Subgraph, factors: Factors, near: Floats, root: Floats
+) -> None:
+    """The sums of a batch whose rows lie in memory: node i's is rows[at[i]].
+
+    rows: [m, f], as stored; at: int[n]; near, root: float32[d, f], filled.
+    """
+    rows = rows.view(np.uint16) if rows.dtype == np.float16 else rows
+    gather_sums(rows, *code, at, subgraph.node, subgraph.indptr, subgraph.source, *factors, near, root)
+
+
+@kernel
+def gather_sums(
+    rows: NDArray[Any],
+    kind: int,
+    scale: Floats,
+    at: NDArray[Any],
+    node: NDArray[np.int64],
+    indptr: NDArray[Any],
+    source: NDArray[Any],
+    edge: Floats,
+    target: Floats,
+    near: Floats,
+    root: Floats,
+) -> None:
+    """See `gathered`."""
+    width = rows.shape[1]
+    few, row = np.empty(_FEW, np.int64), np.empty(width, np.float32)
+    for i in range(len(indptr) - 1):
+        decode(rows[at[i]], kind, scale, root[i])
+        for f in range(width):
+            near[i, f] = 0
+        order = ascending(node, source, indptr[i], indptr[i + 1], few)
+        for k in range(indptr[i + 1] - indptr[i]):
+            decode(rows[at[source[order[k]]]], kind, scale, row)
+            if len(edge) == 0:
+                for f in range(width):
+                    near[i, f] += row[f]
+            else:
+                value = edge[order[k]]
+                for f in range(width):
+                    near[i, f] += value * row[f]
+        if len(target) > 0:
+            for f in range(width):
+                near[i, f] *= target[i]
+
+
+@kernel
+def ascending(
+    node: NDArray[np.int64], source: NDArray[Any], first: int, stop: int, few: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Edges first:stop by ascending source node, equal ones in their order; in `few` where they are."""
+    if stop - first > len(few):
+        ids = np.empty(stop - first, np.int64)
+        for k in range(stop - first):
+            ids[k] = node[source[first + k]]
+        return np.argsort(ids, kind="mergesort") + first
+    for k in range(stop - first):
+        own = node[source[first + k]]
+        place = k
+        while place > 0 and node[source[few[place - 1]]] > own:
+            few[place] = few[place - 1]
+            place -= 1
+        few[place] = first + k
+    return few
+
+
+@kernel
+def scatter_sums(
+    rows: NDArray[Any],
+    kind: int,
+    scale: Floats,
+    row_at: NDArray[np.int64],
+    first: NDArray[np.int64],
+    target: NDArray[np.int32],
+    edge: Floats,
+    near: Floats,
+    root: Floats,
+) -> None:
+    """Add rows that go by to the sums they belong to.
+
+    rows: [m] values of which row p begins at row_at[p]; entries first[p]:first[p + 1] are row p's. target: int32, of each
+    entry, the sum (>= 0) or ~ the destination whose own row it is; edge: float32, its factor, or empty for ones.
+    near, root: float32[d, f], the sums so far and the rows.
+    """
+    width = near.shape[1]
+    row = np.empty(width, np.float32)
+    for p in range(len(row_at)):
+        decode(rows[row_at[p] : row_at[p] + width], kind, scale, row)
+        for k in range(first[p], first[p + 1]):
+            to = target[k]
+            if to < 0:
+                for f in range(width):
+                    root[~to, f] = row[f]
+            elif len(edge) == 0:
+                for f in range(width):
+                    near[to, f] += row[f]
+            else:
+                value = edge[k]
+                for f in range(width):
+                    near[to, f] += value * row[f]
+
+
+@kernel
+def scale_rows(near: Floats, target: Floats) -> None:
+    """near[i] *= target[i]: float32[d, f] by float32[d]."""
+    for i in range(len(target)):
+        for f in range(near.shape[1]):
+            near[i, f] *= target[i]

@@ -1,0 +1,309 @@
+"""Sweeps: the first layer's sums of many batches, made while the features go by once in file order.
+
+Batches whose first layer sums (`ooc.sums`) need no row twice: a row that was read is added to the sums it belongs to, of all
+batches that wait, and forgotten. So memory holds two rows for each destination of the first layer, not one for every node, and
+a tenth of the reads serves the same batches. (Cooperative scans of databases, Zukowski et al., VLDB 2007, share one pass
+in this way.) Two sweeps' sums are in memory: one serves batches while the other is made.
+
+Three pipelines in a chain: sample batches -> make the sums of a sweep -> hand out its batches; see `swept`. A batch is the
+same, to the bit, as gathered from memory.
+"""
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.clock import Clock
+from ooc.clock import waiting as booked
+from ooc.collate import Loaded
+from ooc.loading import Work
+from ooc.order import Cursor
+from ooc.pipeline import CONSUMER, SOURCE, Pipeline, Stage
+from ooc.sums import Floats, Sums, scale_rows, scatter_sums
+from ooc.sweepplan import AHEAD, PIECES, Piece, Sweep, Waiting, pieces, sweeps, waiting
+from stores.rows import Rows
+
+SECOND_SHARE = 4
+"""A second pipeline over the same rows at the same time has so much less memory, on top of the first one's"""
+
+
+class Stopped(Exception):
+    """Somebody waited for memory of a pipeline that was closed; only a pipeline's threads ever see it."""
+
+
+class SumsMemory:
+    """Two buffers for sums, taken in turn; one comes back when nobody refers to an array over it any more.
+
+    Memory that was never written costs nothing. A consumer that keeps its batches makes a third one necessary, and so on.
+
+    >>> memory = SumsMemory()
+    >>> sums = memory.take(rows=1000, width=128, turn=0)  # float32[2, 1000, 128]
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Floats] = [np.empty(0, np.float32), np.empty(0, np.float32)]
+        self._asked = -1
+        self._closed = False
+        self._changed = (
+            threading.Condition()
+        )  # over an RLock: a buffer may come back in a collection, in the middle of anything
+
+    def take(self, rows: int, width: int, turn: int) -> Floats:
+        """float32[2, rows, width], uninitialised. Waits for a buffer, but not once the consumer asks for what `turn` makes.
+
+        Raises Stopped where that is closed, or gets closed meanwhile.
+        """
+        with self._changed:
+            with booked():
+                self._changed.wait_for(lambda: self._closed or self._free or self._asked >= turn)
+            if self._closed:
+                raise Stopped
+            buffer = self._free.pop() if self._free else np.empty(0, np.float32)
+        size = 2 * rows * width
+        if len(buffer) < size:
+            buffer = np.empty(size, np.float32)
+        return _leased(buffer, self._give)[:size].reshape(2, rows, width)
+
+    def _give(self, buffer: Floats) -> None:
+        with self._changed:
+            if len(self._free) < 2:
+                self._free.append(buffer)
+            self._changed.notify_all()
+
+    def ask(self, turn: int) -> None:
+        """The consumer is through with everything before the sums of `turn`, or keeps it."""
+        with self._changed:
+            self._asked = turn
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all waiting, now and later; idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class _Lease:
+    """What arrays over a buffer refer to."""
+
+    def __init__(self, buffer: Floats) -> None:
+        self.__array_interface__ = buffer.__array_interface__
+
+
+def _leased(buffer: Floats, give: Any) -> Floats:
+    lease = _Lease(buffer)
+    weakref.finalize(lease, give, buffer).atexit = False
+    return np.asarray(lease)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A sweep whose sums stand in memory, or those of its first `done` batches, and what the next one failed on."""
+
+    sweep: Sweep
+    sums: Floats
+    """float32[2, rows, f]: neighbors' sums and own rows of all its batches, one behind the other"""
+    done: int
+    error: Exception | None
+
+
+class Sweeper:
+    """Makes sums, sweep by sweep: pieces of the file are read by two threads, and added up by the caller's."""
+
+    def __init__(self, work: Work, rows: Rows, clock: Clock) -> None:
+        self._work, self._rows = work, rows
+        self.memory = SumsMemory()
+        self._turn = 0
+        self._code = work.code
+        self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
+        self._clock, self._lock = clock, threading.Lock()
+
+    def make(self, sweep: Sweep) -> Made:
+        """The sums of a sweep's batches. Where that fails, batch by batch as far as it goes."""
+        sums = self.memory.take(sweep.num_rows, self._rows.shape[1], self._turn)
+        self._turn += 1
+        try:
+            self._add_up(sweep, sums)
+            return Made(sweep, sums, len(sweep.batches), None)
+        except Stopped:
+            raise
+        except Exception as failure:
+            if len(sweep.batches) == 1:
+                return Made(sweep, sums, 0, failure)
+        for done in range(len(sweep.batches)):
+            try:
+                self._add_up(sweep.only(done), sums[:, sweep.start[done] : sweep.start[done + 1]])
+            except Stopped:
+                raise
+            except Exception as failure:
+                return Made(sweep, sums, done, failure)
+        return Made(sweep, sums, len(sweep.batches), None)  # it went well the second time
+
+    def _add_up(self, sweep: Sweep, sums: Floats) -> None:
+        """Read all pieces, a few ahead, and add them up in file order."""
+        near, root = sums
+        near[:] = 0
+        under_way: deque[tuple[Piece, Future[NDArray[Any]]]] = deque()
+        try:
+            for piece in [*islice(todo := pieces(sweep, self._rows), PIECES)]:
+                under_way.append((piece, self._submit(piece)))
+            while under_way:
+                piece, read = under_way.popleft()
+                with booked():
+                    values = read.result()
+                entries = slice(int(piece.first[0]), int(piece.first[-1]))
+                of_row = piece.first - piece.first[0]
+                target, edge = sweep.target[entries], sweep.edge[entries]
+                scatter_sums(values, *self._code, piece.row_at, of_row, target, edge, near, root)
+                del values, read  # before the next one is asked for
+                for piece in islice(todo, 1):
+                    under_way.append((piece, self._submit(piece)))
+        finally:
+            for _, read in under_way:
+                read.cancel()
+
+    def _submit(self, piece: Piece) -> "Future[NDArray[Any]]":
+        try:
+            return self._readers.submit(self._read, piece)
+        except RuntimeError as error:  # the pipeline is being stopped
+            raise Stopped from error
+
+    def _read(self, piece: Piece) -> NDArray[Any]:
+        """The values of a piece's extents, or of its rows one behind the other."""
+        start = time.perf_counter()
+        values, nbytes = piece.read(self._rows)
+        with self._lock:
+            self._clock.worked(self._clock.items, start, time.perf_counter(), [])
+            self._clock.items += 1
+        self._work.read.add(len(piece.row_at), nbytes)
+        return values
+
+    def stop(self) -> None:
+        """End all waiting; idempotent."""
+        self.memory.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+
+class Server:
+    """Hands out the batches of sweeps, in order."""
+
+    def __init__(self, work: Work, sweeper: Sweeper) -> None:
+        self._work, self._sweeper = work, sweeper
+
+    def serve(self, made: Iterator[Made]) -> Iterator[tuple[Waiting, Sums]]:
+        """The batches of sweeps, one after the other, with their sums."""
+        step = 0
+        for turn in range(1 << 62):
+            self._sweeper.memory.ask(turn)
+            one = next(made, None)
+            if one is None:
+                return
+            sweep, (near, root) = one.sweep, one.sums
+            for k in range(one.done):
+                own = slice(int(sweep.start[k]), int(sweep.start[k + 1]))
+                yield sweep.batches[k], Sums(near[own], root[own])
+            step += one.done
+            if one.error is not None:
+                one.error.add_note(f"in stage 'sum' at step {step} of the pipeline")
+                raise one.error
+            del one, near, root, sweep  # while the next one is waited for
+
+    def collate(self, batch: tuple[Waiting, Sums]) -> tuple[int, Any]:
+        """(steps done with this batch, the batch)."""
+        waits, sums = batch
+        scale_rows(sums.near, waits.scale)
+        return self._work.collate(Loaded(waits.rest, sums, self._work.labels(waits.rest)))
+
+
+def swept(
+    work: Work,
+    cursors: Iterator[Cursor],
+    *,
+    pool: int,
+    threads: int,
+    split: bool,
+    clocks: dict[str, Clock],
+) -> Pipeline:
+    """The pipeline of an epoch's batches through sweeps: (steps done, batch) in the order of `cursors`.
+
+    pool: bytes for all batches and sweeps that are alive at once; threads: to sample with; split: halve a batch that does not
+    fit; clocks: as of `Pipeline`, for all stages.
+    """
+    assert work.x is not None
+    alone = work.lockstep is None and not split
+    own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "sum", "collate", CONSUMER)}
+    with _users_lock:
+        _users[work.x] = _users.get(work.x, 0) + 1
+        pool = pool if _users[work.x] == 1 else pool // SECOND_SHARE
+    sweeper = Sweeper(work, work.x, own["read"])
+    server = Server(work, sweeper)
+    try:
+        return _chain(work, cursors, sweeper, server, pool, (threads, alone, split), own)
+    except BaseException:
+        _end(work.x)
+        raise
+
+
+def _chain(
+    work: Work,
+    cursors: Iterator[Cursor],
+    sweeper: Sweeper,
+    server: Server,
+    pool: int,
+    sampling: tuple[int, bool, bool],
+    own: dict[str, Clock],
+) -> Pipeline:
+    """The three pipelines of `swept`."""
+    assert work.x is not None
+    threads, alone, split = sampling
+    source: Iterator[Any] = cursors
+    if not alone:
+        source = work.split(cursors) if work.lockstep is None else work.sampled(cursors, split)
+    sampled = Pipeline(
+        source,
+        [Stage("sample", partial(_sample, work) if alone else partial(waiting, work), threads)],
+        max_bytes=1,  # not a gate: bounded in items, which a sweep counts
+        max_items=threads,
+        clocks={"sample": own["sample"]},
+    )
+    made = Pipeline(
+        sweeps(sampled, work, pool, threads),
+        [Stage("sum", sweeper.make)],
+        max_bytes=1,  # the buffers are the gate
+        max_items=2,
+        clocks={SOURCE: own["group"], "sum": own["sum"]},
+        before=sampled,
+        on_stop=sweeper.stop,
+    )
+    return Pipeline(
+        server.serve(made),
+        [Stage("collate", server.collate)],
+        max_bytes=1,
+        max_items=AHEAD,
+        clocks={name: own[name] for name in ("collate", CONSUMER)},
+        before=made,
+        on_end=partial(_end, work.x),
+    )
+
+
+def _sample(work: Work, cursor: Cursor) -> Waiting:
+    return waiting(work, work.sample(cursor))
+
+
+_users: "weakref.WeakKeyDictionary[Rows, int]" = weakref.WeakKeyDictionary()
+_users_lock = threading.Lock()
+
+
+def _end(rows: Rows) -> None:
+    with _users_lock:
+        _users[rows] -= 1
