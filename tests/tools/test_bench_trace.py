@@ -212,4 +212,5 @@ def test_a_soak_leaves_nothing(store: Path) -> None:
     assert len(found["at"]) == len(found["rss_bytes"]) == 12
     assert found["windows"] >= 1
     assert found["bytes_read"] > 0
-    assert found["left"] == {"threads": [], "files": [], "tasks": 0}
+    assert (found["left"]["threads"], found["left"]["files"]) == ([], [])
+    assert found["left"]["tasks"] <= 0  # a thread of an earlier test may have ended meanwhile
