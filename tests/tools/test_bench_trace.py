@@ -71,6 +71,7 @@ def test_the_windows_are_the_runs(store: Path, run: dict[str, Any]) -> None:
     assert len({v for nodes in run["nodes"] for v in nodes.tolist()}) <= planned["rows"] < sum(map(len, run["nodes"]))
     assert 0 <= planned["scans"] <= planned["windows"]
     assert planned["rows"] * row_bytes <= planned["page_bytes"] <= run["bytes_read"]
+    assert planned["page_bytes"] <= planned["span_bytes"] <= planned["windows"] * NODES * row_bytes
 
 
 def test_scans_are_told(store: Path, run: dict[str, Any]) -> None:

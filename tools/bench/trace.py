@@ -99,18 +99,20 @@ class Trace:
     def planned(self) -> dict[str, int]:
         """What the run's own windows or sweeps had to read.
 
-        windows, rows; page_bytes: of the pages of each window's rows that were not in memory, summed over windows; scans:
-        windows whose plan reads nearly all from the first of those pages to the last; rows_in_memory: at most, at once.
+        windows, rows; page_bytes: of the pages of each window's rows that were not in memory, summed over windows; span_bytes:
+        from the first of those pages to the last; scans: windows whose plan reads nearly all of that; rows_in_memory: at
+        most, at once.
         """
         x = self.work.x
         assert isinstance(x, ShardedRows), "windows are read from shards"
-        found = {"windows": 0, "rows": 0, "page_bytes": 0, "scans": 0, "rows_in_memory": 0}
+        found = {"windows": 0, "rows": 0, "page_bytes": 0, "span_bytes": 0, "scans": 0, "rows_in_memory": 0}
         for new, held in self.reads():
             page = pages_of(new, self.row_bytes)
             span = PAGE_BYTES * int(page[-1] + 1 - page[0]) if len(page) else 0
             found["windows"] += 1
             found["rows"] += len(new)
             found["page_bytes"] += PAGE_BYTES * len(page)
+            found["span_bytes"] += span
             found["scans"] += bool(span) and x.plan(new.astype(np.int64)).nbytes > SCAN_SHARE * span
             found["rows_in_memory"] = max(found["rows_in_memory"], held)
         return found
