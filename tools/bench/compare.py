@@ -72,8 +72,8 @@ def peer_command(a: argparse.Namespace, arm: str) -> list[str] | None:
 def commands(a: argparse.Namespace, store: Path) -> dict[str, list[str]]:
     """The command of every arm that was asked for and can be run."""
     jobs = {
-        OOC_RAM: Job(store, "ram", a.fanout, a.batches, a.batch_size),
-        OOC_DISK: Job(store, "disk", a.fanout, a.batches, a.batch_size, a.limit),
+        OOC_RAM: Job(store, "ram", a.fanout, a.batches, a.batch_size, rows=a.rows),
+        OOC_DISK: Job(store, "disk", a.fanout, a.batches, a.batch_size, a.limit, a.rows),
     }
     found = {arm: jobs[arm].command if arm in jobs else peer_command(a, arm) for arm in a.arms}
     return {arm: command for arm, command in found.items() if command is not None}
@@ -167,6 +167,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=[OOC_RAM, OOC_DISK, *PEERS], default=[OOC_RAM, OOC_DISK, *PEERS])
     parser.add_argument("--limit", default="2GB")
     parser.add_argument("--fanout", default="10,10")
+    parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--batches", type=int, default=300)
     parser.add_argument("--peer-batches", type=int, default=10)
@@ -188,7 +189,14 @@ def main() -> None:
         least = {"bound of ooc-disk": summary[OOC_DISK]["bound"]["seconds_per_batch"]} if summary[OOC_DISK] else {}
         bars(a.plot, summary["seconds_per_batch"] | least, "seconds a batch")
     graph = {"nodes": a.nodes, "edges": a.edges, "width": a.width, "kind": a.kind}
-    settings = {"graph": graph, "fanout": a.fanout, "batch_size": a.batch_size, "limit": a.limit, "rounds": a.rounds}
+    settings = {
+        "graph": graph,
+        "fanout": a.fanout,
+        "batch_size": a.batch_size,
+        "limit": a.limit,
+        "rounds": a.rounds,
+        "rows": a.rows,
+    }
     print(json.dumps({"machine": describe(), **settings, **summary, "runs": runs}))
 
 

@@ -38,6 +38,8 @@ class Job:
     batches: int
     batch_size: int = 1024
     limit: str | None = None
+    rows: bool = False
+    """batches with rows, read by windows, not with the first layer's sums"""
 
     @property
     def command(self) -> list[str]:
@@ -45,7 +47,7 @@ class Job:
         flags = {"features": self.features, "fanout": self.fanout, "batches": self.batches, "batch-size": self.batch_size}
         words = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         limit = [] if self.limit is None else ["--limit", str(parse_bytes(self.limit))]
-        return [sys.executable, "-m", "tools.bench.steps", str(self.store), *words, *limit]
+        return [sys.executable, "-m", "tools.bench.steps", str(self.store), *words, *limit, *(["--rows"] if self.rows else [])]
 
 
 def last_json(command: list[str]) -> Result:

@@ -24,7 +24,7 @@ def one_size(a: argparse.Namespace, nodes: int) -> Result:
     print(f"{nodes} nodes", file=sys.stderr)
     make_store(store, nodes=nodes, edges=a.degree * nodes, width=a.width, kind=a.kind)
     try:
-        job = Job(store, "disk", a.fanout, a.batches, a.batch_size, a.limit)
+        job = Job(store, "disk", a.fanout, a.batches, a.batch_size, a.limit, a.rows)
         found = measure(job, Rates(store, a.rate_seconds), a.rounds)
     finally:
         shutil.rmtree(store)
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--kind", default="uniform")
     parser.add_argument("--limit", default="2GB")
     parser.add_argument("--fanout", default="10,10")
+    parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--batches", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
@@ -52,7 +53,11 @@ def main() -> None:
     results = [one_size(a, a.nodes * factor) for factor in a.factors]
     if a.plot:
         plot(a.plot, [each["feature_bytes"] / 1e9 for each in results], results, f"features (GB); {a.limit} of memory")
-    print(json.dumps({"machine": describe(), "kind": a.kind, "fanout": a.fanout, "limit": a.limit, "sizes": results}))
+    print(
+        json.dumps(
+            {"machine": describe(), "kind": a.kind, "fanout": a.fanout, "limit": a.limit, "rows": a.rows, "sizes": results}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("--limits", nargs="+", default=["6GB", "4GB", "3GB", "2GB", "1.5GB"])
     parser.add_argument("--fanout", default="10,10")
+    parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--batches", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
@@ -31,11 +32,11 @@ def main() -> None:
     results: list[Result] = []
     for limit in a.limits:
         print(limit, file=sys.stderr)
-        job = Job(a.store, "disk", a.fanout, a.batches, a.batch_size, limit)
+        job = Job(a.store, "disk", a.fanout, a.batches, a.batch_size, limit, a.rows)
         results.append({"limit": limit, **measure(job, Rates(a.store, a.rate_seconds), a.rounds)})
     if a.plot:
         plot(a.plot, [parse_bytes(limit) / 1e9 for limit in a.limits], results, "memory limit (GB)")
-    print(json.dumps({"machine": describe(), "store": a.store.name, "fanout": a.fanout, "limits": results}))
+    print(json.dumps({"machine": describe(), "store": a.store.name, "fanout": a.fanout, "rows": a.rows, "limits": results}))
 
 
 if __name__ == "__main__":
