@@ -20,10 +20,11 @@ from torch.autograd.function import once_differentiable
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import index_sort, softmax
-from torch_geometric.utils.sparse import index2ptr
 
 from ooc.batch import Block
+from ooc.csr import bag_sum, pointers
 from ooc.dropout import dropout
+from ooc.lean import lean_here, sage_layer, two_products
 from ooc.sums import Kind, Summing, Sums
 
 GATHER_COST = 16
@@ -34,14 +35,13 @@ EDGES_AT_ONCE = 8192
 
 
 class _WeightedSum(torch.autograd.Function):
-    """CSR matrix times dense rows by embedding_bag, the fastest kernel torch has for it (three times torch.sparse on CPU);
-    each output row is one sequential sum, so the result does not depend on threads, and backward is the transposed product."""
+    """CSR matrix times dense rows (`bag_sum`); backward is the transposed product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor | None, edge_index: Tensor, indptr: Tensor) -> Tensor:
         ctx.num_src = x.size(0)
         ctx.save_for_backward(value, edge_index)
-        return _bag_sum(edge_index[0], x, indptr, value)
+        return bag_sum(edge_index[0], x, indptr, value)
 
     @staticmethod
     @once_differentiable
@@ -52,19 +52,7 @@ class _WeightedSum(torch.autograd.Function):
         source, order = index_sort(edge_index[0], max_value=ctx.num_src, stable=True)
         value = None if value is None else value[order]
         indptr = pointers(source, ctx.num_src)
-        return _bag_sum(edge_index[1][order], grad.contiguous(), indptr, value), None, None, None
-
-
-def pointers(ascending: Tensor, size: int) -> Tensor:
-    """int64[size + 1]: where each number below `size` begins in `ascending` (int64[e]): the pointers of a CSR matrix."""
-    if torch.compiler.is_compiling():  # index2ptr would make the size a constant, and every batch be compiled anew
-        return torch.searchsorted(ascending, torch.arange(size + 1, device=ascending.device))
-    return index2ptr(ascending, size)
-
-
-def _bag_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None) -> Tensor:
-    value = None if value is None else value.to(rows.dtype)
-    return F.embedding_bag(index, rows, indptr, mode="sum", include_last_offset=True, per_sample_weights=value)
+        return bag_sum(edge_index[1][order], grad.contiguous(), indptr, value), None, None, None
 
 
 def weighted_sum(x: Tensor, block: Block, value: Tensor | None = None) -> Tensor:
@@ -107,7 +95,7 @@ class _AttentionSum(torch.autograd.Function):
 def _heads_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor) -> Tensor:
     heads = value.size(1)
     parts = rows.view(rows.size(0) * heads, -1)
-    sums = [_bag_sum(index * heads + head, parts, indptr, value[:, head].contiguous()) for head in range(heads)]
+    sums = [bag_sum(index * heads + head, parts, indptr, value[:, head].contiguous()) for head in range(heads)]
     return torch.cat(sums, dim=1)
 
 
@@ -160,11 +148,15 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
         return _summing("mean", self.in_channels, self.out_channels)
 
     def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
+        weights = self.lin_l.weight, self.lin_l.bias, self.lin_r.weight
         if isinstance(x, Sums):
-            return self.lin_l(x.near) + self.lin_r(x.root)
+            return two_products(*x, *weights) if lean_here(x.near) else self.lin_l(x.near) + self.lin_r(x.root)
         share = block.indptr.diff().clamp(min=1).to(torch.float32).reciprocal()[block.edge_index[1]]
+        early = narrow_first(block, x.size(1), self.out_channels)
+        if lean_here(x) and not early:
+            return sage_layer(x, share, (block.edge_index, block.indptr), *weights)
         root = self.lin_r(x[: block.num_dst])
-        if narrow_first(block, x.size(1), self.out_channels):
+        if early:
             near = weighted_sum(F.linear(x, self.lin_l.weight), block, share)
             return near + root + self.lin_l.bias
         return self.lin_l(weighted_sum(x, block, share)) + root

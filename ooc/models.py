@@ -15,6 +15,7 @@ from torch_geometric.utils.sparse import index2ptr
 from ooc.batch import Block
 from ooc.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
 from ooc.layers import Layer, Norm, run_layers
+from ooc.lean import Relu
 from ooc.sums import Summing, Sums
 from stores.errors import ConfigError
 
@@ -87,7 +88,7 @@ def build_model(
     layers = []
     for index in range(num_layers):
         width_in, width_out, last = widths[index], widths[index + 1], index == num_layers - 1
-        activation = nn.ELU(inplace=True) if name == "gat" else nn.ReLU(inplace=True)
+        activation = nn.ELU(inplace=True) if name == "gat" else Relu()
         layer = Layer(
             make_conv(width_in, width_out, last),
             width_in,

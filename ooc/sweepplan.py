@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.buffers import Buffers
 from ooc.collate import Drawn
 from ooc.loading import Work
 from ooc.packed import narrow
@@ -227,13 +228,13 @@ class Piece:
     plan: ReadPlan | None
     """None: rows that are not read by a plan"""
 
-    def read(self, rows: Rows) -> tuple[AnyArray, int]:
-        """(the values, bytes read from the disk)."""
+    def read(self, rows: Rows, buffers: Buffers) -> tuple[AnyArray, int]:
+        """(the values, bytes read from the disk); aligned memory, so that an engine may read straight into it."""
         if self.plan is None or not isinstance(rows, ShardedRows):
-            values = np.empty((len(self.row), *rows.shape[1:]), rows.dtype)
+            values = buffers.empty((len(self.row), *rows.shape[1:]), rows.dtype)
             nbytes = rows.read(self.row, values)
             return values.reshape(-1).view(_bits(rows.dtype)), nbytes
-        buffer = np.empty(self.plan.nbytes, np.uint8)
+        buffer = buffers.empty((self.plan.nbytes,), np.dtype(np.uint8))
         return buffer.view(_bits(rows.dtype)), rows.engine.read(self.plan, buffer)
 
 

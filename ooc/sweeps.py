@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.buffers import Buffers
 from ooc.clock import Clock
 from ooc.clock import waiting as booked
 from ooc.collate import Loaded
@@ -125,6 +126,7 @@ class Sweeper:
         self.memory = SumsMemory()
         self._turn = 0
         self._code = work.code
+        self._buffers = Buffers(kept=PIECES)
         self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
         self._clock, self._lock = clock, threading.Lock()
 
@@ -181,7 +183,7 @@ class Sweeper:
     def _read(self, piece: Piece) -> NDArray[Any]:
         """The values of a piece's extents, or of its rows one behind the other."""
         start = time.perf_counter()
-        values, nbytes = piece.read(self._rows)
+        values, nbytes = piece.read(self._rows, self._buffers)
         with self._lock:
             self._clock.worked(self._clock.items, start, time.perf_counter(), [])
             self._clock.items += 1

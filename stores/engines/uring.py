@@ -67,7 +67,8 @@ class UringEngine(PreadEngine):
 
     def _run(self, plan: ReadPlan, ranges: Ranges) -> int:
         stop = np.zeros(1, np.uint32)
-        job = Job(plan.offset, plan.length, self._fds, self._start, ranges, self.depth, stop)
+        direct = ranges.source is ranges.destination and ranges.out % ALIGNMENT == 0
+        job = Job(plan.offset, plan.length, self._fds, self._start, ranges, direct, self.depth, stop)
         with self._gate.reading():
             future = self._pool.submit(self._serve, job)
             try:
@@ -105,6 +106,8 @@ class Job(NamedTuple):
     fds: NDArray[np.int32]
     start: Ints
     ranges: Ranges
+    direct: bool
+    """whether extents are wanted whole, one behind the other, at an aligned address: then the disk writes where they belong"""
     depth: int
     stop: NDArray[np.uint32]
 
@@ -193,7 +196,18 @@ def _request(ring: RingParts, job: Job, number: int) -> None:
     slot = ring.slots[number]
     done = slot["done"]
     length = -(-slot["wanted"] // ALIGNMENT) * ALIGNMENT - done
-    prepare_read(ring, job.fds[slot["file"]], slot["offset"] + done, ring.address + slot["scratch"] + done, length, number)
+    prepare_read(ring, job.fds[slot["file"]], slot["offset"] + done, _address(ring, job, number) + done, length, number)
+
+
+@kernel
+def _address(ring: RingParts, job: Job, number: int) -> int:
+    """Where a slot's piece is read to: the scratch, unless it may go where it belongs (a last page that the array shares
+    with its file's footer may not)."""
+    slot = ring.slots[number]
+    if job.direct and slot["wanted"] % ALIGNMENT == 0:
+        extent = slot["extent"]
+        return job.ranges.out + job.ranges.extent_at[extent] + slot["low"] - job.extent_offset[extent]
+    return ring.address + slot["scratch"]
 
 
 @kernel
@@ -215,7 +229,8 @@ def reap(ring: RingParts, job: Job, free: Ints, left: Ints, going: bool) -> tupl
             if action == DONE:
                 skipped = slot["low"] - job.extent_offset[slot["extent"]]
                 piece = ring.address + slot["scratch"]
-                deliver(job.ranges, slot["extent"], slot["row"], skipped, slot["wanted"], piece)
+                if _address(ring, job, number) == piece:
+                    deliver(job.ranges, slot["extent"], slot["row"], skipped, slot["wanted"], piece)
                 nbytes += slot["wanted"]
             elif action == FAILED:
                 error, bad_slot = -result if result < 0 else _SHORT, number

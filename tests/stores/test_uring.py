@@ -136,7 +136,7 @@ def test_completions_lead_to_the_reads_of_what_lacks() -> None:
     parts, out = plain_ring(), np.zeros(3 * PAGE, np.uint8)
     zero, length = np.array([0]), np.array([3 * PAGE])
     ranges = Ranges(zero, zero, zero, np.array([0, 1]), zero, length, out.ctypes.data)
-    job = Job(zero, length, np.array([77], np.int32), np.array([0, 9 * PAGE]), ranges, 128, np.zeros(1, np.uint32))
+    job = Job(zero, length, np.array([77], np.int32), np.array([0, 9 * PAGE]), ranges, False, 128, np.zeros(1, np.uint32))
     parts.slots[5] = (2 * ring.SMALL_BYTES, 0, 0, 0, 0, 0, 3 * PAGE, 0, 0)
     parts.scratch[2 * ring.SMALL_BYTES :][: 3 * PAGE] = DATA[: 3 * PAGE]
     free, left = np.arange(len(parts.slots)), np.array([ring.DEPTH - 1, ring.LARGE_DEPTH])
