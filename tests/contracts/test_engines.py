@@ -18,6 +18,13 @@ from stores.plan import plan_reads
 PAGES = 64  # of each file but the last
 
 
+def _buffer(nbytes: int, aligned: bool) -> np.ndarray[Any, Any]:
+    """uint8[nbytes] of sevens, at the beginning of a page or not: into the former an engine may read directly."""
+    raw = np.full(nbytes + 2 * 4096, 7, np.uint8)
+    begin = -raw.ctypes.data % 4096 + (0 if aligned else 1)
+    return raw[begin : begin + nbytes]
+
+
 @pytest.fixture
 def data() -> np.ndarray[Any, Any]:
     """Three files' worth of bytes; the last one does not end on a page."""
@@ -74,9 +81,9 @@ class TestEngine:
     ) -> None:
         count = len(data)
         ids = np.array([0, 3 * 4096, PAGES * 4096 - 1, PAGES * 4096, 40 * 4096, count - 1])
-        for gap_bytes in (0, 2**20):
+        for gap_bytes, aligned in ((0, True), (0, False), (2**20, True), (2**20, False)):
             plan = plan_reads(ids, 1, count=count, gap_bytes=gap_bytes)
-            buffer = np.full(plan.nbytes, 7, np.uint8)
+            buffer = _buffer(plan.nbytes, aligned)
             padded = np.concatenate([data, np.full(4096, 7, np.uint8)])
             parts = [padded[o : o + n] for o, n in zip(plan.offset.tolist(), plan.length.tolist(), strict=True)]
             held = plan.nbytes - (int(plan.offset[-1] + plan.length[-1]) - count)

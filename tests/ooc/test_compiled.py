@@ -9,7 +9,7 @@ from torch import nn
 
 from ooc import checkpoint
 from ooc.compiled import compile_model, missing_tools
-from ooc.convs import pointers
+from ooc.csr import pointers
 from ooc.models import build_model
 from ooc.train import train
 from stores.errors import ConfigError

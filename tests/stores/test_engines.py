@@ -78,8 +78,8 @@ def test_a_failed_opening_leaves_no_descriptor(segments: Segments, tmp_path: Pat
 
 
 def test_an_unknown_engine_is_a_config_error(segments: Segments) -> None:
-    with pytest.raises(ConfigError, match="no engine is called 'gds'; there are auto, mmap, pread, uring"):
-        open_engine("gds", segments)
+    with pytest.raises(ConfigError, match="no engine is called 'spdk'; there are auto, gds, mmap, pread, uring"):
+        open_engine("spdk", segments)
 
 
 def test_the_last_user_of_a_shared_pool_ends_its_threads() -> None:
