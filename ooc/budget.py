@@ -48,8 +48,9 @@ class Budget:
         """For all batches alive at once and the activations; windows, where rows come from the disk, take what those leave."""
         return self.in_flight + 3 * self.max_batch
 
-    def __str__(self) -> str:
-        rows = {
+    def parts(self) -> dict[str, int]:
+        """Bytes by what they are for, as people read them; those indented are within the one above."""
+        return {
             f"memory {self.origin}".strip(): self.memory,
             "  process": self.baseline,
             "  topology": self.topology,
@@ -60,6 +61,9 @@ class Budget:
             "  batches, windows, activations": self.batches,
             "    of it a batch at most": self.max_batch,
         }
+
+    def __str__(self) -> str:
+        rows = self.parts()
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {format_bytes(size):>8}" for name, size in rows.items())
 

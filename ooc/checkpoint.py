@@ -21,6 +21,7 @@ from stores.errors import ConfigError, StoreError
 FORMAT = 1
 CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"
+PLAN = "plan.json"
 
 
 def save(run_dir: Path, state: dict[str, Any], name: str = CHECKPOINT) -> Path:
@@ -69,6 +70,18 @@ def load(run_dir: Path, name: str = CHECKPOINT) -> dict[str, Any] | None:
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file atomically. Raises StoreError where the disk refuses."""
     write_file(path, json.dumps(value, indent=2, default=str).encode() + b"\n")
+
+
+def read_plan(run_dir: Path) -> dict[str, Any] | None:
+    """The plan made before the run began (`ooc.planner.Plan.asdict`), None where none was. ConfigError where it is damaged."""
+    path = run_dir / PLAN
+    if not path.exists():
+        return None
+    try:
+        plan: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); delete it") from None
+    return plan
 
 
 def fingerprint(state_shapes: dict[str, Any]) -> str:

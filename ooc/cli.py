@@ -152,6 +152,33 @@ def train(
     _print_summary(settings.out, summary)
 
 
+@app.command()
+@with_flags(flags_of(TrainConfig, without=("store", "out", "plan"), repeatable=("features",)))
+def plan(
+    store: Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML or JSON with any of these keys.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    **flags: Any,
+) -> None:
+    """Predict what `ooc train` with the same flags would take: memory, time, bytes, and what holds it up."""
+    settings = load_config(config, {"store": store, **flags}, {"out": "run"})
+
+    from ooc.train import plan as make
+
+    made = make(settings)
+    if as_json:
+        print(json.dumps(made.asdict(), indent=2))
+        return
+    from rich.console import Console
+
+    from ooc.plan_table import tables
+
+    console = Console(highlight=False)
+    for table in tables(made):
+        console.print(table)
+    console.print(made.advice, markup=False)
+
+
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:
     for split, scores in summary["metrics"].items():
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)

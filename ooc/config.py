@@ -19,7 +19,7 @@ _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
 
 FREE_TO_CHANGE = frozenset(
-    {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits"}
+    {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
     | {"tensorboard", "patience"}
 )
 """Keys that a resumed run may change: they alter where bytes come from or when the run ends, never a step's loss."""
@@ -125,6 +125,7 @@ class TrainConfig(BaseModel):
     checkpoint_every: Positive | None = Field(
         None, description="Steps between checkpoints; by default every few seconds, at most a twentieth of the time."
     )
+    plan: bool = Field(True, description="Predict the run before it begins, from a profile of a second or a few.")
     tensorboard: bool = Field(False, description="Write TensorBoard events too (needs the extra ooc[tensorboard]).")
 
     @field_validator("memory", mode="before")

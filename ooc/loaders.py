@@ -204,12 +204,18 @@ class NeighborLoader:
         self._work = make_work(data, order, collator, sampling, self.budget, transform, pin_memory, self.device, summing)
         self._copier: Copier | None = None
         self._start = self._cursor = Cursor(0, 0)
+        self._stop: int | None = None
         self._clocks: dict[str, Clock] = {}
 
     @property
     def rows_read(self) -> int:
         """Feature rows read so far, for batches not yet delivered too; one that many batches of a window want counts once."""
         return self._work.read.rows
+
+    @property
+    def rows_asked(self) -> int:
+        """Feature rows that batches sampled so far want, each time they do."""
+        return self._work.read.asked
 
     @property
     def bytes_read(self) -> int:
@@ -220,6 +226,16 @@ class NeighborLoader:
     def topology_bytes_read(self) -> int:
         """Those of `bytes_read` that were edges."""
         return self._work.read.topology_nbytes
+
+    @property
+    def work(self) -> Work:
+        """What its threads do (`ooc.profiling` does some of it beforehand)."""
+        return self._work
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Threads that sample, and that gather rows in memory."""
+        return self._threads
 
     @property
     def num_seeds(self) -> int:
@@ -255,6 +271,10 @@ class NeighborLoader:
             raise ConfigError(f"cannot resume at epoch {state['epoch']} step {state['step']}: there are {len(self)} steps")
         self._start = self._cursor = Cursor(int(state["epoch"]), int(state["step"]))
 
+    def stop_before(self, step: int | None) -> None:
+        """Epochs end before `step`, so that nothing is read ahead for batches nobody takes; None: whole epochs again."""
+        self._stop = step
+
     def _identity(self) -> dict[str, Any]:
         """All that batches depend on besides the cursor."""
         order, sampler = self._work.order, self._work.sampler
@@ -273,7 +293,8 @@ class NeighborLoader:
     def __iter__(self) -> "Epoch":
         start = self._cursor = self._start
         self._start = Cursor(start.epoch + 1, 0)
-        cursors = (Cursor(start.epoch, step) for step in range(start.step, len(self)))
+        stop = len(self) if self._stop is None else min(len(self), self._stop)
+        cursors = (Cursor(start.epoch, step) for step in range(start.step, stop))
         return Epoch(self, self._on_device(cursors), start.epoch)
 
     def _on_device(self, cursors: Iterator[Cursor]) -> Pipeline | OnDevice:

@@ -26,7 +26,7 @@ from ooc.pipeline import Stage
 from ooc.sampling import Lockstep, NeighborSampler
 from ooc.sums import Code, Factors, Summing, Sums, gathered, without_last_hop
 from stores.errors import BudgetError
-from stores.files import warm
+from stores.files import mapping_of, warm
 from stores.graph import Graph
 from stores.rows import AnyArray, ArrayRows, Rows
 from stores.sizes import format_bytes
@@ -57,13 +57,19 @@ class Order:
 class Read:
     """What was read so far, for batches not yet delivered too."""
 
+    asked: int = 0
+    """feature rows that sampled batches want, each time they do"""
     rows: int = 0
-    """feature rows"""
+    """feature rows read"""
     nbytes: int = 0
     """bytes they took from the disk"""
     topology_nbytes: int = 0
     """bytes that sampling took from the disk, where the edges stay there"""
     lock: Any = field(default_factory=threading.Lock)
+
+    def ask(self, rows: int) -> None:
+        with self.lock:
+            self.asked += rows
 
     def add(self, rows: int, nbytes: int) -> None:
         with self.lock:
@@ -100,7 +106,15 @@ class Touched:
     def __init__(self, graph: Graph) -> None:
         self._part = np.zeros(max(1, -(-len(graph.indices) // _PART_SLOTS)), np.bool_)
         self._part_bytes = slot_bytes(graph) // len(self._part)
+        self.exceeded = False
+        """whether more than allowed were ever touched"""
         self._lock = threading.Lock()
+
+    def left(self, most: int) -> int:
+        """Parts that may yet be touched, of those that `most` bytes allow; 0 where there were more already."""
+        with self._lock:
+            allowed = min(len(self._part), most // self._part_bytes)
+            return 0 if self.exceeded else max(0, allowed - int(np.count_nonzero(self._part)))
 
     def add(self, slot: NDArray[np.int64], most: int) -> bool:
         """Count `slot` (int64[k]); True, beginning anew, where more than `most` bytes are touched now."""
@@ -109,6 +123,7 @@ class Touched:
             over = int(np.count_nonzero(self._part)) * self._part_bytes > most
             if over:
                 self._part[:] = False
+                self.exceeded = True
             return over
 
 
@@ -141,6 +156,13 @@ class Topology:
             if self._cold:
                 self._cold = False
                 self._warm()
+
+    def unmapped(self) -> int:
+        """Bytes that draws will map in besides the most they have; 0 where the graph is in RAM, or its slots not met."""
+        if not self._mapped or mapping_of(self._graph.indices) is None:
+            return 0
+        met = self._graph.indices.itemsize + (0 if self._weight is None else self._graph.columns[self._weight].itemsize)
+        return self._touched.left(self._most) * _PART_SLOTS * met
 
     def trim(self, subgraph: Subgraph) -> None:
         """After a draw: give mapped pages back (they stay in the page cache) where they are too many."""
@@ -242,6 +264,7 @@ class Work:
                 f"a batch of {len(position)} seeds needs {format_bytes(need)} of {format_bytes(self.max_bytes)}; "
                 "take a smaller batch size, a smaller fan-out or more memory"
             )
+        self.read.ask(len(subgraph.node))
         return drawn
 
     def split(self, cursors: Iterator[Cursor]) -> Iterator[Drawn]:

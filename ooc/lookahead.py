@@ -23,9 +23,9 @@ FIRST_BYTES, GROWTH = 2**30, 4
 many times more"""
 AHEAD = 1
 """Batches gathered before the model asks for them"""
-_ROW_BYTES = 112
+ROW_BYTES = 112
 """a row's share of what keeps order in four windows: one gathered from, one read, one ready and one put together"""
-_WINDOWS = 4
+WINDOWS = 4
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class Grouping:
         """
         lockstep = self.work.lockstep
         drawn = 4 * self.drawing * drawing if lockstep is None else lockstep.max_bytes or 0
-        besides = (AHEAD + 1) * batch + active + drawn + _WINDOWS * kept
-        return max(0, self.pool_bytes - besides) // (self.row_bytes + _ROW_BYTES)
+        besides = (AHEAD + 1) * batch + active + drawn + WINDOWS * kept
+        return max(0, self.pool_bytes - besides) // (self.row_bytes + ROW_BYTES)
 
     def sketches(self, batches: Iterator[Drawn]) -> Iterator[Sketch]:
         """Windows of consecutive batches, none left out. A failure comes after the window of the batches before it."""

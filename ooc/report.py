@@ -95,6 +95,8 @@ def render(
         tiles=_tiles(summary) if summary else [("steps", f"{steps:,}"), ("epochs", f"{epochs:,}")],
         figures=figures,
         timeline=timeline,
+        plan=_plan_rows(summary["plan"]) if "plan" in summary else [],
+        advice=summary.get("plan", {}).get("advice"),
         metrics=summary.get("metrics", {}),
         metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
         best_epoch=summary.get("best_epoch"),
@@ -125,6 +127,26 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if summary["peak_cuda_bytes"]:
         tiles.append(("peak CUDA memory", format_bytes(summary["peak_cuda_bytes"])))
     return tiles
+
+
+def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(what, predicted, actual) as text; "-" for what is not known."""
+    shown: dict[str, tuple[str, Any]] = {
+        "seconds_per_epoch": ("an epoch of training", _seconds),
+        "evaluate_seconds": ("evaluation, all of the run", _seconds),
+        "peak_rss_bytes": ("peak memory", format_bytes),
+        "bytes_read": ("read from disk", format_bytes),
+        "hit_rate": ("rows served from memory", lambda value: f"{100 * value:.1f} %"),
+        "read_amplification": ("bytes read a byte wanted", lambda value: f"{value:.2f}"),
+        "read_bytes_per_second": ("bandwidth while reading", lambda value: f"{format_bytes(value)}/s"),
+        "bottleneck": ("bottleneck", str),
+    }
+    predicted, actual = plan["predicted"] or {}, plan["actual"]
+
+    def said(side: dict[str, Any], name: str) -> str:
+        return "-" if side.get(name) is None else str(shown[name][1](side[name]))
+
+    return [(label, said(predicted, name), said(actual, name)) for name, (label, _) in shown.items()]
 
 
 def _seconds(value: float) -> str:

@@ -18,6 +18,7 @@ from ooc.metrics import DEFAULT_MONITOR, Loss
 from ooc.progress import Watchers
 from ooc.trace import write_trace
 from stores.dataset import Dataset
+from stores.rows import ArrayRows
 
 SUMMARY = "summary.json"
 MODEL = "model.pt"
@@ -75,6 +76,12 @@ class Job:
         return len(self.loader)
 
     @property
+    def row_bytes(self) -> int:
+        """Of a row of features on disk; 0 where they are in memory."""
+        x = self.loader.work.x
+        return 0 if x is None or isinstance(x, ArrayRows) else x.row_bytes
+
+    @property
     def steps_left(self) -> int:
         """Batches until `max_steps`; a very large number without it."""
         return (self.config.max_steps or 1 << 62) - self.state.total_steps
@@ -94,6 +101,7 @@ class Job:
             yield iter(())
             return
         self.loader.load_state_dict({"epoch": self.state.epoch, "step": self.state.step})
+        self.loader.stop_before(self.state.step + self.steps_left)
         self._tick = time.perf_counter()
         with closing(iter(self.loader)) as batches:
             yield batches
@@ -212,6 +220,7 @@ class Job:
             "peak_cuda_bytes": self.meter.cuda_peak,
             "bytes_read": self.loader.bytes_read,
             "rows_read": self.loader.rows_read,
+            "rows_asked": self.loader.rows_asked,
             "stages": stages,
         }
         return summary.add(self.spent_before, now)
@@ -243,6 +252,7 @@ class Job:
             "epochs": state.epoch,
             "total_steps": state.total_steps,
             **summary.summarize(spent, self.steps_per_epoch, config.batch_size),
+            "plan": summary.account(spent, self.steps_per_epoch, self.row_bytes, checkpoint.read_plan(config.out)),
             "memory_budget_bytes": config.memory_bytes,
             "budget": asdict(self.loader.budget),
             "reading": self.dataset.reading("x"),

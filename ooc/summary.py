@@ -4,8 +4,11 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from ooc.planner import advise, bottleneck, hit_rate
+
 PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
-COUNTS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "steps", "bytes_read", "rows_read", "processes")
+_SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds")
+COUNTS = (*_SECONDS, "steps", "bytes_read", "rows_read", "rows_asked", "processes")
 
 Stages = dict[str, dict[str, float]]
 
@@ -21,7 +24,7 @@ def add(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     >>> add({**nothing_spent(), "steps": 3}, {**nothing_spent(), "steps": 4})["steps"]
     7
     """
-    total: dict[str, Any] = {name: before[name] + now[name] for name in COUNTS}
+    total: dict[str, Any] = {name: before.get(name, 0) + now[name] for name in COUNTS}
     for peak in ("peak_rss_bytes", "peak_cuda_bytes"):
         total[peak] = max(before[peak], now[peak])
     total["stages"] = add_stages(before["stages"], now["stages"])
@@ -56,6 +59,39 @@ def summarize(spent: dict[str, Any], steps_per_epoch: int, batch_size: int) -> d
         "read_bytes_per_second": spent["bytes_read"] / spent["train_seconds"] if steps else None,
         **spent,
     }
+
+
+def account(spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: dict[str, Any] | None) -> dict[str, Any]:
+    """What happened beside what was predicted, and what to change. Several threads' reading took the run's time at most.
+
+    row_bytes: of a row as stored, 0 where rows are in memory; plan: `Plan.asdict`, None where none was made. "actual" has the
+    names of `ooc.planner.Prediction`.
+    """
+    steps, stages = spent["steps"], spent["stages"]
+    work = {name: stage["work_s"] for name, stage in stages.items()}
+    seconds_per_epoch = spent["train_seconds"] / steps * steps_per_epoch if steps else None
+    asked_bytes, reading = spent["rows_read"] * row_bytes, min(work.get("read", 0.0), spent["train_seconds"])
+    actual = {
+        "seconds_per_epoch": seconds_per_epoch,
+        "evaluate_seconds": spent["evaluate_seconds"],
+        "peak_rss_bytes": spent["peak_rss_bytes"],
+        "bytes_read": spent["bytes_read"],
+        "rows_read": spent["rows_read"],
+        "rows_asked": spent["rows_asked"],
+        "hit_rate": hit_rate(spent["rows_read"], spent["rows_asked"]) if row_bytes else None,
+        "read_amplification": spent["bytes_read"] / asked_bytes if asked_bytes else None,
+        "read_bytes_per_second": spent["bytes_read"] / reading if reading and row_bytes else None,
+        "stages": work,
+        "bottleneck": bottleneck(work) if work else None,
+    }
+    if not steps or not work or seconds_per_epoch is None:
+        return {"predicted": None if plan is None else plan["prediction"], "actual": actual, "advice": None}
+    others: dict[str, float] = {}
+    if plan is not None:  # where all was slower than predicted, so would be anything else
+        scale = seconds_per_epoch / plan["prediction"]["seconds_per_epoch"]
+        others = {name: seconds * scale for name, seconds in plan["others"].items()}
+    advice = advise(work, spent["train_seconds"], seconds_per_epoch, others)
+    return {"predicted": None if plan is None else plan["prediction"], "actual": actual, "advice": advice}
 
 
 def versions() -> dict[str, str]:

@@ -212,6 +212,12 @@ class Size:
         return 2 * self.kept + _ENTRY_COPIES * self.entries + besides <= self.pool
 
 
+def swept_bytes(sweep: Sweep) -> int:
+    """What two sweeps like this one take, and the pieces under way: see `Size`."""
+    entries = sum(batch.row.nbytes + batch.target.nbytes + batch.edge.nbytes for batch in sweep.batches)
+    return 2 * sum(batch.nbytes for batch in sweep.batches) + _ENTRY_COPIES * entries + PIECES * PIECE_BYTES
+
+
 def sweeps_pay(work: Work, pool: int) -> bool:
     """Whether to read the rows again for every sweep; not where all of them fit into memory and stay there."""
     assert work.x is not None

@@ -6,19 +6,24 @@ never interrupted. A checkpoint is taken between optimizer steps only: no gradie
 
 import math
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ooc import checkpoint
 from ooc.compose import open_job
 from ooc.config import TrainConfig
 from ooc.evaluate import autocast
+from ooc.forecast import PLAN_SECONDS, TRAIN_SECONDS, plan_of
 from ooc.order import Purpose, key
+from ooc.planner import Plan
 from ooc.progress import Watcher, Watchers
 from ooc.run import Job
 from ooc.user_models import forward_batch
@@ -35,9 +40,32 @@ def train(config: TrainConfig, resume: bool = False, watcher: Watcher | None = N
     0.815
     """
     with open_job(config, resume, Watchers([watcher] if watcher else [])) as job:
+        if config.plan and not job.state.total_steps:
+            made = plan_of(job, trial_step, TRAIN_SECONDS, variants=False)
+            checkpoint.write_json(config.out / checkpoint.PLAN, made.asdict())
+            job.watchers.note(f"plan: {made}")
         with job.measure("training"):
             fit(job)
         return job.finish()
+
+
+def plan(config: TrainConfig) -> Plan:
+    """What training by `config` would take; nothing is written (`config.out` does not count).
+
+    Raises as `train` does before its first step: BudgetError where the memory is too little.
+
+    >>> plan(TrainConfig(store="papers.ooc", out="run", memory="2GB")).prediction.seconds_per_epoch
+    """
+    with tempfile.TemporaryDirectory(prefix="ooc-plan-") as folder:
+        settings = config.model_copy(update={"out": Path(folder) / "run", "tensorboard": False})
+        with open_job(settings, False, Watchers([])) as job:
+            return plan_of(job, trial_step, PLAN_SECONDS, variants=True)
+
+
+def trial_step(job: Job, batch: Any) -> None:
+    """A batch of training, for the profile."""
+    job.scaler.scale(forward_loss(job, batch)).backward()  # type: ignore[no-untyped-call]
+    optimizer_step(job)
 
 
 def fit(job: Job) -> None:

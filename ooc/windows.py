@@ -22,7 +22,7 @@ from ooc.rowcache import Lease, PoolClosed, Residents, RowPool, Slots, own_cache
 
 SECOND_SHARE = 4
 """A second pipeline over the same rows at the same time has so much less memory, on top of the first one's"""
-_PIECE_ROWS = 2**15, 2**18
+PIECE_ROWS = 2**15, 2**18
 """Rows of one read, where memory makes room for fewer or more; the latter bounds what planning takes to about 16 MB"""
 
 
@@ -80,7 +80,7 @@ class Reader:
         """Read rows `row` (ascending) of the window, in pieces as large as there is room for."""
         work, pool = self._work, self._pool
         assert work.x is not None
-        least, most = _PIECE_ROWS
+        least, most = PIECE_ROWS
         begin = 0
         while begin < len(row):
             left = len(row) - begin

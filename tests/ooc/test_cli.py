@@ -73,6 +73,24 @@ def test_a_config_holds_every_option_and_flags_override_it(make_store: MakeStore
     assert (again / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
 
 
+def test_a_plan_takes_the_flags_of_training_and_writes_nothing(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_store()
+    before = sorted(tmp_path.iterdir())
+    assert main(["plan", str(store), *SMALL, "--memory", "4GB"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("process", "predicted peak", "seconds an epoch", "rows served from memory", "bottleneck"):
+        assert text in shown
+    assert main(["plan", str(store), *SMALL, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["prediction"]["seconds_per_epoch"] > 0
+    assert found["steps"] == 4
+    assert sorted(tmp_path.iterdir()) == before
+    assert "give at least" in fails(capsys, "plan", store, *SMALL, "--memory", "1MB")
+    assert "--lrr" in fails(capsys, "plan", store, "--lrr", 1)
+
+
 def test_resume_needs_no_flags_again(make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, run, whole = make_store(), tmp_path / "run", tmp_path / "whole"
     assert main(["train", str(store), "--out", str(whole), *SMALL, "--max-steps", "3"]) == 0

@@ -33,10 +33,19 @@ def test_the_page_of_a_run_holds_its_numbers_and_loads_nothing(make_store: MakeS
     summary = train(configure(make_store(), tmp_path / "run", memory="4GB"))
     page = write_report(tmp_path / "run").read_text()
     assert f"{summary['metrics']['test']['accuracy']:.4f}" in page
-    for title in ("Training loss", "Validation", "Where the time went", "Memory", "Stages over time", "Settings"):
+    for title in (
+        "Training loss",
+        "Validation",
+        "Where the time went",
+        "Memory",
+        "Predicted and actual",
+        "Stages over time",
+        "Settings",
+    ):
         assert f"<h2>{title}" in page
     assert page.count("<svg") == 5
     assert "budget 4 GB" in page
+    assert summary["plan"]["advice"] in page
     assert not re.search(r"<(script|link|img|iframe)|@import|url\(http", page)
     targets = re.findall(r'(?:src|href)="([^"]+)"', page)
     assert all(target.startswith("#") for target in targets), targets

@@ -1,0 +1,233 @@
+"""PURE: profile + budget -> `Plan`: what a run will take, why, and what would change it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ooc.budget import Budget
+from ooc.lookahead import ROW_BYTES, WINDOWS
+from ooc.profiling import Profile
+from ooc.replay import Costs, Replay, Share, epoch_of, simulate
+from stores.sizes import format_bytes
+
+WORTH = 0.1
+"""of an epoch's seconds: what a change must save to be advised"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the planner must know of a run besides its profile."""
+
+    steps_per_epoch: int
+    steps: int
+    """batches of the whole run"""
+    row_bytes: int
+    """of a row as stored; 0 where rows are in memory"""
+    scored: Mapping[str, int]
+    """times that each split is"""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a run will take: training only, where nothing else is said. Seconds, bytes and rows are of the whole run."""
+
+    seconds_per_epoch: float
+    first_epoch_seconds: float
+    later_epoch_seconds: float | None
+    """None where there is but one"""
+    evaluate_seconds: float
+    peak_rss_bytes: int
+    bytes_read: int
+    rows_read: int
+    rows_asked: int
+    hit_rate: float | None
+    """of the rows that batches ask for, those that need no reading; None where all are in memory"""
+    read_amplification: float | None
+    """bytes read by bytes of the rows that had to be read"""
+    read_bytes_per_second: float | None
+    """while reading"""
+    stages: dict[str, float]
+    """seconds of work, by stage"""
+    bottleneck: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's memory, what it will take, and what to change; frozen, printed by `ooc plan`, JSON by `asdict`."""
+
+    budget: Budget
+    prediction: Prediction
+    costs: Costs
+    others: dict[str, float]
+    """seconds an epoch with another setting"""
+    advice: str
+    steps: int
+    """batches of the run"""
+    profiled_steps: int
+    """batches sampled for it"""
+    profile_seconds: float
+
+    def __str__(self) -> str:
+        """The prediction in one line."""
+        found, parts = self.prediction, []
+        if found.hit_rate is not None:
+            parts = [f"{format_bytes(found.bytes_read)} read, {100 * found.hit_rate:.0f} % of the rows from memory"]
+        parts.insert(0, f"{found.seconds_per_epoch:.3g} s an epoch, peak {format_bytes(found.peak_rss_bytes)}")
+        return "; ".join([", ".join(parts), self.advice])
+
+    def asdict(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return asdict(self)
+
+
+def plan(profile: Profile, budget: Budget, run: Run) -> Plan:
+    """Predict `run`. More memory never means more bytes; the same profile gives the same plan.
+
+    >>> print(plan(profile, budget, run).advice)
+    """
+    first, later = _epochs(profile.windows, profile, run)
+    whole = first + later
+    stages = _stages(whole, profile)
+    seconds_per_epoch = whole.seconds / whole.steps * run.steps_per_epoch
+    others = {
+        name: sum(_epochs((windows,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch
+        for name, windows in profile.others.items()
+        if _tells(windows, run)
+    }
+    prediction = Prediction(
+        seconds_per_epoch=seconds_per_epoch,
+        first_epoch_seconds=first.seconds,
+        later_epoch_seconds=later.scaled(run.steps_per_epoch).seconds if later.steps else None,
+        evaluate_seconds=_evaluation(profile, whole, run),
+        peak_rss_bytes=peak_bytes(profile, run),
+        bytes_read=round(whole.nbytes + profile.sampled_nbytes * whole.steps),
+        rows_read=round(whole.rows_read),
+        rows_asked=round(whole.rows_asked),
+        hit_rate=hit_rate(whole.rows_read, whole.rows_asked) if run.row_bytes else None,
+        read_amplification=whole.nbytes / (whole.rows_read * run.row_bytes) if run.row_bytes and whole.rows_read else None,
+        read_bytes_per_second=whole.nbytes / whole.read_s if whole.read_s else None,
+        stages=stages,
+        bottleneck=bottleneck(stages),
+    )
+    advice = advise(stages, whole.seconds, seconds_per_epoch, others)
+    return Plan(budget, prediction, profile.costs, others, advice, run.steps, profile.steps, profile.seconds)
+
+
+def hit_rate(rows_read: float, rows_asked: float) -> float | None:
+    """Of the rows asked for, those that needed no reading; None where none was asked for.
+
+    >>> hit_rate(25, 100)
+    0.75
+    """
+    return 1 - rows_read / rows_asked if rows_asked else None
+
+
+def _epochs(windows: tuple[Replay, ...], profile: Profile, run: Run) -> tuple[Share, Share]:
+    """(the first epoch, all later ones together)."""
+    first_steps = min(run.steps, run.steps_per_epoch)
+    left = run.steps - first_steps
+    if not windows:
+        costs = profile.costs
+        seconds = costs.together_s * first_steps + costs.sample_s + costs.collate_s
+        asked = profile.asked * first_steps
+        first = Share(first_steps, seconds, 0.0, asked, asked)
+        return first, first.scaled(left)
+    first = epoch_of(windows[0], profile.costs, first_steps)
+    if len(windows) > 1:
+        return first, epoch_of(windows[1], profile.costs, run.steps_per_epoch).scaled(left)
+    return first, (first if _covers(windows[0], first_steps) else _steady(windows[0], profile, first_steps)).scaled(left)
+
+
+def _covers(windows: Replay, steps: int) -> bool:
+    return sum(load.batches for load in windows.loads) >= steps
+
+
+def _steady(windows: Replay, profile: Profile, steps: int) -> Share:
+    """An epoch but for its beginning: what follows the batches replayed."""
+    more = epoch_of(windows, profile.costs, 2 * steps)
+    once = epoch_of(windows, profile.costs, steps)
+    return Share(steps, *(a - b for a, b in zip(_rest(more), _rest(once), strict=True)))
+
+
+def _rest(share: Share) -> tuple[float, ...]:
+    return (share.seconds, share.nbytes, share.rows_read, share.rows_asked, share.read_s)
+
+
+def _tells(windows: Replay, run: Run) -> bool:
+    """Whether enough batches were replayed to go on from: all, or two whole windows."""
+    return _covers(windows, min(run.steps, run.steps_per_epoch)) or len(windows.loads) > 2
+
+
+def _stages(whole: Share, profile: Profile) -> dict[str, float]:
+    """Seconds of work of every stage; where rows are summed while they are read, hardly anything is left to collate."""
+    costs = profile.costs
+    swept = any(windows.swept for windows in profile.windows)
+    return {
+        "sample": whole.steps * costs.sample_s,
+        "group": whole.steps * costs.group_s,
+        "read": whole.read_s,
+        "sum" if swept else "collate": whole.steps * costs.collate_s,
+        "consumer": whole.steps * costs.step_s,
+    }
+
+
+def _evaluation(profile: Profile, whole: Share, run: Run) -> float:
+    """Seconds of all evaluations: rows are read at the rate of training."""
+    row_s = whole.read_s / whole.rows_asked if whole.rows_asked else 0.0
+    return sum(
+        run.scored.get(split, 0) * each.batches * max(each.batch_s, each.asked * row_s)
+        for split, each in profile.evaluations.items()
+    )
+
+
+def peak_bytes(profile: Profile, run: Run) -> int:
+    """The most memory that training takes: what it took to run the model, the windows, and the edges still to be mapped."""
+    if not profile.windows:
+        return profile.resident + profile.unmapped
+    if profile.windows[0].swept:
+        return profile.resident + profile.unmapped + max(load.kept for load in profile.windows[0].loads)
+    rows = max(simulate(each.loads, profile.costs, each.before).peak_rows for each in profile.windows)
+    kept = max(load.kept for each in profile.windows for load in each.loads)
+    return profile.resident + profile.unmapped + rows * (run.row_bytes + ROW_BYTES) + WINDOWS * kept
+
+
+def bottleneck(stages: Mapping[str, float]) -> str:
+    """The stage that works longest: the others wait for it."""
+    return max(stages, key=lambda name: stages[name])
+
+
+NAMES = {
+    "sample": "sampling",
+    "group": "grouping",
+    "read": "reading",
+    "sum": "summing",
+    "collate": "collation",
+    "copy": "copying to the device",
+    "consumer": "the model",
+}
+"""of stages, for people"""
+
+
+def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float, others: Mapping[str, float]) -> str:
+    """One sentence on what to change. stages: seconds of work; seconds: of training; others: seconds an epoch otherwise.
+
+    >>> advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"--memory 4GB": 6.0})
+    'Reading takes 90 % of the time: with --memory 4GB an epoch would take 6 s instead of 10 s.'
+    """
+    worst = bottleneck(stages)
+    share = f"{NAMES.get(worst, worst).capitalize()} takes {min(1.0, stages[worst] / seconds):.0%} of the time".replace(
+        "%", " %"
+    )
+    best = min(others, key=lambda name: others[name], default=None)
+    if worst == "read" and best is not None and others[best] < (1 - WORTH) * seconds_per_epoch:
+        better = f"with {best} an epoch would take {others[best]:.3g} s instead of {seconds_per_epoch:.3g} s"
+        return f"{share}: {better}."
+    changes = {
+        "read": "give more --memory, store features in fewer bytes, or use a faster disk",
+        "consumer": "the disk keeps up, so only a smaller --hidden or --fanout, or a faster processor or GPU, would help",
+        "sample": "a smaller --fanout or, where edges stay on disk, more --memory would help",
+        "group": "a smaller --fanout, or --in-memory where the rows fit, would help",
+        "sum": "a smaller --fanout or narrower features would help",
+        "collate": "a smaller --fanout or narrower features would help",
+    }
+    return f"{share}: {changes.get(worst, 'the others wait for it')}."

@@ -1,0 +1,279 @@
+"""PURE: what a run will take, from the windows that its batches form and what each stage costs.
+
+Batches are a function of the seed, and so are windows: grouping the batches of a run without reading a row tells exactly which
+rows it will read. What remains is time: reading, gathering and computing overlap, and rows make room for one another, which
+`simulate` follows window by window. `ooc.profiling` measures the costs.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.collate import Drawn
+from ooc.lookahead import Grouping
+from ooc.rowcache import Residents
+from ooc.sweepplan import Waiting, sweeps, sweeps_pay, swept_bytes, waiting
+from ooc.windows import PIECE_ROWS
+from stores.plan import ReadCost
+
+Lengths = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""ascending ids -> bytes of the extents that serve them"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a window asks of the disk and of the memory."""
+
+    asked: NDArray[np.int64]
+    """int64[batches]: rows each batch wants"""
+    rows_read: int
+    extents: int
+    nbytes: int
+    limit: int
+    """rows in memory at most while it is read"""
+    kept: int
+    """bytes of its batches while they wait"""
+    early: int
+    """rows given up before anything is read for it"""
+    idle: int
+    """rows given up as soon as its first batch is gathered"""
+    freed: NDArray[np.int64]
+    """int64[batches]: rows given up after each batch"""
+
+    @property
+    def batches(self) -> int:
+        return len(self.asked)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The windows of an epoch's first batches."""
+
+    loads: tuple[Load, ...]
+    before: int
+    """rows in memory before the first window"""
+    residents: Residents
+    """what is in memory after the last"""
+    swept: bool = False
+    """whether these are sweeps (`ooc.sweeps`): a load's rows are sums then, and `kept` all that two sweeps hold"""
+
+
+def replay(grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: Callable[[], None] = lambda: None) -> Replay:
+    """Group `drawn` as training would, and count instead of reading; `seen` is called after each window.
+
+    >>> sum(load.rows_read for load in replay(grouping, drawn, lambda ids: rows.plan(ids).length).loads)
+    """
+    if grouping.work.summing is not None and sweeps_pay(grouping.work, grouping.pool_bytes):
+        return _swept(grouping, drawn, lengths, seen)
+    loads, residents = [], grouping.residents
+    for window in grouping.windows(iter(drawn)):
+        sketch = window.sketch
+        missing = sketch.node[window.carried < 0].astype(np.int64)
+        extents, nbytes = _planned(missing, lengths)
+        loads.append(
+            Load(
+                asked=np.array([len(batch.row) for batch in sketch.batches], np.int64),
+                rows_read=len(missing),
+                extents=extents,
+                nbytes=nbytes,
+                limit=sketch.limit,
+                kept=sum(batch.nbytes for batch in sketch.batches),
+                early=len(window.early),
+                idle=len(window.idle),
+                freed=np.diff(window.first),
+            )
+        )
+        residents = window.final or residents
+        seen()
+    return Replay(tuple(loads), len(grouping.residents.node), residents)
+
+
+def _planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
+    """(extents, bytes) of reading `ids` (ascending) in pieces."""
+    pieces = [lengths(ids[at : at + PIECE_ROWS[1]]) for at in range(0, len(ids), PIECE_ROWS[1])]
+    return sum(map(len, pieces)), sum(int(length.sum()) for length in pieces)
+
+
+def _swept(grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: Callable[[], None]) -> Replay:
+    """The same for sweeps: of two buffers of sums one is filled while the other serves."""
+    loads: list[Load] = []
+    asked: deque[int] = deque()
+
+    def waits() -> Iterator[Waiting]:
+        for batch in drawn:
+            asked.append(len(batch.subgraph.node))
+            yield waiting(grouping.work, batch)
+
+    before = 0
+    for sweep in sweeps(waits(), grouping.work, grouping.pool_bytes, grouping.drawing):
+        extents, nbytes = _planned(sweep.row.astype(np.int64), lengths)
+        count = len(sweep.batches)
+        loads.append(
+            Load(
+                asked=np.array([asked.popleft() for _ in range(count)], np.int64),
+                rows_read=len(sweep.row),
+                extents=extents,
+                nbytes=nbytes,
+                limit=before + len(sweep.row),
+                kept=swept_bytes(sweep),
+                early=0,
+                idle=0,
+                freed=np.append(np.zeros(count - 1, np.int64), len(sweep.row)),
+            )
+        )
+        before = len(sweep.row)
+        seen()
+    return Replay(tuple(loads), 0, Residents.none(), swept=True)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured seconds; those of batches are means."""
+
+    sample_s: float
+    """to sample a batch"""
+    group_s: float
+    """to put a batch into its window"""
+    collate_s: float
+    """to gather and collate a batch"""
+    step_s: float
+    """the model's forward, backward and optimizer step, while nothing else runs in the process"""
+    together_s: float
+    """a batch where sampling, collation and the model share the processor and no batch waits for the disk"""
+    cpu_s: float
+    """processor seconds of such a batch, over all threads"""
+    read: ReadCost
+    read_cpu: float
+    """cores that reading keeps busy"""
+    cores: int
+
+    def read_s(self, load: Load) -> float:
+        """Seconds that reading a window's rows takes."""
+        return load.extents * self.read.read_s + load.nbytes * self.read.byte_s
+
+    def batch_s(self, load: Load) -> float:
+        """Seconds between two batches whose rows are there in time: reading and grouping want cores too."""
+        cpu = self.cpu_s + self.group_s + self.read_cpu * self.read_s(load) / load.batches
+        return max(self.together_s, cpu / self.cores)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When things end, in seconds from the first request."""
+
+    done: NDArray[np.float64]
+    """float64[batches]: the model is through with a batch"""
+    read_s: float
+    """spent reading"""
+    peak_rows: int
+    """rows in memory at most"""
+
+
+class _Pool:
+    """Rows in memory, and when they will be given up."""
+
+    def __init__(self, rows: int) -> None:
+        self.used = self.peak = rows
+        self._freed: deque[tuple[float, int]] = deque()
+
+    def free(self, time: float, rows: int) -> None:
+        """`rows` are given up at `time`, no earlier than any before."""
+        if rows:
+            self._freed.append((time, rows))
+
+    def take(self, time: float, least: int, most: int, limit: int) -> tuple[float, int]:
+        """(when there is room, rows taken): see `RowPool.take`."""
+        while self._freed and (self._freed[0][0] <= time or self.used + least > limit):
+            freed_at, rows = self._freed.popleft()
+            time, self.used = max(time, freed_at), self.used - rows
+        taken = max(least, min(most, limit - self.used))
+        self.used += taken
+        self.peak = max(self.peak, self.used)
+        return time, taken
+
+
+def simulate(loads: Sequence[Load], costs: Costs, before: int = 0) -> Timeline:
+    """Follow `ooc.windows` through its three pipelines: sampling runs two windows ahead of reading, reading goes on while the
+    batches of the window before make room, one batch is gathered ahead of the model.
+
+    before: rows in memory at the beginning.
+    """
+    pool, rate = _Pool(before), max(costs.sample_s, costs.group_s)
+    grouped = reader = gathered = model = asked_for = read_s = 0.0
+    served = [0.0, 0.0]  # when the server took the windows two and one before
+    done: list[float] = []
+    for w, load in enumerate(loads):
+        ahead = loads[w + 1].batches if w + 1 < len(loads) else 0
+        grouped = max(grouped, served[-2]) + rate * (ahead + (load.batches if w == 0 else 0))
+        reader, left = max(reader, grouped), load.rows_read
+        row_s = costs.read_s(load) / max(1, left)
+        pool.free(reader, load.early)
+        while left:
+            reader, taken = pool.take(reader, min(PIECE_ROWS[0], left), min(PIECE_ROWS[1], left), load.limit)
+            reader, left, read_s = reader + taken * row_s, left - taken, read_s + taken * row_s
+        served.append(max(reader, gathered))
+        batch_s = costs.batch_s(load)
+        for k in range(load.batches):
+            gathered = max(gathered, asked_for, served[-1]) + costs.collate_s
+            pool.free(gathered, load.idle if k == 0 else 0)
+            pool.free(gathered, int(load.freed[k]))
+            asked_for = max(model, gathered)  # the model takes it, and the next one is begun
+            model = asked_for + batch_s
+            done.append(model)
+    return Timeline(np.array(done), read_s, pool.peak)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What some batches of a run take."""
+
+    steps: float = 0
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    rows_read: float = 0.0
+    rows_asked: float = 0.0
+    read_s: float = 0.0
+
+    def __add__(self, other: "Share") -> "Share":
+        return Share(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+
+    def scaled(self, steps: float) -> "Share":
+        """The same for so many batches."""
+        return Share(*(value * steps / self.steps if self.steps else 0.0 for value in _values(self)))
+
+
+def _values(share: Share) -> tuple[float, ...]:
+    return (share.steps, share.seconds, share.nbytes, share.rows_read, share.rows_asked, share.read_s)
+
+
+def epoch_of(windows: Replay, costs: Costs, steps: int) -> Share:
+    """An epoch of `steps` batches that begins with those replayed; the rest goes on like the last half of their windows.
+
+    Where they are not all, the last window was cut short by the sample's end, and does not count unless it is the only one.
+    """
+    loads = windows.loads
+    line = simulate(loads, costs, windows.before)
+    if len(line.done) >= steps:
+        return _share(loads, line, costs, 0, len(loads))
+    whole = max(1, len(loads) - 1)
+    begin = whole // 2 if whole > 1 else 0
+    steady = _share(loads, line, costs, begin, whole)
+    known = _share(loads, line, costs, 0, whole)
+    return known + steady.scaled(steps - known.steps) if steps >= known.steps else known.scaled(steps)
+
+
+def _share(loads: Sequence[Load], line: Timeline, costs: Costs, begin: int, end: int) -> Share:
+    """What the windows begin..end-1 take."""
+    first, last = (sum(load.batches for load in loads[:w]) for w in (begin, end))
+    some = loads[begin:end]
+    return Share(
+        steps=last - first,
+        seconds=float(line.done[last - 1] - (line.done[first - 1] if first else 0.0)) if last else 0.0,
+        nbytes=sum(load.nbytes for load in some),
+        rows_read=sum(load.rows_read for load in some),
+        rows_asked=sum(int(load.asked.sum()) for load in some),
+        read_s=sum(costs.read_s(load) for load in some),
+    )
