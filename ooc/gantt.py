@@ -12,6 +12,7 @@ COLORS = {
     "sample": ("#3d8b5f", "#7fb598"),
     "group": ("#8a6bb1", "#b9a5d1"),
     "read": ("#2563a8", "#7aa3d0"),
+    "sum": ("#2f8f9d", "#86c1c9"),
     "collate": ("#b8901f", "#d8bf74"),
     CONSUMER: ("#d9722b", "#eaa97c"),
 }
@@ -19,10 +20,11 @@ _OTHER = ("#52606d", "#9aa5b1")
 
 
 def section(spans: Spans) -> tuple[float, float]:
-    """(start, end) of a stretch in the middle: three windows being read, or two dozen batches where there are no windows."""
+    """(start, end) of a stretch in the middle: three windows (or sweeps) being read, or two dozen batches where there are no windows."""
     full = [each[-1].end for each in spans.values() if len(each) >= MOST_SPANS]
     known = min(full, default=max(span.end for each in spans.values() for span in each))  # beyond, a stage is missing
-    stage, shown = ("read", WINDOWS_SHOWN) if spans.get("group") else (CONSUMER, BATCHES_SHOWN)
+    whole = "sum" if spans.get("sum") else "read"  # where sums are made, a sweep is read in many pieces
+    stage, shown = (whole, WINDOWS_SHOWN) if spans.get("group") else (CONSUMER, BATCHES_SHOWN)
     items: dict[int, list[Span]] = {}
     for span in spans.get(stage) or next(iter(spans.values())):
         if span.end <= known:

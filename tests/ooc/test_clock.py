@@ -89,6 +89,13 @@ def test_any_spans_make_a_chart(spans: dict[str, list[Span]]) -> None:
     ElementTree.fromstring(_svg(gantt_figure(spans)))
 
 
+def test_the_chart_shows_whole_sweeps_though_they_are_read_in_pieces() -> None:
+    pieces = [Span(i, 0, i * 0.01, i * 0.01 + 0.009) for i in range(600)]
+    sums = [Span(k, 1, k * 1.0, k + 0.9) for k in range(6)]
+    spans = {"group": [Span(0, 2, 0.0, 0.1)], "read": pieces, "sum": sums}
+    assert section(spans) == pytest.approx((1.0, 3.9))
+
+
 def test_the_trace_of_a_run_comes_back(make_store: MakeStore, tmp_path: Path) -> None:
     train(configure(make_store(), tmp_path / "run", epochs=2))
     events: list[dict[str, Any]] = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
