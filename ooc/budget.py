@@ -13,9 +13,40 @@ LEAST_BATCH = 2**20
 """bytes: a budget that leaves less than this for a batch is refused"""
 RUNTIME_BYTES = 150_000_000
 """allowed for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
+_ENTRY_COPIES = 4
+"""of a sweep's entries: under way, ready, being put together, and once more while they are sorted"""
 _SHARES = 5
 """the largest batches that memory must hold at once: one at the model, one sampled ahead, two in flight between them, and
 the model's activations, reckoned as large as a batch: hidden rows are about as wide as features, for fewer nodes each layer"""
+
+
+@dataclass(frozen=True)
+class SweepSize:
+    """What two sweeps (`ooc.sweepplan`) take, one serving batches while the other is made. Bytes."""
+
+    sums: int
+    """of a sweep's batches"""
+    entries: int
+    """of what its batches want of the rows"""
+    activations: int
+    """of the largest batch"""
+    besides: int
+    """what is drawn and read meanwhile"""
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return self.kept + self.activations + self.besides
+
+    @property
+    def kept(self) -> int:
+        """Of the batches that wait, in both."""
+        return 2 * self.sums + _ENTRY_COPIES * self.entries
+
+    def joined(self, other: "SweepSize") -> "SweepSize":
+        """With more batches."""
+        activations, besides = max(self.activations, other.activations), max(self.besides, other.besides)
+        return SweepSize(self.sums + other.sums, self.entries + other.entries, activations, besides)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ _OTHER = ("#52606d", "#9aa5b1")
 
 
 def section(spans: Spans) -> tuple[float, float]:
-    """(start, end) of a stretch in the middle: three windows (or sweeps) being read, or two dozen batches where there are no windows."""
+    """(start, end) of a stretch in the middle: three windows or sweeps being read, or two dozen batches."""
     full = [each[-1].end for each in spans.values() if len(each) >= MOST_SPANS]
     known = min(full, default=max(span.end for each in spans.values() for span in each))  # beyond, a stage is missing
     whole = "sum" if spans.get("sum") else "read"  # where sums are made, a sweep is read in many pieces

@@ -87,8 +87,9 @@ def make_work(
     pin_memory: bool,
     device: torch.device | None,
     summing: Summing | None,
+    threads: int,
 ) -> Work:
-    """The stages' work over a data set. sampling: fan-out, replace, weight column."""
+    """The stages' work over a data set. sampling: fan-out, replace, weight column; threads: that draw."""
     if ds.memory is not None:
         return_large_blocks()
     x = ds.stored("x") if ds.num_features else None
@@ -100,7 +101,10 @@ def make_work(
         x_bytes = 2 * 4 * x.shape[1]
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
     per_node, per_expanded = (row_bytes, 0) if summing is None else (0, row_bytes)
-    limit: dict[str, Any] = {"max_bytes": budget.max_batch, "row_bytes": per_node, "expanded_bytes": per_expanded}
+    sweeping = summing is not None and x is not None and not isinstance(x, ArrayRows) and sweeps_pay(x, budget.batches)
+    # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
+    most_drawn, most = (budget.batches // 2, budget.batches) if sweeping else (budget.max_batch, budget.max_batch)
+    limit: dict[str, Any] = {"max_bytes": most_drawn, "row_bytes": per_node, "expanded_bytes": per_expanded}
     sampler = NeighborSampler(ds.graph, *sampling, **limit)
     mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE
     lockstep = None
@@ -111,8 +115,8 @@ def make_work(
     to_cuda = device is not None and device.type == "cuda"
     buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
     pin = pins(pin_memory) and not to_cuda
-    parts = order, sampler, collator, x, y, row_bytes, budget.max_batch, transform, pin, topology, lockstep
-    return Work(*parts, summing=summing, buffers=buffers)
+    parts = order, sampler, collator, x, y, row_bytes, most, transform, pin, topology, lockstep
+    return Work(*parts, summing=summing, sweeping=sweeping, drawing=threads, buffers=buffers)
 
 
 def pins(pin_memory: bool) -> bool:
@@ -201,7 +205,9 @@ class NeighborLoader:
         collator = Collator(data.graph, gather, weight_attr, edge_ids)
         self._weight = weight_column_of(data.graph, weight_attr)
         sampling = (fanout_of(num_neighbors), replace, self._weight)
-        self._work = make_work(data, order, collator, sampling, self.budget, transform, pin_memory, self.device, summing)
+        self._work = make_work(
+            data, order, collator, sampling, self.budget, transform, pin_memory, self.device, summing, sample_threads
+        )
         self._copier: Copier | None = None
         self._start = self._cursor = Cursor(0, 0)
         self._stop: int | None = None
@@ -317,7 +323,7 @@ class NeighborLoader:
             source = work.split(cursors) if self._split else cursors
             return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
         pool, split = self.budget.batches, self._split
-        if work.summing is not None and sweeps_pay(work, pool):
+        if work.sweeping:
             return swept(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
         return windowed(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
 

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 
 from ooc.arguments import InputNodes
 from ooc.batch import Subgraph
+from ooc.budget import SweepSize
 from ooc.buffers import Buffers
 from ooc.collate import Collator, Drawn, Loaded
 from ooc.device import pin
@@ -86,8 +87,11 @@ BUFFERS_KEPT, PINNED_KEPT = 1, 4
 FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 """Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
 _PART_SLOTS = 2**14  # 64 KiB of int32
-_ROWS_ALIVE = 5
+_ROWS_ALIVE = 3
 """Hidden rows of the first layer's width that a step holds at once for each of its destinations, gradients included"""
+PIECES, PIECE_BYTES, _PIECE_SHARE = 3, 8 * 2**20, 32
+"""Pieces of a sweep's pass that are in memory at once: two being read, so that the disk never waits, and one being added up; a
+piece's bytes at most, and its share of the memory at most"""
 
 
 def slot_bytes(graph: Graph) -> int:
@@ -204,6 +208,10 @@ class Work:
     """where the edges stay on disk"""
     summing: Summing | None = None
     """what of x batches hold in its place"""
+    sweeping: bool = False
+    """whether sums are made in sweeps; `max_bytes` is then that of a sweep"""
+    drawing: int = 1
+    """batches drawn at once"""
     read: Read = field(default_factory=Read)
     buffers: Buffers = field(default_factory=lambda: Buffers(BUFFERS_KEPT))
 
@@ -258,7 +266,8 @@ class Work:
     def _checked(self, cursor: Cursor, position: NDArray[np.int64], last: bool, subgraph: Subgraph) -> Drawn:
         self.topology.trim(subgraph)
         drawn = Drawn(cursor.step, last, position, subgraph)
-        need = self.nbytes(drawn)  # the sampler has not counted what collation adds
+        # The sampler has not counted what collation adds.
+        need = self.share_of_sweep(drawn).nbytes if self.sweeping else self.nbytes(drawn)
         if need > self.max_bytes:
             raise BudgetError(
                 f"a batch of {len(position)} seeds needs {format_bytes(need)} of {format_bytes(self.max_bytes)}; "
@@ -296,10 +305,32 @@ class Work:
     def nbytes(self, drawn: Drawn) -> int:
         """Bytes of the batch from here to the model."""
         subgraph = drawn.subgraph
-        nodes, edges = len(subgraph.node), len(subgraph.source)
         if self.summing is not None:
-            nodes, edges = len(subgraph.indptr) - 1, edges - subgraph.num_edges[-1]
-        return subgraph.nbytes + self.collator.nbytes(nodes, edges, self.row_bytes)
+            return subgraph.nbytes + self._summed_bytes(subgraph)
+        return subgraph.nbytes + self.collator.nbytes(len(subgraph.node), len(subgraph.source), self.row_bytes)
+
+    def _summed_bytes(self, subgraph: Subgraph) -> int:
+        """Bytes of the batch without its last hop, with sums."""
+        return self.collator.nbytes(len(subgraph.indptr) - 1, sum(subgraph.num_edges[:-1]), self.row_bytes)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Of a piece of a sweep's pass, about."""
+        return min(PIECE_BYTES, self.max_bytes // _PIECE_SHARE)
+
+    def share_of_sweep(self, drawn: Drawn) -> SweepSize:
+        """The part of the memory that the batch takes in a sweep."""
+        subgraph = drawn.subgraph
+        expanded = len(subgraph.indptr) - 1
+        rest = 8 * (2 * expanded + 2 * sum(subgraph.num_edges[:-1]))
+        entry = (4 if subgraph.node.max(initial=0) < 2**31 else 8) + 4 + 4  # row, target, factor
+        drawing = 4 * self.drawing * subgraph.nbytes if self.lockstep is None else self.lockstep.max_bytes or 0
+        return SweepSize(
+            sums=self._summed_bytes(subgraph) + rest,
+            entries=entry * (len(subgraph.source) + expanded),
+            activations=self.activation_bytes(drawn),
+            besides=drawing + PIECES * self.piece_bytes,
+        )
 
     def activation_bytes(self, drawn: Drawn) -> int:
         """Bytes that the model needs beside a batch: as much again (hidden rows are about as wide as features, for fewer nodes

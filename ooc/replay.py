@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.collate import Drawn
+from ooc.loading import PIECES
 from ooc.lookahead import Grouping
 from ooc.rowcache import Residents
-from ooc.sweepplan import Waiting, sweeps, sweeps_pay, swept_bytes, waiting
+from ooc.sweepplan import Waiting, sweeps, waiting
 from ooc.windows import PIECE_ROWS
 from stores.plan import ReadCost
 
@@ -66,7 +67,7 @@ def replay(grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: C
 
     >>> sum(load.rows_read for load in replay(grouping, drawn, lambda ids: rows.plan(ids).length).loads)
     """
-    if grouping.work.summing is not None and sweeps_pay(grouping.work, grouping.pool_bytes):
+    if grouping.work.sweeping:
         return _swept(grouping, drawn, lengths, seen)
     loads, residents = [], grouping.residents
     for window in grouping.windows(iter(drawn)):
@@ -108,7 +109,7 @@ def _swept(grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: C
             yield waiting(grouping.work, batch)
 
     before = 0
-    for sweep in sweeps(waits(), grouping.work, grouping.pool_bytes, grouping.drawing):
+    for sweep in sweeps(waits(), grouping.pool_bytes):
         extents, nbytes = _planned(sweep.row.astype(np.int64), lengths)
         count = len(sweep.batches)
         loads.append(
@@ -118,7 +119,7 @@ def _swept(grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: C
                 extents=extents,
                 nbytes=nbytes,
                 limit=before + len(sweep.row),
-                kept=swept_bytes(sweep),
+                kept=sweep.size.kept + PIECES * grouping.work.piece_bytes,
                 early=0,
                 idle=0,
                 freed=np.append(np.zeros(count - 1, np.int64), len(sweep.row)),

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.budget import SweepSize
 from ooc.buffers import Buffers
 from ooc.collate import Drawn
 from ooc.loading import Work
@@ -19,11 +21,20 @@ from stores.zarr_rows import ShardedRows
 
 AHEAD = 1
 """Batches handed out before the model asks for them"""
-PIECES, PIECE_BYTES = 3, 8 * 2**20
-"""Pieces of a pass that are in memory at once: two being read, so that the disk never waits, and one being added up"""
-_ENTRY_COPIES = 4
-"""of a sweep's entries: under way, ready, being put together, and once more while they are sorted"""
 _DIGIT = 11  # bits of a pass of the radix sort: its counters stay in the processor's first cache
+
+
+class Rest(NamedTuple):
+    """What remains of a sampled batch beside its sums. scale: float32[d], what each sum is multiplied by, or empty for ones."""
+
+    drawn: Drawn
+    """without its last hop"""
+    scale: Floats
+
+    @property
+    def num_rows(self) -> int:
+        """Destinations of the first layer: rows of sums."""
+        return len(self.drawn.subgraph.node)
 
 
 @dataclass(frozen=True)
@@ -31,26 +42,14 @@ class Waiting:
     """A sampled batch that waits for its sums. An entry is an edge into the first layer's destinations, or one of those itself.
 
     row: int32|int64[k], the row that an entry needs; target: int32[k], the destination, or ~ it where its own row is meant;
-    edge: float32[k], what an edge counts for, or empty; scale: float32[d], what a destination's sum does, or empty.
+    edge: float32[k], what an edge counts for, or empty. share: its part of a sweep's memory.
     """
 
-    rest: Drawn
-    """the batch without its last hop"""
+    rest: Rest
     row: NDArray[Any]
     target: NDArray[np.int32]
     edge: Floats
-    scale: Floats
-    nbytes: int
-    """of the batch from the sweep to the model"""
-    activations: int
-    """bytes that the model needs for it"""
-    drawing: int
-    """bytes that drawing it took"""
-
-    @property
-    def num_rows(self) -> int:
-        """Destinations of the first layer: rows of sums."""
-        return len(self.rest.subgraph.node)
+    share: SweepSize
 
 
 def waiting(work: Work, drawn: Drawn) -> Waiting:
@@ -67,8 +66,7 @@ def waiting(work: Work, drawn: Drawn) -> Waiting:
     edge = factors.edge
     if len(edge):
         edge = np.concatenate([edge, np.ones(count, np.float32)])
-    sizes = work.nbytes(drawn), work.activation_bytes(drawn), subgraph.nbytes
-    return Waiting(rest, narrow(row), target, edge, factors.target, *sizes)
+    return Waiting(Rest(rest, factors.target), narrow(row), target, edge, work.share_of_sweep(drawn))
 
 
 @dataclass(frozen=True)
@@ -79,12 +77,14 @@ class Sweep:
     first: int64[u + 1], row u is wanted by entries first[u]:first[u + 1]; target, edge: of each entry, as in `Waiting`.
     """
 
-    batches: tuple[Waiting, ...]
+    batches: tuple[Rest, ...]
     start: NDArray[np.int64]
     row: NDArray[Any]
     first: NDArray[np.int64]
     target: NDArray[np.int32]
     edge: Floats
+    size: SweepSize
+    """what its batches take of the memory"""
 
     @property
     def num_rows(self) -> int:
@@ -93,13 +93,20 @@ class Sweep:
 
     def only(self, k: int) -> "Sweep":
         """A sweep for batch k alone."""
-        return make_sweep([self.batches[k]])
+        base, stop = int(self.start[k]), int(self.start[k + 1])
+        to = np.where(self.target < 0, ~self.target, self.target)
+        own = np.flatnonzero((to >= base) & (to < stop))
+        target = self.target[own]
+        target += np.where(target < 0, base, -base).astype(np.int32)
+        row = np.repeat(self.row, np.diff(self.first))[own]
+        edge = self.edge[own] if len(self.edge) else self.edge
+        return _swept(self.batches[k : k + 1], row, target, edge, self.size)
 
 
 def make_sweep(batches: list[Waiting]) -> Sweep:
     """Put the entries of batches in file order; those of one row stay in the order of batches, destinations and edges."""
     start = np.zeros(len(batches) + 1, np.int64)
-    np.cumsum([batch.num_rows for batch in batches], out=start[1:])
+    np.cumsum([batch.rest.num_rows for batch in batches], out=start[1:])
     target = np.concatenate([batch.target for batch in batches])
     at = 0
     for batch, base in zip(batches, start[:-1].tolist(), strict=True):
@@ -112,8 +119,16 @@ def make_sweep(batches: list[Waiting]) -> Sweep:
         [batch.edge if len(batch.edge) or not weighed else np.ones(len(batch.row), np.float32) for batch in batches]
     )
     row, target, edge = _sorted(row, target, edge)
+    size = reduce(SweepSize.joined, (batch.share for batch in batches))
+    return _swept(tuple(batch.rest for batch in batches), row, target, edge, size)
+
+
+def _swept(batches: tuple[Rest, ...], row: NDArray[Any], target: NDArray[np.int32], edge: Floats, size: SweepSize) -> Sweep:
+    """A sweep of entries in file order."""
+    start = np.zeros(len(batches) + 1, np.int64)
+    np.cumsum([batch.num_rows for batch in batches], out=start[1:])
     begins = np.flatnonzero(np.diff(row, prepend=row[:1] - 1))
-    return Sweep(tuple(batches), start, row[begins], np.append(begins, len(row)), target, edge)
+    return Sweep(batches, start, row[begins], np.append(begins, len(row)), target, edge, size)
 
 
 def _sorted(row: NDArray[Any], target: NDArray[np.int32], edge: Floats) -> tuple[NDArray[Any], NDArray[np.int32], Floats]:
@@ -154,13 +169,13 @@ def _by_digit(
             edge_out[to] = edge[i]
 
 
-def sweeps(batches: Iterator[Waiting], work: Work, pool: int, threads: int) -> Iterator[Sweep]:
+def sweeps(batches: Iterator[Waiting], pool: int) -> Iterator[Sweep]:
     """Sweeps of consecutive batches, none left out, each of as many as fit `pool` bytes, but of one at least.
 
-    threads: batches being drawn at once. A failure comes after the sweep of the batches before it.
+    A failure comes after the sweep of the batches before it.
     """
     draft: list[Waiting] = []
-    size = Size(work, pool, threads)
+    size: SweepSize | None = None
     failure: BaseException | None = None
     while True:
         try:
@@ -170,10 +185,10 @@ def sweeps(batches: Iterator[Waiting], work: Work, pool: int, threads: int) -> I
         except BaseException as error:  # the batches before it come first
             failure = error
             break
-        larger = size.with_one(batch)
-        if draft and not larger.fits:
+        larger = batch.share if size is None else size.joined(batch.share)
+        if draft and larger.nbytes > pool:
             yield make_sweep(draft)
-            draft, larger = [], Size(work, pool, threads).with_one(batch)
+            draft, larger = [], batch.share
         draft.append(batch)
         size = larger
         del batch
@@ -183,45 +198,9 @@ def sweeps(batches: Iterator[Waiting], work: Work, pool: int, threads: int) -> I
         raise failure
 
 
-@dataclass(frozen=True)
-class Size:
-    """What a sweep takes of the memory."""
-
-    work: Work
-    pool: int
-    threads: int
-    kept: int = 0
-    """bytes of sums"""
-    entries: int = 0
-    activations: int = 0
-    """of the largest batch, and so below"""
-    drawing: int = 0
-
-    def with_one(self, batch: Waiting) -> "Size":
-        """The same with one batch more."""
-        entries = self.entries + batch.row.nbytes + batch.target.nbytes + batch.edge.nbytes
-        activations, drawing = max(self.activations, batch.activations), max(self.drawing, batch.drawing)
-        return Size(self.work, self.pool, self.threads, self.kept + batch.nbytes, entries, activations, drawing)
-
-    @property
-    def fits(self) -> bool:
-        """Whether two such sweeps fit, with what is drawn and read meanwhile and the model's activations."""
-        lockstep = self.work.lockstep
-        drawn = 4 * self.threads * self.drawing if lockstep is None else lockstep.max_bytes or 0
-        besides = drawn + self.activations + PIECES * PIECE_BYTES
-        return 2 * self.kept + _ENTRY_COPIES * self.entries + besides <= self.pool
-
-
-def swept_bytes(sweep: Sweep) -> int:
-    """What two sweeps like this one take, and the pieces under way: see `Size`."""
-    entries = sum(batch.row.nbytes + batch.target.nbytes + batch.edge.nbytes for batch in sweep.batches)
-    return 2 * sum(batch.nbytes for batch in sweep.batches) + _ENTRY_COPIES * entries + PIECES * PIECE_BYTES
-
-
-def sweeps_pay(work: Work, pool: int) -> bool:
+def sweeps_pay(rows: Rows, pool: int) -> bool:
     """Whether to read the rows again for every sweep; not where all of them fit into memory and stay there."""
-    assert work.x is not None
-    return work.x.shape[0] * work.x.row_bytes > pool // 2
+    return rows.shape[0] * rows.row_bytes > pool // 2
 
 
 @dataclass(frozen=True)
@@ -249,11 +228,11 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint16) if dtype == np.float16 else dtype
 
 
-def pieces(sweep: Sweep, rows: Rows) -> Iterator[Piece]:
-    """The pieces of a pass, in file order, each of about PIECE_BYTES."""
+def pieces(sweep: Sweep, rows: Rows, piece_bytes: int) -> Iterator[Piece]:
+    """The pieces of a pass, in file order, each of about so many bytes."""
     row, width = sweep.row.astype(np.int64), rows.shape[1]
     if not isinstance(rows, ShardedRows):
-        most = max(1, PIECE_BYTES // rows.row_bytes)
+        most = max(1, piece_bytes // rows.row_bytes)
         for begin in range(0, len(row), most):
             own = row[begin : begin + most]
             yield Piece(own, np.arange(len(own)) * width, sweep.first[begin : begin + len(own) + 1], None)
@@ -262,7 +241,7 @@ def pieces(sweep: Sweep, rows: Rows) -> Iterator[Piece]:
     ends = np.cumsum(plan.length)
     begin = done = 0
     while begin < len(ends):
-        stop = max(begin + 1, int(np.searchsorted(ends, done + PIECE_BYTES, side="right")))
+        stop = max(begin + 1, int(np.searchsorted(ends, done + piece_bytes, side="right")))
         a, b = int(plan.first[begin]), int(plan.first[stop])
         row_at = plan.row_at[a:b] - done
         extents = plan.offset[begin:stop], plan.length[begin:stop]

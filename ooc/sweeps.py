@@ -27,11 +27,11 @@ from ooc.buffers import Buffers
 from ooc.clock import Clock
 from ooc.clock import waiting as booked
 from ooc.collate import Loaded
-from ooc.loading import Work
+from ooc.loading import PIECES, Work
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, SOURCE, Pipeline, Stage
 from ooc.sums import Floats, Sums, scale_rows, scatter_sums
-from ooc.sweepplan import AHEAD, PIECES, Piece, Sweep, Waiting, pieces, sweeps, waiting
+from ooc.sweepplan import AHEAD, Piece, Rest, Sweep, Waiting, pieces, sweeps, waiting
 from stores.rows import Rows
 
 SECOND_SHARE = 4
@@ -157,7 +157,7 @@ class Sweeper:
         near[:] = 0
         under_way: deque[tuple[Piece, Future[NDArray[Any]]]] = deque()
         try:
-            for piece in [*islice(todo := pieces(sweep, self._rows), PIECES)]:
+            for piece in [*islice(todo := pieces(sweep, self._rows, self._work.piece_bytes), PIECES)]:
                 under_way.append((piece, self._submit(piece)))
             while under_way:
                 piece, read = under_way.popleft()
@@ -202,7 +202,7 @@ class Server:
     def __init__(self, work: Work, sweeper: Sweeper) -> None:
         self._work, self._sweeper = work, sweeper
 
-    def serve(self, made: Iterator[Made]) -> Iterator[tuple[Waiting, Sums]]:
+    def serve(self, made: Iterator[Made]) -> Iterator[tuple[Rest, Sums]]:
         """The batches of sweeps, one after the other, with their sums."""
         step = 0
         for turn in range(1 << 62):
@@ -220,11 +220,11 @@ class Server:
                 raise one.error
             del one, near, root, sweep  # while the next one is waited for
 
-    def collate(self, batch: tuple[Waiting, Sums]) -> tuple[int, Any]:
+    def collate(self, batch: tuple[Rest, Sums]) -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
-        waits, sums = batch
-        scale_rows(sums.near, waits.scale)
-        return self._work.collate(Loaded(waits.rest, sums, self._work.labels(waits.rest)))
+        rest, sums = batch
+        scale_rows(sums.near, rest.scale)
+        return self._work.collate(Loaded(rest.drawn, sums, self._work.labels(rest.drawn)))
 
 
 def swept(
@@ -279,7 +279,7 @@ def _chain(
         clocks={"sample": own["sample"]},
     )
     made = Pipeline(
-        sweeps(sampled, work, pool, threads),
+        sweeps(sampled, pool),
         [Stage("sum", sweeper.make)],
         max_bytes=1,  # the buffers are the gate
         max_items=2,

@@ -108,11 +108,13 @@ def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, 
 def run(a: argparse.Namespace) -> dict[str, Any]:
     """Open, warm up on a tiny graph, run the steps and measure."""
     import ooc
+    from ooc.loaders import budget_of
 
     fanout = [int(f) for f in a.fanout.split(",")]
     options = {"in_memory": a.features == "ram", "engine": a.engine, "memory": a.memory or a.limit}
     with ooc.open(a.store, **options) as ds:
         seeds = seeds_of_run(ds.num_nodes, a.batch_size, a.batches, a.seed)
+        budget_of(ds)  # before the libraries are warm, as in `ooc train`: what they take then is allowed for
         sums = sums_of(a, fanout, ds)
         warm_up(fanout, a.hidden, sums, ds, options)
         begin = time.perf_counter()

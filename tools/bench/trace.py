@@ -18,7 +18,7 @@ from ooc.loading import Work
 from ooc.lookahead import Grouping, Window
 from ooc.order import Cursor
 from ooc.rowcache import Residents
-from ooc.sweepplan import Sweep, sweeps, sweeps_pay, waiting
+from ooc.sweepplan import Sweep, sweeps, waiting
 from stores.dataset import Dataset
 from stores.zarr_rows import ShardedRows
 from tools.bench.bound import PAGE_BYTES, pages_of
@@ -85,11 +85,11 @@ class Trace:
     def sweeps(self) -> Iterator[Sweep]:
         """The sweeps that the run's own planner made, where its batches have sums."""
         waits = (waiting(self.work, drawn) for drawn in self.drawn())
-        return sweeps(waits, self.work, self.budget.batches, 1)
+        return sweeps(waits, self.budget.batches)
 
     def reads(self) -> Iterator[tuple[NDArray[Any], int]]:
         """Of every window or sweep: the rows that it had to read, int[u] ascending, and how many were in memory at once."""
-        if self.work.summing is not None and sweeps_pay(self.work, self.budget.batches):
+        if self.work.sweeping:
             for sweep in self.sweeps():
                 yield sweep.row, 2 * 2 * sweep.num_rows  # two rows a sum, and two sweeps
         else:
