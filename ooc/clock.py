@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 MOST_SPANS = 2048
 """a stage keeps: about 0.3 MB"""
+_STRETCHES = 64
+"""of work that a span may reach back over"""
 _JOINED_SECONDS = 0.5e-3
 """A wait shorter than this does not cut a span in two"""
 
@@ -64,8 +67,12 @@ class Clock:
 
     work_s: float = 0.0
     wait_s: float = 0.0
+    busy_s: float = 0.0
+    """while at least one thread worked"""
     items: int = 0
     spans: list[Span] = field(default_factory=list)
+    _busy: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_STRETCHES))
+    """the latest stretches of any work, apart from one another"""
 
     def worked(self, item: int, start: float, end: float, waits: list[tuple[float, float]]) -> None:
         """An item was worked on from `start` to `end`, waiting in between at `waits`. Called under a lock."""
@@ -73,10 +80,21 @@ class Clock:
         self.work_s += end - start - waited
         self.wait_s += waited
         for stop, begun in [*((b, s) for b, s in waits if s - b > _JOINED_SECONDS), (end, end)]:
+            self._add_busy(start, stop)
             if stop > start and len(self.spans) < MOST_SPANS:
                 self.spans.append(Span(item, threading.get_ident(), start, stop))
             start = begun
 
+    def _add_busy(self, start: float, stop: float) -> None:
+        """Join a stretch of work, which ends no earlier than those before, with those it meets."""
+        self.busy_s += stop - start
+        begin = start
+        while self._busy and self._busy[-1][1] >= start:
+            first, last = self._busy.pop()
+            self.busy_s -= min(last, stop) - max(first, start)
+            begin, stop = min(begin, first), max(stop, last)
+        self._busy.append((begin, stop))
+
     def sums(self) -> dict[str, float]:
-        """Seconds of work and of waiting, and items."""
-        return {"work_s": self.work_s, "wait_s": self.wait_s, "items": self.items}
+        """Seconds of work and of waiting, over all threads, and of any work at all; items."""
+        return {"work_s": self.work_s, "wait_s": self.wait_s, "busy_s": self.busy_s, "items": self.items}

@@ -213,7 +213,8 @@ class Job:
         """Seconds, bytes and rows up to now, earlier processes included."""
         stages = self.loader.times()
         if "consumer" in stages:  # the loop does not ask for a batch after the last, so the pipeline misses that one's work
-            stages["consumer"]["work_s"] = max(0.0, self._spent["train_seconds"] - stages["consumer"]["wait_s"])
+            worked = max(0.0, self._spent["train_seconds"] - stages["consumer"]["wait_s"])
+            stages["consumer"] |= {"work_s": worked, "busy_s": worked}
         now = {
             **self._spent,
             "peak_rss_bytes": self.meter.peak,

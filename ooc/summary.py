@@ -37,7 +37,8 @@ def add_stages(before: Stages, now: Stages) -> Stages:
     names = list(dict.fromkeys([*before, *now]))
     return {
         name: {
-            part: before.get(name, {}).get(part, 0) + now.get(name, {}).get(part, 0) for part in ("work_s", "wait_s", "items")
+            part: before.get(name, {}).get(part, 0) + now.get(name, {}).get(part, 0)
+            for part in ("work_s", "wait_s", "busy_s", "items")
         }
         for name in names
     }
@@ -62,15 +63,15 @@ def summarize(spent: dict[str, Any], steps_per_epoch: int, batch_size: int) -> d
 
 
 def account(spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: dict[str, Any] | None) -> dict[str, Any]:
-    """What happened beside what was predicted, and what to change. Several threads' reading took the run's time at most.
+    """What happened beside what was predicted, and what to change; stages count while at least one of their threads works.
 
     row_bytes: of a row as stored, 0 where rows are in memory; plan: `Plan.asdict`, None where none was made. "actual" has the
     names of `ooc.planner.Prediction`.
     """
     steps, stages = spent["steps"], spent["stages"]
-    work = {name: stage["work_s"] for name, stage in stages.items()}
+    work = {name: stage["busy_s"] for name, stage in stages.items() if name != "source"}
     seconds_per_epoch = spent["train_seconds"] / steps * steps_per_epoch if steps else None
-    asked_bytes, reading = spent["rows_read"] * row_bytes, min(work.get("read", 0.0), spent["train_seconds"])
+    asked_bytes, reading = spent["rows_read"] * row_bytes, work.get("read", 0.0)
     actual = {
         "seconds_per_epoch": seconds_per_epoch,
         "evaluate_seconds": spent["evaluate_seconds"],

@@ -33,6 +33,16 @@ def test_work_and_waiting_share_the_time(at: list[float]) -> None:
     assert all(a.end <= b.start for a, b in pairwise(clock.spans))
 
 
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 3)), min_size=1, max_size=9))
+def test_threads_at_work_at_once_keep_a_stage_busy_once(work: list[tuple[float, float]]) -> None:
+    clock = Clock()
+    for start, length in sorted(work, key=lambda each: sum(each)):  # booked as they end
+        clock.worked(0, start, start + length, [])
+    at = sorted({edge for start, length in work for edge in (start, start + length)})
+    covered = sum(b - a for a, b in pairwise(at) if any(s <= a and b <= s + n for s, n in work))
+    assert clock.busy_s == pytest.approx(covered, abs=1e-6)
+
+
 def test_spans_are_bounded() -> None:
     clock = Clock()
     for item in range(MOST_SPANS + 5):
