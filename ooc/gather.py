@@ -53,9 +53,9 @@ class Gather:
         return out, (rows if self.kept else DecodedRows(rows, self.encoding)).read(ids, out)
 
     @property
-    def tensor_dtype(self) -> torch.dtype:
-        """Of `x`."""
-        return self.tensor(np.empty(0, self.gathered)).dtype
+    def float32(self) -> bool:
+        """Whether values are float32 from the gathering on: what sums can be made of."""
+        return self.gathered == np.float32 and self.dtype in (None, torch.float32)
 
     def tensor(self, gathered: AnyArray | Sums) -> Any:
         """`x`, over the same memory where its dtype allows."""

@@ -95,7 +95,7 @@ def make_work(
     x = ds.stored("x") if ds.num_features else None
     y = ds.labels
     x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
-    if x is None or len(x.shape) != 2 or collator.gather is None or collator.gather.tensor_dtype != torch.float32:
+    if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
         summing = None
     elif summing is not None:
         x_bytes = 2 * 4 * x.shape[1]

@@ -28,10 +28,7 @@ _FEW = 64
 
 
 class Sums(NamedTuple):
-    """What stands in place of a batch's x; tensors in a batch, arrays before. d: destinations of the first layer.
-
-    In training batches of `ooc train` they are valid until the next batch is asked for.
-    """
+    """What stands in place of a batch's x; tensors in a batch, arrays before. d: destinations of the first layer."""
 
     near: Any
     """float32[d, f]: each destination's weighted sum of its sampled neighbors' rows"""

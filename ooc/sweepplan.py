@@ -21,6 +21,8 @@ from stores.zarr_rows import ShardedRows
 
 AHEAD = 1
 """Batches handed out before the model asks for them"""
+PLAN_ROWS = 2**18
+"""Rows whose reads are planned at once, which takes about 16 MB"""
 _DIGIT = 11  # bits of a pass of the radix sort: its counters stay in the processor's first cache
 
 
@@ -187,15 +189,22 @@ def sweeps(batches: Iterator[Waiting], pool: int) -> Iterator[Sweep]:
             break
         larger = batch.share if size is None else size.joined(batch.share)
         if draft and larger.nbytes > pool:
-            yield make_sweep(draft)
-            draft, larger = [], batch.share
+            yield _made_of(draft)
+            larger = batch.share
         draft.append(batch)
         size = larger
         del batch
     if draft:
-        yield make_sweep(draft)
+        yield _made_of(draft)
     if failure is not None:
         raise failure
+
+
+def _made_of(draft: list[Waiting]) -> Sweep:
+    """The sweep of a draft, which is emptied: what a generator refers to stays in memory while the sweep is under way."""
+    sweep = make_sweep(draft)
+    draft.clear()
+    return sweep
 
 
 def sweeps_pay(rows: Rows, pool: int) -> bool:
@@ -230,13 +239,17 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def pieces(sweep: Sweep, rows: Rows, piece_bytes: int) -> Iterator[Piece]:
     """The pieces of a pass, in file order, each of about so many bytes."""
-    row, width = sweep.row.astype(np.int64), rows.shape[1]
-    if not isinstance(rows, ShardedRows):
-        most = max(1, piece_bytes // rows.row_bytes)
-        for begin in range(0, len(row), most):
-            own = row[begin : begin + most]
-            yield Piece(own, np.arange(len(own)) * width, sweep.first[begin : begin + len(own) + 1], None)
-        return
+    most = PLAN_ROWS if isinstance(rows, ShardedRows) else max(1, piece_bytes // rows.row_bytes)
+    for begin in range(0, len(sweep.row), most):
+        row, first = sweep.row[begin : begin + most].astype(np.int64), sweep.first[begin : begin + most + 1]
+        if isinstance(rows, ShardedRows):
+            yield from _planned(row, first, rows, piece_bytes)
+        else:
+            yield Piece(row, np.arange(len(row)) * rows.shape[1], first, None)
+
+
+def _planned(row: NDArray[np.int64], first: NDArray[np.int64], rows: ShardedRows, piece_bytes: int) -> Iterator[Piece]:
+    """The pieces of rows `row` (ascending), whose entries begin at `first`: runs of whole extents."""
     plan = rows.plan(row)
     ends = np.cumsum(plan.length)
     begin = done = 0
@@ -246,5 +259,5 @@ def pieces(sweep: Sweep, rows: Rows, piece_bytes: int) -> Iterator[Piece]:
         row_at = plan.row_at[a:b] - done
         extents = plan.offset[begin:stop], plan.length[begin:stop]
         part = ReadPlan(plan.row_bytes, *extents, row_at, np.arange(b - a), plan.first[begin : stop + 1] - a)
-        yield Piece(row[a:b], row_at // rows.dtype.itemsize, sweep.first[a : b + 1], part)
+        yield Piece(row[a:b], row_at // rows.dtype.itemsize, first[a : b + 1], part)
         begin, done = stop, int(ends[stop - 1])

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -109,9 +109,13 @@ def _leased(buffer: Floats, give: Any) -> Floats:
 
 @dataclass(frozen=True)
 class Made:
-    """A sweep whose sums stand in memory, or those of its first `done` batches, and what the next one failed on."""
+    """A sweep's batches whose sums stand in memory, or of its first `done` batches, and what the next one failed on.
 
-    sweep: Sweep
+    start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1].
+    """
+
+    batches: tuple[Rest, ...]
+    start: NDArray[np.int64]
     sums: Floats
     """float32[2, rows, f]: neighbors' sums and own rows of all its batches, one behind the other"""
     done: int
@@ -119,7 +123,7 @@ class Made:
 
 
 class Sweeper:
-    """Makes sums, sweep by sweep: pieces of the file are read by two threads, and added up by the caller's."""
+    """Makes sums, sweep by sweep: pieces of the file are read by threads of its own, and added up by the caller's."""
 
     def __init__(self, work: Work, rows: Rows, clock: Clock) -> None:
         self._work, self._rows = work, rows
@@ -134,22 +138,27 @@ class Sweeper:
         """The sums of a sweep's batches. Where that fails, batch by batch as far as it goes."""
         sums = self.memory.take(sweep.num_rows, self._rows.shape[1], self._turn)
         self._turn += 1
+        done, error = len(sweep.batches), None
         try:
             self._add_up(sweep, sums)
-            return Made(sweep, sums, len(sweep.batches), None)
         except Stopped:
             raise
         except Exception as failure:
-            if len(sweep.batches) == 1:
-                return Made(sweep, sums, 0, failure)
+            done, error = self._one_by_one(sweep, sums, failure)
+        return Made(sweep.batches, sweep.start, sums, done, error)
+
+    def _one_by_one(self, sweep: Sweep, sums: Floats, failure: Exception) -> tuple[int, Exception | None]:
+        """(batches whose sums are made, what the next one fails on)."""
+        if len(sweep.batches) == 1:
+            return 0, failure
         for done in range(len(sweep.batches)):
             try:
                 self._add_up(sweep.only(done), sums[:, sweep.start[done] : sweep.start[done + 1]])
             except Stopped:
                 raise
-            except Exception as failure:
-                return Made(sweep, sums, done, failure)
-        return Made(sweep, sums, len(sweep.batches), None)  # it went well the second time
+            except Exception as error:
+                return done, error
+        return len(sweep.batches), None  # it went well the second time
 
     def _add_up(self, sweep: Sweep, sums: Floats) -> None:
         """Read all pieces, a few ahead, and add them up in file order."""
@@ -171,8 +180,7 @@ class Sweeper:
                 for piece in islice(todo, 1):
                     under_way.append((piece, self._submit(piece)))
         finally:
-            for _, read in under_way:
-                read.cancel()
+            wait([read for _, read in under_way if not read.cancel()])  # whoever closes the loader may close the rows next
 
     def _submit(self, piece: Piece) -> "Future[NDArray[Any]]":
         try:
@@ -210,15 +218,15 @@ class Server:
             one = next(made, None)
             if one is None:
                 return
-            sweep, (near, root) = one.sweep, one.sums
+            near, root = one.sums
             for k in range(one.done):
-                own = slice(int(sweep.start[k]), int(sweep.start[k + 1]))
-                yield sweep.batches[k], Sums(near[own], root[own])
+                own = slice(int(one.start[k]), int(one.start[k + 1]))
+                yield one.batches[k], Sums(near[own], root[own])
             step += one.done
             if one.error is not None:
                 one.error.add_note(f"in stage 'sum' at step {step} of the pipeline")
                 raise one.error
-            del one, near, root, sweep  # while the next one is waited for
+            del one, near, root  # while the next one is waited for
 
     def collate(self, batch: tuple[Rest, Sums]) -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
@@ -244,11 +252,11 @@ def swept(
     assert work.x is not None
     alone = work.lockstep is None and not split
     own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "sum", "collate", CONSUMER)}
+    sweeper = Sweeper(work, work.x, own["read"])
+    server = Server(work, sweeper)
     with _users_lock:
         _users[work.x] = _users.get(work.x, 0) + 1
         pool = pool if _users[work.x] == 1 else pool // SECOND_SHARE
-    sweeper = Sweeper(work, work.x, own["read"])
-    server = Server(work, sweeper)
     try:
         return _chain(work, cursors, sweeper, server, pool, (threads, alone, split), own)
     except BaseException:
