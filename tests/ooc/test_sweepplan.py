@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc import sweepplan
+from ooc.budget import SweepSize
+from ooc.buffers import Buffers
 from ooc.loaders import NeighborLoader
+from ooc.loading import PIECE_BYTES, PIECES
 from ooc.order import Cursor
 from ooc.sums import Summing
-from ooc.sweepplan import PIECE_BYTES, PIECES, Sweep, Waiting, make_sweep, pieces, sweeps, waiting
+from ooc.sweepplan import Rest, Sweep, Waiting, make_sweep, pieces, sweeps, waiting
 from stores.build import write_store
 from stores.dataset import Dataset
 from stores.graph import Graph
@@ -55,8 +58,8 @@ def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> Waiting:
     row = rng.integers(0, top, size + d).astype(np.int64 if top > 2**31 else np.int32)
     target = np.concatenate([np.sort(rng.integers(0, d, size)), ~np.arange(d)]).astype(np.int32)
     edge = rng.random(size + d if weighed and size else 0).astype(np.float32)
-    rest: Any = type("Rest", (), {"subgraph": type("Nodes", (), {"node": np.arange(d)})})
-    return Waiting(rest, row, target, edge, np.ones(d, np.float32), 1, 1, 1)
+    drawn: Any = type("Drawn", (), {"subgraph": type("Nodes", (), {"node": np.arange(d)})})
+    return Waiting(Rest(drawn, np.ones(d, np.float32)), row, target, edge, SweepSize(d, len(row), size, 1))
 
 
 def values(edge: Any, entries: int) -> Any:
@@ -81,7 +84,7 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
     rng = np.random.default_rng(seed)
     batches = [drawn_at_random(rng, size, top, weighed) for size in sizes]
     sweep = make_sweep(batches)
-    start = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
+    start = np.cumsum([0, *(batch.rest.num_rows for batch in batches)]).tolist()
     row = np.concatenate([batch.row for batch in batches])
     edge = np.concatenate([values(batch.edge, len(batch.row)) for batch in batches])
     target = [
@@ -97,7 +100,7 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
     assert np.array_equal(sweep.target, np.array(target)[order])
     assert np.array_equal(values(sweep.edge, len(row)), edge[order])
     assert all(equal(sweep.only(k), make_sweep([batch])) for k, batch in enumerate(batches))
-    assert all(len(batch.row) == len(batch.target) == len(batch.edge) == 0 for batch in sweep.batches)
+    assert sweep.size == SweepSize(start[-1], len(row), max(sizes), 1)
 
 
 @pytest.mark.parametrize("source", ["float32", "float16", "lmdb", "foreign"])
@@ -105,7 +108,6 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
 def test_pieces_hold_every_row_once_in_order(
     path: Path, features: Any, monkeypatch: pytest.MonkeyPatch, source: str, piece_bytes: int, plan_rows: int
 ) -> None:
-    monkeypatch.setattr(sweepplan, "PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(sweepplan, "PLAN_ROWS", plan_rows)
     with Dataset.open(path, features={"x": features[source]}) as ds:
         rows = ds.stored("x")
@@ -114,8 +116,8 @@ def test_pieces_hold_every_row_once_in_order(
         sweep = make_sweep(waits_of(ds, [1], 3)[1][:20])
         assert 20 < len(sweep.row) < N
         done: list[int] = []
-        for piece in pieces(sweep, rows):
-            found, nbytes = piece.read(rows)
+        for piece in pieces(sweep, rows, piece_bytes):
+            found, nbytes = piece.read(rows, Buffers(1))
             assert nbytes > 0
             assert (piece.plan is None) == (source in ("lmdb", "foreign"))
             for row, at in zip(piece.row, piece.row_at, strict=True):
@@ -126,33 +128,34 @@ def test_pieces_hold_every_row_once_in_order(
 
 
 @settings(deadline=None, max_examples=30)
-@given(batch_size=st.integers(1, 60), pool=st.integers(PIECES * PIECE_BYTES, PIECES * PIECE_BYTES + 10**6))
+@given(batch_size=st.integers(1, 60), pool=st.integers(10**5, 10**7))
 def test_sweeps_hold_all_batches_in_order_within_their_bytes(path: Path, batch_size: int, pool: int) -> None:
     with Dataset.open(path) as ds:
         work, waits = waits_of(ds, [4, 3], batch_size)
-    made = list(sweeps(iter(waits), work, pool, 2))
-    assert [id(batch.rest) for sweep in made for batch in sweep.batches] == [id(batch.rest) for batch in waits]
+    made = list(sweeps(iter(waits), pool))
+    assert [id(batch) for sweep in made for batch in sweep.batches] == [id(batch.rest) for batch in waits]
     at = 0
     for sweep in made:
         own = waits[at : at + len(sweep.batches)]
         at += len(own)
         entries = sum(batch.row.nbytes + batch.target.nbytes + batch.edge.nbytes for batch in own)
-        need = 2 * sum(batch.nbytes for batch in own) + 4 * entries + PIECES * PIECE_BYTES
-        need += max(batch.activations for batch in own) + 8 * max(batch.drawing for batch in own)
-        assert len(own) == 1 or need <= pool
-        assert 2 * 4 * sweep.num_rows * F < sum(batch.nbytes for batch in own)
+        sums = 2 * 4 * sweep.num_rows * F
+        need = 2 * sums + 4 * entries + max(batch.share.activations for batch in own) + PIECES * work.piece_bytes
+        assert len(own) == 1 or need <= sweep.size.nbytes <= pool
+        assert sweep.size.sums > sums
+        assert sweep.size.entries >= entries
 
 
 def test_a_failure_comes_after_the_sweep_before_it(path: Path) -> None:
     with Dataset.open(path) as ds:
-        work, waits = waits_of(ds, [4, 3], 20)
+        waits = waits_of(ds, [4, 3], 20)[1]
 
     def failing() -> Any:
         yield from waits[:2]
         raise ZeroDivisionError("mine")
 
-    found = sweeps(failing(), work, 10**9, 1)
+    found = sweeps(failing(), 10**9)
     assert len(next(found).batches) == 2
     with pytest.raises(ZeroDivisionError, match="mine"):
         next(found)
-    assert list(sweeps(iter([]), work, 10**9, 1)) == []
+    assert list(sweeps(iter([]), 10**9)) == []
