@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 from numpy.typing import NDArray
 
 from ooc.batch import Subgraph
@@ -120,35 +122,35 @@ def without_last_hop(subgraph: Subgraph) -> Subgraph:
 class Code(NamedTuple):
     """How a kernel makes float32 of stored values; see `stores.encoding.Encoding`."""
 
-    kind: int
+    tag: NDArray[Any]
+    """empty; its dtype says which encoding, so that a kernel is compiled for each: a branch in its innermost loop would
+    make it half as fast"""
     scale: Floats
     """float32[f] of int8, else empty"""
 
     @classmethod
     def of(cls, encoding: Encoding) -> "Code":
         """Of rows whose values are float32."""
-        return cls(_KINDS[encoding.name], encoding.scale)
+        return cls(np.empty(0, _TAGS[encoding.name]), encoding.scale)
 
 
-_FLOAT32, _FLOAT16, _BFLOAT16, _INT8 = range(4)
-_KINDS = {"float32": _FLOAT32, "float16": _FLOAT16, "bfloat16": _BFLOAT16, "int8": _INT8}
+_TAGS: dict[str, Any] = {"float32": np.float32, "float16": np.uint8, "bfloat16": np.uint16, "int8": np.int8}
 
 
-@kernel
-def decode(row: NDArray[Any], kind: int, scale: Floats, values: Floats) -> None:
-    """values[j] = what row[j] means."""
-    if kind == _FLOAT32:
-        for j in range(len(values)):
-            values[j] = row[j]
-    elif kind == _FLOAT16:
-        for j in range(len(values)):
-            values[j] = of_float16(row[j])
-    elif kind == _BFLOAT16:
-        for j in range(len(values)):
-            values[j] = of_bfloat16(row[j])
-    else:
-        for j in range(len(values)):
-            values[j] = of_int8(row[j], scale[j])
+def value(row: NDArray[Any], j: int, tag: NDArray[Any], scale: Floats) -> np.float32:
+    """What row[j] means: for kernels only, see `_value`."""
+    raise NotImplementedError
+
+
+@overload(value, inline="always", strict=False)  # strict would compare the annotations too
+def _value(row: Any, j: Any, tag: Any, scale: Any) -> Any:
+    if tag.dtype == types.uint8:
+        return lambda row, j, tag, scale: of_float16(row[j])
+    if tag.dtype == types.uint16:
+        return lambda row, j, tag, scale: of_bfloat16(row[j])
+    if tag.dtype == types.int8:
+        return lambda row, j, tag, scale: of_int8(row[j], scale[j])
+    return lambda row, j, tag, scale: row[j]
 
 
 def gathered(
@@ -165,7 +167,7 @@ def gathered(
 @kernel
 def gather_sums(
     rows: NDArray[Any],
-    kind: int,
+    tag: NDArray[Any],
     scale: Floats,
     at: NDArray[Any],
     node: NDArray[np.int64],
@@ -178,21 +180,22 @@ def gather_sums(
 ) -> None:
     """See `gathered`."""
     width = rows.shape[1]
-    few, row = np.empty(_FEW, np.int64), np.empty(width, np.float32)
+    few = np.empty(_FEW, np.int64)
     for i in range(len(indptr) - 1):
-        decode(rows[at[i]], kind, scale, root[i])
+        own = rows[at[i]]
         for f in range(width):
+            root[i, f] = value(own, f, tag, scale)
             near[i, f] = 0
         order = ascending(node, source, indptr[i], indptr[i + 1], few)
         for k in range(indptr[i + 1] - indptr[i]):
-            decode(rows[at[source[order[k]]]], kind, scale, row)
+            row = rows[at[source[order[k]]]]
             if len(edge) == 0:
                 for f in range(width):
-                    near[i, f] += row[f]
+                    near[i, f] += value(row, f, tag, scale)
             else:
-                value = edge[order[k]]
+                factor = edge[order[k]]
                 for f in range(width):
-                    near[i, f] += value * row[f]
+                    near[i, f] += factor * value(row, f, tag, scale)
         if len(target) > 0:
             for f in range(width):
                 near[i, f] *= target[i]
@@ -221,7 +224,7 @@ def ascending(
 @kernel
 def scatter_sums(
     rows: NDArray[Any],
-    kind: int,
+    tag: NDArray[Any],
     scale: Floats,
     row_at: NDArray[np.int64],
     first: NDArray[np.int64],
@@ -237,21 +240,20 @@ def scatter_sums(
     near, root: float32[d, f], the sums so far and the rows.
     """
     width = near.shape[1]
-    row = np.empty(width, np.float32)
     for p in range(len(row_at)):
-        decode(rows[row_at[p] : row_at[p] + width], kind, scale, row)
+        row = rows[row_at[p] : row_at[p] + width]
         for k in range(first[p], first[p + 1]):
             to = target[k]
             if to < 0:
                 for f in range(width):
-                    root[~to, f] = row[f]
+                    root[~to, f] = value(row, f, tag, scale)
             elif len(edge) == 0:
                 for f in range(width):
-                    near[to, f] += row[f]
+                    near[to, f] += value(row, f, tag, scale)
             else:
-                value = edge[k]
+                factor = edge[k]
                 for f in range(width):
-                    near[to, f] += value * row[f]
+                    near[to, f] += factor * value(row, f, tag, scale)
 
 
 @kernel
