@@ -14,7 +14,7 @@ LEAST_BATCH = 2**20
 RUNTIME_BYTES = 150_000_000
 """allowed for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
 _ENTRY_COPIES = 4
-"""of a sweep's entries: under way, ready, being put together, and once more while they are sorted"""
+"""of a sweep's entries: under way; of the next one its batches', the same together, and once more while they are sorted"""
 _SHARES = 5
 """the largest batches that memory must hold at once: one at the model, one sampled ahead, two in flight between them, and
 the model's activations, reckoned as large as a batch: hidden rows are about as wide as features, for fewer nodes each layer"""

@@ -38,6 +38,10 @@ SECOND_SHARE = 4
 """A second pipeline over the same rows at the same time has so much less memory, on top of the first one's"""
 
 
+GRACE_SECONDS = 0.5
+"""after which a consumer that asks for more, and has let go of nothing, is taken to keep its batches"""
+
+
 class Stopped(Exception):
     """Somebody waited for memory of a pipeline that was closed; only a pipeline's threads ever see it."""
 
@@ -55,9 +59,7 @@ class SumsMemory:
         self._free: list[Floats] = [np.empty(0, np.float32), np.empty(0, np.float32)]
         self._asked = -1
         self._closed = False
-        self._changed = (
-            threading.Condition()
-        )  # over an RLock: a buffer may come back in a collection, in the middle of anything
+        self._changed = threading.Condition()  # over an RLock: a buffer may come back in a collection, in the middle of all
 
     def take(self, rows: int, width: int, turn: int) -> Floats:
         """float32[2, rows, width], uninitialised. Waits for a buffer, but not once the consumer asks for what `turn` makes.
@@ -67,6 +69,8 @@ class SumsMemory:
         with self._changed:
             with booked():
                 self._changed.wait_for(lambda: self._closed or self._free or self._asked >= turn)
+                # Asked for, and none is free: the consumer is about to let go of the batch before, or it keeps its batches.
+                self._changed.wait_for(lambda: self._closed or self._free, GRACE_SECONDS)
             if self._closed:
                 raise Stopped
             buffer = self._free.pop() if self._free else np.empty(0, np.float32)
