@@ -14,7 +14,7 @@ from ooc.profiling import Trial, profile
 from ooc.run import Job
 from ooc.user_models import forward_batch
 
-TRAIN_SECONDS, PLAN_SECONDS = 0.5, 3.0
+TRAIN_SECONDS, PLAN_SECONDS = 1.0, 2.0
 """What each part of the profile may take before training, and for `ooc plan`"""
 
 
@@ -49,6 +49,8 @@ def _trial(job: Job, step: Callable[[Job, Any], None], steps: int) -> Trial:
     def train(batch: Any) -> None:
         model.train()
         step(other, batch.to(device))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # training waits for every loss too
 
     def score(batch: Any) -> None:
         with evaluating(model), autocast(device, config.precision):

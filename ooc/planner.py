@@ -1,13 +1,14 @@
 """PURE: profile + budget -> `Plan`: what a run will take, why, and what would change it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ooc.budget import Budget
 from ooc.lookahead import ROW_BYTES, WINDOWS
-from ooc.profiling import Profile
-from ooc.replay import Costs, Replay, Share, epoch_of, simulate
+from ooc.profiling import Evaluation, Profile
+from ooc.replay import Costs, Replay, Share, simulate
+from ooc.sweepreplay import Sweeps
 from stores.sizes import format_bytes
 
 WORTH = 0.1
@@ -29,7 +30,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run will take: training only, where nothing else is said. Seconds, bytes and rows are of the whole run."""
+    """What a run will take: training only, but for the peak and where it is said. Seconds, bytes, rows: of the whole run."""
 
     seconds_per_epoch: float
     first_epoch_seconds: float
@@ -85,20 +86,20 @@ def plan(profile: Profile, budget: Budget, run: Run) -> Plan:
 
     >>> print(plan(profile, budget, run).advice)
     """
-    first, later = _epochs(profile.windows, profile, run)
+    first, later = _epochs(profile.replays, profile, run)
     whole = first + later
     stages = _stages(whole, profile)
     seconds_per_epoch = whole.seconds / whole.steps * run.steps_per_epoch
     others = {
-        name: sum(_epochs((windows,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch
-        for name, windows in profile.others.items()
-        if _tells(windows, run)
+        name: sum(_epochs((other,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch
+        for name, other in profile.others.items()
+        if other.tells(min(run.steps, run.steps_per_epoch))
     }
     prediction = Prediction(
         seconds_per_epoch=seconds_per_epoch,
         first_epoch_seconds=first.seconds,
         later_epoch_seconds=later.scaled(run.steps_per_epoch).seconds if later.steps else None,
-        evaluate_seconds=_evaluation(profile, whole, run),
+        evaluate_seconds=_evaluation(profile, run),
         peak_rss_bytes=peak_bytes(profile, run),
         bytes_read=round(whole.nbytes + profile.sampled_nbytes * whole.steps),
         rows_read=round(whole.rows_read),
@@ -122,73 +123,74 @@ def hit_rate(rows_read: float, rows_asked: float) -> float | None:
     return 1 - rows_read / rows_asked if rows_asked else None
 
 
-def _epochs(windows: tuple[Replay, ...], profile: Profile, run: Run) -> tuple[Share, Share]:
+def _epochs(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) -> tuple[Share, Share]:
     """(the first epoch, all later ones together)."""
-    first_steps = min(run.steps, run.steps_per_epoch)
+    costs, first_steps = profile.costs, min(run.steps, run.steps_per_epoch)
     left = run.steps - first_steps
-    if not windows:
-        costs = profile.costs
+    if not replays:
         seconds = costs.together_s * first_steps + costs.sample_s + costs.collate_s
         asked = profile.asked * first_steps
         first = Share(first_steps, seconds, 0.0, asked, asked)
         return first, first.scaled(left)
-    first = epoch_of(windows[0], profile.costs, first_steps)
-    if len(windows) > 1:
-        return first, epoch_of(windows[1], profile.costs, run.steps_per_epoch).scaled(left)
-    return first, (first if _covers(windows[0], first_steps) else _steady(windows[0], profile, first_steps)).scaled(left)
+    begin = replays[0]
+    first = begin.epoch(costs, first_steps)
+    if not left:
+        return first, Share()
+    if len(replays) > 1:
+        return first, replays[1].epoch(costs, run.steps_per_epoch).scaled(left)
+    if isinstance(begin, Sweeps):
+        return first, begin.epoch(costs, run.steps_per_epoch).scaled(left)
+    return first, (first if begin.covers(first_steps) else _steady(begin, costs, first_steps)).scaled(left)
 
 
-def _covers(windows: Replay, steps: int) -> bool:
-    return sum(load.batches for load in windows.loads) >= steps
-
-
-def _steady(windows: Replay, profile: Profile, steps: int) -> Share:
+def _steady(windows: Replay, costs: Costs, steps: int) -> Share:
     """An epoch but for its beginning: what follows the batches replayed."""
-    more = epoch_of(windows, profile.costs, 2 * steps)
-    once = epoch_of(windows, profile.costs, steps)
-    return Share(steps, *(a - b for a, b in zip(_rest(more), _rest(once), strict=True)))
-
-
-def _rest(share: Share) -> tuple[float, ...]:
-    return (share.seconds, share.nbytes, share.rows_read, share.rows_asked, share.read_s)
-
-
-def _tells(windows: Replay, run: Run) -> bool:
-    """Whether enough batches were replayed to go on from: all, or two whole windows."""
-    return _covers(windows, min(run.steps, run.steps_per_epoch)) or len(windows.loads) > 2
+    return windows.epoch(costs, 2 * steps).without(windows.epoch(costs, steps))
 
 
 def _stages(whole: Share, profile: Profile) -> dict[str, float]:
-    """Seconds of work of every stage; where rows are summed while they are read, hardly anything is left to collate."""
+    """Seconds of work of every stage."""
     costs = profile.costs
-    swept = any(windows.swept for windows in profile.windows)
-    return {
-        "sample": whole.steps * costs.sample_s,
-        "group": whole.steps * costs.group_s,
-        "read": whole.read_s,
-        "sum" if swept else "collate": whole.steps * costs.collate_s,
-        "consumer": whole.steps * costs.step_s,
-    }
+    stages = {"sample": whole.steps * costs.sample_s, "group": whole.steps * costs.group_s, "read": whole.read_s}
+    sums = {} if costs.pace is None else {"sum": whole.sum_s}
+    return {**stages, **sums, "collate": whole.steps * costs.collate_s, "consumer": whole.steps * costs.step_s}
 
 
-def _evaluation(profile: Profile, whole: Share, run: Run) -> float:
-    """Seconds of all evaluations: rows are read at the rate of training."""
-    row_s = whole.read_s / whole.rows_asked if whole.rows_asked else 0.0
-    return sum(
-        run.scored.get(split, 0) * each.batches * max(each.batch_s, each.asked * row_s)
-        for split, each in profile.evaluations.items()
+def _evaluation(profile: Profile, run: Run) -> float:
+    """Seconds of all evaluations."""
+    return sum(run.scored.get(split, 0) * scoring_s(each, profile.costs) for split, each in profile.evaluations.items())
+
+
+def scoring_s(each: Evaluation, costs: Costs) -> float:
+    """Seconds of scoring a split once. costs: of training, which reads as fast."""
+    if each.replay is None:
+        return each.batches * each.batch_s
+    pace = costs.pace
+    if pace is not None:  # the disk's work slows a batch down as it does in training
+        pace = replace(pace, batch_s=each.batch_s * pace.batch_s / costs.together_s)
+    own = replace(
+        costs, sample_s=each.sample_s, collate_s=0.0, step_s=each.batch_s, together_s=each.batch_s, cpu_s=0.0, pace=pace
     )
+    return each.replay.epoch(own, each.batches).seconds
 
 
 def peak_bytes(profile: Profile, run: Run) -> int:
-    """The most memory that training takes: what it took to run the model, the windows, and the edges still to be mapped."""
-    if not profile.windows:
-        return profile.resident + profile.unmapped
-    if profile.windows[0].swept:
-        return profile.resident + profile.unmapped + max(load.kept for load in profile.windows[0].loads)
-    rows = max(simulate(each.loads, profile.costs, each.before).peak_rows for each in profile.windows)
-    kept = max(load.kept for each in profile.windows for load in each.loads)
-    return profile.resident + profile.unmapped + rows * (run.row_bytes + ROW_BYTES) + WINDOWS * kept
+    """The most memory of the process: what it took to run the model, the rows or sums in memory beside it, in training or in
+    scoring, and the edges still to be mapped."""
+    steps = min(run.steps, run.steps_per_epoch)
+    most = [_held(each, profile.costs, steps, run.row_bytes) for each in profile.replays]
+    for split, each in profile.evaluations.items():
+        if run.scored.get(split) and each.replay is not None:
+            most.append(_held(each.replay, profile.costs, each.batches, run.row_bytes))
+    return profile.resident + profile.unmapped + max(most, default=0)
+
+
+def _held(each: Replay | Sweeps, costs: Costs, steps: float, row_bytes: int) -> int:
+    """Bytes of the rows or sums in memory, with what keeps order among them, at most."""
+    if isinstance(each, Sweeps):
+        return each.peak_bytes(steps)
+    rows = simulate(each.loads, costs, each.before).peak_rows
+    return rows * (row_bytes + ROW_BYTES) + WINDOWS * max(load.kept for load in each.loads)
 
 
 def bottleneck(stages: Mapping[str, float]) -> str:

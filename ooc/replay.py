@@ -6,21 +6,20 @@ rows it will read. What remains is time: reading, gathering and computing overla
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.collate import Drawn
-from ooc.loading import PIECES
 from ooc.lookahead import Grouping
 from ooc.rowcache import Residents
-from ooc.sweepplan import Waiting, sweeps, waiting
 from ooc.windows import PIECE_ROWS
 from stores.plan import ReadCost
 
-Lengths = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+Ids = NDArray[np.int64]
+Lengths = Callable[[Ids], NDArray[np.int64]]
 """ascending ids -> bytes of the extents that serve them"""
 
 
@@ -58,22 +57,45 @@ class Replay:
     """rows in memory before the first window"""
     residents: Residents
     """what is in memory after the last"""
-    swept: bool = False
-    """whether these are sweeps (`ooc.sweeps`): a load's rows are sums then, and `kept` all that two sweeps hold"""
+
+    def epoch(self, costs: "Costs", steps: float) -> "Share":
+        """What an epoch of `steps` batches takes that begins with those replayed; the rest goes on like the last half of their
+        windows.
+
+        Where they are not all, the last window was cut short by the sample's end, and does not count unless it is the only one.
+        """
+        loads = self.loads
+        line = simulate(loads, costs, self.before)
+        if len(line.done) >= steps:
+            known = _share(loads, line, costs, 0, len(loads))
+            return known if len(line.done) == steps else known.scaled(steps)
+        whole = max(1, len(loads) - 1)
+        begin = whole // 2 if whole > 1 else 0
+        steady = _share(loads, line, costs, begin, whole)
+        known = _share(loads, line, costs, 0, whole)
+        return known + steady.scaled(steps - known.steps) if steps >= known.steps else known.scaled(steps)
+
+    def covers(self, steps: float) -> bool:
+        """Whether these are all windows of an epoch of so many batches."""
+        return sum(load.batches for load in self.loads) >= steps
+
+    def tells(self, steps: float) -> bool:
+        """Whether enough batches were replayed to go on from: all, or two whole windows."""
+        return self.covers(steps) or len(self.loads) > 2
 
 
-def replay(grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: Callable[[], None] = lambda: None) -> Replay:
-    """Group `drawn` as training would, and count instead of reading; `seen` is called after each window.
+def replay(
+    grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: Callable[[Ids], None] = lambda _: None
+) -> Replay:
+    """Group `drawn` as training would, and count instead of reading; `seen` is called with the rows that each window reads.
 
     >>> sum(load.rows_read for load in replay(grouping, drawn, lambda ids: rows.plan(ids).length).loads)
     """
-    if grouping.work.sweeping:
-        return _swept(grouping, drawn, lengths, seen)
     loads, residents = [], grouping.residents
     for window in grouping.windows(iter(drawn)):
         sketch = window.sketch
         missing = sketch.node[window.carried < 0].astype(np.int64)
-        extents, nbytes = _planned(missing, lengths)
+        extents, nbytes = planned(missing, lengths)
         loads.append(
             Load(
                 asked=np.array([len(batch.row) for batch in sketch.batches], np.int64),
@@ -88,51 +110,35 @@ def replay(grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: C
             )
         )
         residents = window.final or residents
-        seen()
+        seen(missing)
     return Replay(tuple(loads), len(grouping.residents.node), residents)
 
 
-def _planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
+def planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
     """(extents, bytes) of reading `ids` (ascending) in pieces."""
     pieces = [lengths(ids[at : at + PIECE_ROWS[1]]) for at in range(0, len(ids), PIECE_ROWS[1])]
     return sum(map(len, pieces)), sum(int(length.sum()) for length in pieces)
 
 
-def _swept(grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: Callable[[], None]) -> Replay:
-    """The same for sweeps: of two buffers of sums one is filled while the other serves."""
-    loads: list[Load] = []
-    asked: deque[int] = deque()
+@dataclass(frozen=True)
+class Pace:
+    """How fast sums are made, by making some: reading and adding up together."""
 
-    def waits() -> Iterator[Waiting]:
-        for batch in drawn:
-            asked.append(len(batch.subgraph.node))
-            yield waiting(grouping.work, batch)
-
-    before = 0
-    for sweep in sweeps(waits(), grouping.pool_bytes):
-        extents, nbytes = _planned(sweep.row.astype(np.int64), lengths)
-        count = len(sweep.batches)
-        loads.append(
-            Load(
-                asked=np.array([asked.popleft() for _ in range(count)], np.int64),
-                rows_read=len(sweep.row),
-                extents=extents,
-                nbytes=nbytes,
-                limit=before + len(sweep.row),
-                kept=sweep.size.kept + PIECES * grouping.work.piece_bytes,
-                early=0,
-                idle=0,
-                freed=np.append(np.zeros(count - 1, np.int64), len(sweep.row)),
-            )
-        )
-        before = len(sweep.row)
-        seen()
-    return Replay(tuple(loads), 0, Residents.none(), swept=True)
+    alone_s: float
+    """a byte, while no batch is served"""
+    beside_s: float
+    """a byte, while batches are"""
+    batch_s: float
+    """a batch, while sums are made"""
+    reading: float
+    """of the time, the share in which something is read"""
+    summing: float
+    """and in which something is added up"""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured seconds; those of batches are means."""
+    """Measured seconds of a batch, or as they are named."""
 
     sample_s: float
     """to sample a batch"""
@@ -150,6 +156,8 @@ class Costs:
     read_cpu: float
     """cores that reading keeps busy"""
     cores: int
+    pace: Pace | None = None
+    """of sweeps, which do not read as `read` says"""
 
     def read_s(self, load: Load) -> float:
         """Seconds that reading a window's rows takes."""
@@ -237,9 +245,16 @@ class Share:
     rows_read: float = 0.0
     rows_asked: float = 0.0
     read_s: float = 0.0
+    """in which something was read"""
+    sum_s: float = 0.0
+    """spent on making the sums of sweeps"""
 
     def __add__(self, other: "Share") -> "Share":
         return Share(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+
+    def without(self, other: "Share") -> "Share":
+        """What these take more than `other`."""
+        return Share(*(a - b for a, b in zip(_values(self), _values(other), strict=True)))
 
     def scaled(self, steps: float) -> "Share":
         """The same for so many batches."""
@@ -247,23 +262,7 @@ class Share:
 
 
 def _values(share: Share) -> tuple[float, ...]:
-    return (share.steps, share.seconds, share.nbytes, share.rows_read, share.rows_asked, share.read_s)
-
-
-def epoch_of(windows: Replay, costs: Costs, steps: int) -> Share:
-    """An epoch of `steps` batches that begins with those replayed; the rest goes on like the last half of their windows.
-
-    Where they are not all, the last window was cut short by the sample's end, and does not count unless it is the only one.
-    """
-    loads = windows.loads
-    line = simulate(loads, costs, windows.before)
-    if len(line.done) >= steps:
-        return _share(loads, line, costs, 0, len(loads))
-    whole = max(1, len(loads) - 1)
-    begin = whole // 2 if whole > 1 else 0
-    steady = _share(loads, line, costs, begin, whole)
-    known = _share(loads, line, costs, 0, whole)
-    return known + steady.scaled(steps - known.steps) if steps >= known.steps else known.scaled(steps)
+    return (share.steps, share.seconds, share.nbytes, share.rows_read, share.rows_asked, share.read_s, share.sum_s)
 
 
 def _share(loads: Sequence[Load], line: Timeline, costs: Costs, begin: int, end: int) -> Share:

@@ -144,7 +144,7 @@ class Sweeper:
         self._turn += 1
         done, error = len(sweep.batches), None
         try:
-            self._add_up(sweep, sums)
+            self._add_all(sweep, sums)
         except Stopped:
             raise
         except Exception as failure:
@@ -157,20 +157,26 @@ class Sweeper:
             return 0, failure
         for done in range(len(sweep.batches)):
             try:
-                self._add_up(sweep.only(done), sums[:, sweep.start[done] : sweep.start[done + 1]])
+                self._add_all(sweep.only(done), sums[:, sweep.start[done] : sweep.start[done + 1]])
             except Stopped:
                 raise
             except Exception as error:
                 return done, error
         return len(sweep.batches), None  # it went well the second time
 
-    def _add_up(self, sweep: Sweep, sums: Floats) -> None:
-        """Read all pieces, a few ahead, and add them up in file order."""
+    def _add_all(self, sweep: Sweep, sums: Floats) -> None:
+        sums[0] = 0
+        self.add_up(sweep, sums, pieces(sweep, self._rows, self._work.piece_bytes))
+
+    def add_up(self, sweep: Sweep, sums: Floats, todo: Iterator[Piece]) -> None:
+        """Read pieces of a sweep, a few ahead, and add them up in their order.
+
+        sums: float32[2, d, f], its neighbors' sums so far, zeros at first, and its own rows.
+        """
         near, root = sums
-        near[:] = 0
         under_way: deque[tuple[Piece, Future[NDArray[Any]]]] = deque()
         try:
-            for piece in [*islice(todo := pieces(sweep, self._rows, self._work.piece_bytes), PIECES)]:
+            for piece in [*islice(todo, PIECES)]:
                 under_way.append((piece, self._submit(piece)))
             while under_way:
                 piece, read = under_way.popleft()

@@ -10,16 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ooc import loaders
 from ooc.checkpoint import read_plan
 from ooc.loaders import NeighborLoader, budget_of
 from ooc.lookahead import Grouping
 from ooc.models import build_model, summing_of
 from ooc.planner import Run, advise, plan
-from ooc.profiling import Profile, apart, batches_of, lengths_of
-from ooc.replay import Costs, Load, Replay, epoch_of, replay, simulate
+from ooc.profiling import Profile, regroup
+from ooc.replay import Costs, Load, Pace, Replay, simulate
 from ooc.rowcache import Residents
+from ooc.sweepreplay import Scan, Sweeps, follow
 from ooc.train import plan as plan_of
 from ooc.train import train
+from ooc.trials import apart, batches_of, lengths_of
 from stores.build import write_store
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
@@ -27,6 +30,7 @@ from stores.graph import Graph
 from stores.plan import ReadCost
 from tests.conftest import MakeStore, random_edges
 from tests.ooc.runs import configure, curve
+from tests.waiting import eventually, no_threads
 
 N, E, F = 8000, 40000, 256
 
@@ -39,10 +43,10 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield opened
 
 
-def replayed(loader: NeighborLoader, pool_bytes: int, epoch: int = 0) -> Replay:
+def replayed(loader: NeighborLoader, pool_bytes: int, steps: int | None = None) -> Any:
     work = apart(loader.work)
-    drawn = list(batches_of(work, epoch, len(loader)))
-    return replay(Grouping(work, pool_bytes, 1, Residents.none()), drawn, lengths_of(work.x))
+    drawn = list(batches_of(work, 0, steps or len(loader)))
+    return regroup(Grouping(work, pool_bytes, 1, Residents.none()), drawn, lengths_of(work.x))
 
 
 @pytest.mark.parametrize("room", [1.6, 3.0, 100.0])
@@ -71,13 +75,19 @@ def test_sweeps_are_replayed_to_the_row_too(ds: Dataset) -> None:
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [3, 3], budget=budget, **options)
         found = replayed(loader, budget.batches)
-        assert found.swept
-        assert len(found.loads) > 1
+        assert isinstance(found, Sweeps)
+        assert len(found.scans) > 2
+        some = replayed(loader, budget.batches, int(2.5 * found.scans[0].batches))
+        assert loader.rows_read == loader.rows_asked == 0, "what is replayed is not read"
         steps = sum(1 for _ in loader)
-        assert sum(load.batches for load in found.loads) == steps
-        assert sum(load.rows_read for load in found.loads) == loader.rows_read
-        assert sum(int(load.asked.sum()) for load in found.loads) == loader.rows_asked
-        assert sum(load.nbytes for load in found.loads) == pytest.approx(loader.bytes_read, rel=0.05)
+        assert sum(scan.batches for scan in found.scans) == steps
+        assert sum(scan.rows_read for scan in found.scans) == loader.rows_read
+        assert sum(scan.asked for scan in found.scans) == loader.rows_asked
+        assert sum(scan.nbytes for scan in found.scans) == pytest.approx(loader.bytes_read, rel=0.05)
+    whole = found.epoch(sweep_costs(), steps)
+    assert whole.rows_read == loader.rows_read
+    assert some.epoch(sweep_costs(), steps).rows_read == pytest.approx(loader.rows_read, rel=0.05)
+    assert found.epoch(sweep_costs(), 2 * steps).nbytes == pytest.approx(2 * loader.bytes_read, rel=0.1)
 
 
 @settings(max_examples=20, deadline=None)
@@ -159,19 +169,67 @@ def test_an_epoch_goes_on_like_its_windows() -> None:
     loads = windows_of(8, 10, 100_000)
     found = Replay((*loads, load(3, 30_000, [0] * 3, 200_000)), 0, Residents.none())
     disk = costs(step_s=0.001, read_s=1e-4)
-    epoch = epoch_of(found, disk, steps=1000)
+    epoch = found.epoch(disk, steps=1000)
     assert epoch.steps == pytest.approx(1000)
     assert epoch.rows_read == pytest.approx(1000 * 10_000)
     assert epoch.seconds == pytest.approx(1000, rel=0.02)
-    exact = epoch_of(Replay(tuple(loads), 0, Residents.none()), disk, steps=80)
+    exact = Replay(tuple(loads), 0, Residents.none()).epoch(disk, steps=80)
     assert exact.seconds == pytest.approx(simulate(loads, disk).done[-1])
+
+
+def sweep_costs(batch_s: float = 0.1, byte_s: float = 1e-9, beside: float = 1.0) -> Costs:
+    """`beside`: how much slower both are side by side."""
+    pace = Pace(byte_s, byte_s * beside, batch_s * beside, reading=1.0, summing=0.5)
+    return dataclasses.replace(costs(batch_s), sample_s=0.001, pace=pace)
+
+
+def scan(batches: float, nbytes: float = 1e9) -> Scan:
+    return Scan(batches, 100 * batches, 50 * batches, nbytes, 1000 * batches, 10 * batches, 20 * batches, 25 * batches)
+
+
+def test_sweeps_are_made_beside_the_one_that_serves() -> None:
+    scans = [scan(10)] * 6
+    model = follow(scans, sweep_costs(batch_s=1.0, byte_s=1e-9)).done
+    assert model[-1] == pytest.approx(0.01 + 1 + 60), "the first is waited for, the others are there in time"
+    disk = follow(scans, sweep_costs(batch_s=0.01, byte_s=1e-8)).done
+    assert disk[-1] == pytest.approx(0.01 + 60 + 0.1), "made one after the other, and the last serves alone"
+    slow = follow(scans, sweep_costs(batch_s=1.0, byte_s=1e-9, beside=2.0)).done
+    assert slow[-1] == pytest.approx(0.01 + 1 + 60 + 5, abs=0.01), "each second of making costs a batch half a second"
+
+
+@given(
+    batches=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    batch_s=st.floats(1e-3, 1),
+    byte_s=st.floats(1e-11, 1e-8),
+    beside=st.floats(1, 3),
+)
+def test_sweeps_take_no_less_than_either_and_no_more_than_one_after_the_other(
+    batches: list[int], batch_s: float, byte_s: float, beside: float
+) -> None:
+    found = sweep_costs(batch_s, byte_s, beside)
+    scans = [scan(count, 1e7 * count) for count in batches]
+    line = follow(scans, found)
+    serving, making, drawing = sum(batches) * batch_s, sum(each.nbytes for each in scans) * byte_s, sum(batches) * 0.001
+    assert len(line.done) == len(scans)
+    assert (np.diff(line.done) >= 0).all()
+    assert max(serving, making) * (1 - 1e-9) <= line.done[-1] <= (beside * (serving + making) + drawing) * (1 + 1e-9)
+    assert making * (1 - 1e-9) <= sum(line.making) <= beside * making * (1 + 1e-9)
+
+
+def test_what_sweeps_hold_grows_to_three_of_them(ds: Dataset) -> None:
+    """Two with sums, and one whose entries are put in order."""
+    rows = ds.stored("x")
+    peaks = [Sweeps((scan(10),) * count, 10, rows).peak_bytes(10 * count) for count in (1, 2, 3, 9)]
+    assert peaks == sorted(peaks)
+    assert peaks[2] == peaks[3] == 2 * 10_000 + 3 * 100 + 250 + 3 * 200
+    assert Sweeps((scan(10),), 10, rows).peak_bytes(1000) == peaks[3], "also where the sample ended in the first"
 
 
 def profile_of(loads: list[Load], found: Costs, **others: Replay) -> Profile:
     return Profile(
         steps=sum(each.batches for each in loads),
         costs=found,
-        windows=(Replay(tuple(loads), 0, Residents.none()),),
+        replays=(Replay(tuple(loads), 0, Residents.none()),),
         others=others,
         asked=1000.0,
         evaluations={},
@@ -227,6 +285,24 @@ def test_a_runs_rows_are_predicted_to_the_row(make_store: MakeStore, tmp_path: P
     assert predicted["peak_rss_bytes"] == pytest.approx(actual["peak_rss_bytes"], rel=0.1)
     assert set(predicted["stages"]) == set(actual["stages"]) == {"sample", "group", "read", "collate", "consumer"}
     assert summary["plan"]["advice"].endswith(".")
+
+
+def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaders, "sweeps_pay", lambda rows, pool: True)
+    config = configure(make_store(), tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"])
+    summary = train(config)
+    predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
+    for name in ("rows_read", "rows_asked", "bytes_read", "hit_rate"):
+        assert predicted[name] == actual[name]
+    assert predicted["peak_rss_bytes"] == pytest.approx(actual["peak_rss_bytes"], rel=0.1)
+    assert set(predicted["stages"]) == set(actual["stages"]) == {"sample", "group", "read", "sum", "collate", "consumer"}
+    assert predicted["evaluate_seconds"] > 0
+    assert eventually(no_threads)
+    plain = config.model_copy(update={"out": tmp_path / "plain", "plan": False})
+    train(plain)
+    assert curve(config.out) == curve(plain.out)
 
 
 def test_rows_in_memory_are_planned_too(make_store: MakeStore, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Predictions beside what happens: `ooc train` on several configurations, each with the plan that it makes before it begins.
 
-    python -m tools.bench.plan STORE WORK --memory 2GB --steps 60 --rounds 3 --plot plan.png
+    python -m tools.bench.plan STORE WORK --memory 2GB --steps 240 --rounds 3 --plot plan.png
 
 The store needs a training split; `--steps` ends every run. Arms: features on disk under --memory; all in memory; small fan-out;
 a wide model of another kind with a smaller memory. Rounds are interleaved. Prints JSON: of every arm and quantity the predicted
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--memory", type=parse_bytes, default=parse_bytes("2GB"))
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--plot", type=Path)
