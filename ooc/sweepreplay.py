@@ -60,7 +60,7 @@ def _covered(some: float, whole: float, times: float) -> float:
     """Of `whole`, what `times` as many batches want, where these want `some`."""
     whole = max(whole, some, 1.0)  # pages beyond the last row count too
     missed = 1 - min(some / whole, _ALL)
-    return min(some * times, whole * (1 - missed**times))
+    return whole * (1 - missed**times)
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,18 @@ def test_sweeps_take_no_less_than_either_and_no_more_than_one_after_the_other(
     assert making * (1 - 1e-9) <= sum(line.making) <= beside * making * (1 + 1e-9)
 
 
+def test_half_the_batches_read_more_than_half_the_bytes(ds: Dataset) -> None:
+    """And twice as many less than twice: the pages of a file are wanted more than once."""
+    rows = ds.stored("x")
+    whole = rows.shape[0] * rows.row_bytes
+    batch_bytes = [scan(10, nbytes=whole / 2).part(batches, rows).nbytes for batches in (1, 5, 10, 20, 100)]
+    assert batch_bytes[2] == pytest.approx(whole / 2)
+    assert batch_bytes[1] == pytest.approx(whole * (1 - 0.5**0.5))
+    assert batch_bytes[3] == pytest.approx(whole * 0.75)
+    assert batch_bytes == sorted(batch_bytes)
+    assert batch_bytes[-1] <= whole
+
+
 def test_what_sweeps_hold_grows_to_three_of_them(ds: Dataset) -> None:
     """Two with sums, and one whose entries are put in order."""
     rows = ds.stored("x")
