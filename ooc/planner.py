@@ -130,7 +130,7 @@ def _epochs(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) ->
     if not replays:
         seconds = costs.together_s * first_steps + costs.sample_s + costs.collate_s
         asked = profile.asked * first_steps
-        first = Share(first_steps, seconds, 0.0, asked, asked)
+        first = Share(first_steps, seconds, rows_read=asked, rows_asked=asked, model_s=costs.step_s * first_steps)
         return first, first.scaled(left)
     begin = replays[0]
     first = begin.epoch(costs, first_steps)
@@ -153,7 +153,7 @@ def _stages(whole: Share, profile: Profile) -> dict[str, float]:
     costs = profile.costs
     stages = {"sample": whole.steps * costs.sample_s, "group": whole.steps * costs.group_s, "read": whole.read_s}
     sums = {} if costs.pace is None else {"sum": whole.sum_s}
-    return {**stages, **sums, "collate": whole.steps * costs.collate_s, "consumer": whole.steps * costs.step_s}
+    return {**stages, **sums, "collate": whole.steps * costs.collate_s, "consumer": whole.model_s}
 
 
 def _evaluation(profile: Profile, run: Run) -> float:

@@ -248,6 +248,7 @@ class Share:
     """in which something was read"""
     sum_s: float = 0.0
     """spent on making the sums of sweeps"""
+    model_s: float = 0.0
 
     def __add__(self, other: "Share") -> "Share":
         return Share(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
@@ -262,7 +263,16 @@ class Share:
 
 
 def _values(share: Share) -> tuple[float, ...]:
-    return (share.steps, share.seconds, share.nbytes, share.rows_read, share.rows_asked, share.read_s, share.sum_s)
+    return (
+        share.steps,
+        share.seconds,
+        share.nbytes,
+        share.rows_read,
+        share.rows_asked,
+        share.read_s,
+        share.sum_s,
+        share.model_s,
+    )
 
 
 def _share(loads: Sequence[Load], line: Timeline, costs: Costs, begin: int, end: int) -> Share:
@@ -276,4 +286,5 @@ def _share(loads: Sequence[Load], line: Timeline, costs: Costs, begin: int, end:
         rows_read=sum(load.rows_read for load in some),
         rows_asked=sum(int(load.asked.sum()) for load in some),
         read_s=sum(costs.read_s(load) for load in some),
+        model_s=(last - first) * costs.step_s,
     )

@@ -180,10 +180,12 @@ def table_bytes(sweep: Sweep) -> int:
 
 @dataclass(frozen=True)
 class Followed:
-    """done: when each sweep's batches are through, in seconds from the first request; making: seconds of each sweep's pass."""
+    """done: when each sweep's batches are through, in seconds from the first request; making, serving: seconds of each sweep's
+    pass, and of its batches at the model."""
 
     done: tuple[float, ...]
     making: tuple[float, ...]
+    serving: tuple[float, ...]
 
 
 def follow(scans: Sequence[Scan], costs: Costs) -> Followed:
@@ -197,7 +199,7 @@ def follow(scans: Sequence[Scan], costs: Costs) -> Followed:
     count = len(scans)
     grouped = [scans[0].batches * rate] + ([(scans[0].batches + scans[1].batches) * rate] if count > 1 else [])
     done: list[float] = []
-    making = [0.0] * count
+    making, served = [0.0] * count, [0.0] * count
     now, serving, made = 0.0, 0, 0
     batches, nbytes = scans[0].batches, scans[0].nbytes
     while serving < count:
@@ -214,6 +216,7 @@ def follow(scans: Sequence[Scan], costs: Costs) -> Followed:
             making[made] += step
             nbytes -= step / byte_s if byte_s else nbytes
         if serves:
+            served[serving] += step
             batches -= step / batch_s if batch_s else batches
         if makes and step == ends[0]:
             made += 1
@@ -224,7 +227,7 @@ def follow(scans: Sequence[Scan], costs: Costs) -> Followed:
             batches = scans[serving].batches if serving < count else 0.0
         if made > serving and len(grouped) == serving + 2 < count:  # begins to serve, so one more is put together
             grouped.append(max(grouped[-1], now) + scans[serving + 2].batches * rate)
-    return Followed(tuple(done), tuple(making))
+    return Followed(tuple(done), tuple(making), tuple(served))
 
 
 def _share(scans: Sequence[Scan], line: Followed, costs: Costs, begin: int) -> Share:
@@ -240,4 +243,5 @@ def _share(scans: Sequence[Scan], line: Followed, costs: Costs, begin: int) -> S
         rows_asked=sum(scan.asked for scan in some),
         read_s=sum(line.making[begin:]) * pace.reading,
         sum_s=sum(line.making[begin:]) * pace.summing,
+        model_s=sum(line.serving[begin:]),
     )
