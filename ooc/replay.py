@@ -8,6 +8,7 @@ rows it will read. What remains is time: reading, gathering and computing overla
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +115,11 @@ def replay(
     return Replay(tuple(loads), len(grouping.residents.node), residents)
 
 
+def cost_of(x: Any) -> ReadCost:
+    """The cost model of reading rows; by bytes alone where somebody else's code reads."""
+    return x.cost if hasattr(x, "cost") else ReadCost(0.0, 1e-9)
+
+
 def planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
     """(extents, bytes) of reading `ids` (ascending) in pieces."""
     pieces = [lengths(ids[at : at + PIECE_ROWS[1]]) for at in range(0, len(ids), PIECE_ROWS[1])]
@@ -124,10 +130,10 @@ def planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
 class Pace:
     """How fast sums are made, by making some: reading and adding up together."""
 
-    alone_s: float
-    """a byte, while no batch is served"""
-    beside_s: float
-    """a byte, while batches are"""
+    alone: float
+    """times as long as the cost model says of the reads, while no batch is served"""
+    beside: float
+    """and while batches are"""
     batch_s: float
     """a batch, while sums are made"""
     reading: float

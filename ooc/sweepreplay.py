@@ -14,7 +14,7 @@ import numpy as np
 from ooc.budget import SweepSize
 from ooc.collate import Drawn
 from ooc.loading import Work
-from ooc.replay import Costs, Lengths, Share, planned
+from ooc.replay import Costs, Lengths, Share, cost_of, planned
 from ooc.sweepplan import Rest, Sweep, Waiting, sweeps, waiting
 from stores.rows import Rows
 
@@ -33,6 +33,8 @@ class Scan:
     rows_read: float
     nbytes: float
     """to read"""
+    read_s: float
+    """that reading should take by the device's cost model"""
     sums: float
     rests: float
     """what remains of its batches beside the sums"""
@@ -48,7 +50,8 @@ class Scan:
             batches,
             self.asked * times,
             _covered(self.rows_read, rows.shape[0], times),
-            _covered(self.nbytes, rows.shape[0] * rows.row_bytes, times),
+            nbytes := _covered(self.nbytes, rows.shape[0] * rows.row_bytes, times),
+            self.read_s * nbytes / max(1, self.nbytes),
             self.sums * times,
             self.rests * times,
             self.entries * times,
@@ -136,16 +139,17 @@ def replay_sweeps(
             sizes.append(one.share)
             yield one
 
-    scans = []
+    scans, cost = [], cost_of(work.x)
     for sweep in sweeps(waits(), pool):
         wanted = [asked.popleft() for _ in sweep.batches]
-        _, nbytes = planned(sweep.row.astype(np.int64), lengths)
+        extents, nbytes = planned(sweep.row.astype(np.int64), lengths)
         scans.append(
             Scan(
                 batches=len(sweep.batches),
                 asked=sum(rows for rows, _ in wanted),
                 rows_read=len(sweep.row),
                 nbytes=nbytes,
+                read_s=extents * cost.read_s + nbytes * cost.byte_s,
                 sums=2 * 4 * work.x.shape[1] * sweep.num_rows,
                 rests=sum(rest_bytes(rest) for rest in sweep.batches),
                 entries=sum(nbytes for _, nbytes in wanted),
@@ -201,26 +205,26 @@ def follow(scans: Sequence[Scan], costs: Costs) -> Followed:
     done: list[float] = []
     making, served = [0.0] * count, [0.0] * count
     now, serving, made = 0.0, 0, 0
-    batches, nbytes = scans[0].batches, scans[0].nbytes
+    batches, reads = scans[0].batches, scans[0].read_s
     while serving < count:
         may_make = made < count and made <= serving + 1
         makes, serves = may_make and grouped[made] <= now, made > serving
-        byte_s = pace.beside_s if serves else pace.alone_s
+        slower = pace.beside if serves else pace.alone
         batch_s = pace.batch_s if makes else costs.together_s
-        ends = [nbytes * byte_s] if makes else [grouped[made] - now] if may_make else []
+        ends = [reads * slower] if makes else [grouped[made] - now] if may_make else []
         if serves:
             ends.append(batches * batch_s)
         step = min(ends)
         now += step
         if makes:
             making[made] += step
-            nbytes -= step / byte_s if byte_s else nbytes
+            reads -= step / slower if slower else reads
         if serves:
             served[serving] += step
             batches -= step / batch_s if batch_s else batches
         if makes and step == ends[0]:
             made += 1
-            nbytes = scans[made].nbytes if made < count else 0.0
+            reads = scans[made].read_s if made < count else 0.0
         if serves and step == ends[-1]:
             done.append(now)
             serving += 1

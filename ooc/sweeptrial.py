@@ -15,7 +15,7 @@ from ooc.loading import PIECES, Work
 from ooc.memory import MemoryMeter
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, Pipeline, Stage
-from ooc.replay import Pace
+from ooc.replay import Pace, cost_of
 from ooc.sums import Floats, Sums
 from ooc.sweepplan import AHEAD, Piece, Rest, Sweep, Waiting, make_sweep, pieces, waiting
 from ooc.sweepreplay import rest_bytes, table_bytes
@@ -46,6 +46,8 @@ class _Pass:
 
     seconds: float
     nbytes: int
+    model_s: float
+    """it should take by the device's cost model"""
     reading_s: float
     waiting_s: float
 
@@ -55,7 +57,7 @@ class _Maker:
 
     def __init__(self, work: Work, rows: Rows, sweep: Sweep) -> None:
         self._work, self._rows, self._sweep = work, rows, sweep
-        self._clock = Clock()
+        self._clock, self._model_s = Clock(), 0.0
         self.sweeper = Sweeper(work, rows, self._clock)
 
     def buffer(self) -> Floats:
@@ -66,7 +68,11 @@ class _Maker:
 
     def pieces(self) -> Iterator[Piece]:
         """Of one pass."""
-        return pieces(self._sweep, self._rows, self._work.piece_bytes)
+        cost = cost_of(self._rows)
+        for piece in pieces(self._sweep, self._rows, self._work.piece_bytes):
+            length = np.array([len(piece.row) * self._rows.row_bytes]) if piece.plan is None else piece.plan.length
+            self._model_s += len(length) * cost.read_s + int(length.sum()) * cost.byte_s
+            yield piece
 
     @property
     def nbytes(self) -> int:
@@ -75,11 +81,12 @@ class _Maker:
 
     def make(self, sums: Floats, todo: Iterator[Piece]) -> _Pass:
         """Add pieces up."""
-        before, reading, begun = self.nbytes, self._clock.busy_s, time.perf_counter()
+        before, model, reading, begun = self.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
         with noting_waits() as waits:
             self.sweeper.add_up(self._sweep, sums, todo)
         waited = sum(stop - start for start, stop in waits)
-        return _Pass(time.perf_counter() - begun, self.nbytes - before, self._clock.busy_s - reading, waited)
+        seconds = time.perf_counter() - begun
+        return _Pass(seconds, self.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
 
     def again(self, stop: threading.Event) -> Iterator[Piece]:
         """Pass after pass."""
@@ -132,12 +139,12 @@ def _beside(
         finally:
             stop.set()
         passed = making.result()
-    alone_s = alone.seconds / max(1, alone.nbytes)
-    beside_s = max(alone_s, taken / nbytes) if nbytes else alone_s
+    slower = alone.seconds / alone.model_s
+    byte_s = alone.model_s / max(1, alone.nbytes)
     together = float(np.median(quiet))
     pace = Pace(
-        alone_s=alone_s,
-        beside_s=beside_s,
+        alone=slower,
+        beside=max(slower, taken / (nbytes * byte_s)) if nbytes else slower,
         batch_s=max(together, float(np.median(busy))),
         reading=min(1.0, passed.reading_s / passed.seconds),
         summing=min(1.0, 1 - passed.waiting_s / passed.seconds),

@@ -20,7 +20,7 @@ from ooc.loading import BUFFERS_KEPT, Read, Work
 from ooc.memory import MemoryMeter
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, Pipeline, Stage
-from ooc.replay import Lengths
+from ooc.replay import Lengths, cost_of
 from stores.plan import ReadCost
 from stores.rows import AnyArray, ArrayRows
 from stores.zarr_rows import ShardedRows
@@ -43,7 +43,7 @@ class Shown:
     def __init__(self, like: Any, rows: AnyArray) -> None:
         self.shape, self.dtype = like.shape, rows.dtype
         self.row_bytes = rows[:1].nbytes
-        self.rows = rows
+        self.rows, self.cost = rows, cost_of(like)
 
     def read(self, ids: NDArray[np.int64], out: AnyArray, at: NDArray[np.int64] | None = None) -> int:
         """See `Rows.read`."""
@@ -149,7 +149,7 @@ def read_cost(x: Any, ids: NDArray[np.int64], max_bytes: int, seconds: float) ->
     The device's cost model, scaled to what these reads took: a disk's speed changes by the minute, its shape does not.
     """
     lengths = lengths_of(x)
-    model = x.cost if isinstance(x, ShardedRows) else ReadCost(0.0, 1e-9)
+    model = cost_of(x)
     most = max(1, min(len(ids), PIECE_ROWS, max_bytes // x.row_bytes))
     rows = np.empty((most, *x.shape[1:]), x.dtype)
     x.read(ids[:most:WARM_SHARE], rows[: -(-most // WARM_SHARE)])  # compiles the kernels

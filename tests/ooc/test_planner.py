@@ -179,12 +179,15 @@ def test_an_epoch_goes_on_like_its_windows() -> None:
 
 def sweep_costs(batch_s: float = 0.1, byte_s: float = 1e-9, beside: float = 1.0) -> Costs:
     """`beside`: how much slower both are side by side."""
-    pace = Pace(byte_s, byte_s * beside, batch_s * beside, reading=1.0, summing=0.5)
+    alone = byte_s / 1e-9
+    pace = Pace(alone, alone * beside, batch_s * beside, reading=1.0, summing=0.5)
     return dataclasses.replace(costs(batch_s), sample_s=0.001, pace=pace)
 
 
 def scan(batches: float, nbytes: float = 1e9) -> Scan:
-    return Scan(batches, 100 * batches, 50 * batches, nbytes, 1000 * batches, 10 * batches, 20 * batches, 25 * batches)
+    return Scan(
+        batches, 100 * batches, 50 * batches, nbytes, nbytes * 1e-9, 1000 * batches, 10 * batches, 20 * batches, 25 * batches
+    )
 
 
 def test_sweeps_are_made_beside_the_one_that_serves() -> None:
