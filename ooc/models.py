@@ -5,7 +5,7 @@ One model runs on sampled blocks and on the whole graph (`full_blocks`), with th
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -42,17 +42,21 @@ class Model(nn.Module):
 def summing_of(model: nn.Module) -> Summing | None:
     """The sum that the model's first layer makes of its neighbors' rows, where a loader can make it beforehand.
 
-    None for other models, for attention, for dropout of the input, and where rows are so wide that they are better narrowed
-    first (`ooc.convs.narrow_first`).
+    None for other models (subclasses with a forward of their own too: it may meet the rows), for attention, for dropout of the
+    input, and where rows are so wide that they are better narrowed first (`ooc.convs.narrow_first`).
 
     >>> summing_of(build_model("sage", 128, 256, 32, num_layers=2))
     Summing(kind='mean', channels=256)
     """
     layers = getattr(model, "layers", None)
-    if not isinstance(model, Model) or not layers or not isinstance(layers[0], Layer) or layers[0].dropout:
+    if not layers or type(model).forward is not Model.forward or type(layers[0]).forward is not Layer.forward:
         return None
-    conv: object = layers[0].conv
-    return conv.summing() if isinstance(conv, BlockSAGEConv | BlockGCNConv | BlockGINConv) else None
+    first: Any = layers[0]
+    return first.conv.summing() if type(first.conv).forward in _SUMMED and not first.dropout else None
+
+
+_SUMMED = (BlockSAGEConv.forward, BlockGCNConv.forward, BlockGINConv.forward)
+"""of the convolutions that take `Sums`"""
 
 
 def build_model(

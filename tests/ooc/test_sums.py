@@ -13,6 +13,8 @@ from torch import nn
 
 from ooc import sums
 from ooc.budget import divide
+from ooc.convs import BlockSAGEConv
+from ooc.layers import Layer
 from ooc.loaders import NeighborLoader
 from ooc.models import Model, build_model, summing_of
 from ooc.order import Cursor
@@ -193,6 +195,15 @@ def test_models_that_need_the_rows_say_so() -> None:
             super().__init__()
             self.layers = build_model("sage", F, 16, 4, 2).layers
 
+    class OwnForward(Model):
+        def forward(self, x: Any, blocks: Any, checkpoint: bool = False) -> Any:
+            return super().forward(x * 2, blocks, checkpoint)
+
+    class OwnConv(BlockSAGEConv):
+        def forward(self, x: Any, block: Any) -> Any:
+            return super().forward(x * 2, block)
+
+    assert summing_of(Model([Layer(BlockSAGEConv(F, 16), F, 16)])) == Summing("mean", 16)
     assert summing_of(build_model("sage", F, 16, 4, 2, dropout=0.5)) == Summing("mean", 16)
     assert summing_of(build_model("gin", F, 16, 4, 2, rescale=False)) == Summing("sum", 16)
     assert summing_of(build_model("gin", 500, 16, 4, 2)) == Summing("expanded", 16)
@@ -205,6 +216,8 @@ def test_models_that_need_the_rows_say_so() -> None:
         build_model("sage", 500, 8, 4, 2),
         build_model("gcn", 500, 8, 4, 2),
         Own(),
+        OwnForward([Layer(BlockSAGEConv(F, 16), F, 16)]),
+        Model([Layer(OwnConv(F, 16), F, 16)]),
         nn.Linear(2, 2),
     ):
         assert summing_of(model) is None
