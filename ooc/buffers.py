@@ -59,8 +59,8 @@ class Buffers:
         return self.out_bytes + sum(buffer.nbytes for buffer in self._free.copy())
 
     def holds(self, address: int) -> bool:
-        """Whether memory at this address (of an array's or a tensor's storage) is a lease of these buffers."""
-        return any(address == begin for begin, _ in self._out.copy().values())
+        """Whether memory at this address (of an array's or a tensor's storage) lies in a lease of these buffers."""
+        return any(begin <= address < begin + nbytes for begin, nbytes in self._out.copy().values())
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An uninitialised array."""

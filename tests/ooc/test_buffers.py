@@ -143,3 +143,15 @@ def test_leases_from_many_threads():
     in_threads(6, work)
     assert not wrong
     assert buffers.out_bytes == 0
+
+
+def test_memory_is_held_from_the_first_byte_of_a_lease_to_the_last():
+    buffers = Buffers(kept=0)
+    sums = buffers.empty((2, ROWS, 16), F32)  # two tensors over one lease, as the sums of a batch
+    assert all(buffers.holds(torch.from_numpy(part).untyped_storage().data_ptr()) for part in sums)
+    assert not buffers.holds(address(sums) - 1)
+    assert not buffers.holds(address(sums) + buffers.out_bytes)
+    own = address(sums)
+    del sums
+    gc.collect()
+    assert not buffers.holds(own)
