@@ -72,6 +72,7 @@ def account(spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: d
     work = {name: stage["busy_s"] for name, stage in stages.items() if name != "source"}
     seconds_per_epoch = spent["train_seconds"] / steps * steps_per_epoch if steps else None
     asked_bytes, reading = spent["rows_read"] * row_bytes, work.get("read", 0.0)
+    asked_known = spent["rows_asked"] >= spent["rows_read"]  # not where the run was begun by an ooc that did not count them
     actual = {
         "seconds_per_epoch": seconds_per_epoch,
         "evaluate_seconds": spent["evaluate_seconds"],
@@ -79,7 +80,7 @@ def account(spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: d
         "bytes_read": spent["bytes_read"],
         "rows_read": spent["rows_read"],
         "rows_asked": spent["rows_asked"],
-        "hit_rate": hit_rate(spent["rows_read"], spent["rows_asked"]) if row_bytes else None,
+        "hit_rate": hit_rate(spent["rows_read"], spent["rows_asked"]) if row_bytes and asked_known else None,
         "read_amplification": spent["bytes_read"] / asked_bytes if asked_bytes else None,
         "read_bytes_per_second": spent["bytes_read"] / reading if reading and row_bytes else None,
         "stages": work,
