@@ -249,6 +249,8 @@ def _open_graph(path: Path, manifest: Manifest, in_memory: bool) -> Graph:
     loops = take(names.SELF_LOOPS, None, np.dtype(np.int64)) if manifest.has_self_loops else np.empty(0, np.int64)
     total = loop_weight = None
     if manifest.weighted:
+        if len(loops) and not (path / names.LOOP_WEIGHT).exists():
+            raise StoreError(f"{path / names.LOOP_WEIGHT} is missing, as in stores of an earlier ooc: build the store again")
         total = take(names.WEIGHT_SUM, nodes, np.dtype(np.float32))
         loop_weight = take(names.LOOP_WEIGHT, len(loops), np.dtype(np.float32)) if len(loops) else np.empty(0, np.float32)
     return Graph(indptr, take(names.INDICES, edges, index_dtype(nodes)), columns, loops, total, loop_weight)

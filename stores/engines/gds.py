@@ -97,7 +97,8 @@ class GdsEngine(PreadEngine):
             self._files += [kvikio.CuFile(path, "r") for path in segments.paths]
         except (RuntimeError, OSError) as error:
             self.close()
-            raise StoreError(f"{segments.paths[len(self._files)]} cannot be opened by kvikio: {_line(error)}") from error
+            path = segments.paths[len(self._files)]
+            raise StoreError(f"{path} cannot be opened by kvikio: {_line(error)}; choose the engine auto") from error
         why_not = _why_not_direct(kvikio)
         how = "GPUDirect is active" if why_not is None else f"GPUDirect is not active: {why_not}; page-locked buffers instead"
         self.note = f"into GPU memory by kvikio, {how}; into host memory by pread"

@@ -1,6 +1,7 @@
 """Dataset on a store on disk against the arrays it was written from."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +215,13 @@ def test_a_truncated_store_is_refused_in_one_line(make_store, name, harm) -> Non
     with pytest.raises(StoreError, match=name.rpartition("/")[2]) as caught:
         Dataset.open(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_weighted_store_without_the_weights_of_its_loops_is_to_be_built_again(make_store) -> None:
+    path = make_store(src=np.array([0, 1, 1]), dst=np.array([0, 1, 2]), weight=np.ones(3, np.float32))
+    shutil.rmtree(path / "graph" / "loop_weight")
+    with pytest.raises(StoreError, match=r"graph/loop_weight is missing.*build the store again"):
+        Dataset.open(path)
 
 
 @pytest.mark.parametrize(
