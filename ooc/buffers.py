@@ -7,10 +7,12 @@ A lease ends with the last reference to its memory. Whoever copies from it async
 event has passed (`ooc.device` does), so no buffer is written to while the GPU still reads it.
 """
 
+import mmap
 import threading
 import warnings
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,9 @@ class Buffers:
 
     kept: buffers that wait for their next use at most, beside those in use. max_bytes: of all buffers, in use and waiting;
     an array beyond it is ordinary memory (never waited for: a user may hold on to any number of batches). pinned:
-    page-locked for CUDA, from the first byte of a page to the last. least_bytes: of an array that gets a buffer.
+    page-locked for CUDA, from the first byte of a page to the last. direct: for reads straight from the disk; forked processes
+    do not get them, else a fork meanwhile might leave this process with a copy that lacks what comes (open(2) on O_DIRECT).
+    least_bytes: of an array that gets a buffer.
     Pipelines reserve a batch's bytes in step order before they ask for its memory, so it is the oldest batches that get leases.
 
     >>> buffers = Buffers(kept=2)
@@ -36,9 +40,15 @@ class Buffers:
     """
 
     def __init__(
-        self, kept: int, *, max_bytes: int | None = None, pinned: bool = False, least_bytes: int = LEAST_BYTES
+        self,
+        kept: int,
+        *,
+        max_bytes: int | None = None,
+        pinned: bool = False,
+        direct: bool = False,
+        least_bytes: int = LEAST_BYTES,
     ) -> None:
-        self.pinned = pinned
+        self.pinned, self._direct = pinned, direct
         self.refused = 0
         """arrays that got ordinary memory, because of `max_bytes`"""
         # Of bounded length, and filled without a lock: a buffer may come back in a collection, in the middle of anything.
@@ -82,7 +92,7 @@ class Buffers:
                 if wanted < nbytes:
                     self.refused += 1
                     return None
-                buffer = _aligned(wanted, self.pinned)
+                buffer = _unforked(wanted) if self._direct else _aligned(wanted, self.pinned)
             self._number = number = self._number + 1
             self._out[number] = buffer.ctypes.data, buffer.nbytes
         lease = _Lease(buffer)
@@ -119,6 +129,15 @@ def _aligned(nbytes: int, pinned: bool) -> NDArray[np.uint8]:
     if pinned:
         _lock_pages(raw, buffer.ctypes.data, nbytes)
     return buffer
+
+
+def _unforked(nbytes: int) -> NDArray[np.uint8]:
+    """uint8[nbytes], whole pages that a forked process does not have."""
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_DONTFORK)
+    with suppress(OSError):  # a kernel without large pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
 
 
 def _lock_pages(owner: NDArray[np.uint8], address: int, nbytes: int) -> None:

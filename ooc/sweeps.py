@@ -134,7 +134,7 @@ class Sweeper:
         self.memory = SumsMemory()
         self._turn = 0
         self._code = work.code
-        self._buffers = Buffers(kept=PIECES)
+        self._buffers = Buffers(kept=PIECES, direct=True, least_bytes=1)
         self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
         self._clock, self._lock = clock, threading.Lock()
 

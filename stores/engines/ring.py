@@ -144,9 +144,10 @@ class Ring:
             scratch.ctypes.data,
         )
 
-    def abandon(self) -> None:
-        """Give the ring back with reads in flight: their scratch stays, for nothing tells when the last of them has ended."""
-        _ABANDONED.append(self.parts.scratch)
+    def abandon(self, *memory: NDArray[np.uint8]) -> None:
+        """Give the ring back with reads in flight: their scratch and other `memory` they go to stays, for nothing tells when
+        the last of them has ended."""
+        _ABANDONED.extend([self.parts.scratch, *memory])
         self.close()
 
 

@@ -28,7 +28,7 @@ from stores.engines.ring import (
     prepare_read,
     store_release,
 )
-from stores.engines.tasks import settle
+from stores.engines.tasks import settle, whole_extents
 from stores.errors import StoreError
 from stores.jit import kernel
 from stores.plan import ReadPlan
@@ -55,7 +55,8 @@ class UringEngine(PreadEngine):
     """Direct reads (O_DIRECT), up to `depth` short ones and 24 long ones in flight for every request, by a thread that owns an
     io_uring.
 
-    Where the file system refuses O_DIRECT the reads go through the page cache, and `reason` says so.
+    Where the file system refuses O_DIRECT the reads go through the page cache, and `reason` says so. The disk writes straight
+    into a buffer of `read` that begins on a page, which a fork must not copy meanwhile (open(2)): see `ooc.buffers`.
 
     >>> engine = UringEngine(segments)
     >>> engine.read(plan_reads(ids, 512, count=n), buffer)
@@ -65,12 +66,16 @@ class UringEngine(PreadEngine):
     threads = RINGS
     most_depth = DEPTH
 
-    def _run(self, plan: ReadPlan, ranges: Ranges) -> int:
+    def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
+        return self._run(plan, whole_extents(plan, buffer), buffer)
+
+    def _run(self, plan: ReadPlan, ranges: Ranges, whole: NDArray[np.uint8] | None = None) -> int:
+        """whole: the memory of the ranges, where they are extents wanted whole, one behind the other."""
         stop = np.zeros(1, np.uint32)
-        direct = ranges.source is ranges.destination and ranges.out % ALIGNMENT == 0
+        direct = whole is not None and ranges.out % ALIGNMENT == 0
         job = Job(plan.offset, plan.length, self._fds, self._start, ranges, direct, self.depth, stop)
         with self._gate.reading():
-            future = self._pool.submit(self._serve, job)
+            future = self._pool.submit(self._serve, job, whole if direct else None)
             try:
                 wait([future])
             except BaseException:
@@ -80,12 +85,12 @@ class UringEngine(PreadEngine):
                 raise
         return future.result()
 
-    def _serve(self, job: "Job") -> int:
+    def _serve(self, job: "Job", direct: NDArray[np.uint8] | None) -> int:
         if not hasattr(_local, "ring"):
             _local.ring = Ring()
         nbytes, file, offset, error, lost = serve(_local.ring.parts, job)
         if lost:
-            _local.__dict__.pop("ring").abandon()
+            _local.__dict__.pop("ring").abandon(*([] if direct is None else [direct]))
             raise StoreError(
                 f"{self._segments.paths[0]} cannot be read: io_uring fails with {os.strerror(error)}; choose pread"
             )

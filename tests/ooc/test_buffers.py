@@ -1,6 +1,7 @@
 """Memory comes back when nobody refers to it any more, and not before."""
 
 import gc
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -155,3 +156,29 @@ def test_memory_is_held_from_the_first_byte_of_a_lease_to_the_last():
     del sums
     gc.collect()
     assert not buffers.holds(own)
+
+
+def test_memory_for_direct_reads_is_page_aligned_and_stays_out_of_forked_processes():
+    buffers = Buffers(kept=1, direct=True, least_bytes=1)
+    array = buffers.empty((300, 7), F32)
+    array[:] = 1
+    assert address(array) % PAGE_BYTES == 0
+    assert "dc" in flags_of(address(array))
+    assert "dc" not in flags_of(address(Buffers(kept=1).empty((ROWS, 16), F32)))
+    first = address(array)
+    del array
+    gc.collect()
+    assert address(buffers.empty((200, 7), F32)) == first
+
+
+def flags_of(memory):
+    """VmFlags of the mapping that holds an address; "dc" says that a fork does not copy it."""
+    within = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            first, last = (int(each, 16) for each in name.split("-"))
+            within = first <= memory < last
+        elif within and name == "VmFlags:":
+            return rest.split()
+    raise AssertionError("no such mapping")

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.engines import describe, open_engine, ring
+from stores.engines import describe, open_engine, ring, uring
 from stores.engines.deliver import Ranges
 from stores.engines.pread import PreadEngine
 from stores.engines.uring import Job, UringEngine, reap
@@ -375,3 +375,24 @@ def test_a_pread_engine_stands_beside(segments: Segments) -> None:
     one.close()
     np.testing.assert_array_equal(gather(other, [7], PAGE), rows([7], PAGE))
     other.close()
+
+
+def test_memory_that_a_lost_ring_reads_into_stays(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tells when the last read has ended, so nobody else may ever get it."""
+    monkeypatch.setattr(UringEngine, "threads", SharedPool("ooc-test-ring", 1))
+    held = np.empty(65 * PAGE, np.uint8)
+    begin = -held.ctypes.data % PAGE
+    buffer, before = held[begin : begin + 64 * PAGE], len(ring._ABANDONED)
+    plan = plan_reads(np.arange(64), PAGE, count=PAGES)
+    engine = UringEngine(segments)
+    engine.read(plan, buffer)
+    assert (buffer == DATA[: 64 * PAGE]).all()
+    with open(os.devnull) as null:
+        engine._pool.submit(lambda: os.dup2(null.fileno(), uring._local.ring.parts.fd)).result()
+    with pytest.raises(StoreError, match=r"io_uring fails with .*; choose pread"):
+        engine.read(plan, buffer)
+    assert [memory is buffer for memory in ring._ABANDONED[before:]] == [False, True]
+    buffer[:] = 0
+    engine.read(plan, buffer)  # by a new ring
+    assert (buffer == DATA[: 64 * PAGE]).all()
+    engine.close()
