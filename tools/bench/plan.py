@@ -68,7 +68,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
         for row, arm in enumerate(results["arms"]):
             values = [one["ratio"][name] for one in results["arms"][arm]]
             axes.plot(values, [-row] * len(values), "o", color="#2563a8", alpha=0.7)
-        axes.set(xlabel=f"{name.replace('_', ' ')}: predicted by actual", xlim=(0.5, 1.5))
+        axes.set(xlabel=f"{name.replace('_', ' ')}: predicted by actual")
+        left, right = axes.get_xlim()
+        axes.set_xlim(min(0.5, left), max(1.5, right))  # no dot is left out
     panels[0].set_yticks([-row for row in range(len(results["arms"]))], list(results["arms"]))
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
