@@ -144,7 +144,8 @@ class NeighborLoader:
     alike they don't); budget (a division of the memory other than `budget_of(data)`); sample_threads;
     read_threads (to gather rows that are in memory; those on disk come in windows, which look further ahead than
     `prefetch_factor` batches); summing (`ooc.models.summing_of(model)`: the sums that the model's first layer makes of its
-    neighbors are made here, x is `Sums` of its destinations, and no field has the last hop; a tenth of the memory).
+    neighbors are made here, x is `Sums` of its destinations, and no field has the last hop; a tenth of the memory. Where
+    the values of x are no rows of float32, or `dtype` asks for another type, x is the rows all the same).
 
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
     batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, and `blocks`, one
@@ -192,6 +193,8 @@ class NeighborLoader:
             raise ConfigError(f"batch_size, world, rank and the threads must be whole numbers, not {numbers}")
         if batch_size < 1 or world < 1 or not 0 <= rank < world or min(sample_threads, read_threads) < 1:
             raise ConfigError("batch_size, world and the threads must be 1 or more, and rank one of 0..world-1")
+        if not (summing is None or isinstance(summing, Summing)):
+            raise ConfigError(f"summing must be what `ooc.models.summing_of(model)` gives, not {summing!r}")
         if split_seeds and shuffle:
             raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
         self.data = data
