@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ooc import checkpoint
+from ooc.arguments import weight_column_of
 from ooc.compiled import compile_model
 from ooc.config import TrainConfig, parse, read_config
 from ooc.loaders import NeighborLoader, budget_of
@@ -132,6 +133,12 @@ def model_bytes(config: TrainConfig, model: nn.Module) -> int:
     return sum(sizes) * (1 + states[config.optimizer]) + 2 * kept
 
 
+def columns_met(config: TrainConfig, dataset: Dataset) -> set[str]:
+    """The graph's columns that batches of training look up: the weights, and what edges are drawn by."""
+    drawn_by = weight_column_of(dataset.graph, config.weight_attr)
+    return {name for name in ("weight", drawn_by) if name is not None and name in dataset.graph.columns}
+
+
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Adam, AdamW or SGD, weight decay on every parameter."""
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -230,7 +237,7 @@ def compose(
         compile_model(model, device)
     if saved:
         check_environment(config, saved, environment(device, dataset, model))
-    budget_of(dataset, model_bytes(config, model))
+    budget_of(dataset, model_bytes(config, model), columns_met(config, dataset))
     loader, evaluators = make_loaders(config, dataset, device, model)
     loss = make_loss(config, dataset, task, device)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)

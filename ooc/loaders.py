@@ -8,7 +8,7 @@ the memory, but for `split_seeds`, which says what then depends on it.
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from numbers import Integral
 from typing import Any, Self
 
@@ -51,10 +51,11 @@ PREFETCH = 8
 _budgets: "weakref.WeakKeyDictionary[Dataset, Budget]" = weakref.WeakKeyDictionary()
 
 
-def budget_of(ds: Dataset, model: int = 0) -> Budget:
+def budget_of(ds: Dataset, model: int = 0, columns: Collection[str] | None = None) -> Budget:
     """The division of the data set's memory, made once: all its loaders share it.
 
-    model: bytes that training will add to a model that is there already (gradients, optimizer state).
+    model: bytes that training will add to a model that is there already (gradients, optimizer state). columns: of the graph,
+    that loaders will look up; None: all it has.
     Without a limit (`memory=None`) the process may take half of what the machine has available.
     Raises BudgetError where nothing is left for batches.
     """
@@ -64,11 +65,12 @@ def budget_of(ds: Dataset, model: int = 0) -> Budget:
         if memory is None:
             memory, origin = baseline + available_bytes() // 2, "(half of what is available)"
         labels = 0 if ds.labels is None else ds.labels.nbytes
+        met = ds.graph.columns if columns is None else columns
         share = WARM_SHARE if ds.graph.sampled_bytes() <= memory // WARM_SHARE else COLUMNS_SHARE
         _budgets[ds] = divide(
             memory,
             baseline=baseline,
-            topology=ds.graph.indptr.nbytes + min(slot_bytes(ds.graph), memory // share),
+            topology=ds.graph.indptr.nbytes + min(slot_bytes(ds.graph, met), memory // share),
             labels=labels + len(ds.splits) * Members.nbytes_for(ds.num_nodes),
             model=model,
             scratch=SCRATCH_BYTES,
@@ -111,7 +113,7 @@ def make_work(
     if x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
         lockstep = Lockstep(sampler, ds.edge_rows("indices"), columns, budget.batches // LOCKSTEP_SHARE)
-    topology = Topology(ds.graph, sampling[2], mapped, warm, mapped=lockstep is None)
+    topology = Topology(ds.graph, sampling[2], mapped, warm, lockstep is None, collator.columns)
     to_cuda = device is not None and device.type == "cuda"
     buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
     pin = pins(pin_memory) and not to_cuda

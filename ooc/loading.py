@@ -6,7 +6,7 @@
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -94,10 +94,13 @@ PIECES, PIECE_BYTES, _PIECE_SHARE = 3, 8 * 2**20, 32
 piece's bytes at most, and its share of the memory at most"""
 
 
-def slot_bytes(graph: Graph) -> int:
-    """Bytes of all slot arrays, in whole parts of 2**14 slots: what may be mapped at most."""
-    parts = max(1, -(-len(graph.indices) // _PART_SLOTS))
-    return parts * _PART_SLOTS * sum(array.itemsize for array in (graph.indices, *graph.columns.values()))
+def slot_bytes(graph: Graph, columns: Collection[str]) -> int:
+    """Bytes of `indices` and these columns, in whole parts of 2**14 slots: what may be mapped of them at most."""
+    return max(1, -(-len(graph.indices) // _PART_SLOTS)) * _part_bytes(graph, columns)
+
+
+def _part_bytes(graph: Graph, columns: Collection[str]) -> int:
+    return _PART_SLOTS * sum(array.itemsize for array in (graph.indices, *(graph.columns[name] for name in columns)))
 
 
 class Touched:
@@ -109,22 +112,21 @@ class Touched:
 
     def __init__(self, graph: Graph) -> None:
         self._part = np.zeros(max(1, -(-len(graph.indices) // _PART_SLOTS)), np.bool_)
-        self._part_bytes = slot_bytes(graph) // len(self._part)
         self.exceeded = False
         """whether more than allowed were ever touched"""
         self._lock = threading.Lock()
 
     def left(self, most: int) -> int:
-        """Parts that may yet be touched, of those that `most` bytes allow; 0 where there were more already."""
+        """Parts that may yet be touched, of `most`; 0 where there were more already."""
         with self._lock:
-            allowed = min(len(self._part), most // self._part_bytes)
+            allowed = min(len(self._part), most)
             return 0 if self.exceeded else max(0, allowed - int(np.count_nonzero(self._part)))
 
     def add(self, slot: NDArray[np.int64], most: int) -> bool:
-        """Count `slot` (int64[k]); True, beginning anew, where more than `most` bytes are touched now."""
+        """Count `slot` (int64[k]); True, beginning anew, where more than `most` parts are touched now."""
         with self._lock:
             self._part[slot // _PART_SLOTS] = True
-            over = int(np.count_nonzero(self._part)) * self._part_bytes > most
+            over = int(np.count_nonzero(self._part)) > most
             if over:
                 self._part[:] = False
                 self.exceeded = True
@@ -139,15 +141,25 @@ class Topology:
     """Keeps a memory-mapped graph fast and small: read in once where it fits, and its slots mapped to `max_mapped` bytes.
 
     What is mapped is counted per graph, for all its loaders; one batch may go beyond. max_warm: bytes of page cache that the
-    slots may take; of a larger topology only `indptr` is read in. mapped: whether draws meet `indices` in the map at all.
+    slots may take; of a larger topology only `indptr` is read in. mapped: whether draws meet `indices` in the map at all;
+    columns: those met there beside it.
     """
 
-    def __init__(self, graph: Graph, weight: str | None, max_mapped: int, max_warm: int, mapped: bool = True) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        weight: str | None,
+        max_mapped: int,
+        max_warm: int,
+        mapped: bool = True,
+        columns: Collection[str] = (),
+    ) -> None:
         self._graph, self._weight, self._mapped = graph, weight, mapped
         fits = graph.sampled_bytes(weight) <= max_warm
         self._cold = fits or not mapped
         self._warm = partial(graph.warm, weight) if fits else partial(warm, graph.indptr)
-        self._most = max_mapped
+        self._part_bytes = _part_bytes(graph, {*columns, *([] if weight is None else [weight])})
+        self._most = max_mapped // self._part_bytes
         with _touched_lock:
             if graph not in _touched:
                 _touched[graph] = Touched(graph)
@@ -162,11 +174,10 @@ class Topology:
                 self._warm()
 
     def unmapped(self) -> int:
-        """Bytes that draws will map in besides the most they have; 0 where the graph is in RAM, or its slots not met."""
+        """Bytes that batches will map in besides the most they have; 0 where the graph is in RAM, or its slots not met."""
         if not self._mapped or mapping_of(self._graph.indices) is None:
             return 0
-        met = self._graph.indices.itemsize + (0 if self._weight is None else self._graph.columns[self._weight].itemsize)
-        return self._touched.left(self._most) * _PART_SLOTS * met
+        return self._touched.left(self._most) * self._part_bytes
 
     def trim(self, subgraph: Subgraph) -> None:
         """After a draw: give mapped pages back (they stay in the page cache) where they are too many."""

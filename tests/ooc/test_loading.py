@@ -32,9 +32,9 @@ def counting_forgets(graph: Graph, monkeypatch) -> list[Graph]:
 def test_slots_are_given_back_once_past_the_bound_by_all_loaders_together(monkeypatch):
     graph = graph_of([4 * PART])
     forgotten = counting_forgets(graph, monkeypatch)
-    part_bytes = slot_bytes(graph) // 4
+    part_bytes = slot_bytes(graph, ["weight"]) // 4
     assert part_bytes == PART * 8  # int32 indices and float32 weights
-    one, other = (Topology(graph, None, 2 * part_bytes, 0) for _ in range(2))
+    one, other = (Topology(graph, None, 2 * part_bytes, 0, columns=["weight"]) for _ in range(2))
     for _ in range(3):
         one.trim(subgraph_of([0, 5, PART - 1]))
         other.trim(subgraph_of([PART]))
@@ -43,14 +43,16 @@ def test_slots_are_given_back_once_past_the_bound_by_all_loaders_together(monkey
     assert forgotten == [graph]
     other.trim(subgraph_of([0, PART]))  # counted anew
     assert forgotten == [graph]
-    Topology(graph_of([4 * PART]), None, 2 * part_bytes, 0).trim(subgraph_of([0]))  # another graph's count is its own
+    Topology(graph_of([4 * PART]), None, 2 * part_bytes, 0, columns=["weight"]).trim(
+        subgraph_of([0])
+    )  # another graph's count is its own
     assert forgotten == [graph]
 
 
 def test_a_topology_that_fits_is_never_given_back(monkeypatch):
     graph = graph_of([3 * PART + 1])
     forgotten = counting_forgets(graph, monkeypatch)
-    topology = Topology(graph, None, slot_bytes(graph), 0)
+    topology = Topology(graph, None, slot_bytes(graph, []), 0)
     topology.trim(subgraph_of([0, PART, 2 * PART, 3 * PART]))
     assert forgotten == []
 
