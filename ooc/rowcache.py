@@ -210,18 +210,22 @@ class Lease:
 
 
 class Shelf:
-    """Where the rows' cache waits for the next pipeline over the same rows."""
+    """Where the rows' cache waits for the next pipeline over the same rows; and who reads those rows now.
+
+    The first pipeline has the memory of all; one that begins meanwhile must do with less, whichever way they read.
+    """
 
     def __init__(self) -> None:
+        self._sweeps = 0
         self._cache: RowCache | None = None
         self._lease: Lease | None = None
         self._changed = threading.Condition()
 
     def lend(self, count: int, rows: Rows) -> Lease | None:
-        """The cache, of `count` slots; None while another pipeline has it. Waits for one that is stopping."""
+        """The cache, of `count` slots; None while another pipeline reads. Waits for one that is stopping."""
         with self._changed:
             self._changed.wait_for(lambda: self._lease is None or not self._lease.stopping, STOPPING_SECONDS)
-            if self._lease is not None:
+            if self._lease is not None or self._sweeps:
                 return None
             if self._cache is None or len(self._cache.pool.rows) != count:
                 self._cache = None  # before the next one is made
@@ -229,6 +233,20 @@ class Shelf:
             self._cache.pool.open()
             self._lease = Lease(self._cache, self)
             return self._lease
+
+    def begin_sweeps(self) -> bool:
+        """A pipeline begins that keeps no rows (`ooc.sweeps`): those that wait here go. Whether no other one is there."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lease is None or not self._lease.stopping, STOPPING_SECONDS)
+            alone = self._lease is None and not self._sweeps
+            self._cache = None if self._lease is None else self._cache
+            self._sweeps += 1
+            return alone
+
+    def end_sweeps(self) -> None:
+        """One that began has ended."""
+        with self._changed:
+            self._sweeps -= 1
 
     def put(self) -> None:
         """Take the cache back."""

@@ -30,6 +30,7 @@ from ooc.collate import Loaded
 from ooc.loading import PIECES, Work
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, SOURCE, Pipeline, Stage
+from ooc.rowcache import shelf_of
 from ooc.sums import Floats, Sums, scale_rows, scatter_sums
 from ooc.sweepplan import AHEAD, Piece, Rest, Sweep, Waiting, pieces, sweeps, waiting
 from stores.rows import Rows
@@ -264,13 +265,12 @@ def swept(
     own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "sum", "collate", CONSUMER)}
     sweeper = Sweeper(work, work.x, own["read"])
     server = Server(work, sweeper)
-    with _users_lock:
-        _users[work.x] = _users.get(work.x, 0) + 1
-        pool = pool if _users[work.x] == 1 else pool // SECOND_SHARE
+    shelf = shelf_of(work.x)
+    pool = pool if shelf.begin_sweeps() else pool // SECOND_SHARE
     try:
         return _chain(work, cursors, sweeper, server, pool, (threads, alone, split), own)
     except BaseException:
-        _end(work.x)
+        shelf.end_sweeps()
         raise
 
 
@@ -312,18 +312,9 @@ def _chain(
         max_items=AHEAD,
         clocks={name: own[name] for name in ("collate", CONSUMER)},
         before=made,
-        on_end=partial(_end, work.x),
+        on_end=shelf_of(work.x).end_sweeps,
     )
 
 
 def _sample(work: Work, cursor: Cursor) -> Waiting:
     return waiting(work, work.sample(cursor))
-
-
-_users: "weakref.WeakKeyDictionary[Rows, int]" = weakref.WeakKeyDictionary()
-_users_lock = threading.Lock()
-
-
-def _end(rows: Rows) -> None:
-    with _users_lock:
-        _users[rows] -= 1

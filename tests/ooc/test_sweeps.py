@@ -18,6 +18,7 @@ from ooc import loaders, sweeps
 from ooc.budget import divide
 from ooc.loaders import NeighborLoader
 from ooc.order import Cursor
+from ooc.rowcache import shelf_of
 from ooc.sums import Summing, Sums
 from ooc.sweepplan import sweeps_pay
 from ooc.sweeps import SECOND_SHARE, Stopped, SumsMemory
@@ -294,7 +295,7 @@ def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x:
         got.extend(loader)
     assert caught.value.__notes__ == [f"in stage 'sum' at step {first} of the pipeline"]
     assert same(got, want[:first])
-    assert sweeps._users[loader._work.x] == 0
+    assert shelf_of(loader._work.x)._sweeps == 0
 
 
 @pytest.mark.parametrize("failing", [0, 1, 11])
@@ -337,7 +338,7 @@ def test_an_epoch_left_halfway_leaves_nothing(path: Any, ds: Dataset, taken: int
             leave()
         gc.collect()
         assert eventually(lambda: no_threads() and not piece_threads())
-        assert sweeps._users[rows] == 0
+        assert shelf_of(rows)._sweeps == 0
     loader.set_epoch(0)
     assert same(list(loader), in_memory(path)[0][:15])
 
@@ -379,6 +380,21 @@ def test_two_loaders_at_once_share_the_memory(path: Any, ds: Dataset, monkeypatc
     assert same([b for _, b in got], in_memory(path, seed=4, fanout=[2, 2])[0][:15])
     assert same(list(loader_of(ds, split_seeds=True)), in_memory(path, split_seeds=True)[0][:15])  # evaluation after training
     assert pools[2] == few().batches
+
+
+def test_a_loader_of_rows_beside_one_of_sums_shares_the_memory_too(ds: Dataset) -> None:
+    shelf = shelf_of(ds.stored("x"))
+    sums, rows = iter(loader_of(ds)), iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
+    next(sums), next(rows)
+    assert (shelf._sweeps, shelf._lease) == (1, None)  # the rows' pipeline has a smaller cache of its own
+    sums.close(), rows.close()
+    rows = iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
+    next(rows)
+    assert not shelf.begin_sweeps()  # and a sweep would have to do with less
+    shelf.end_sweeps()
+    rows.close()
+    assert shelf.begin_sweeps()
+    shelf.end_sweeps()
 
 
 @pytest.mark.parametrize(("model", "settings"), [("sage", {}), ("gin", {"residual": True}), ("gcn", {"input_dropout": 0.0})])
