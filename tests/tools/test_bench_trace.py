@@ -207,7 +207,7 @@ def test_growth_is_the_slope_of_the_later_samples() -> None:
 
 
 def test_a_soak_leaves_nothing(store: Path) -> None:
-    a = argparse.Namespace(store=store, memory="1.5GB", fanout="3,3", hidden=8, batch_size=50, batches=60, every=5, rows=False)
+    a = argparse.Namespace(store=store, memory="4GB", fanout="3,3", hidden=8, batch_size=50, batches=60, every=5, rows=False)
     found = soak.soak(a)
     assert found["batches"] == 60
     assert len(found["at"]) == len(found["rss_bytes"]) == 12
