@@ -12,6 +12,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -80,9 +81,9 @@ class Buffers:
         lease = self._lease(nbytes)
         if lease is None:
             return np.empty(shape, dtype)
-        return np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
+        return lease[:nbytes].view(dtype).reshape(shape)
 
-    def _lease(self, nbytes: int) -> "_Lease | None":
+    def _lease(self, nbytes: int) -> NDArray[np.uint8] | None:
         with self._lock:
             buffer = self._waiting(nbytes)
             if buffer is None:
@@ -95,8 +96,7 @@ class Buffers:
                 buffer = _unforked(wanted) if self._direct else _aligned(wanted, self.pinned)
             self._number = number = self._number + 1
             self._out[number] = buffer.ctypes.data, buffer.nbytes
-        lease = _Lease(buffer)
-        weakref.finalize(lease, _end, self._out, self._free, number, buffer).atexit = False
+        lease: NDArray[np.uint8] = leased(buffer, _end, self._out, self._free, number, buffer)
         return lease
 
     def _waiting(self, nbytes: int) -> NDArray[np.uint8] | None:
@@ -111,8 +111,15 @@ class Buffers:
 class _Lease:
     """What arrays over a buffer refer to."""
 
-    def __init__(self, buffer: NDArray[np.uint8]) -> None:
+    def __init__(self, buffer: NDArray[Any]) -> None:
         self.__array_interface__ = buffer.__array_interface__
+
+
+def leased(buffer: NDArray[Any], end: Callable[..., object], *arguments: Any) -> NDArray[Any]:
+    """`buffer` as an array at whose end, that of all its views and of tensors over them too, `end(*arguments)` is called."""
+    lease = _Lease(buffer)
+    weakref.finalize(lease, end, *arguments).atexit = False
+    return np.asarray(lease)
 
 
 def _end(out: dict[int, tuple[int, int]], free: "deque[NDArray[np.uint8]]", number: int, buffer: NDArray[np.uint8]) -> None:

@@ -11,7 +11,6 @@ same, to the bit, as gathered from memory.
 
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -23,21 +22,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.buffers import Buffers
+from ooc.buffers import Buffers, leased
 from ooc.clock import Clock
 from ooc.clock import waiting as booked
 from ooc.collate import Loaded
 from ooc.loading import PIECES, Work
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, SOURCE, Pipeline, Stage
-from ooc.rowcache import shelf_of
+from ooc.rowcache import SECOND_SHARE, shelf_of
 from ooc.sums import Floats, Sums, scale_rows, scatter_sums
 from ooc.sweepplan import AHEAD, Piece, Rest, Sweep, Waiting, pieces, sweeps, waiting
 from stores.rows import Rows
-
-SECOND_SHARE = 4
-"""A second pipeline over the same rows at the same time has so much less memory, on top of the first one's"""
-
 
 GRACE_SECONDS = 0.5
 """after which a consumer that asks for more, and has let go of nothing, is taken to keep its batches"""
@@ -78,7 +73,7 @@ class SumsMemory:
         size = 2 * rows * width
         if len(buffer) < size:
             buffer = np.empty(size, np.float32)
-        return _leased(buffer, self._give)[:size].reshape(2, rows, width)
+        return leased(buffer, self._give, buffer)[:size].reshape(2, rows, width)
 
     def _give(self, buffer: Floats) -> None:
         with self._changed:
@@ -97,19 +92,6 @@ class SumsMemory:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-
-class _Lease:
-    """What arrays over a buffer refer to."""
-
-    def __init__(self, buffer: Floats) -> None:
-        self.__array_interface__ = buffer.__array_interface__
-
-
-def _leased(buffer: Floats, give: Any) -> Floats:
-    lease = _Lease(buffer)
-    weakref.finalize(lease, give, buffer).atexit = False
-    return np.asarray(lease)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ from ooc.loading import Work
 from ooc.lookahead import AHEAD, Grouping, Sketch, Window
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, SOURCE, Pipeline, Stage
-from ooc.rowcache import Lease, PoolClosed, Residents, RowPool, Slots, own_cache, shelf_of
+from ooc.rowcache import SECOND_SHARE, Lease, PoolClosed, Residents, RowPool, Slots, own_cache, shelf_of
 
-SECOND_SHARE = 4
-"""A second pipeline over the same rows at the same time has so much less memory, on top of the first one's"""
 PIECE_ROWS = 2**15, 2**18
 """Rows of one read, where memory makes room for fewer or more; the latter bounds what planning takes to about 16 MB"""
 

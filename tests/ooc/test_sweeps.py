@@ -18,10 +18,10 @@ from ooc import loaders, sweeps
 from ooc.budget import divide
 from ooc.loaders import NeighborLoader
 from ooc.order import Cursor
-from ooc.rowcache import shelf_of
+from ooc.rowcache import SECOND_SHARE, shelf_of
 from ooc.sums import Summing, Sums
 from ooc.sweepplan import sweeps_pay
-from ooc.sweeps import SECOND_SHARE, Stopped, SumsMemory
+from ooc.sweeps import Stopped, SumsMemory
 from ooc.train import train
 from stores.build import write_store
 from stores.dataset import Dataset
