@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from stores.build import write_store
 from stores.graph import Graph
 
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ooc-tests-")  # what was measured on this machine changes no test
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored, children inherit that
 MakeStore = Callable[..., Path]
 
 
