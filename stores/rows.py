@@ -1,8 +1,8 @@
 """`Rows`: the one storage primitive, an array on disk addressed by row.
 
-Features, labels, edge columns and later histories and node memory are all Rows, whatever holds them: a Zarr array
-(`stores.zarr_rows`), records of an LMDB environment (`stores.lmdb_rows`), or plain memory (`ArrayRows`, the perfect
-double that every other implementation is tested against).
+Features, labels, edge columns and histories are all Rows, whatever holds them: a Zarr array (`stores.zarr_rows`), records of
+an LMDB environment (`stores.lmdb_rows`), a file that is overwritten in place (`stores.mutable_rows`), or plain memory
+(`ArrayRows`, the perfect double that every other implementation is tested against).
 """
 
 from concurrent.futures import Future
@@ -56,6 +56,43 @@ def check_request(rows: Rows, ids: Ids, out: AnyArray, at: Ids | None = None) ->
         at.shape != ids.shape or at.dtype != np.int64 or (len(at) and not 0 <= int(at.min()) <= int(at.max()) < places)
     ):
         raise ValueError(f"at must be int64[{len(ids)}] of 0..{places - 1}, not {at.dtype}{list(at.shape)}")
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= rows.shape[0]):
+        bad = ids[(ids < 0) | (ids >= rows.shape[0])][0]
+        raise IndexError(f"row {bad} is out of range: there are {rows.shape[0]} rows")
+
+
+@runtime_checkable
+class MutableRows(Rows, Protocol):
+    """Rows that a run overwrites in place, with a state to come back to: that of the last `commit`.
+
+    What is written can be read at once. Between commits it is neither durable nor final: after a crash, `rollback` on opening
+    gives the committed rows, byte for byte (see `stores.undo`).
+    """
+
+    def write(self, ids: Ids, rows: AnyArray) -> int:
+        """Afterwards row ids[i] is rows[i]. ids: int64[n], distinct, any order; rows: [n, *row shape] of the rows' dtype.
+
+        Returns the bytes written to the disk for it (0 in memory). One write at a time; reads may run beside it.
+        Raises IndexError for an id out of range and ValueError for one given twice before any byte is written, StoreError where
+        the disk is full or fails.
+        """
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+
+    def commit(self) -> None:
+        """Make what was written durable and final: the state that `rollback` gives from here on."""
+
+    def rollback(self) -> None:
+        """Back to the state of the last commit."""
+
+
+def check_write(rows: Rows, ids: Ids, values: AnyArray) -> None:
+    """Raise before any byte is written where a write does not fit: IndexError for an id, ValueError for `values`."""
+    if ids.ndim != 1 or ids.dtype != np.int64:
+        raise ValueError(f"ids must be int64[n], not {ids.dtype}[{','.join(map(str, ids.shape))}]")
+    if values.shape != (len(ids), *rows.shape[1:]) or values.dtype != rows.dtype:
+        raise ValueError(f"rows must be {rows.dtype}{[len(ids), *rows.shape[1:]]}, not {values.dtype}{list(values.shape)}")
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= rows.shape[0]):
         bad = ids[(ids < 0) | (ids >= rows.shape[0])][0]
         raise IndexError(f"row {bad} is out of range: there are {rows.shape[0]} rows")

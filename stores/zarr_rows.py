@@ -11,13 +11,10 @@ from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
-from stores.disk import profile_for
-from stores.engines import Engine, open_engine
-from stores.engines.pread import PreadEngine
 from stores.errors import StoreError
-from stores.files import Segments, map_segments, open_for_reading
-from stores.plan import ReadCost, ReadPlan, plan_reads
+from stores.files import Segments, open_for_reading
 from stores.rows import AnyArray, Ids, check_request
+from stores.segment_rows import SegmentRows
 from stores.threads import Background
 from stores.zarr_write import MISSING, PAGE_BYTES
 
@@ -25,60 +22,12 @@ BLOCK_BYTES = 16 * 2**20
 """Decoded at a time where rows go through zarr, unless one chunk is larger."""
 
 
-class ShardedRows(Background):
-    """Rows of uncompressed shards, read by an engine straight from the files.
-
-    `segments` are the files; `attributes` those of the array; `engine.reason` tells of a fallback; `cost` is what reads
-    take on the files' device, as measured, and decides which rows share one.
-    """
+class ShardedRows(SegmentRows):
+    """Rows of uncompressed shards, read by an engine straight from the files; `attributes` are those of the array."""
 
     def __init__(self, array: "zarr.Array[Any]", segments: Segments, engine: str = "auto") -> None:
-        self.shape: tuple[int, ...] = array.shape
-        self.dtype: np.dtype[Any] = np.dtype(array.dtype)
+        super().__init__(array.shape, np.dtype(array.dtype), segments, engine)
         self.attributes: dict[str, Any] = dict(array.attrs)
-        self.segments = segments
-        self.engine: Engine = open_engine(engine, segments)
-        profile = profile_for(segments.paths[0] if segments.paths else Path("/"), self.engine.name)
-        self.cost: ReadCost = profile.cost
-        if isinstance(self.engine, PreadEngine):
-            self.engine.depth = profile.depth
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row as stored."""
-        return _row_bytes(self.shape, self.dtype)
-
-    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
-        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes read from the disk."""
-        check_request(self, ids, out, at)
-        if len(ids) == 0:
-            return 0
-        plan = self.plan(ids)
-        return self.engine.gather(plan, out.reshape(-1).view(np.uint8), at)
-
-    def plan(self, ids: Ids) -> ReadPlan:
-        """The reads that serve rows `ids` (int64[n]); `rows.cost.seconds(plan.length)` is what they should take.
-
-        Raises IndexError for an id out of range.
-
-        >>> plan = rows.plan(np.arange(1000))
-        >>> plan.nbytes, rows.cost.seconds(plan.length)
-        """
-        alignment, gap_bytes = self.engine.alignment, self.cost.gap_bytes
-        return plan_reads(ids, self.row_bytes, count=self.shape[0], alignment=alignment, gap_bytes=gap_bytes)
-
-    def map(self) -> AnyArray:
-        """The whole array [count, *row shape] as one read-only memory map over all shards (MADV_RANDOM).
-
-        It stays valid after `close`, until the last array over it is gone.
-        """
-        nbytes = self.shape[0] * self.row_bytes
-        return map_segments(self.segments)[:nbytes].view(self.dtype).reshape(self.shape)
-
-    def close(self) -> None:
-        """Give back descriptors, maps and threads; idempotent."""
-        self._end_background()
-        self.engine.close()
 
 
 class ForeignRows(Background):

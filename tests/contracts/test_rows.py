@@ -9,6 +9,7 @@ import pytest
 import zarr
 
 from stores.lmdb_rows import LmdbRows, write_lmdb_rows
+from stores.mutable_rows import DiskRows
 from stores.rows import ArrayRows, Rows
 from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from stores.zarr_write import Appender
@@ -81,5 +82,19 @@ class TestLmdbRows(RowsContract):
             path = tmp_path / f"{next(names)}.lmdb"
             write_lmdb_rows(path, array, "rows")
             return LmdbRows(path, "rows", dtype=array.dtype, shape=array.shape)
+
+        return make
+
+
+@pytest.mark.parametrize("engine", ["uring", "pread", "mmap"])
+class TestDiskRows(RowsContract):
+    @pytest.fixture
+    def make(self, tmp_path: Path, engine: str) -> Make:
+        names = count()
+
+        def make(array: Array) -> Rows:
+            rows = DiskRows.create(tmp_path / f"rows{next(names)}", array.shape, array.dtype, engine)
+            rows.write(np.arange(len(array)), array)
+            return rows
 
         return make

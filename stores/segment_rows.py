@@ -1,0 +1,71 @@
+"""Rows whose bytes stand one behind the other in files: read by an engine, by plan, straight from them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stores.disk import profile_for
+from stores.engines import Engine, open_engine
+from stores.engines.pread import PreadEngine
+from stores.files import Segments, map_segments
+from stores.plan import ReadCost, ReadPlan, plan_reads
+from stores.rows import AnyArray, Ids, check_request
+from stores.threads import Background
+
+
+class SegmentRows(Background):
+    """Rows [count, *row shape] over `segments`: row r begins at virtual byte r * row_bytes.
+
+    `segments` are the files; `engine.reason` tells of a fallback; `cost` is what reads take on the files' device, as measured,
+    and decides which rows share one.
+
+    >>> SegmentRows((1000, 64), np.dtype("float16"), segments).read(ids, out)
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], segments: Segments, engine: str = "auto") -> None:
+        self.shape: tuple[int, ...] = shape
+        self.dtype: np.dtype[Any] = dtype
+        self.segments = segments
+        self.engine: Engine = open_engine(engine, segments)
+        profile = profile_for(segments.paths[0] if segments.paths else Path("/"), self.engine.name)
+        self.cost: ReadCost = profile.cost
+        if isinstance(self.engine, PreadEngine):
+            self.engine.depth = profile.depth
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as stored."""
+        return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
+
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
+        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes read from the disk."""
+        check_request(self, ids, out, at)
+        if len(ids) == 0:
+            return 0
+        plan = self.plan(ids)
+        return self.engine.gather(plan, out.reshape(-1).view(np.uint8), at)
+
+    def plan(self, ids: Ids) -> ReadPlan:
+        """The reads that serve rows `ids` (int64[n]); `rows.cost.seconds(plan.length)` is what they should take.
+
+        Raises IndexError for an id out of range.
+
+        >>> plan = rows.plan(np.arange(1000))
+        >>> plan.nbytes, rows.cost.seconds(plan.length)
+        """
+        alignment, gap_bytes = self.engine.alignment, self.cost.gap_bytes
+        return plan_reads(ids, self.row_bytes, count=self.shape[0], alignment=alignment, gap_bytes=gap_bytes)
+
+    def map(self) -> AnyArray:
+        """The whole array [count, *row shape] as one read-only memory map over all files (MADV_RANDOM).
+
+        It stays valid after `close`, until the last array over it is gone.
+        """
+        nbytes = self.shape[0] * self.row_bytes
+        return map_segments(self.segments)[:nbytes].view(self.dtype).reshape(self.shape)
+
+    def close(self) -> None:
+        """Give back descriptors, maps and threads; idempotent."""
+        self._end_background()
+        self.engine.close()
