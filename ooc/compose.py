@@ -119,9 +119,8 @@ def make_model(config: TrainConfig, in_channels: int, channels: int) -> nn.Modul
         return load_model(config.model, shape, config.model_args)
     if config.model_args:
         raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
-    return build_model(
-        config.model, **shape, output_heads=config.output_heads, rescale=config.rescale, input_dropout=config.input_dropout
-    )
+    own = {name: getattr(config, name) for name in ("output_heads", "rescale", "input_dropout", "alpha", "theta")}
+    return build_model(config.model, **shape, **own)
 
 
 def model_bytes(config: TrainConfig, model: nn.Module) -> int:

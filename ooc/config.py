@@ -67,7 +67,7 @@ class TrainConfig(BaseModel):
     store: Path = Field(description="The store to train on.")
     out: Path = Field(description="Directory of the run; it must not exist unless --resume.")
     # the model
-    model: str = Field("sage", description="gcn, sage, gat, gin, or package.module:Class of your own.")
+    model: str = Field("sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class of your own.")
     model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Further arguments of your own class, as a JSON object."
     )
@@ -75,6 +75,8 @@ class TrainConfig(BaseModel):
     layers: Positive = Field(_DEFAULT_LAYERS, description="Layers; by default as many as --fanout has numbers, or 2.")
     heads: Positive = Field(8, description="Attention heads of the hidden layers (gat); --hidden is their width together.")
     output_heads: Positive = Field(1, description="Attention heads of the last layer (gat), averaged.")
+    alpha: float = Field(0.1, gt=0, lt=1, description="Share of the first rows in every layer (gcnii, appnp).")
+    theta: float = Field(0.5, gt=0, description="How much of a layer's weights counts, the less the deeper (gcnii).")
     norm: Literal["none", "batch", "layer"] = Field("none", description="Normalisation between layers: none, batch or layer.")
     residual: bool = Field(False, description="Residual connections between layers.")
     rescale: bool = Field(True, description="Rescale sampled sums to the full aggregate's expectation (gcn, gin).")

@@ -183,12 +183,8 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         return _summing("gcn", self.in_channels, self.out_channels) if self.rescale else None
 
     def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
-        value, root = self.coefficients(block) if self.rescale else self.plain_coefficients(block)
-        if isinstance(x, Sums):
-            return self.lin(x.near + root.to(x.root.dtype).unsqueeze(1) * x.root) + self.bias
-        early = narrow_first(block, self.in_channels, self.out_channels)
-        h = self.lin(x) if early else x
-        out = weighted_sum(h, block, value) + root.to(h.dtype).unsqueeze(1) * h[: block.num_dst]
+        early = not isinstance(x, Sums) and narrow_first(block, self.in_channels, self.out_channels)
+        out = propagated(self.lin(x) if early else x, block, self.rescale)
         return (out if early else self.lin(out)) + self.bias
 
     @staticmethod
@@ -218,6 +214,15 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         keep = block.edge_index[0] != block.edge_index[1]
         value[keep] = weight[: -block.num_src]
         return value, weight[-block.num_src :][: block.num_dst]
+
+
+def propagated(x: Tensor | Sums, block: Block, rescale: bool) -> Tensor:
+    """GCN's sum: x [num_src, f], times the normalised adjacency with self-loops: [num_dst, f]. rescale: see `BlockGCNConv`."""
+    own = BlockGCNConv.coefficients if rescale else BlockGCNConv.plain_coefficients
+    value, root = own(block)
+    if isinstance(x, Sums):
+        return x.near + root.to(x.root.dtype).unsqueeze(1) * x.root
+    return weighted_sum(x, block, value) + root.to(x.dtype).unsqueeze(1) * x[: block.num_dst]
 
 
 class BlockGINConv(GINConv):  # type: ignore[misc]

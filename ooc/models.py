@@ -1,4 +1,4 @@
-"""GraphSAGE, GCN, GAT and GIN as lists of layers, and the user's own modules beside them.
+"""GraphSAGE, GCN, GAT, GIN, GCNII, APPNP and SGC as lists of layers, and the user's own modules beside them.
 
 One model runs on sampled blocks and on the whole graph (`full_blocks`), with the same parameters.
 """
@@ -14,36 +14,43 @@ from torch_geometric.utils.sparse import index2ptr
 
 from ooc.batch import Block
 from ooc.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
-from ooc.layers import Layer, Norm, run_layers
+from ooc.deep import BlockGCN2Conv, BlockPropagation
+from ooc.layers import Between, Dense, Layer, Norm, run_model
 from ooc.lean import Relu
 from ooc.sums import Summing, Sums
 from stores.errors import ConfigError
 
-ModelName = Literal["sage", "gcn", "gat", "gin"]
+ModelName = Literal["sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc"]
+_PROPAGATING = ("appnp", "sgc")
+"""whose layers have no parameters"""
 
 
 class Model(nn.Module):
-    """A list of layers; layer l runs on block l.
+    """A list of layers, perhaps an encoder before them and a decoder after them; layer l runs on block l (see `run_layers`).
 
     >>> model = build_model("sage", 128, 256, 32, num_layers=2)
     >>> model(batch.x, batch.blocks).shape
     torch.Size([batch_size, 32])
     """
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, layers: Sequence[nn.Module], encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.encoder, self.layers, self.decoder = encoder, nn.ModuleList(layers), decoder
 
-    def forward(self, x: Tensor | Sums, blocks: Sequence[Block], checkpoint: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor | Sums, blocks: Sequence[Block], checkpoint: bool = False, between: Between | None = None
+    ) -> Tensor:
         """x: [blocks[0].num_src, in_channels] -> [blocks[-1].num_dst, out_channels]; see `run_layers`."""
-        return run_layers(self.layers, x, blocks, checkpoint)
+        out: Tensor = run_model(self, x, blocks, checkpoint, between)
+        return out
 
 
 def summing_of(model: nn.Module) -> Summing | None:
     """The sum that the model's first layer makes of its neighbors' rows, where a loader can make it beforehand.
 
-    None for other models (subclasses with a forward of their own too: it may meet the rows), for attention, for dropout of the
-    input, and where rows are so wide that they are better narrowed first (`ooc.convs.narrow_first`).
+    None for other models (subclasses with a forward of their own too: it may meet the rows), for those with an encoder, which
+    the rows pass first, for attention, for dropout of the input, and where rows are so wide that they are better narrowed first
+    (`ooc.convs.narrow_first`).
 
     >>> summing_of(build_model("sage", 128, 256, 32, num_layers=2))
     Summing(kind='mean', channels=256)
@@ -51,11 +58,13 @@ def summing_of(model: nn.Module) -> Summing | None:
     layers = getattr(model, "layers", None)
     if not layers or type(model).forward is not Model.forward or type(layers[0]).forward is not Layer.forward:
         return None
+    if model.encoder is not None:
+        return None
     first: Any = layers[0]
     return first.conv.summing() if type(first.conv).forward in _SUMMED and not first.dropout else None
 
 
-_SUMMED = (BlockSAGEConv.forward, BlockGCNConv.forward, BlockGINConv.forward)
+_SUMMED = (BlockSAGEConv.forward, BlockGCNConv.forward, BlockGINConv.forward, BlockPropagation.forward)
 """of the convolutions that take `Sums`"""
 
 
@@ -72,22 +81,30 @@ def build_model(
     output_heads: int = 1,
     rescale: bool = True,
     input_dropout: float | None = None,
+    alpha: float = 0.1,
+    theta: float = 0.5,
 ) -> Model:
-    """A model of `num_layers` layers: "sage", "gcn", "gat" or "gin".
+    """A model of `num_layers` layers: "sage", "gcn", "gat", "gin", "gcnii", "appnp" or "sgc".
 
     hidden_channels: width of what passes between the layers. For gat it is the width of all heads together, so it is a multiple
     of `heads` (the published model: hidden_channels=64, heads=8, dropout=0.6); the last layer averages `output_heads` heads.
-    dropout: on the input of every layer, and on the attention of gat. input_dropout: on the first layer's input; by default
-    `dropout` for gcn and gat, as published, and none for sage and gin. norm and activation (ELU for gat, else ReLU): after all
-    layers but the last. rescale: see `ooc.convs`. Raises ConfigError for a setting that does not fit.
+    dropout: on the input of every layer that has parameters, and on the attention of gat. input_dropout: on the features; by
+    default `dropout` for gcn, gat, gcnii and appnp, as published, and none for sage, gin and sgc. norm and activation (ELU for
+    gat, else ReLU): after all layers but the last, in gcnii after all. rescale: see `ooc.convs`. A layer of appnp or sgc is a
+    step of propagation without parameters: what they learn is appnp's encoder (of two linear maps) or sgc's decoder; gcnii has
+    both. alpha (gcnii, appnp): share of the first rows in every layer; theta (gcnii): see `BlockGCN2Conv`. Raises ConfigError
+    for a setting that does not fit.
 
     >>> model = build_model("gcn", 1433, 16, 7, num_layers=2, dropout=0.5)
     >>> logits = model(x, full_blocks(edge_index, num_nodes=2708, num_layers=2))
     """
     _check(name, hidden_channels, num_layers, dropout, heads, output_heads)
-    make_conv = partial(_make_conv, name, dropout, heads, output_heads, rescale)
     if input_dropout is None:
-        input_dropout = dropout if name in ("gcn", "gat") else 0.0
+        input_dropout = dropout if name in ("gcn", "gat", "gcnii", "appnp") else 0.0
+    if name in ("gcnii", *_PROPAGATING):
+        channels = in_channels, hidden_channels, out_channels
+        return _deep(name, channels, num_layers, (input_dropout, dropout), rescale, norm, residual, alpha, theta)
+    make_conv = partial(_make_conv, name, dropout, heads, output_heads, rescale)
     widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
     layers = []
     for index in range(num_layers):
@@ -104,6 +121,81 @@ def build_model(
         )
         layers.append(layer)
     return Model(layers)
+
+
+Dropouts = tuple[float, float]
+"""of the features, and of what follows"""
+
+
+def _deep(
+    name: str,
+    channels: tuple[int, int, int],
+    num_layers: int,
+    dropouts: Dropouts,
+    rescale: bool,
+    norm: Norm,
+    residual: bool,
+    alpha: float,
+    theta: float,
+) -> Model:
+    """gcnii, appnp or sgc; channels: of the features, inside and of the output."""
+    if not 0 < alpha < 1:
+        raise ConfigError(f"alpha={alpha}: give the share of the first rows, between 0 and 1")
+    if theta <= 0:
+        raise ConfigError(f"theta={theta}: give a positive number")
+    if name in _PROPAGATING and (norm != "none" or residual):
+        raise ConfigError(f"{name} propagates rows as they are: leave out norm={norm!r} and residual={residual}")
+    if name == "gcnii":
+        return _gcnii(channels, num_layers, dropouts, rescale, norm=norm, residual=residual, theta=theta, alpha=alpha)
+    return (
+        _appnp(channels, num_layers, dropouts, rescale, alpha)
+        if name == "appnp"
+        else _sgc(channels, num_layers, dropouts, rescale)
+    )
+
+
+def _gcnii(
+    channels: tuple[int, int, int],
+    num_layers: int,
+    dropouts: Dropouts,
+    rescale: bool,
+    *,
+    norm: Norm,
+    residual: bool,
+    theta: float,
+    alpha: float,
+) -> Model:
+    """As published: every layer of the hidden width and followed by ReLU, a linear map before them and one after them."""
+    width_in, hidden, width_out = channels
+    layers = [
+        Layer(
+            BlockGCN2Conv(hidden, alpha, theta, index + 1, rescale),
+            hidden,
+            hidden,
+            dropout=dropouts[1],
+            norm=norm,
+            residual=residual,
+            activation=Relu(),
+        )
+        for index in range(num_layers)
+    ]
+    return Model(layers, Dense(width_in, hidden, dropouts[0], nn.ReLU()), Dense(hidden, width_out, dropouts[1]))
+
+
+def _appnp(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, rescale: bool, alpha: float) -> Model:
+    """As published: a perceptron of two layers, then steps of propagation."""
+    width_in, hidden, width_out = channels
+    encoder = nn.Sequential(Dense(width_in, hidden, dropouts[0], Relu()), Dense(hidden, width_out, dropouts[1]))
+    steps = [BlockPropagation(width_out, alpha, rescale) for _ in range(num_layers)]
+    return Model([Layer(step, width_out, width_out) for step in steps], encoder=encoder)
+
+
+def _sgc(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, rescale: bool) -> Model:
+    """As published: steps of propagation, then one linear map."""
+    width_in, _, width_out = channels
+    steps = [BlockPropagation(width_in, rescale=rescale) for _ in range(num_layers)]
+    layers = [Layer(step, width_in, width_in, dropout=dropouts[0] if not index else 0.0) for index, step in enumerate(steps)]
+    return Model(layers, decoder=Dense(width_in, width_out, dropouts[1]))
 
 
 def _check(name: str, hidden: int, num_layers: int, dropout: float, heads: int, output_heads: int) -> None:

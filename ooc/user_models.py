@@ -1,7 +1,8 @@
 """Modules of the user's own: found by name, called by what their forward takes.
 
-Three kinds are told apart by signature: `forward(x, blocks)`, a module that has only a list `layers`, and any PyG module
-`forward(x, edge_index)`, which runs on the whole subgraph, as PyG users do with NeighborLoader.
+Three kinds are told apart by signature: `forward(x, blocks)`, a module that has only a list `layers` (and perhaps an `encoder`
+and a `decoder`, see `ooc.layers.run_layers`), and any PyG module `forward(x, edge_index)`, which runs on the whole subgraph, as
+PyG users do with NeighborLoader.
 """
 
 import importlib
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ooc.layers import as_input, run_layers
+from ooc.layers import as_input, run_model
 from stores.errors import ConfigError
 
 Kind = Literal["blocks", "layers", "edge_index"]
@@ -112,7 +113,7 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Ten
     """
     kind = kind_of(model)
     if kind == "layers":
-        return run_layers(model.layers, batch.x, batch.blocks, checkpoint)  # type: ignore[arg-type]
+        return run_model(model, batch.x, batch.blocks, checkpoint)
     parameters = inspect.signature(model.forward).parameters
     if checkpoint and "checkpoint" not in parameters:
         raise ConfigError(
