@@ -153,7 +153,7 @@ def test_other_tasks_train(make_store: MakeStore, tmp_path: Path, task: str, num
         {"model": "gin", "input_dropout": 0.1},
         {"model": "gcnii", "layers": 16, "fanout": [1] * 16, "alpha": 0.2, "theta": 0.4},
         {"model": "appnp", "alpha": 0.3},
-        {"model": "sgc"},
+        {"model": "sgc", "input_dropout": 0.1},
     ],
 )
 def test_options_reach_the_computation(make_store: MakeStore, tmp_path: Path, settings: dict[str, Any]) -> None:
