@@ -15,7 +15,7 @@ from stores.errors import InputError
 from stores.graph import Graph
 from stores.ids import write_ids
 from stores.integrity import file_crc32c
-from stores.manifest import IdKind, Manifest, Task, label_dtype, write_manifest
+from stores.manifest import IdKind, Manifest, Partition, Task, label_dtype, write_manifest
 from stores.zarr_write import write_array
 
 
@@ -102,8 +102,18 @@ def _describe(graph: Graph, arrays: Mapping[str, Any], splits: Mapping[str, Any]
         has_self_loops=bool(len(graph.self_loops)),
         arrays=list(arrays),
         splits={name: len(np.unique(np.asarray(ids))) for name, ids in splits.items()},
+        partition=None if graph.parts is None else judge(graph, graph.parts, "given"),
         **fields,
     )
+
+
+def judge(graph: Graph, parts: NDArray[np.int64], method: str) -> Partition:
+    """How good the parts (int64[P+1]) of a graph in memory are."""
+    of = np.repeat(np.arange(len(parts) - 1), np.diff(parts))
+    target = np.repeat(of, np.diff(graph.indptr))
+    cut = float(np.mean(of[graph.indices] != target)) if graph.num_edges else 0.0
+    size = np.diff(parts)
+    return Partition(parts=len(size), method=method, cut=cut, balance=float(size.max() / size.mean()))
 
 
 def write_topology(group: Path | str, graph: Graph) -> None:
@@ -118,6 +128,8 @@ def write_topology(group: Path | str, graph: Graph) -> None:
             write_array(group, names.LOOP_WEIGHT, graph.loop_weight)
     if graph.weight_sum is not None:
         write_array(group, names.WEIGHT_SUM, graph.weight_sum)
+    if graph.parts is not None:
+        write_array(group, names.PARTS, graph.parts)
 
 
 def compact_labels(y: NDArray[Any], task: Task, num_classes: int) -> NDArray[Any]:

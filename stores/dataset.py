@@ -14,7 +14,7 @@ from stores.engines import describe
 from stores.errors import ConfigError, InputError, StoreError
 from stores.features import open_features
 from stores.files import Segments
-from stores.graph import Graph, index_dtype
+from stores.graph import Graph, check_parts, index_dtype
 from stores.ids import IdMap, identity, whole_number
 from stores.integrity import fingerprint
 from stores.lmdb_rows import LmdbRows
@@ -253,7 +253,14 @@ def _open_graph(path: Path, manifest: Manifest, in_memory: bool) -> Graph:
             raise StoreError(f"{path / names.LOOP_WEIGHT} is missing, as in stores of an earlier ooc: build the store again")
         total = take(names.WEIGHT_SUM, nodes, np.dtype(np.float32))
         loop_weight = take(names.LOOP_WEIGHT, len(loops), np.dtype(np.float32)) if len(loops) else np.empty(0, np.float32)
-    return Graph(indptr, take(names.INDICES, edges, index_dtype(nodes)), columns, loops, total, loop_weight)
+    parts = None
+    if manifest.partition is not None:
+        parts = np.array(take(names.PARTS, manifest.partition.parts + 1, np.dtype(np.int64)))
+        try:
+            check_parts(parts, nodes)
+        except InputError as error:
+            raise StoreError(f"{path / names.PARTS} is damaged: {error}; build the store again") from None
+    return Graph(indptr, take(names.INDICES, edges, index_dtype(nodes)), columns, loops, total, loop_weight, parts)
 
 
 def _open_rows(

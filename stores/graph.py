@@ -47,12 +47,16 @@ class Graph:
     """float32[N]: each node's in-weights summed without self-loops; None for an unweighted graph"""
     loop_weight: NDArray[np.float32] | None = None
     """float32[k]: weight of each edge of `self_loops`, a node's in the order of its slots; None for an unweighted graph"""
+    parts: Ints | None = None
+    """int64[P+1], rising from 0 to N: part p is the nodes parts[p]..parts[p+1]-1, which have most edges among themselves; None
+    where nodes were not numbered so"""
 
     @classmethod
-    def from_arrays(cls, indptr: Any, indices: Any, columns: Mapping[str, Any] | None = None) -> "Graph":
+    def from_arrays(cls, indptr: Any, indices: Any, columns: Mapping[str, Any] | None = None, parts: Any = None) -> "Graph":
         """A graph in memory from CSC arrays; self-loops and weight sums are derived (`columns["weight"]`).
 
-        indptr: [N+1]; indices: [E]; columns: name -> [E]. Raises InputError where the shapes or ids do not fit.
+        indptr: [N+1]; indices: [E]; columns: name -> [E]; parts: [P+1] or None. Raises InputError where the shapes or ids
+        do not fit.
         """
         indptr = np.ascontiguousarray(indptr, dtype=np.int64)
         indices = np.ascontiguousarray(indices)
@@ -67,13 +71,15 @@ class Graph:
             held["weight"] = held["weight"].astype(np.float32, copy=False)
             total = np.bincount(target[~loop], held["weight"][~loop], minlength=num_nodes).astype(np.float32)
             loop_weight = held["weight"][loop]
-        return cls(indptr, indices, held, target[loop], total, loop_weight)
+        if parts is not None:
+            parts = check_parts(np.ascontiguousarray(parts, np.int64), num_nodes)
+        return cls(indptr, indices, held, target[loop], total, loop_weight, parts)
 
     @classmethod
-    def from_edges(cls, src: Any, dst: Any, num_nodes: int, **columns: Any) -> "Graph":
+    def from_edges(cls, src: Any, dst: Any, num_nodes: int, *, parts: Any = None, **columns: Any) -> "Graph":
         """A graph in memory from edges in input order; adds the column `edge_id`.
 
-        src, dst: int[E]; columns: [E] each. Slots stand in canonical order (destination, edge id).
+        src, dst: int[E]; parts: [P+1] or None; columns: [E] each. Slots stand in canonical order (destination, edge id).
         """
         src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
         if len(src) != len(dst) or (len(dst) and not 0 <= dst.min() <= dst.max() < num_nodes):
@@ -82,7 +88,7 @@ class Graph:
         indptr = np.zeros(num_nodes + 1, np.int64)
         np.cumsum(np.bincount(dst, minlength=num_nodes), out=indptr[1:])
         taken = {name: np.asarray(column)[order] for name, column in columns.items()}
-        return cls.from_arrays(indptr, src[order], {"edge_id": order, **taken})
+        return cls.from_arrays(indptr, src[order], {"edge_id": order, **taken}, parts)
 
     @property
     def num_nodes(self) -> int:
@@ -151,11 +157,19 @@ class Graph:
             self_loops=np.array(self.self_loops),
             weight_sum=None if self.weight_sum is None else np.array(self.weight_sum),
             loop_weight=None if self.loop_weight is None else np.array(self.loop_weight),
+            parts=None if self.parts is None else np.array(self.parts),
         )
 
     def _arrays(self) -> list[NDArray[Any]]:
-        derived = [array for array in (self.weight_sum, self.loop_weight) if array is not None]
+        derived = [array for array in (self.weight_sum, self.loop_weight, self.parts) if array is not None]
         return [self.indptr, self.indices, self.self_loops, *self.columns.values(), *derived]
+
+
+def check_parts(parts: Ints, num_nodes: int) -> Ints:
+    """`parts`, if it divides the nodes 0..num_nodes-1 into parts of at least one. Raises InputError."""
+    if parts.ndim != 1 or len(parts) < 2 or parts[0] != 0 or parts[-1] != num_nodes or (np.diff(parts) < 1).any():
+        raise InputError(f"parts must rise from 0 to the number of nodes, {num_nodes}, with a node in each part at least")
+    return parts
 
 
 def _check(indptr: Ints, indices: NDArray[Any], columns: Mapping[str, NDArray[Any]]) -> None:

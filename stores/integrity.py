@@ -126,6 +126,8 @@ def expected_rows(manifest: Manifest) -> dict[str, int | None]:
     if manifest.has_self_loops:
         expected[names.SELF_LOOPS] = None
         expected |= {names.LOOP_WEIGHT: None} if manifest.weighted else {}
+    if manifest.partition is not None:
+        expected[names.PARTS] = manifest.partition.parts + 1
     for node_type in manifest.node_types:
         expected |= {names.node_array(name, node_type.name): node_type.count for name in node_type.arrays}
     return expected

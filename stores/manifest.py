@@ -24,6 +24,7 @@ SPLIT_CODES = {"train": 0, "val": 1, "test": 2}
 
 INDPTR, INDICES = "graph/indptr", "graph/indices"
 SELF_LOOPS, LOOP_WEIGHT, WEIGHT_SUM = "graph/self_loops", "graph/loop_weight", "graph/weight_sum"
+PARTS = "graph/parts"
 CHECKSUMS = "checksums"
 IDS = "ids.lmdb"
 
@@ -97,6 +98,18 @@ class EdgeType(_Part):
     count: int = Field(ge=0)
 
 
+class Partition(_Part):
+    """How the nodes were numbered by parts (`graph/parts`), and how well the parts keep edges together."""
+
+    parts: int = Field(ge=1)
+    method: str
+    """metis, stream, or given"""
+    cut: float = Field(ge=0, le=1)
+    """share of the edges whose ends lie in different parts"""
+    balance: float = Field(ge=1)
+    """nodes of the largest part over the mean"""
+
+
 class Manifest(_Part):
     """The store's description, kept in the attributes of its `zarr.json`.
 
@@ -118,6 +131,8 @@ class Manifest(_Part):
     """every edge was entered in both directions"""
     task: Task | None = None
     num_classes: int | None = None
+    partition: Partition | None = None
+    """None where nodes stand in the order of the input"""
     fingerprints: dict[str, str] = {}
     """hashes of what the store was built from, by input"""
     created_by: str = ""
@@ -165,12 +180,16 @@ class Manifest(_Part):
 
     def canonical(self) -> bytes:
         """The manifest as JSON with sorted keys: the same manifest is the same bytes."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(self.as_json(), sort_keys=True, separators=(",", ":")).encode()
+
+    def as_json(self) -> dict[str, Any]:
+        """As it stands in `zarr.json`: of what came later than format 1, only what the store has."""
+        return self.model_dump(mode="json", exclude={"partition"} if self.partition is None else None)
 
 
 def write_manifest(path: Path | str, manifest: Manifest) -> None:
     """Make directory `path` a Zarr group whose attributes hold `manifest`, atomically."""
-    attributes = {ATTRIBUTE: manifest.model_dump(mode="json")}
+    attributes = {ATTRIBUTE: manifest.as_json()}
     write_group(path, attributes)
 
 

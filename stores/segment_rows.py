@@ -9,8 +9,8 @@ from stores.disk import profile_for
 from stores.engines import Engine, open_engine
 from stores.engines.pread import PreadEngine
 from stores.files import Segments, map_segments
-from stores.plan import ReadCost, ReadPlan, plan_reads
-from stores.rows import AnyArray, Ids, check_request
+from stores.plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_reads
+from stores.rows import AnyArray, ArrayRows, Ids, Rows, check_request
 from stores.threads import Background
 
 
@@ -57,6 +57,20 @@ class SegmentRows(Background):
         alignment, gap_bytes = self.engine.alignment, self.cost.gap_bytes
         return plan_reads(ids, self.row_bytes, count=self.shape[0], alignment=alignment, gap_bytes=gap_bytes)
 
+    def read_range(self, first: int, last: int) -> tuple[AnyArray, int]:
+        """(rows first..last-1, bytes read): neighbors need no plan row by row, nor a copy. Raises as `read` does."""
+        _check_range(self.shape[0], first, last)
+        begin, stop, page = first * self.row_bytes, last * self.row_bytes, self.engine.alignment
+        low, high = begin // page * page, -(-stop // page) * page
+        offset = np.arange(low, high, MAX_EXTENT_BYTES // page * page)
+        length = np.diff(offset, append=high)
+        none = np.empty(0, np.int64)
+        plan = ReadPlan(self.row_bytes, offset, length, none, none, np.zeros(len(offset) + 1, np.int64))
+        buffer = np.empty(plan.nbytes, np.uint8)
+        nbytes = self.engine.read(plan, buffer) if len(offset) else 0
+        rows = buffer[begin - low : stop - low].view(self.dtype)
+        return rows.reshape(last - first, *self.shape[1:]), nbytes
+
     def map(self) -> AnyArray:
         """The whole array [count, *row shape] as one read-only memory map over all files (MADV_RANDOM).
 
@@ -69,3 +83,23 @@ class SegmentRows(Background):
         """Give back descriptors, maps and threads; idempotent."""
         self._end_background()
         self.engine.close()
+
+
+def read_range(rows: Rows, first: int, last: int) -> tuple[AnyArray, int]:
+    """(rows first..last-1, bytes read) of any Rows; of rows in memory a view. Raises IndexError for rows out of range.
+
+    >>> read_range(ds.edge_rows("indices"), 1_000_000, 2_000_000)[0].shape
+    (1000000,)
+    """
+    if isinstance(rows, SegmentRows):
+        return rows.read_range(first, last)
+    _check_range(rows.shape[0], first, last)
+    if isinstance(rows, ArrayRows):
+        return rows.array[first:last], 0
+    out = np.empty((last - first, *rows.shape[1:]), rows.dtype)
+    return out, rows.read(np.arange(first, last), out)
+
+
+def _check_range(count: int, first: int, last: int) -> None:
+    if not 0 <= first <= last <= count:
+        raise IndexError(f"rows {first} to {last - 1} are out of range: there are {count} rows")

@@ -30,7 +30,8 @@ def make_store(tmp_path: Path) -> MakeStore:
     """`make_store(num_nodes=50, num_edges=300, ...)` writes a store below tmp_path and returns its path.
 
     Random edges, x float32[N, 8], three classes, splits of 60, 20 and 20 percent. src, dst: edges of your own; weight: True for
-    random weights, or an array in input order. Any other argument goes to `write_store` and replaces the default there.
+    random weights, or an array in input order; parts: `Graph.parts`. Any other argument goes
+    to `write_store` and replaces the default there.
     """
 
     def make(
@@ -41,6 +42,7 @@ def make_store(tmp_path: Path) -> MakeStore:
         src: Any = None,
         dst: Any = None,
         weight: Any = None,
+        parts: Any = None,
         **arrays: Any,
     ) -> Path:
         rng = np.random.default_rng(seed)
@@ -58,7 +60,9 @@ def make_store(tmp_path: Path) -> MakeStore:
             "num_classes": 3,
             "splits": {"train": order[:first], "val": order[first:second], "test": order[second:]},
         }
-        return write_store(tmp_path / name, Graph.from_edges(src, dst, num_nodes, **columns), **{**defaults, **arrays})
+        return write_store(
+            tmp_path / name, Graph.from_edges(src, dst, num_nodes, parts=parts, **columns), **{**defaults, **arrays}
+        )
 
     return make
 
