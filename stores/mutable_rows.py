@@ -10,7 +10,7 @@ import shutil
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,6 +24,9 @@ from stores.rows import AnyArray, Ids, check_write
 from stores.segment_rows import SegmentRows
 from stores.threads import SharedPool
 from stores.write_plan import PIECE_BYTES, WritePlan, plan_writes
+
+if TYPE_CHECKING:
+    from stores.undo import UndoLog
 
 WRITERS = SharedPool("ooc-write", 4)
 """Writes in flight, through a buffer of a MiB each: a few keep a disk busy"""
@@ -50,6 +53,8 @@ class DiskRows(SegmentRows):
         except BaseException:
             super().close()
             raise
+        self.log: UndoLog | None = None
+        """see `stores.undo`; set by it"""
         self._writers = WRITERS.acquire()
         self._lock = threading.Lock()
         self._closed = False
@@ -96,13 +101,20 @@ class DiskRows(SegmentRows):
 
     def write(self, ids: Ids, rows: AnyArray) -> int:
         """Afterwards row ids[i] is rows[i]; see `MutableRows.write`. Neighboring rows go to the disk together."""
+        if self.log is not None:
+            return self.log.write([(self, ids, rows)])
         check_write(self, ids, rows)
-        plan = plan_writes(ids, self.row_bytes)
+        return self.store(plan_writes(ids, self.row_bytes), as_bytes(rows, self.row_bytes))
+
+    def store(self, plan: WritePlan, rows: Bytes) -> int:
+        """Carry out a plan whose pages are saved, where there is a log: `write` is what callers want.
+
+        Returns, or raises the first failure, when no piece is under way any more.
+        """
         with self._lock:
-            return self._store(plan, _as_bytes(rows, self.row_bytes))
+            return self._store(plan, rows)
 
     def _store(self, plan: WritePlan, rows: Bytes) -> int:
-        """Returns, or raises the first failure, when no piece is under way any more."""
         if self._closed:
             raise StoreError(f"{self.path} is closed: open it again to write to it")
         futures: list[Future[int]] = []
@@ -128,12 +140,14 @@ class DiskRows(SegmentRows):
         self.file.sync()
 
     def commit(self) -> None:
-        """The same: without an undo log there is no other state to come back to."""
-        self.sync()
+        """What was written is final, with that to all rows of the same log; without a log it is only made durable."""
+        self.sync() if self.log is None else self.log.commit()
 
     def rollback(self) -> None:
-        """Raises StoreError: without an undo log nothing is kept of what was overwritten."""
-        raise StoreError(f"{self.path} has no undo log, so there is nothing to go back to: make these rows again")
+        """Back to the last commit, with all rows of the same log. Raises StoreError without one: nothing was kept."""
+        if self.log is None:
+            raise StoreError(f"{self.path} has no undo log, so there is nothing to go back to: make these rows again")
+        self.log.rollback()
 
     def close(self) -> None:
         """Give back descriptors, maps and threads; idempotent. What was written stays, without a `sync` of its own."""
@@ -150,7 +164,7 @@ def _padded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def _as_bytes(rows: AnyArray, row_bytes: int) -> Bytes:
+def as_bytes(rows: AnyArray, row_bytes: int) -> Bytes:
     """uint8[n, row_bytes] of the same memory where it is contiguous."""
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(len(rows), row_bytes)
 
