@@ -91,14 +91,14 @@ class _Relu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.mark_dirty(x)
-        ctx.save_for_backward(x > 0)
+        ctx.save_for_backward(x <= 0)
         return x.clamp_(min=0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (positive,) = ctx.saved_tensors
-        return grad * positive
+        (cut,) = ctx.saved_tensors
+        return grad.masked_fill(cut, 0)  # a product would make NaN of infinity times zero, and first numbers of the bytes
 
 
 class Relu(nn.Module):

@@ -87,8 +87,6 @@ BUFFERS_KEPT, PINNED_KEPT = 1, 4
 FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 """Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
 _PART_SLOTS = 2**14  # 64 KiB of int32
-_ROWS_ALIVE = 3
-"""Hidden rows of the first layer's width that a step holds at once for each of its destinations, gradients included"""
 PIECES, PIECE_BYTES, _PIECE_SHARE = 3, 8 * 2**20, 32
 """Pieces of a sweep's pass that are in memory at once: two being read, so that the disk never waits, and one being added up; a
 piece's bytes at most, and its share of the memory at most"""
@@ -346,9 +344,9 @@ class Work:
     def activation_bytes(self, drawn: Drawn) -> int:
         """Bytes that the model needs beside a batch: as much again (hidden rows are about as wide as features, for fewer nodes
         each layer; measured, it is less), or what the rows made of sums take."""
-        if self.summing is None:
+        if self.summing is None or self.x is None:
             return self.nbytes(drawn)
-        return _ROWS_ALIVE * 4 * self.summing.channels * (len(drawn.subgraph.indptr) - 1)
+        return self.summing.held_bytes(drawn.subgraph.num_nodes, self.x.shape[1])
 
     def load(self, drawn: Drawn) -> Loaded:
         """Features and labels of a sampled batch."""

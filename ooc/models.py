@@ -4,6 +4,7 @@ One model runs on sampled blocks and on the whole graph (`full_blocks`), with th
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -53,7 +54,7 @@ def summing_of(model: nn.Module) -> Summing | None:
     (`ooc.convs.narrow_first`).
 
     >>> summing_of(build_model("sage", 128, 256, 32, num_layers=2))
-    Summing(kind='mean', channels=256)
+    Summing(kind='mean', channels=256, more_rows=0.0)
     """
     layers = getattr(model, "layers", None)
     if not layers or type(model).forward is not Model.forward or type(layers[0]).forward is not Layer.forward:
@@ -61,9 +62,23 @@ def summing_of(model: nn.Module) -> Summing | None:
     if model.encoder is not None:
         return None
     first: Any = layers[0]
-    return first.conv.summing() if type(first.conv).forward in _SUMMED and not first.dropout else None
+    if type(first.conv).forward not in _SUMMED or first.dropout:
+        return None
+    found: Summing | None = first.conv.summing()
+    return None if found is None else replace(found, more_rows=max(map(_more_rows, layers)))
 
 
+def _more_rows(layer: Any) -> float:
+    """Rows that a step holds at once for a destination beside those of the convolution and `Relu` (measured)."""
+    if not isinstance(layer, Layer):
+        return _OTHERS_ROWS
+    own_activation = not isinstance(layer.activation, Relu | nn.Identity)
+    normed, skipped = not isinstance(layer.norm, nn.Identity), not isinstance(layer.skip, nn.Identity)
+    return 1.5 * normed + 1.0 * own_activation + 0.5 * skipped
+
+
+_OTHERS_ROWS = 3.0
+"""of a layer of somebody else's"""
 _SUMMED = (BlockSAGEConv.forward, BlockGCNConv.forward, BlockGINConv.forward, BlockPropagation.forward)
 """of the convolutions that take `Sums`"""
 

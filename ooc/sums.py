@@ -9,7 +9,9 @@ The order of summation is part of the contract: ascending by source node, equal 
 is the same to the bit whether rows are gathered from memory (`gather_sums`) or go by in file order (`scatter_sums`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -56,13 +58,30 @@ class Summing:
     """The sum that a model's first layer makes of its neighbors; see `ooc.convs` for what each kind means.
 
     kind: "mean"; "sum"; "expanded", where each edge counts for as many as it stands for; "gcn", the symmetric normalisation
-    with expanded edges. channels: width of the rows that the layer makes of it.
+    with expanded edges. channels: width of the rows that the layer makes of it. more_rows: that a step holds of those, for
+    each destination, beside what the sum's own layer does (`held_bytes`): those of norms, for instance.
 
     >>> factors = Summing("mean", 256).factors(graph, subgraph)
     """
 
     kind: Kind
     channels: int
+    more_rows: float = 0.0
+
+    def held_bytes(self, num_nodes: Sequence[int], in_channels: int) -> int:
+        """What a training step holds at once beside the batch, activations and gradients, in bytes (measured, with and without
+        dropout): 2.5 rows for each destination of every layer, one more for GIN's perceptron, and, but for the mean, one as
+        wide as the features: both rows of sums added up.
+
+        num_nodes: of the sampled batch, per hop.
+
+        >>> Summing("mean", 256).held_bytes([1024, 9000, 80000], 128)  # 2.5 rows for 1024 + 10024 destinations
+        28282880
+        """
+        rows = 2.5 + (self.kind in ("sum", "expanded")) + self.more_rows
+        destinations = sum(accumulate(num_nodes[:-1]))
+        added_up = 0 if self.kind == "mean" else in_channels * sum(num_nodes[:-1])
+        return 4 * (round(rows * self.channels * destinations) + added_up)
 
     def factors(self, graph: Graph, subgraph: Subgraph) -> Factors:
         """Factors of a sampled batch's edges and destinations."""

@@ -6,18 +6,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.dropout import LEVELS, dropout, fill_factors
+from ooc.dropout import LEVELS, drop, dropout
 from ooc.order import mix
 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**62 - 1), st.integers(0, LEVELS), st.integers(0, 70))
 def test_the_kernel_equals_plain_python(key: int, dropped: int, size: int) -> None:
+    x = np.linspace(-1, 1, size).astype(np.float32)
     found = np.full(size, np.nan, np.float32)
-    fill_factors(np.uint64(key), dropped, np.float32(1.5), found)
+    drop(np.uint64(key), dropped, np.float32(1.5), x, found)
     words = [mix((key + word * 0x9E3779B97F4A7C15) % 2**64) for word in range(size // 4 + 1)]
-    expected = [1.5 * ((words[i // 4] >> 16 * (i % 4)) % LEVELS >= dropped) for i in range(size)]
-    assert found.tolist() == expected
+    kept = [(words[i // 4] >> 16 * (i % 4)) % LEVELS >= dropped for i in range(size)]
+    assert found.tolist() == np.where(kept, x * np.float32(1.5), 0).tolist()
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.6, 0.999])
@@ -42,6 +43,24 @@ def test_the_gradient_passes_where_the_value_does(dtype: torch.dtype) -> None:
     out.sum().backward()
     assert out.dtype == dtype
     assert torch.equal(x.grad, out.detach())
+
+
+def test_what_is_dropped_passes_no_gradient_infinite_ones_either_and_nothing_is_kept() -> None:
+    kept: list[torch.Tensor] = []
+    x = torch.randn(40, 6).t().requires_grad_()  # not contiguous
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor), lambda _: None):
+        out = dropout(x, 0.5, training=True)
+    assert kept == []
+    out.backward(torch.full_like(out, torch.inf))
+    assert torch.equal(x.grad, torch.where(out == 0, 0, torch.inf))
+
+
+def test_the_gradient_has_a_gradient() -> None:
+    x = torch.ones(50, dtype=torch.float64, requires_grad=True)
+    out = dropout(x, 0.5, training=True)
+    (first,) = torch.autograd.grad((out**3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.allclose(second, 6 * out.detach() ** 3)  # x is one, so out is the factor
 
 
 def test_the_seed_decides_and_draws_differ() -> None:

@@ -78,3 +78,9 @@ def test_relu_is_torch_s_and_keeps_a_byte_a_number(training: bool) -> None:
     if training:
         assert [tensor.dtype for tensor in kept if tensor.numel() > 1] == [torch.bool]
         assert same(gradients(own.nan_to_num(0), [base]), gradients(wanted.nan_to_num(0), [base]))
+
+
+def test_relu_stops_infinite_gradients_where_the_number_was_cut() -> None:
+    x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
+    Relu()(x * 1).backward(torch.full((3,), torch.inf))
+    assert x.grad.tolist() == [0, 0, torch.inf]
