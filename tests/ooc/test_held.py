@@ -25,7 +25,8 @@ SLACK = 1.6
 def ds(tmp_path_factory: Any) -> Iterator[Dataset]:
     x = np.ones((N, WIDTH), np.float32)
     graph = Graph.from_edges(*random_edges(N, 8 * N), N)
-    path = write_store(tmp_path_factory.mktemp("held") / "t.ooc", graph, x=x, y=np.arange(N) % 4, task="multiclass", num_classes=4)
+    path = tmp_path_factory.mktemp("held") / "t.ooc"
+    write_store(path, graph, x=x, y=np.arange(N) % 4, task="multiclass", num_classes=4)
     with Dataset.open(path, in_memory=True) as opened:
         yield opened
 
