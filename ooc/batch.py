@@ -7,7 +7,7 @@ prefix of the same arrays: layer l of L computes only the rows that layer l+1 ne
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,13 @@ class Subgraph:
         """Bytes the arrays hold, those of `columns` aside."""
         arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for)
         return sum(array.nbytes for array in arrays if array is not None)
+
+
+class Sampler(Protocol):
+    """Seeds and a key -> a subgraph, the same for the same two; reads no features."""
+
+    def sample(self, seeds: NDArray[np.int64], key: int) -> Subgraph:
+        """Raises BudgetError where the batch does not fit."""
 
 
 class Block(NamedTuple):

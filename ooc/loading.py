@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from torch_geometric.data import Data
 
 from ooc.arguments import InputNodes
-from ooc.batch import Subgraph
+from ooc.batch import Sampler, Subgraph
 from ooc.budget import SweepSize
 from ooc.buffers import Buffers
 from ooc.collate import Collator, Drawn, Loaded
 from ooc.device import pin
 from ooc.order import Cursor, Purpose, key, seeds_of
 from ooc.pipeline import Stage
-from ooc.sampling import Lockstep, NeighborSampler
+from ooc.sampling import Lockstep
 from ooc.sums import Code, Factors, Summing, Sums, gathered, without_last_hop
 from stores.errors import BudgetError
 from stores.files import mapping_of, warm
@@ -201,7 +201,7 @@ class Work:
     """The stages of a loader's pipeline. x, y: feature rows as stored and labels, [N, ...], None where the store has none."""
 
     order: Order
-    sampler: NeighborSampler
+    sampler: Sampler
     collator: Collator
     x: Rows | None
     y: AnyArray | None

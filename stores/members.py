@@ -54,6 +54,16 @@ class Members:
         _select(self._words, self._before, position, node)
         return node
 
+    def contains(self, node: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[n]: which of `node` (int64[n], ids of the graph's nodes) are members.
+
+        >>> Members.of(np.array([False, True])).contains(np.array([0, 1, 1]))
+        array([False,  True,  True])
+        """
+        bit = (node & 63).astype(np.uint64)
+        found: NDArray[np.bool_] = ((self._words[node >> 6] >> bit) & np.uint64(1)).astype(np.bool_)
+        return found
+
 
 @kernel
 def _select(words: NDArray[np.uint64], before: NDArray[np.int64], position: NDArray[np.int64], node: NDArray[np.int64]) -> None:
