@@ -53,8 +53,16 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     odd = f"; {made.non_finite:,} NaN or infinite values let in" if made.non_finite else ""
     resumed = f"; resumed after: {', '.join(made.resumed)}" if made.resumed else ""
     print(f"{made.path}: {made.num_nodes:,} nodes, {made.num_edges:,} edges in {made.seconds:.1f} s{left_out}{odd}{resumed}")
+    if made.partition is not None:
+        print(f"  parts: {_parts(made.partition.model_dump())}")
     for note in made.notes:
         print(f"note: {note}")
+
+
+def _parts(found: dict[str, Any]) -> str:
+    """A partition, in words."""
+    cut = f"{found['cut']:.1%} of the edges between them, the largest {found['balance']:.2f} times the mean"
+    return f"{found['parts']:,} ({found['method']}), {cut}"
 
 
 def _left_out(reason: str, count: int) -> str:
@@ -100,6 +108,7 @@ def _info_lines(found: dict[str, Any]) -> list[str]:
         f"  ids          {'external (ids.lmdb)' if found['has_ids'] else 'rows'}",
         f"  edges        {'undirected' if found['undirected'] else 'directed'}, {'' if found['weighted'] else 'un'}weighted, "
         f"{'with' if found['has_self_loops'] else 'without'} self-loops",
+        *([f"  parts        {_parts(found['partition'])}"] if found.get("partition") else []),
         f"  format       {found['format_version']}",
         f"  fingerprint  {found['fingerprint']}",
         "  arrays",

@@ -117,6 +117,10 @@ INGEST = [
     Flag("pyg", "CLASS", "A PyG data set: Planetoid, or package.module:Class; item 0 is taken."),
     Flag("arg", "NAME=VALUE", "An argument of that data set; repeatable.", repeat=True),
     Flag("ogb", "DIR", "A data set in OGB's raw layout, on disk already."),
+    Flag(
+        "parts", "INT|auto", "Number nodes so that each of so many parts of the graph is a range; auto: about 1,000 nodes each."
+    ),
+    Flag("partitioner", "auto|metis|stream", "METIS (extra ooc[metis]) where the graph fits memory, or streaming. [auto]"),
     Flag("memory", "SIZE", "Memory to keep to. [2GB]"),
 ]
 """`IngestSpec`'s fields but `out`. Importing the specification would import what ingest needs, too slow for `--help`."""

@@ -18,12 +18,16 @@ from stores.errors import ConfigError, InputError, StoreError
 from stores.ingest import duck as sql
 from stores.ingest import edges as csc
 from stores.ingest import ids, labels, nodes, splits
+from stores.ingest.arrange import MakeSink, in_input_order
 from stores.ingest.datasets import Inputs, gather, input_files
 from stores.ingest.duck import Duck, Progress, silent
 from stores.ingest.ids import EdgeColumns, EdgeScan
+from stores.ingest.node_inputs import NodeInputs
+from stores.ingest.renumber import Renumbering
 from stores.ingest.spec import IngestResult, IngestSpec
 from stores.ingest.steps import Steps, fingerprint
-from stores.manifest import Manifest
+from stores.manifest import Manifest, Partition
+from stores.zarr_write import Appender
 
 _FREE = {"memory"}
 """settings that do not change the store, so a killed ingest may go on with others"""
@@ -33,6 +37,8 @@ def ingest(
     spec: IngestSpec, progress: Progress | None = None, arrays: Mapping[str, NDArray[Any]] | None = None
 ) -> IngestResult:
     """Build the store `spec.out`; equal inputs give the same bytes, whatever the memory and the number of threads.
+
+    But for `partitioner="auto"`: there the memory may decide which one divides the nodes; the manifest says which did.
 
     progress: called with the step, the units done and in all; arrays: the parts of a data set that is in memory already
     (x, y, edge_index, train_mask, ...), in place of files.
@@ -92,6 +98,8 @@ class _Build:
     def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress) -> None:
         self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
         self.store, self.stage = steps.store, steps.stage
+        self.order: Renumbering | None = None
+        self.make_sink: MakeSink = Appender
 
     def run(self, arrays: Mapping[str, NDArray[Any]] | None) -> dict[str, Any]:
         raw = self.steps.run(
@@ -99,15 +107,22 @@ class _Build:
         )
         self.inputs = Inputs.from_json(raw)
         self.columns = self._columns()
+        self.arrays = NodeInputs(self.spec, self.inputs, self.duck)
         space = self._id_space()
         self.num_nodes = int(space["num_nodes"])
         self._check_counts()
         relation = self._mapped(space)
+        if self.spec.parts is not None:
+            self.order = Renumbering(self.spec, self.steps, self.duck, self.progress, self.num_nodes)
+            relation = self.order.edges(relation, space["edges"], self.columns.weight is not None)
+            self.make_sink = self.order.arranging().sink
+        self._write_ids(space)
         graph = self._graph(space, relation)
+        partition = None if self.order is None else self.order.parts()
         split = self._splits()
         found = self._labels()
         features = self._features(split)
-        manifest = self._manifest(space, graph, split, found, features)
+        manifest = self._manifest(space, graph, split, found, [*features], partition)
         finish_store(self.store, self.spec.out, manifest)
         dropped = {name: int(graph[name]) for name in ("missing", "self_loops", "duplicates") if graph[name]}
         wild = int(space["wild"]) + sum(int(each["wild"]) for each in features.values())
@@ -117,6 +132,7 @@ class _Build:
             "num_edges": int(graph["slots"]),
             "dropped": dropped,
             "non_finite": wild,
+            "partition": partition,
             "notes": (*self.steps.notes, *split["notes"]),
         }
 
@@ -134,9 +150,9 @@ class _Build:
             return inputs.nodes.rows, inputs.nodes.shown
         if inputs.num_nodes is not None:
             return inputs.num_nodes, "--num-nodes" if self.spec.num_nodes else "as the data set says"
-        for rows in (self._feature_rows(name) for name in self._feature_names()):
+        for rows in (self.arrays.features(name) for name in self.arrays.names):
             return rows.count, rows.shown
-        rows_of_labels = self._label_rows()
+        rows_of_labels = self.arrays.labels()
         return None if rows_of_labels is None else (rows_of_labels.count, rows_of_labels.shown)
 
     def _id_space(self) -> dict[str, Any]:
@@ -193,7 +209,7 @@ class _Build:
 
     def _check_counts(self) -> None:
         """Every node array has a row a node, before the long work begins."""
-        for rows in [*(self._feature_rows(name) for name in self._feature_names()), self._label_rows()]:
+        for rows in [*(self.arrays.features(name) for name in self.arrays.names), self.arrays.labels()]:
             if rows is not None:
                 rows.expect(self.num_nodes, self.why)
 
@@ -204,7 +220,7 @@ class _Build:
         return f"SELECT id, file_row_number AS row FROM {sql.parquet([self.stage / 'ids.parquet'])}"
 
     def _mapped(self, space: dict[str, Any]) -> str:
-        """Steps map and ids.lmdb: SQL of the edges by row, those without a node left out; counts them in `space`."""
+        """Step map: SQL of the edges by row of the input, those without a node left out; counts them in `space`."""
         kind, relation = space["kind"], self.columns.relation(space["kind"])
         space["missing"] = 0
         if not space["mapped"]:
@@ -216,17 +232,26 @@ class _Build:
                 relation = f"SELECT * FROM ({relation}) WHERE {inside}"
                 space["missing"] = space["edges"] - self.duck.one(f"SELECT count(*) FROM ({relation})")[0]
             return relation
-        pairs, path = self._ids_relation(kind), self.store / names.IDS
+        pairs = self._ids_relation(kind)
         mapped = self.stage / "mapped.parquet"
         found_left = self.steps.run("map", lambda: self._map(space, relation, pairs), [self.stage / "half.parquet", mapped])
         space["missing"] = space["edges"] - found_left["left"]
+        return csc.parquet_relation(mapped)
+
+    def _write_ids(self, space: dict[str, Any]) -> None:
+        """Step ids.lmdb, where ids are not rows, or rows not the input's."""
+        kind, path = space["kind"], self.store / names.IDS
+        pairs = self._ids_relation(kind) if space["mapped"] else None
+        if self.order is not None:
+            pairs = self.order.ids(pairs)
+        if pairs is None:
+            return
 
         def fill() -> dict[str, Any]:
             ids.write_lmdb(self.duck, path, kind, pairs, self.num_nodes, self.progress)
             return {}
 
         self.steps.run("ids.lmdb", fill, [path])
-        return csc.parquet_relation(mapped)
 
     def _map(self, space: dict[str, Any], relation: str, pairs: str) -> dict[str, Any]:
         weighted, nodes_table = self.columns.weight is not None, self.inputs.nodes
@@ -270,33 +295,6 @@ class _Build:
         paths = [names.node_array(array) for array in arrays]
         return [self.store / part for path in paths for part in (path, names.checksum_array(path))]
 
-    def _feature_names(self) -> list[str]:
-        own = ["x"] if self.spec.x_cols else []
-        return sorted({*self.inputs.features, *self.inputs.feature_tables, *own})
-
-    def _feature_rows(self, name: str) -> nodes.Rows:
-        if name in self.inputs.features:
-            return nodes.npy_rows(self.inputs.features[name], self.inputs.name)
-        table = self.inputs.feature_tables.get(name)
-        if table is not None:
-            return nodes.table_rows(self.duck, table, list(table.columns))
-        assert self.inputs.nodes is not None
-        assert self.spec.x_cols is not None
-        taken = {self.spec.id, *(each for each in (self.spec.label, self.spec.split) if each)}
-        columns = nodes.match_columns(self.inputs.nodes, self.spec.x_cols, taken)
-        return nodes.table_rows(self.duck, self.inputs.nodes, columns)
-
-    def _label_rows(self) -> nodes.Rows | None:
-        if self.inputs.labels is not None:
-            return nodes.npy_rows([self.inputs.labels], self.inputs.name)
-        if self.inputs.label_table is not None:
-            return nodes.table_rows(self.duck, self.inputs.label_table, list(self.inputs.label_table.columns))
-        if self.spec.label is None:
-            return None
-        assert self.inputs.nodes is not None
-        column = self.inputs.nodes.column(self.spec.label, "labels")
-        return nodes.table_rows(self.duck, self.inputs.nodes, [column])
-
     def _splits(self) -> dict[str, Any]:
         """Step splits: {sizes: {split: nodes}, arrays: [names], notes: [lines]}."""
 
@@ -307,7 +305,7 @@ class _Build:
         stage = self.stage / "splits.bits"
 
         def write() -> dict[str, Any]:
-            return splits.write_splits(self.store, self._split_bits(), stage, self.inputs.splits)
+            return splits.write_splits(self.store, self._split_bits(), stage, self.inputs.splits, self.make_sink)
 
         outputs = self._outputs("split", *(f"split_{name}" for name in names.SPLIT_CODES))
         return self.steps.run("splits", write, [*outputs, stage])
@@ -324,32 +322,33 @@ class _Build:
 
     def _labels(self) -> dict[str, Any]:
         """Step labels: {task, num_classes}, both None without labels."""
-        rows = self._label_rows()
+        rows = self.arrays.labels()
         if rows is None:
             return {"task": None, "num_classes": None}
 
         def write() -> dict[str, Any]:
             found = labels.look_at_labels(rows, self.num_nodes)
-            labels.write_labels(self.store, rows, found)
+            labels.write_labels(self.store, rows, found, self.make_sink)
             return {"task": found.task, "num_classes": found.num_classes}
 
         return self.steps.run("labels", write, self._outputs("y"))
 
     def _features(self, split: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Steps features NAME: {name: {wild}}."""
-        if self.spec.normalize != "none" and not self._feature_names():
+        if self.spec.normalize != "none" and not self.arrays.names:
             raise ConfigError(f"--normalize {self.spec.normalize} scales features, and there are none: leave it out")
         return {
             name: self.steps.run(f"features {name}", self._feature_step(name, split), self._outputs(name, scale_name(name)))
-            for name in self._feature_names()
+            for name in self.arrays.names
         }
 
     def _feature_step(self, name: str, split: dict[str, Any]) -> Callable[[], dict[str, Any]]:
         def write() -> dict[str, Any]:
-            rows = self._feature_rows(name)
+            rows = self.arrays.features(name)
             scale = nodes.fit_scale(rows, self.spec.normalize, self._training(split), self.progress)
             storage = nodes.fit_storage(rows, self.spec.dtype, scale, self.progress)
-            return {"wild": nodes.write_features(self.store, name, rows, storage, scale, self.spec.allow_nan, self.progress)}
+            settings = storage, scale, self.spec.allow_nan, self.progress
+            return {"wild": nodes.write_features(self.store, name, rows, *settings, self.make_sink)}
 
         return write
 
@@ -357,7 +356,8 @@ class _Build:
         """Which rows are training rows, read back from the store (the splits may have come from an earlier run)."""
         if self.spec.normalize != "standard" or "train" not in split["sizes"]:
             return None
-        return splits.training_rows(self.store, split["arrays"])
+        training = splits.training_rows(self.store, split["arrays"])
+        return training if self.order is None else in_input_order(training, self.order.new)
 
     def _manifest(
         self,
@@ -365,7 +365,8 @@ class _Build:
         graph: dict[str, Any],
         split: dict[str, Any],
         found: dict[str, Any],
-        features: dict[str, Any],
+        features: list[str],
+        partition: Partition | None,
     ) -> Manifest:
         weighted = self.columns.weight is not None
         arrays = [*features, *split["arrays"], *(["y"] if found["task"] else [])]
@@ -374,12 +375,13 @@ class _Build:
             num_edges=int(graph["slots"]),
             arrays=arrays,
             splits=split["sizes"],
-            id_kind=space["kind"] if space["mapped"] else None,
+            id_kind=space["kind"] if space["mapped"] or self.order is not None else None,
             columns=["edge_id", *(["weight"] if weighted else [])],
             has_self_loops=graph["loops"] > 0,
             weighted=weighted,
             undirected=self.spec.undirected,
             task=found["task"],
             num_classes=found["num_classes"],
+            partition=partition,
             created_by=_creator(),
         )

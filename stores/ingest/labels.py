@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores.errors import InputError
+from stores.ingest.arrange import MakeSink
 from stores.ingest.nodes import Rows
 from stores.manifest import Task, label_dtype, node_array
 from stores.zarr_write import Appender
@@ -58,11 +59,11 @@ def _fractions(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(values != np.floor(values))  # infinity is out of range
 
 
-def write_labels(store: Path, rows: Rows, labels: Labels) -> None:
+def write_labels(store: Path, rows: Rows, labels: Labels, make_sink: MakeSink = Appender) -> None:
     """Append the labels as node array y, in the smallest type that holds them."""
     dtype = label_dtype(labels.task, labels.num_classes)
     shape = () if labels.width is None else (labels.width,)
-    with Appender(store, node_array("y"), shape, dtype, count=rows.count) as appender:
+    with make_sink(store, node_array("y"), shape, dtype, count=rows.count) as sink:
         for block in rows.blocks():
             values = np.where(np.isnan(block), -1, block) if block.dtype.kind == "f" else block
-            appender.append(np.ascontiguousarray(values.astype(dtype).reshape(len(block), *shape)))
+            sink.append(np.ascontiguousarray(values.astype(dtype).reshape(len(block), *shape)))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stores.encoding import DTYPE, SCALE, scale_name, scale_of, to_bfloat16, to_int8
 from stores.errors import ConfigError, InputError
 from stores.ingest import duck as sql
+from stores.ingest.arrange import MakeSink
 from stores.ingest.duck import Duck, Progress
 from stores.ingest.sources import Table, open_array, read_rows
 from stores.manifest import node_array
@@ -251,7 +252,14 @@ def _single(block: Block) -> NDArray[np.float32]:
 
 
 def write_features(
-    store: Path, name: str, rows: Rows, storage: Storage, scale: Scale, allow_nan: bool, progress: Progress
+    store: Path,
+    name: str,
+    rows: Rows,
+    storage: Storage,
+    scale: Scale,
+    allow_nan: bool,
+    progress: Progress,
+    make_sink: MakeSink = Appender,
 ) -> int:
     """Append the rows as node array `name` [N, F], with its scales beside it; returns how many values are not finite.
 
@@ -262,7 +270,7 @@ def write_features(
     attributes = storage.attributes(name) | ({} if scale.kind == "none" else {"normalize": scale.kind})
     if storage.step is not None:
         write_array(store, node_array(scale_name(name)), storage.step)
-    with Appender(store, node_array(name), (rows.width or 1,), storage.stored, attributes, count=rows.count) as appender:
+    with make_sink(store, node_array(name), (rows.width or 1,), storage.stored, attributes, count=rows.count) as sink:
         for final, suspicious in _ahead(_finished(block, scale, storage) for block in rows.blocks()):
             if suspicious:
                 bad = storage.wild(final)
@@ -270,7 +278,7 @@ def write_features(
                     row, column = np.argwhere(bad)[0]
                     at = done + int(row), int(column)
                 wild += int(bad.sum())
-            appender.append(final)
+            sink.append(final)
             done += len(final)
             progress(f"features {name}", done, rows.count)
         if wild and not allow_nan:

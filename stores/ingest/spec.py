@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stores.errors import ConfigError
+from stores.manifest import Partition
 from stores.sizes import parse_bytes
 
 
@@ -57,6 +58,10 @@ class IngestSpec(BaseModel):
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     """how features are stored; int8 with a scale for each column, its largest magnitude / 127"""
     normalize: Literal["none", "row", "standard"] = "none"
+    parts: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
+    """number the nodes so that each of so many parts of the graph is one range of ids; auto: of about 1,000 nodes"""
+    partitioner: Literal["auto", "metis", "stream"] = "auto"
+    """metis (the extra ooc[metis]) where the graph fits the memory, stream in bounded memory; auto: the first that goes"""
     npz: Path | None = None
     pyg: str | None = None
     arg: list[str] = []
@@ -86,6 +91,8 @@ class IngestSpec(BaseModel):
         for one, other in (("label", "labels"), ("split", "train"), ("split", "val"), ("split", "test")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ConfigError(f"--{one} and --{other} say the same thing twice: give one of them")
+        if self.parts is None and self.partitioner != "auto":
+            raise ConfigError(f"--partitioner {self.partitioner} makes parts: say how many with --parts")
         parse_bytes(self.memory)
         self.feature_globs()
         return self
@@ -132,5 +139,7 @@ class IngestResult:
     seconds: float = 0.0
     resumed: tuple[str, ...] = ()
     """steps that an earlier, interrupted run had finished"""
+    partition: Partition | None = None
+    """of an ingest with `parts`"""
     notes: tuple[str, ...] = ()
     """what was taken as it is but may be a mistake, a line each"""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stores.errors import InputError
 from stores.ingest import duck as sql
+from stores.ingest.arrange import MakeSink
 from stores.ingest.duck import Duck
 from stores.ingest.ids import first as first_row
 from stores.ingest.sources import Table, open_array, read_column, read_items
@@ -116,7 +117,9 @@ def bits_of_table(duck: Duck, table: Table, column: str) -> Iterator[Bits]:
         yield batch.column(0).to_numpy()
 
 
-def write_splits(store: Path, bits: Iterable[Bits], stage: Path, given: Iterable[str]) -> dict[str, Any]:
+def write_splits(
+    store: Path, bits: Iterable[Bits], stage: Path, given: Iterable[str], make_sink: MakeSink = Appender
+) -> dict[str, Any]:
     """Write `split` int8[N], or one boolean array a split where they overlap.
 
     bits: of all nodes, front to back; stage: a file for them, removed afterwards; given: the splits that must have nodes.
@@ -137,24 +140,24 @@ def write_splits(store: Path, bits: Iterable[Bits], stage: Path, given: Iterable
     shared = [(one, other, int(counts[held[one] & held[other]].sum())) for one, other in combinations(sizes, 2)]
     notes = [f"the splits {one} and {other} share {count:,} nodes" for one, other, count in shared if count]
     arrays = [f"split_{name}" for name in sizes] if notes else ["split"] if sizes else []
-    _append(store, stage, int(counts.sum()), list(sizes), bool(notes))
+    _append(store, stage, int(counts.sum()), list(sizes), bool(notes), make_sink)
     stage.unlink()
     return {"sizes": sizes, "arrays": arrays, "notes": notes}
 
 
-def _append(store: Path, stage: Path, num_nodes: int, splits: list[str], overlapping: bool) -> None:
+def _append(store: Path, stage: Path, num_nodes: int, splits: list[str], overlapping: bool, make_sink: MakeSink) -> None:
     if overlapping:
         for name in splits:
-            with Appender(store, split_array(name), (), np.bool_, count=num_nodes) as appender:
+            with make_sink(store, split_array(name), (), np.bool_, count=num_nodes) as sink:
                 for part in _staged(stage):
-                    appender.append(part & BITS[name] > 0)
+                    sink.append(part & BITS[name] > 0)
     elif splits:
         codes = np.full(1 << len(BITS), -1, np.int8)
         for name, bit in BITS.items():
             codes[bit] = SPLIT_CODES[name]
-        with Appender(store, node_array("split"), (), np.int8, count=num_nodes) as appender:
+        with make_sink(store, node_array("split"), (), np.int8, count=num_nodes) as sink:
             for part in _staged(stage):
-                appender.append(codes[part])
+                sink.append(codes[part])
 
 
 def _staged(stage: Path) -> Iterator[Bits]:

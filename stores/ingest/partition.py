@@ -1,0 +1,236 @@
+"""Dividing the nodes into parts that keep edges together: METIS where the graph fits memory, else streaming passes over it.
+
+Both see the graph as undirected and unweighted: every edge in both directions, self-loops left out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.errors import BudgetError, ConfigError
+from stores.graph import index_dtype
+from stores.ingest import edges as csc
+from stores.ingest.duck import OUTSIDE_BYTES, Duck, Progress
+from stores.jit import kernel
+
+Ints = NDArray[np.int64]
+Parts = NDArray[np.int32]
+Method = Literal["metis", "stream"]
+
+SLACK = 0.05
+"""The largest part may exceed the mean by this share"""
+PASSES = 10
+"""Of streaming; it ends earlier where fewer than one node in STILL moves"""
+STILL = 200
+PIECE_SLOTS = 2**22
+METIS_SLOT_BYTES, METIS_NODE_BYTES = 80, 240
+"""What METIS takes, measured at 64 and 200 on a graph of 1 M nodes and 16 M slots"""
+AUTO_NODES, AUTO_LEAST, AUTO_MOST = 1000, 16, 2**15
+"""`--parts auto`: nodes a part, and parts at least and at most"""
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The undirected graph in two files: the neighbors of node v are entries indptr[v]:indptr[v+1] of `indices`.
+
+    Only `indptr` is ever in memory as a whole.
+    """
+
+    folder: Path
+    num_nodes: int
+
+    @property
+    def indptr(self) -> Ints:
+        return np.fromfile(self.folder / "indptr", np.int64)
+
+    @property
+    def num_slots(self) -> int:
+        return (self.folder / "indices").stat().st_size // index_dtype(self.num_nodes).itemsize
+
+    @classmethod
+    def write(cls, duck: Duck, relation: str, folder: Path, num_nodes: int, num_edges: int, progress: Progress) -> "Neighbors":
+        """Sort the edges of `relation` (SQL: src, dst, edge_id) into the two files. Memory: a batch and indptr."""
+        folder.mkdir(parents=True, exist_ok=True)
+        count, done = np.zeros(num_nodes + 1, np.int64), 0
+        slots = csc.directed(relation, undirected=True, drop_self_loops=True, weighted=False)
+        with (folder / "indices").open("wb") as file:
+            for dst, src, _, _ in csc.sorted_slots(duck, slots, num_nodes, num_edges, weighted=False):
+                first = int(dst[0]) if len(dst) else 0
+                found = np.bincount(dst - first)
+                count[first + 1 : first + 1 + len(found)] += found
+                file.write(np.ascontiguousarray(src, index_dtype(num_nodes)).data)
+                done += len(dst)
+                progress("sort neighbors", done, 2 * num_edges)
+        np.cumsum(count, out=count)
+        count.tofile(folder / "indptr")
+        return cls(folder, num_nodes)
+
+    def pieces(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """(first slot, neighbors) of PIECE_SLOTS slots at a time, front to back."""
+        with (self.folder / "indices").open("rb") as file:
+            for first in range(0, self.num_slots, PIECE_SLOTS):
+                yield first, np.fromfile(file, index_dtype(self.num_nodes), PIECE_SLOTS)
+
+
+def count_of(parts: int | Literal["auto"], num_nodes: int) -> int:
+    """How many parts: `parts`, or of about AUTO_NODES nodes each. Raises ConfigError for more parts than nodes."""
+    if parts == "auto":
+        return min(num_nodes, max(AUTO_LEAST, min(AUTO_MOST, num_nodes // AUTO_NODES)))
+    if parts > num_nodes:
+        raise ConfigError(f"--parts {parts}: {num_nodes} nodes cannot make so many parts; give fewer")
+    return parts
+
+
+def method_of(asked: Literal["auto", "metis", "stream"], num_nodes: int, num_slots: int, memory: int) -> Method:
+    """METIS where it is asked for, or is installed and fits `memory` bytes (`Duck.limit`); else streaming.
+
+    Raises ConfigError where METIS is asked for and not installed, BudgetError where it does not fit.
+    """
+    need = METIS_SLOT_BYTES * num_slots + METIS_NODE_BYTES * num_nodes
+    fits = need <= memory and num_slots < 2**31
+    installed = find_spec("pymetis") is not None
+    if asked == "metis" and not installed:
+        raise ConfigError(
+            "--partitioner metis needs the extra ooc[metis]: pip install 'ooc[metis]', or use --partitioner stream"
+        )
+    if asked == "metis" and not fits:
+        raise BudgetError(
+            f"METIS would take about {need / 1e9:.1f} GB (and holds 2**31 edges at most): give --memory "
+            f"{(need + OUTSIDE_BYTES) / 1e9 + 0.1:.1f}GB, or use --partitioner stream"
+        )
+    return "metis" if asked != "stream" and installed and fits else "stream"
+
+
+def partition(neighbors: Neighbors, count: int, method: Method, progress: Progress) -> Parts:
+    """int32[N]: the part of each node, 0..P-1 with P <= `count` parts, none of them empty. Deterministic."""
+    if count == 1:
+        return np.zeros(neighbors.num_nodes, np.int32)
+    part = _metis(neighbors, count, progress) if method == "metis" else stream(neighbors, count, progress)
+    there = np.zeros(count, np.int32)
+    there[part] = 1
+    return (np.cumsum(there, dtype=np.int32) - 1)[part] if not there.all() else part
+
+
+def _metis(neighbors: Neighbors, count: int, progress: Progress) -> Parts:
+    """Multilevel k-way partitioning (Karypis and Kumar, 1998)."""
+    from pymetis import CSRAdjacency, Options, part_graph
+
+    progress("partition", 0, 1, "graphs")
+    indices = np.fromfile(neighbors.folder / "indices", np.int32)
+    graph = CSRAdjacency(neighbors.indptr.astype(np.int32), indices)
+    found = part_graph(count, graph, recursive=False, options=Options(seed=0, ufactor=round(1000 * SLACK)))
+    progress("partition", 1, 1, "graphs")
+    return np.array(found.vertex_part, np.int32)
+
+
+def stream(neighbors: Neighbors, count: int, progress: Progress, passes: int = PASSES) -> Parts:
+    """Linear deterministic greedy, streamed again and again (Stanton and Kliot, 2012; Nishimura and Ugander, 2013).
+
+    A pass takes the nodes in order; each goes to the part with the most of its neighbors, weighed by the room left there:
+    neighbors count where this pass, or else the last one, put them. A part has room for (1 + SLACK) N / P nodes. Memory: 12
+    bytes a node; a pass reads the edges front to back.
+    """
+    indptr, part = neighbors.indptr, np.full(neighbors.num_nodes, -1, np.int32)
+    room = int(np.ceil((1 + SLACK) * neighbors.num_nodes / count))
+    tally, touched = np.zeros(count, np.int64), np.empty(count, np.int32)
+    for number in range(passes):
+        size, state = np.zeros(count, np.int64), np.zeros(4, np.int64)
+        for first, values in neighbors.pieces():
+            _assign(indptr, values, first, part, size, room, tally, touched, state)
+            progress("partition", number * neighbors.num_slots + first + len(values), passes * neighbors.num_slots, "edges")
+        _assign(indptr, np.empty(0, index_dtype(neighbors.num_nodes)), int(indptr[-1]), part, size, room, tally, touched, state)
+        if state[_MOVED] * STILL < neighbors.num_nodes:
+            break
+    return part
+
+
+_NODE, _TOUCHED, _LEAST, _MOVED = range(4)
+"""Of `state`: the node at hand, parts its tally has touched, where to look for an empty part, nodes that moved"""
+
+
+@kernel
+def _assign(
+    indptr: Ints,
+    values: NDArray[Any],
+    begin: int,
+    part: Parts,
+    size: Ints,
+    room: int,
+    tally: Ints,
+    touched: Parts,
+    state: Ints,
+) -> None:
+    """Assign the nodes whose last neighbor is in slots begin:begin+len(values); what the next one's tally has is kept."""
+    v, seen, stop = state[0], state[1], begin + len(values)
+    while v < len(part):
+        for s in range(max(indptr[v], begin), min(indptr[v + 1], stop)):
+            p = part[values[s - begin]]
+            if p >= 0:
+                if tally[p] == 0:
+                    touched[seen] = p
+                    seen += 1
+                tally[p] += 1
+        if indptr[v + 1] > stop:
+            break
+        best, most = -1, 0.0
+        for i in range(seen):
+            p = touched[i]
+            score = tally[p] * (1.0 - size[p] / room)
+            if score > most or (score == most and best >= 0 and size[p] < size[best]):
+                best, most = p, score
+            tally[p] = 0
+        if best < 0:  # no neighbor's part has room: any with less than the mean
+            best = state[2]
+            while size[best] * len(size) > v:
+                best = (best + 1) % len(size)
+            state[2] = (best + 1) % len(size)
+        state[3] += part[v] != best
+        part[v] = best
+        size[best] += 1
+        v, seen = v + 1, 0
+    state[0], state[1] = v, seen
+
+
+def numbering(part: Parts) -> tuple[NDArray[Any], Ints]:
+    """(int32|int64[N] the new id of each node, int64[P+1] the first new id of each part and N): a part's nodes in their order.
+
+    >>> numbering(np.array([1, 0, 1], np.int32))
+    (array([1, 0, 2], dtype=int32), array([0, 1, 3]))
+    """
+    parts = np.zeros(int(part.max(initial=0)) + 2, np.int64)
+    np.cumsum(np.bincount(part, minlength=len(parts) - 1), out=parts[1:])
+    new = np.empty(len(part), index_dtype(len(part)))
+    _number(part, parts[:-1].copy(), new)
+    return new, parts
+
+
+@kernel
+def _number(part: Parts, at: Ints, new: NDArray[Any]) -> None:
+    for v in range(len(part)):
+        new[v] = at[part[v]]
+        at[part[v]] += 1
+
+
+@kernel
+def count_cut(indptr: Ints, values: NDArray[Any], begin: int, parts: Ints, node: int) -> tuple[int, int]:
+    """(edges between parts among slots begin:begin+len(values), the node at which to go on); nodes are numbered by parts.
+
+    node: the first with a slot there.
+    """
+    cut, stop = 0, begin + len(values)
+    own = np.searchsorted(parts, node, side="right") - 1
+    while node < len(indptr) - 1:
+        while node >= parts[own + 1]:
+            own += 1
+        for s in range(max(indptr[node], begin), min(indptr[node + 1], stop)):
+            u = values[s - begin]
+            cut += u < parts[own] or u >= parts[own + 1]
+        if indptr[node + 1] > stop:
+            break
+        node += 1
+    return cut, node

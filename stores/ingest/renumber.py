@@ -1,0 +1,146 @@
+"""The steps of an ingest with `--parts`: partition the nodes, and number them so that a part is one range of ids."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from stores import manifest as names
+from stores.ingest import edges as csc
+from stores.ingest.arrange import Arranging
+from stores.ingest.duck import Duck, Progress
+from stores.ingest.partition import Neighbors, count_cut, count_of, method_of, numbering, partition
+from stores.ingest.spec import IngestSpec
+from stores.ingest.steps import Steps, remove
+from stores.manifest import Partition
+from stores.segment_rows import read_range
+from stores.zarr_rows import open_zarr_rows
+from stores.zarr_write import write_array
+
+ARRANGE_SHARE = 8
+"""Of the memory, 1/8 for the rows of a node array that are put in order at once"""
+ID_ROWS = 1 << 20
+CUT_SLOTS = 1 << 22
+
+
+class Renumbering:
+    """One ingest's new order. Each method is a step or two, resumable as all steps are; call `edges` first."""
+
+    def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, num_nodes: int) -> None:
+        self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
+        self.store, self.stage, self.num_nodes = steps.store, steps.stage, num_nodes
+        assert spec.parts is not None
+        self.count = count_of(spec.parts, num_nodes)
+        self._new = self.stage / "new.npy"
+        self.method = ""
+
+    def edges(self, relation: str, num_edges: int, weighted: bool) -> str:
+        """Steps neighbors, partition, renumber: SQL of the edges of `relation` (src, dst, edge_id, weight) by new ids.
+
+        num_edges: edges of the input, one more than the greatest edge id.
+        """
+        folder, target = self.stage / "neighbors", self.stage / "renumbered.parquet"
+
+        def neighbors() -> dict[str, Any]:
+            Neighbors.write(self.duck, relation, folder, self.num_nodes, num_edges, self.progress)
+            return {}
+
+        self.steps.run("neighbors", neighbors, [folder])
+        done = self.steps.run("partition", lambda: self._partition(folder), [self._new, self.stage / "parts.npy"])
+        self.method = done["method"]
+        remove(folder)  # as large as the graph
+
+        def renumber() -> dict[str, Any]:
+            return {"edges": self._write_edges(relation, num_edges, weighted, target)}
+
+        self.steps.run("renumber", renumber, [target])
+        return csc.parquet_relation(target)
+
+    def _partition(self, folder: Path) -> dict[str, Any]:
+        neighbors = Neighbors(folder, self.num_nodes)
+        method = method_of(self.spec.partitioner, self.num_nodes, neighbors.num_slots, self.duck.limit)
+        new, parts = numbering(partition(neighbors, self.count, method, self.progress))
+        np.save(self._new, new)
+        np.save(self.stage / "parts.npy", parts)
+        return {"method": method}
+
+    @property
+    def new(self) -> NDArray[Any]:
+        """[N], mapped: the new id of each row of the input."""
+        found: NDArray[Any] = np.load(self._new, mmap_mode="r")
+        return found
+
+    def _write_edges(self, relation: str, num_edges: int, weighted: bool, target: Path) -> int:
+        new, done = np.load(self._new), 0
+        kind = pa.from_numpy_dtype(new.dtype)
+        fields: list[tuple[str, pa.DataType]] = [("src", kind), ("dst", kind), ("edge_id", pa.int64())]
+        schema = pa.schema([*fields, *([("weight", pa.float32())] if weighted else [])])
+        with pq.ParquetWriter(target, schema, use_dictionary=False) as writer:
+            for batch in self.duck.stream(f"SELECT {', '.join(schema.names)} FROM ({relation})", ordered=False):
+                ends = {end: new[batch.column(end).to_numpy()] for end in ("src", "dst")}
+                rest = {name: batch.column(name) for name in schema.names[2:]}
+                writer.write_table(pa.table({**ends, **rest}, schema=schema))
+                done += batch.num_rows
+                self.progress("renumber edges", done, num_edges)
+        return done
+
+    def ids(self, pairs: str | None) -> str:
+        """Step pairs: SQL of (id, row) by new rows. pairs: the same by rows of the input; None: these are the ids."""
+        target = self.stage / "pairs.parquet"
+
+        def write() -> dict[str, Any]:
+            self._write_pairs(pairs, target)
+            return {}
+
+        self.steps.run("pairs", write, [target])
+        return csc.parquet_relation(target)
+
+    def _write_pairs(self, pairs: str | None, target: Path) -> None:
+        new, writer = self.new, None
+        try:
+            for batch in self._identity() if pairs is None else self.duck.stream(f"SELECT id, row FROM ({pairs})"):
+                table = pa.table({"id": batch.column(0), "row": new[batch.column(1).to_numpy()].astype(np.int64)})
+                writer = writer or pq.ParquetWriter(target, table.schema, use_dictionary=False)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+
+    def _identity(self) -> Any:
+        for first in range(0, self.num_nodes, ID_ROWS):
+            row = pa.array(np.arange(first, min(first + ID_ROWS, self.num_nodes)))
+            yield pa.RecordBatch.from_arrays([row, row], ["id", "row"])
+
+    def arranging(self) -> Arranging:
+        """Brings node arrays into the new order."""
+        return Arranging(self.new, self.stage / "arranged", self.spec.memory_bytes // ARRANGE_SHARE)
+
+    def parts(self) -> Partition:
+        """Step parts, once the graph is written: `graph/parts`, and what the parts are worth."""
+        outputs = [self.store / names.PARTS, self.store / names.checksum_array(names.PARTS)]
+        return Partition(**self.steps.run("parts", self._write_parts, outputs))
+
+    def _write_parts(self) -> dict[str, Any]:
+        parts = np.load(self.stage / "parts.npy")
+        write_array(self.store, names.PARTS, parts)
+        size = np.diff(parts)
+        cut = self._cut(parts)
+        return {"parts": len(size), "method": self.method, "cut": cut, "balance": float(size.max() / size.mean())}
+
+    def _cut(self, parts: NDArray[np.int64]) -> float:
+        """Share of the store's edges between parts."""
+        indptr, indices = (open_zarr_rows(self.store, name, "mmap") for name in (names.INDPTR, names.INDICES))
+        cut = node = 0
+        try:
+            start, count = indptr.map(), indices.shape[0]
+            for first in range(0, count, CUT_SLOTS):
+                values, _ = read_range(indices, first, min(first + CUT_SLOTS, count))
+                found, node = count_cut(start, values, first, parts, node)
+                cut += found
+        finally:
+            indptr.close()
+            indices.close()
+        return cut / max(1, count)
