@@ -134,12 +134,13 @@ class NeighborLoader(BatchLoader):
     edge_ids (False saves looking up `e_id`);
     split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
     so not with shuffle; where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's fan-out, so
-    scores may differ with the memory that decides on halving; where all hops draw
-    alike they don't); budget (a division of the memory other than `budget_of(data)`); sample_threads;
-    read_threads (to gather rows that are in memory; those on disk come in windows, which look further ahead than
-    `prefetch_factor` batches); summing (`ooc.models.summing_of(model)`: the sums that the model's first layer makes of its
+    scores may differ with the memory that decides on halving; where all hops draw alike they don't); budget (a division of
+    the memory other than `budget_of(data)`); sample_threads; read_threads (to gather rows that are in memory); summing
+    (`ooc.models.summing_of(model)`: the sums that the model's first layer makes of its
     neighbors are made here, x is `Sums` of its destinations, and no field has the last hop; a tenth of the memory. Where
     the values of x are no rows of float32, or `dtype` asks for another type, x is the rows all the same).
+    prefetch_factor x num_workers is how many batches of rows in memory are made in advance; rows on disk are read further
+    ahead, as far as the memory goes, so there it changes nothing.
 
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
     batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, and `blocks`, one
@@ -201,6 +202,9 @@ class NeighborLoader(BatchLoader):
         self._sampling = sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
         work = make_work(data, order, collator, sampling, budget, transform, pin_memory, place, summing, sample_threads)
         super().__init__(data, work, budget, place, prefetch, split_seeds, (sample_threads, read_threads))
+        if prefetch_factor is not None and not (work.x is None or isinstance(work.x, ArrayRows)):
+            text = "prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds"
+            warnings.warn(text, UserWarning, stacklevel=2)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(fanout={self._sampling[0]}, seeds={self.num_seeds}, batches={len(self)})"

@@ -166,6 +166,11 @@ def encoding_of(rows: Rows, folder: Path | str) -> Encoding:
     if (name, str(rows.dtype)) == ("bfloat16", "uint16"):
         return Encoding(rows.dtype, "bfloat16", _NO_SCALE)
     if (name, str(rows.dtype)) == ("int8", "int8"):
+        if attributes.get(SCALE) is None:
+            raise StoreError(
+                f"an array in {folder} says it holds scaled int8, but not where its scales are: it lacks {SCALE}, "
+                f"the name of the array of them beside it; set that attribute, or build the store again"
+            )
         width = int(np.prod(rows.shape[1:], dtype=np.int64))
         return Encoding(rows.dtype, "int8", _read_scale(Path(folder) / str(attributes.get(SCALE)), width))
     raise StoreError(f"an array in {folder} says it holds {name!r} in {rows.dtype}: this ooc does not know that; upgrade ooc")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from ooc.cli import _left_out, main
+from ooc.cli import main
 from ooc.config import TrainConfig
 from ooc.flags import INGEST, flags_of
+from ooc.verbs import _left_out
 from stores.ingest import IngestSpec
 from tests.conftest import MakeStore
 
@@ -189,6 +191,57 @@ def test_interrupts_and_full_disks_are_one_line(
     raising(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):  # a fault of the program keeps its traceback
         main([str(word) for word in command])
+
+
+INTERRUPTING = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from ooc.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""`ooc` with Ctrl-C when the module named first is about to be imported"""
+
+
+@pytest.mark.parametrize(
+    ("module", "verb"),
+    [
+        ("typer", ["--help"]),
+        ("ooc.config", ["report", "run"]),
+        ("duckdb", ["ingest", "t.ooc", "--edges", "e.npy"]),
+        ("zarr", ["info", "STORE"]),
+        ("zarr", ["verify", "STORE"]),
+        ("torch", ["train", "STORE", "--out", "run"]),
+        ("numpy._core.multiarray", ["train", "STORE", "--out", "run"]),
+        ("torch_geometric", ["train", "STORE", "--out", "run"]),
+        ("torch.nn", ["plan", "STORE"]),
+        ("matplotlib", ["report", "run"]),
+        ("numpy", ["machine", "."]),
+    ],
+)
+def test_ctrl_c_during_imports_is_one_line(make_store: MakeStore, tmp_path: Path, module: str, verb: list[str]) -> None:
+    words = [str(make_store()) if word == "STORE" else word for word in verb]
+    command = [sys.executable, "-c", INTERRUPTING, module, *words]
+    path = os.pathsep.join([os.getcwd(), *sys.path])
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr.startswith("ooc: error: interrupted")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_handler_of_ctrl_c_is_gone_afterwards() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["--help"]) == 0
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--help"]])

@@ -191,6 +191,12 @@ def test_pygs_harmless_arguments_are_accepted_and_idle_ones_warned_about(ds):
     if not torch.cuda.is_available():
         with pytest.warns(UserWarning, match="pin_memory changes nothing"):
             NeighborLoader(ds, [2], pin_memory=True)
+    with pytest.warns(UserWarning, match="prefetch_factor changes nothing: rows on disk") as caught:
+        NeighborLoader(ds, [2], prefetch_factor=4)
+    assert caught[0].filename == __file__
+    with Dataset.open(ds.path, in_memory=True) as held, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert NeighborLoader(held, [2], prefetch_factor=4).prefetch == 4
 
 
 def small_budget(max_batch):

@@ -1,0 +1,207 @@
+"""The command line's verbs: each is one call. Heavy imports stand inside them, so `ooc --help` is fast.
+
+The flags of `ingest` and `train` are the fields of `IngestSpec` and `TrainConfig`: a flag, a key of a configuration file and an
+argument in Python are one name.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ooc.config import TrainConfig, load_config, parse, read_config
+from ooc.flags import INGEST, flags_of, with_flags
+
+app = typer.Typer(
+    name="ooc",
+    help="Train graph neural networks on graphs larger than memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store built by `ooc ingest`.")]
+
+
+@app.command()
+@with_flags(INGEST)
+def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")], **flags: Any) -> None:
+    """Build a store from edges, features, labels and splits, in bounded memory."""
+    from ooc.progress import StepBars
+    from stores.ingest import IngestSpec
+    from stores.ingest import ingest as from_files
+
+    spec = parse(IngestSpec, {"out": out, **{name: value for name, value in flags.items() if value is not None}})
+    with StepBars() as bars:
+        if spec.pyg is None:
+            made = from_files(spec, bars)
+        else:
+            from ooc.pyg_source import ingest as from_pyg  # only this imports torch
+
+            made = from_pyg(spec, bars)
+    left_out = "".join(f"; {_left_out(reason, count)} left out" for reason, count in made.dropped.items() if count)
+    odd = f"; {made.non_finite:,} NaN or infinite values let in" if made.non_finite else ""
+    resumed = f"; resumed after: {', '.join(made.resumed)}" if made.resumed else ""
+    print(f"{made.path}: {made.num_nodes:,} nodes, {made.num_edges:,} edges in {made.seconds:.1f} s{left_out}{odd}{resumed}")
+    if made.partition is not None:
+        print(f"  parts: {_parts(made.partition.model_dump())}")
+    for note in made.notes:
+        print(f"note: {note}")
+
+
+def _parts(found: dict[str, Any]) -> str:
+    """A partition, in words."""
+    cut = f"{found['cut']:.1%} of the edges between them, the largest {found['balance']:.2f} times the mean"
+    return f"{found['parts']:,} ({found['method']}), {cut}"
+
+
+def _left_out(reason: str, count: int) -> str:
+    """Edges of a kind, in words."""
+    one, many = {
+        "missing": ("edge with an unknown endpoint", "edges with an unknown endpoint"),
+        "self_loops": ("self-loop", "self-loops"),
+        "duplicates": ("duplicate edge", "duplicate edges"),
+    }[reason]
+    return f"{count:,} {one if count == 1 else many}"
+
+
+@app.command()
+def info(
+    store: StoreArgument,
+    id: Annotated[str | None, typer.Option("--id", help="Look up the row of an external id.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a store holds, or which row an external id has."""
+    if id is not None:
+        from stores.dataset import Dataset
+
+        with Dataset.open(store) as dataset:
+            print(dataset.row(id))
+        return
+    from stores.info import describe
+
+    found = describe(store)
+    if as_json:
+        print(json.dumps(found, indent=2, default=str))
+        return
+    print("\n".join(_info_lines(found)))
+
+
+def _info_lines(found: dict[str, Any]) -> list[str]:
+    """What `describe` tells, for people."""
+    from stores.sizes import format_bytes
+
+    lines = [
+        f"{found['path']}: {found['num_nodes']:,} nodes, {found['num_edges']:,} edges, {format_bytes(found['bytes'])}",
+        f"  task         {found['task'] or 'none'}" + (f", {found['num_classes']} classes" if found["num_classes"] else ""),
+        "  splits       " + (", ".join(f"{name} {count:,}" for name, count in found["splits"].items()) or "none"),
+        f"  ids          {'external (ids.lmdb)' if found['has_ids'] else 'rows'}",
+        f"  edges        {'undirected' if found['undirected'] else 'directed'}, {'' if found['weighted'] else 'un'}weighted, "
+        f"{'with' if found['has_self_loops'] else 'without'} self-loops",
+        *([f"  parts        {_parts(found['partition'])}"] if found.get("partition") else []),
+        f"  format       {found['format_version']}",
+        f"  fingerprint  {found['fingerprint']}",
+        "  arrays",
+    ]
+    for name, array in found["arrays"].items():
+        shape = " x ".join(f"{size:,}" for size in array["shape"])
+        lines.append(f"    {name:<24} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}")
+    return lines
+
+
+@app.command()
+def verify(store: StoreArgument) -> None:
+    """Check every chunk of a store against its checksum; exit code 2 where one is damaged."""
+    from ooc.progress import StepBars
+    from stores.integrity import verify as check
+
+    with StepBars() as bars:
+        damages = check(store, lambda done, total: bars("verify", done, total, "bytes"))
+    for damage in damages:
+        print(f"ooc: error: {damage}", file=sys.stderr)
+    if damages:
+        raise typer.Exit(2)
+    print(f"{store}: whole")
+
+
+@app.command()
+@with_flags(flags_of(TrainConfig, without=("store", "out"), repeatable=("features",)))
+def train(
+    store: Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory of the run, new unless --resume.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML or JSON with any of these keys; flags override it.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT at its last checkpoint.")] = False,
+    **flags: Any,
+) -> None:
+    """Train a model on a store; the results come into OUT."""
+    given = {"store": store, "out": out, **flags}
+    base: dict[str, Any] = {}
+    if resume:
+        where = out or (read_config(config).get("out") if config else None)
+        saved = Path(where) / "config.json" if where else None
+        base = read_config(saved) if saved and saved.is_file() else {}
+    settings = load_config(config, given, base)
+
+    from ooc.progress import terminal_watcher
+    from ooc.train import train as run
+
+    summary = run(settings, resume=resume, watcher=terminal_watcher())
+    _print_summary(settings.out, summary)
+
+
+@app.command()
+@with_flags(flags_of(TrainConfig, without=("store", "out", "plan"), repeatable=("features",)))
+def plan(
+    store: Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML or JSON with any of these keys.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    **flags: Any,
+) -> None:
+    """Predict what `ooc train` with the same flags would take: memory, time, bytes, and what holds it up."""
+    settings = load_config(config, {"store": store, **flags}, {"out": "run"})
+
+    from ooc.train import plan as make
+
+    made = make(settings)
+    if as_json:
+        print(json.dumps(made.asdict(), indent=2))
+        return
+    from rich.console import Console
+
+    from ooc.plan_table import tables
+
+    console = Console(highlight=False)
+    for table in tables(made):
+        console.print(table)
+    console.print(made.advice, markup=False)
+
+
+def _print_summary(out: Path, summary: dict[str, Any]) -> None:
+    for split, scores in summary["metrics"].items():
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
+        print(f"{split}: {shown}")
+    print(f"{out}: {summary['total_steps']} steps; `ooc report {out}` writes the page")
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")]) -> None:
+    """Write RUN/report.html: curves, stage times, memory and I/O on one page."""
+    from ooc.report import write_report
+
+    print(write_report(run))
+
+
+@app.command()
+def machine(
+    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="A store, or anything on the disk to measure.")] = Path(),
+    engine: Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or gds.")] = "auto",
+) -> None:
+    """Measure what reads cost on a disk (a few seconds); kept, and used to plan reads from then on."""
+    from stores.disk import calibrate
+
+    print(calibrate(path, engine))
