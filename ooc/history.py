@@ -1,0 +1,334 @@
+"""Histories: what a layer gave for every node when it was last computed, on disk, in the run's directory.
+
+Training on a batch and its one-hop halo takes the halo's rows between two layers from here (GNNAutoScale, Fey et al., 2021).
+What a pull sees is configuration, never timing: the pull of step s sees the pushes of all steps before s - lag and none later.
+So rows are read ahead while pushes are pending: the disk holds pushes only up to what every later pull may see, and what was
+pushed between the reading and the step is patched in from memory, where pushes stay until no rows read before them are waiting.
+"""
+
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.errors import OocError
+from stores.mutable_rows import DiskRows
+from stores.rows import AnyArray, Ids
+from stores.undo import UndoLog
+
+NEVER = -1
+"""the step of a row that was never written"""
+
+
+@dataclass(frozen=True)
+class Push:
+    """The rows of one step's own nodes, every layer's."""
+
+    step: int
+    ranges: Ids
+    """int64[q, 2], ascending: nodes [first, last) each"""
+    rows: tuple[AnyArray, ...]
+    """[n, width] of each layer, as stored"""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self.rows)
+
+    @property
+    def ids(self) -> Ids:
+        """int64[n]: the nodes."""
+        return np.concatenate([np.arange(first, last) for first, last in self.ranges.tolist()])
+
+    def patch(self, ids: Ids, rows: Sequence[AnyArray], steps: NDArray[np.int64] | None = None) -> None:
+        """Put this push's rows in the places of `rows` ([k, width] a layer) whose nodes `ids` (int64[k], ascending) it has."""
+        base = 0
+        for first, last in self.ranges.tolist():
+            low, high = np.searchsorted(ids, [first, last]).tolist()
+            source = ids[low:high] - first + base
+            for to, own in zip(rows, self.rows, strict=True):
+                to[low:high] = own[source]
+            if steps is not None:
+                steps[low:high] = self.step
+            base += last - first
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Rows read ahead for the pull of a step."""
+
+    step: int
+    version: int
+    """pushes of steps up to this one are in the rows; others may be"""
+    ids: Ids
+    rows: tuple[AnyArray, ...]
+    steps: NDArray[np.int64]
+    """int64[k]: the step that wrote each row, NEVER before any did"""
+
+
+class Hot:
+    """Rows kept in RAM beside those on disk: of the nodes that are pulled most often. ids: int64[h], ascending."""
+
+    def __init__(self, ids: Ids, rows: Sequence[AnyArray]) -> None:
+        self.ids, self.rows = ids, rows
+
+    def read(self, layer: int, rows: DiskRows, ids: Ids, out: AnyArray) -> int:
+        """out[i] = row ids[i] of a layer, from RAM or from disk; returns the bytes read."""
+        at = np.searchsorted(self.ids, ids)
+        there = at < len(self.ids)
+        there[there] = self.ids[at[there]] == ids[there]
+        out[there] = self.rows[layer][at[there]]
+        missing = np.flatnonzero(~there)
+        return rows.read(ids[missing], out, missing) if len(missing) else 0
+
+
+@dataclass
+class Counts:
+    """What histories gave and took."""
+
+    pulled: int = 0
+    """rows asked for, a node's of all layers counting once"""
+    written: int = 0
+    """of them, rows that had been written"""
+    age: int = 0
+    """steps since they were, summed over those"""
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+class History:
+    """The rows [N, width] of every inner layer, and the step that wrote each; use `create` or `open`.
+
+    lag: see above; max_bytes: of pushes that wait to be written, and of hot rows, each. `fetch` may run in another thread than
+    the rest, for steps in ascending order. After a failed write every call raises it.
+
+    >>> fetched = history.fetch(step, halo)            # ahead
+    >>> rows = history.pull(fetched, layer=0)          # when it is the step's turn
+    >>> history.push(step, ranges, [rows_of_layer_0])
+    """
+
+    def __init__(self, rows: Sequence[DiskRows], steps: DiskRows, log: UndoLog, lag: int, max_bytes: int, step: int) -> None:
+        self.rows, self.steps, self.log, self.lag = rows, steps, log, lag
+        self.counts = Counts()
+        self._max_bytes = max_bytes
+        self._next = step  # the step whose push comes next
+        self._written = step - 1 - lag
+        self._pushes: list[Push] = []  # ascending: those pending, and those rows read before them may want
+        self._waiting: dict[int, int] = {}  # step -> version of the rows fetched for it
+        self._hot: Hot | None = None
+        self._asked: NDArray[np.uint16] | None = np.zeros(steps.shape[0], np.uint16)
+        self._changed = threading.Condition()
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._writer = threading.Thread(target=self._write_all, name="ooc-history", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def create(
+        cls, path: Path, num_nodes: int, widths: Sequence[int], dtype: str, *, lag: int, max_bytes: int, engine: str = "auto"
+    ) -> "History":
+        """Histories of zeros in the directory `path`, in place of what a run without a checkpoint left there.
+
+        Raises StoreError where the disk has no room for N x sum(widths) numbers.
+        """
+        shutil.rmtree(path, ignore_errors=True)
+        rows = [
+            DiskRows.create(path / f"layer{layer}", (num_nodes, width), dtype, engine) for layer, width in enumerate(widths)
+        ]
+        steps = DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap")  # one more than the step is kept
+        return cls(rows, steps, UndoLog.open(path / "undo.log", [*rows, steps], 0), lag, max_bytes, 0)
+
+    @classmethod
+    def open(
+        cls, path: Path, layers: int, state: dict[str, Any], *, lag: int, max_bytes: int, engine: str = "auto"
+    ) -> "History":
+        """Histories as they were when `state` was taken. Raises StoreError where they are absent or damaged."""
+        rows = [DiskRows.open(path / f"layer{layer}", engine) for layer in range(layers)]
+        steps = DiskRows.open(path / "steps", "mmap")
+        log = UndoLog.open(path / "undo.log", [*rows, steps], int(state["generation"]))
+        history = cls(rows, steps, log, lag, max_bytes, int(state["step"]))
+        for each in state["pending"]:
+            held = tuple(np.asarray(part) for part in each["rows"])
+            history._pushes.append(Push(int(each["step"]), np.asarray(each["ranges"]), held))
+        return history
+
+    def fetch(self, step: int, ids: Ids) -> Fetched:
+        """Read the rows of nodes `ids` (int64[k], ascending) for step `step`, ahead of it."""
+        with self._changed:
+            self._check()
+            version = self._waiting[step] = self._written
+        if self._asked is not None:
+            self._asked[ids] += self._asked[ids] < np.iinfo(np.uint16).max
+        found, nbytes = [], 0
+        for layer, rows in enumerate(self.rows):
+            out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+            nbytes += rows.read(ids, out) if self._hot is None else self._hot.read(layer, rows, ids, out)
+            found.append(out)
+        steps = np.empty(len(ids), np.int32)
+        self.steps.read(ids, steps)
+        self.counts.bytes_read += nbytes
+        return Fetched(step, version, ids, tuple(found), steps.astype(np.int64) - 1)
+
+    def pull(self, fetched: Fetched) -> tuple[AnyArray, ...]:
+        """[k, width] of every layer: the rows as step `fetched.step` is to see them. Once for each, in the steps' order."""
+        with self._changed:
+            self._check()
+            seen = [push for push in self._pushes if fetched.version < push.step < fetched.step - self.lag]
+        for push in seen:
+            push.patch(fetched.ids, fetched.rows, fetched.steps)
+        with self._changed:
+            self._waiting.pop(fetched.step, None)
+            self._trim()
+        known = fetched.steps != NEVER
+        self.counts.pulled += len(fetched.ids)
+        self.counts.written += int(known.sum())
+        self.counts.age += int((fetched.step - fetched.steps[known]).sum())
+        return fetched.rows
+
+    def push(self, step: int, ranges: Ids, rows: Sequence[AnyArray]) -> None:
+        """Give the rows of step `step`'s own nodes, [n, width] a layer in any floating dtype; written in the background.
+
+        Waits while more than `max_bytes` wait to be written. Raises OocError where a number is too large for float16.
+        """
+        push = Push(step, ranges, tuple(self._as_stored(own, to) for own, to in zip(rows, self.rows, strict=True)))
+        with self._changed:
+            assert step == self._next, "steps push once each, in order"
+            self._changed.wait_for(lambda: self._failure is not None or self._closed or self._fits(push))
+            self._check()
+            self._pushes.append(push)
+            self._next = step + 1
+            self._changed.notify_all()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps; all it stands for is durable. Call `commit` when it is saved, and nothing between."""
+        import torch
+
+        self._settle()
+        self.log.sync()
+        pending = [push for push in self._pushes if push.step > self._written]
+        kept = [
+            {"step": p.step, "ranges": torch.from_numpy(p.ranges), "rows": [torch.from_numpy(r) for r in p.rows]}
+            for p in pending
+        ]
+        return {"generation": self.log.generation + 1, "step": self._next, "pending": kept}
+
+    def commit(self) -> None:
+        """The state taken last is what a crash leads back to from now on."""
+        self.log.commit()
+
+    def overwrite(self, layer: int, ids: Ids, rows: AnyArray) -> None:
+        """Write rows of a layer in place of all that was pushed before, as a refresh does; between steps only."""
+        stored = self._as_stored(rows, self.rows[layer])
+        self.counts.bytes_written += self.log.write([(self.rows[layer], ids, stored)])
+        if self._hot is not None:
+            Push(0, _as_range(ids), (stored,)).patch(self._hot.ids, [self._hot.rows[layer]])
+
+    def begin_refresh(self) -> None:
+        """Before `overwrite`: what is pending is not to be seen any more."""
+        self._settle()
+        with self._changed:
+            self._pushes.clear()
+            self._written = self._next - 1 - self.lag
+
+    def stamp(self, ids: Ids) -> None:
+        """Note that all layers of these rows were refreshed before the next step."""
+        self.log.write([(self.steps, ids, np.full(len(ids), self._next, np.int32))])
+
+    def end_epoch(self) -> None:
+        """No rows fetched are waiting any more. After the first epoch the hot rows are chosen: those asked for most often."""
+        self._settle()
+        with self._changed:
+            self._waiting.clear()
+            self._trim()
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            each = sum(rows.row_bytes for rows in self.rows) + 8
+            count = min(int(np.count_nonzero(asked)), self._max_bytes // each)
+            if count:
+                ids = np.sort(np.argsort(asked, kind="stable")[-count:])
+                held = [np.empty((count, *rows.shape[1:]), rows.dtype) for rows in self.rows]
+                for rows, out in zip(self.rows, held, strict=True):
+                    self.counts.bytes_read += rows.read(ids, out)
+                self._hot = Hot(ids, held)
+
+    def close(self) -> None:
+        """End the writer, without what it has not written, and give everything back; idempotent."""
+        with self._changed:
+            first, self._closed = not self._closed, True
+            self._changed.notify_all()
+        if first:
+            self._writer.join()
+            self.log.close()
+            for each in (*self.rows, self.steps):
+                each.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        assert not self._closed, "a history is used after close"
+
+    def _fits(self, push: Push) -> bool:
+        pending = [each for each in self._pushes if each.step > self._written]
+        return len(pending) < self.lag + 2 or sum(each.nbytes for each in pending) + push.nbytes <= self._max_bytes
+
+    def _trim(self) -> None:
+        """Forget pushes that are on disk and in all rows that were fetched."""
+        oldest = min([self._written, *self._waiting.values()])
+        while self._pushes and self._pushes[0].step <= oldest:
+            del self._pushes[0]
+
+    def _due(self) -> Push | None:
+        """The push to be written next: one that every later pull may see."""
+        return next((push for push in self._pushes if self._written < push.step < self._next - self.lag), None)
+
+    def _settle(self) -> None:
+        """Wait until all is written that may be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or self._due() is None)
+            self._check()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._due() is not None)
+                push = None if self._closed else self._due()
+            if push is None:
+                return
+            try:
+                self._write(push)
+            except BaseException as error:  # the trainer gets it
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._written = push.step
+                self._trim()
+                self._changed.notify_all()
+
+    def _write(self, push: Push) -> None:
+        ids = push.ids
+        stamp = (self.steps, ids, np.full(len(ids), push.step + 1, np.int32))
+        layers = [(rows, ids, own) for rows, own in zip(self.rows, push.rows, strict=True)]
+        self.counts.bytes_written += self.log.write([*layers, stamp])
+        if self._hot is not None:
+            push.patch(self._hot.ids, self._hot.rows)
+
+    @staticmethod
+    def _as_stored(rows: AnyArray, to: DiskRows) -> AnyArray:
+        with np.errstate(over="ignore"):
+            stored: AnyArray = np.ascontiguousarray(rows, to.dtype)
+        if to.dtype == np.float16 and not np.isfinite(stored).all():
+            raise OocError(
+                "a hidden row holds a number that float16 cannot: use --history-dtype float32, or lower --lr if it diverges"
+            )
+        return stored
+
+
+def _as_range(ids: Ids) -> Ids:
+    assert len(ids) == 0 or ids[-1] - ids[0] == len(ids) - 1, "a refresh writes ranges"
+    return np.array([[ids[0], ids[-1] + 1]]) if len(ids) else np.empty((0, 2), np.int64)

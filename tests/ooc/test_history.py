@@ -1,0 +1,194 @@
+"""Histories against a plain dictionary: what a pull sees is the lag's doing, whatever is read ahead and written when."""
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc.history import NEVER, History
+from stores.errors import OocError, StoreError
+
+N, WIDTHS = 60, (4, 7)
+PARTS = [(0, 10), (10, 25), (25, 40), (40, 60)]
+
+
+class Double:
+    """Every version of every row, and the step that wrote it."""
+
+    def __init__(self, lag: int) -> None:
+        self.lag, self.pushed = lag, []  # type: ignore[var-annotated]
+
+    def push(self, step: int, ids: Any, rows: Any) -> None:
+        self.pushed.append((step, dict(zip(ids.tolist(), zip(*rows, strict=True), strict=True))))
+
+    def refresh(self, step: int, rows: Any) -> None:
+        self.pushed = [(step - 1 - self.lag - 10**6, dict(enumerate(zip(*rows, strict=True))))]
+
+    def seen(self, step: int, node: int) -> Any:
+        found = [(at, rows[node]) for at, rows in self.pushed if node in rows and at < step - self.lag]
+        return found[-1] if found else (NEVER, tuple(np.zeros(width) for width in WIDTHS))
+
+
+def ranges_of(parts: Any) -> Any:
+    return np.array([PARTS[p] for p in sorted(parts)], np.int64).reshape(-1, 2)
+
+
+def nodes_of(ranges: Any) -> Any:
+    return np.concatenate([np.arange(*pair) for pair in ranges.tolist()])
+
+
+def check(history: History, double: Double, fetched: Any) -> None:
+    rows = history.pull(fetched)
+    for i, node in enumerate(fetched.ids.tolist()):
+        step, wanted = double.seen(fetched.step, node)
+        for own, other in zip(rows, wanted, strict=True):
+            np.testing.assert_array_equal(own[i], other)
+        if step > -(10**5):
+            assert fetched.steps[i] == step
+
+
+parts = st.sets(st.integers(0, 3), min_size=1, max_size=3)
+
+
+@given(
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.lists(st.tuples(parts, st.sampled_from(["", "", "", "epoch", "reopen", "refresh", "slow"])), min_size=1, max_size=14),
+    st.sampled_from(["float16", "float32"]),
+    st.sampled_from([1, 3000, 10**6]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_pull_sees_the_pushes_up_to_the_lag(
+    tmp_path_factory: pytest.TempPathFactory, lag: int, ahead: int, steps: Any, dtype: str, max_bytes: int
+) -> None:
+    path, double = tmp_path_factory.mktemp("run") / "history", Double(lag)
+    history = History.create(path, N, WIDTHS, dtype, lag=lag, max_bytes=max_bytes, engine="pread")
+    rng, waiting = np.random.default_rng(len(steps)), {}
+    every = np.arange(N)
+    for step, (own, then) in enumerate(steps):
+        for later in range(step, min(step + ahead, len(steps))):
+            if later not in waiting:
+                waiting[later] = history.fetch(later, np.setdiff1d(every, nodes_of(ranges_of(steps[later][0]))))
+        check(history, double, waiting.pop(step))
+        ranges = ranges_of(own)
+        rows = [rng.integers(-2000, 2000, (len(nodes_of(ranges)), width)).astype(np.float32) for width in WIDTHS]
+        history.push(step, ranges, rows)
+        double.push(step, nodes_of(ranges), rows)
+        if then == "slow":
+            time.sleep(0.003)  # the writer may be anywhere
+        elif then:
+            waiting.clear()
+            history.end_epoch()
+            if then == "refresh":
+                fresh = [rng.integers(-2000, 2000, (N, width)).astype(np.float32) for width in WIDTHS]
+                history.begin_refresh()
+                for layer, values in enumerate(fresh):
+                    for first, last in PARTS:
+                        history.overwrite(layer, every[first:last], values[first:last])
+                history.stamp(every)
+                double.refresh(step + 1, fresh)
+            elif then == "reopen":
+                state = history.state()
+                history.commit()
+                history.close()
+                history = History.open(path, 2, state, lag=lag, max_bytes=max_bytes, engine="pread")
+    check(history, double, history.fetch(len(steps), every))
+    history.close()
+
+
+def test_what_was_not_committed_is_gone_after_a_crash(tmp_path: Path) -> None:
+    history = History.create(tmp_path / "h", N, WIDTHS, "float32", lag=1, max_bytes=10**6, engine="pread")
+    for step in range(3):
+        history.push(step, ranges_of({0, 1}), [np.full((25, width), step, np.float32) for width in WIDTHS])
+    state = history.state()
+    history.commit()
+    for step in range(3, 9):
+        history.push(step, ranges_of({0, 2}), [np.full((25, width), step, np.float32) for width in WIDTHS])
+    history.end_epoch()
+    history.close()
+    again = History.open(tmp_path / "h", 2, state, lag=1, max_bytes=10**6, engine="pread")
+    for step in (3, 4):  # the pushes that the lag held back came with the checkpoint
+        rows = again.pull(again.fetch(step, np.arange(N)))
+        assert rows[0][:25].tolist() == [[step - 2.0] * 4] * 25
+        assert not rows[0][25:].any()
+        again.push(step, np.empty((0, 2), np.int64), [np.empty((0, width), np.float32) for width in WIDTHS])
+    again.close()
+
+
+def test_hot_rows_are_those_asked_for_most_and_need_no_reading(tmp_path: Path) -> None:
+    each = 4 * sum(WIDTHS) + 8
+    history = History.create(tmp_path / "h", N, WIDTHS, "float32", lag=0, max_bytes=10 * each, engine="pread")
+    for step in range(4):
+        history.pull(history.fetch(step, np.arange(30 if step else 60, dtype=np.int64)[step * 7 : 10 + step * 20]))
+        history.push(step, ranges_of({0, 3}), [np.full((30, width), step + 1, np.float32) for width in WIDTHS])
+    history.end_epoch()
+    assert history._hot is not None
+    assert len(history._hot.ids) == 10
+    before = history.counts.bytes_read
+    rows = history.pull(history.fetch(4, history._hot.ids))
+    assert history.counts.bytes_read == before
+    np.testing.assert_array_equal(rows[0][:, 0], np.where((history._hot.ids < 10) | (history._hot.ids >= 40), 4, 0))
+    history.close()
+
+
+def test_numbers_that_float16_cannot_hold_are_told(tmp_path: Path) -> None:
+    history = History.create(tmp_path / "h", N, WIDTHS, "float16", lag=0, max_bytes=10**6, engine="pread")
+    with pytest.raises(OocError, match="use --history-dtype float32"):
+        history.push(0, ranges_of({0}), [np.full((10, width), 1e5, np.float32) for width in WIDTHS])
+    history.close()
+
+
+def test_a_failed_write_reaches_the_trainer_and_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History.create(tmp_path / "h", N, WIDTHS, "float32", lag=0, max_bytes=10**6, engine="pread")
+    state = history.state()
+    history.commit()
+
+    def full(fd: int, buffers: Any, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        history.push(0, ranges_of({0}), [np.ones((10, width), np.float32) for width in WIDTHS])
+        with pytest.raises(StoreError, match=r"cannot write .*undo.log: No space left on device; free some space"):
+            history.end_epoch()
+        with pytest.raises(StoreError, match="No space left"):
+            history.push(1, ranges_of({0}), [np.ones((10, width), np.float32) for width in WIDTHS])
+    history.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "ooc-history"]
+    again = History.open(tmp_path / "h", 2, state, lag=0, max_bytes=10**6, engine="pread")
+    assert not again.pull(again.fetch(0, np.arange(N)))[0].any()
+    again.close()
+
+
+def test_pushes_wait_for_the_disk_beyond_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes = 4 * sum(WIDTHS) * 20
+    history = History.create(tmp_path / "h", N, WIDTHS, "float32", lag=0, max_bytes=3 * nbytes, engine="pread")
+    gate, real, most = threading.Event(), History._write, []
+
+    def held(self: History, push: Any) -> None:
+        gate.wait(10)
+        real(self, push)
+
+    monkeypatch.setattr(History, "_write", held)
+
+    def push_all() -> None:
+        for step in range(8):
+            history.push(step, ranges_of({3}), [np.full((20, width), step, np.float32) for width in WIDTHS])
+            most.append(step)
+
+    pusher = threading.Thread(target=push_all)
+    pusher.start()
+    time.sleep(0.2)
+    assert most == [0, 1, 2]
+    gate.set()
+    pusher.join(10)
+    rows = history.pull(history.fetch(8, np.arange(40, 60)))
+    assert rows[1].tolist() == [[7.0] * 7] * 20
+    history.close()
