@@ -6,6 +6,7 @@ Nothing is written before everything that can be refused has been checked, so a 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from ooc import checkpoint
 from ooc.arguments import weight_column_of
 from ooc.compiled import compile_model
 from ooc.config import TrainConfig, parse, read_config
+from ooc.epochs import BatchLoader
+from ooc.halo import AHEAD, SHARE, Halo, HaloLoader, open_halo, widths_of
 from ooc.loaders import NeighborLoader, budget_of
 from ooc.memory import MemoryMeter
 from ooc.metrics import Loss, class_weights, metric_names, out_channels
 from ooc.models import build_model, summing_of
 from ooc.order import Purpose, key
 from ooc.progress import TensorBoardWatcher, Watchers
+from ooc.refresh import Refresh
 from ooc.run import Job, State, environment
 from ooc.user_models import load_model
 from stores.dataset import Dataset
@@ -50,7 +54,12 @@ def open_job(config: TrainConfig, resume: bool, watchers: Watchers) -> Iterator[
             ) as dataset,
         ):
             try:
-                yield compose(config, dataset, watchers, meter, run_dir, saved)
+                job = compose(config, dataset, watchers, meter, run_dir, saved)
+                try:
+                    yield job
+                finally:
+                    if job.halo is not None:
+                        job.halo.close()
             finally:
                 watchers.close()
     except (OocError, OSError):
@@ -147,22 +156,46 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
     return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=config.weight_decay)
 
 
-def make_loaders(
-    config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module
-) -> tuple[NeighborLoader, dict[str, NeighborLoader]]:
-    """The training loader, and one for each split to score that the store has."""
-    common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": device, "edge_ids": False}
-    common["summing"] = summing_of(model)
-    train = NeighborLoader(
+def make_loader(config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module) -> BatchLoader:
+    """The training loader, of the configured mode."""
+    if config.mode == "history":
+        return make_halo_loader(config, dataset, device, model)
+    return NeighborLoader(
         dataset,
         config.fanout,
         input_nodes=config.train_split,
         batch_size=config.batch_size,
         shuffle=True,
         seed=config.seed,
-        **common,
+        **_sampling(config, device, model),
     )
-    evaluators = {
+
+
+def make_halo_loader(config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module) -> HaloLoader:
+    """Batches of parts with their halo; rows pulled and pushed, and those kept in RAM, have their share of the memory."""
+    widths = widths_of(model, dataset.num_features, "weight" in dataset.graph.columns)
+    whole = budget_of(dataset)
+    left = {name: getattr(whole, name) * (SHARE - 1) // SHARE for name in ("in_flight", "max_batch")}
+    itemsize = 2 if config.history_dtype == "float16" else 4
+    return HaloLoader(
+        dataset,
+        per_batch=config.parts_per_batch,
+        halo=True,
+        layers=config.layers,
+        parts=config.parts,
+        shuffle=True,
+        train=dataset.members(config.train_split),
+        width=sum(widths),
+        beside=itemsize * sum(widths) * AHEAD,
+        seed=config.seed,
+        device=device,
+        budget=replace(whole, **left),
+    )
+
+
+def make_evaluators(config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module) -> dict[str, NeighborLoader]:
+    """A loader for each split to score that the store has."""
+    return {
         split: NeighborLoader(
             dataset,
             config.eval_fanout,
@@ -170,12 +203,16 @@ def make_loaders(
             batch_size=config.eval_batch_size or config.batch_size,
             seed=key(config.seed, Purpose.EVALUATE) >> 1,
             split_seeds=True,
-            **common,
+            **_sampling(config, device, model),
         )
         for split in dict.fromkeys([config.val_split, *config.eval_splits])
         if split in dataset.splits and len(dataset.members(split))
     }
-    return train, evaluators
+
+
+def _sampling(config: TrainConfig, device: torch.device, model: nn.Module) -> dict[str, Any]:
+    common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": device, "edge_ids": False}
+    return {**common, "summing": summing_of(model)}
 
 
 def check_task(config: TrainConfig, dataset: Dataset) -> str:
@@ -237,7 +274,7 @@ def compose(
     if saved:
         check_environment(config, saved, environment(device, dataset, model))
     budget_of(dataset, model_bytes(config, model), columns_met(config, dataset))
-    loader, evaluators = make_loaders(config, dataset, device, model)
+    loader, evaluators = make_loader(config, dataset, device, model), make_evaluators(config, dataset, device, model)
     loss = make_loss(config, dataset, task, device)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
     checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))  # only under the log's lock
@@ -257,12 +294,22 @@ def compose(
     )
     if saved:
         restore(job, saved)
+    if isinstance(loader, HaloLoader):
+        job.halo = make_halo(config, loader, model, saved)
     if config.tensorboard:
         watchers.all.append(TensorBoardWatcher(config.out, job.state.total_steps))
     if config.memory is not None:
         watchers.note(str(loader.budget))
     watchers.note(f"features are read: {dataset.reading('x')}")
     return job
+
+
+def make_halo(config: TrainConfig, loader: HaloLoader, model: nn.Module, saved: dict[str, Any] | None) -> Halo:
+    """The run's histories, anew or as they were at the checkpoint `saved`."""
+    widths = widths_of(model, loader.data.num_features, "weight" in loader.data.graph.columns)
+    engine = "auto" if config.engine == "gds" else config.engine  # histories are pulled into the host's memory
+    settings: dict[str, Any] = {"dtype": config.history_dtype, "lag": config.history_lag, "engine": engine}
+    return open_halo(config.out, loader, widths, saved and saved["halo"], zero=config.history == "zero", **settings)
 
 
 def check_environment(config: TrainConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:
@@ -285,3 +332,4 @@ def restore(job: Job, saved: dict[str, Any]) -> None:
     job.scaler.load_state_dict(saved["scaler"])
     job.best_model, job.spent_before = saved["best_model"], saved["spent"]
     job.state = State(**saved["state"])
+    job.refresh = None if saved.get("refresh") is None else Refresh(**saved["refresh"])

@@ -54,6 +54,13 @@ Words = Annotated[list[str], BeforeValidator(_numbers)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0)]
 
+_HISTORY = ("history", "history_dtype", "history_lag", "refresh", "drift_tolerance")
+
+
+def _changed(config: BaseModel, *names: str) -> list[str]:
+    """Those of `names` that are not at their default."""
+    return [name for name in names if getattr(config, name) != type(config).model_fields[name].default]
+
 
 class TrainConfig(BaseModel):
     """Everything a run depends on; frozen, and saved resolved as RUN/config.json.
@@ -86,6 +93,18 @@ class TrainConfig(BaseModel):
     )
     activation_checkpointing: bool = Field(False, description="Recompute layers in the backward pass: less memory, more time.")
     # the batches
+    mode: Literal["sampled", "history"] = Field(
+        "sampled", description="sampled neighborhoods; history: whole parts, their neighbors' inner rows from a cache on disk."
+    )
+    parts: Positive | None = Field(None, description="Equal ranges of nodes to cut, where the store has no parts of its own.")
+    parts_per_batch: Positive = Field(1, description="Parts a batch.")
+    history: Literal["kept", "zero"] = Field("kept", description="Histories, or zeros in their place (to see what they add).")
+    history_dtype: Literal["float16", "float32"] = Field("float16", description="How histories are stored: float16 or float32.")
+    history_lag: Annotated[int, Field(ge=0)] = Field(0, description="A step sees the pushes of steps so many before the last.")
+    refresh: Positive | Literal["auto"] | None = Field(
+        None, description="Epochs between exact refreshes of the histories, or auto: where they have drifted too far."
+    )
+    drift_tolerance: float | None = Field(None, gt=0, description="Relative error at which auto refreshes. [0.1]")
     fanout: Numbers = Field(default_factory=list, description="In-neighbors to sample, a number a layer, -1 for all: 10,10.")
     eval_fanout: Numbers = Field(default_factory=list, description="The same for evaluation; by default --fanout.")
     replace: bool = Field(False, description="Sample with replacement.")
@@ -152,13 +171,13 @@ class TrainConfig(BaseModel):
         if not isinstance(values, dict):
             return values
         fanout = _numbers(values.get("fanout") or [])
-        if values.get("layers") is None and isinstance(fanout, list) and fanout:
+        if values.get("layers") is None and isinstance(fanout, list) and fanout and values.get("mode") in (None, "sampled"):
             return {**values, "layers": len(fanout)}
         return values
 
     @model_validator(mode="after")
     def _fill(self) -> Self:
-        fanout = self.fanout or [_DEFAULT_FANOUT] * self.layers
+        fanout = self.fanout or [_DEFAULT_FANOUT if self.mode == "sampled" else -1] * self.layers
         evaluate = self.eval_fanout or fanout
         for flag, counts in (("fanout", fanout), ("eval_fanout", evaluate)):
             if len(counts) != self.layers:
@@ -170,6 +189,22 @@ class TrainConfig(BaseModel):
         filled = {"fanout": fanout, "eval_fanout": evaluate, "eval_batch_size": self.eval_batch_size or self.batch_size}
         for name, value in filled.items():
             object.__setattr__(self, name, value)  # frozen for everybody else
+        return self
+
+    @model_validator(mode="after")
+    def _of_the_mode(self) -> Self:
+        """A setting of another mode would be ignored silently."""
+        if self.mode == "sampled":
+            idle = _changed(self, "parts", "parts_per_batch", *_HISTORY)
+        else:
+            idle = _changed(self, "replace", "weight_attr") + ["fanout"] * any(count != -1 for count in self.fanout)
+        if idle:
+            raise ValueError(f"{idle[0]} means nothing in mode {self.mode}: leave it out, or choose another mode")
+        kept = _changed(self, "refresh", "history_lag", "history_dtype")
+        if self.history == "zero" and kept:
+            raise ValueError(f"{kept[0]} means nothing where zeros stand in place of histories: leave it out")
+        if self.drift_tolerance is not None and self.refresh != "auto":
+            raise ValueError("drift_tolerance decides when refresh = auto refreshes: give that too, or leave it out")
         return self
 
     @property

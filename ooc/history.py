@@ -244,7 +244,7 @@ class History:
         with self._changed:
             self._waiting.clear()
             self._trim()
-        if self._asked is not None:
+        if self._asked is not None and self._asked.any():
             asked, self._asked = self._asked, None
             each = sum(rows.row_bytes for rows in self.rows) + 8
             count = min(int(np.count_nonzero(asked)), self._max_bytes // each)

@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     TORCH = 3
     INIT = 4
     EVALUATE = 5
+    DRIFT = 6
 
 
 def mix(value: int) -> int:

@@ -98,8 +98,9 @@ class PartLoader(BatchLoader):
     """Batches of `per_batch` parts each, every part once an epoch.
 
     parts: how many equal ranges of nodes, for a store without parts of its own. train: nodes whose labels count (None: all).
-    layers: of the model: a batch has so many blocks, which are one and the same. width: of the rows the model makes for a
-    node, all layers together, which memory is kept for.
+    layers: of the model: a batch has so many blocks, which are one and the same. features: False leaves x out. width: of the
+    rows the model makes for a node, all layers together, and beside: bytes a node takes beside its features, which memory is
+    kept for.
     A batch is a `Data` as the NeighborLoader's, without the halo's labels; `batch_size` counts its own nodes, `input_id` and
     the first of `n_id` are those. Raises ConfigError where parts do not fit, BudgetError while iterating where a batch does
     not.
@@ -119,7 +120,9 @@ class PartLoader(BatchLoader):
         parts: int | None = None,
         shuffle: bool = False,
         train: Members | None = None,
+        features: bool = True,
         width: int = 0,
+        beside: int = 0,
         seed: int = 0,
         device: torch.device | None = None,
         budget: Budget | None = None,
@@ -131,7 +134,8 @@ class PartLoader(BatchLoader):
         self.halo = halo
         budget = budget or budget_of(data)
         order = Order(InputNodes(count), per_batch, shuffle, seed, False, 0, 1)
-        work = _work(data, self.parts, halo, layers, width, order, train, budget, device)
+        shape = layers, width, beside
+        work = _work(data, self.parts, halo, shape, order, train, features, budget, device)
         super().__init__(data, work, budget, device)
 
     def __repr__(self) -> str:
@@ -143,10 +147,10 @@ def _work(
     ds: Dataset,
     parts: NDArray[np.int64],
     halo: bool,
-    layers: int,
-    width: int,
+    shape: tuple[int, int, int],
     order: Order,
     train: Members | None,
+    features: bool,
     budget: Budget,
     device: torch.device | None,
 ) -> PartWork:
@@ -154,9 +158,13 @@ def _work(
         return_large_blocks()
     if not ds.num_features:
         raise ConfigError(f"{ds.path} holds no features to train on: ingest it with --features x=FILE")
-    gather, graph, x, y = Gather(ds.encoding("x")), ds.graph, ds.stored("x"), ds.labels
+    layers, width, beside = shape
+    graph, y = ds.graph, ds.labels
+    x = ds.stored("x") if features else None
+    gather = None if x is None else Gather(ds.encoding("x"))
     collator = Collator(graph, gather, edge_ids=False)
-    row_bytes = gather.row_bytes(x.shape[1:]) + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
+    x_bytes = 0 if x is None or gather is None else gather.row_bytes(x.shape[1:])
+    row_bytes = beside + x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
     warm = budget.memory // WARM_SHARE
     mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
     edges = None if mapped else Edges(ds.edge_rows("indices"), {name: ds.edge_rows(name) for name in collator.columns})

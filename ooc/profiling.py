@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ooc.budget import Budget
 from ooc.collate import Drawn, Loaded
-from ooc.loaders import NeighborLoader
+from ooc.epochs import BatchLoader
 from ooc.loading import Work
 from ooc.lookahead import Grouping
 from ooc.replay import Costs, Lengths, Replay, replay
@@ -100,8 +100,8 @@ class Evaluation:
 class Trial:
     """What is profiled. step: runs the model on a batch, forward and backward; forward: without gradients, as for scores."""
 
-    loader: NeighborLoader
-    evaluators: Mapping[str, NeighborLoader]
+    loader: BatchLoader
+    evaluators: Mapping[str, BatchLoader]
     step: Step
     forward: Step
     steps: int
@@ -241,7 +241,7 @@ def _evaluations(trial: Trial, shown: Work, seconds: float) -> dict[str, Evaluat
     }
 
 
-def evaluation(loader: NeighborLoader, work: Work, shown: Work, forward: Step, seconds: float) -> Evaluation:
+def evaluation(loader: BatchLoader, work: Work, shown: Work, forward: Step, seconds: float) -> Evaluation:
     """What scoring a split takes, from its first batches, as small as they have to be."""
     pool, threads, x = loader.budget.batches, loader.threads[0], work.x
     most = min(MOST_DRAWN_BYTES, pool // DRAWN_SHARE)

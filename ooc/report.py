@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ooc.checkpoint import read_metrics
@@ -123,6 +124,8 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
             ("read rate", f"{summary['read_bytes_per_second'] / 1e6:,.1f} MB/s"),
             ("rows read", f"{summary['rows_read']:,}"),
         ]
+    if summary.get("histories"):
+        tiles.append(("rows from histories", f"{100 * summary['histories']['share_pulled']:.1f} %"))
     tiles.append(("peak memory", format_bytes(summary["peak_rss_bytes"])))
     if summary["peak_cuda_bytes"]:
         tiles.append(("peak CUDA memory", format_bytes(summary["peak_cuda_bytes"])))
@@ -162,6 +165,10 @@ def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary:
     if scored:
         caption = "Scores after each epoch; the dot marks the epoch whose model is reported."
         figures.append(("Validation", validation_figure(scored, summary.get("best_epoch")), caption))
+    drifted = [line for line in epochs if line.get("drift")]
+    if drifted:
+        caption = "Relative error of each inner layer's histories, on a sample of nodes; a dashed line marks a refresh."
+        figures.append(("Drift of the histories", drift_figure(drifted), caption))
     if summary.get("stages"):
         caption = (
             "Seconds summed over a stage's threads; the consumer is the model. The stage that hardly waits is the bottleneck."
@@ -219,6 +226,24 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
     bottom.plot(x, [np.nan if v is None else v for v in losses], color=INK, linewidth=1.4, marker=marker, markersize=3)
     bottom.set(xlabel="epoch", ylabel="loss")
     bottom.xaxis.get_major_locator().set_params(integer=True)
+    return _svg(figure)
+
+
+def drift_figure(epochs: list[dict[str, Any]]) -> str:
+    """Drift by epoch, a line a layer, the deeper the darker."""
+    figure, axes = _axes()
+    x = [line["epoch"] + 1 for line in epochs]
+    layers = len(epochs[0]["drift"])
+    for layer in range(layers):
+        shade = 1.0 if layers == 1 else 0.3 + 0.7 * layer / (layers - 1)
+        label = f"layer {layer + 1}" if layer in (0, layers - 1) else None
+        axes.plot(x, [line["drift"][layer] for line in epochs], color=BLUE, alpha=shade, linewidth=1.6, label=label)
+    for line in epochs:
+        if line.get("refreshed"):
+            axes.axvline(line["epoch"] + 1, color=GREY, linestyle="--", linewidth=0.9)
+    axes.set(xlabel="epoch", ylabel="relative error")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(loc="upper right", fontsize=8.5)
     return _svg(figure)
 
 

@@ -11,12 +11,16 @@ from torch import Tensor, nn
 
 from ooc import checkpoint, summary
 from ooc.config import TrainConfig
+from ooc.epochs import BatchLoader
 from ooc.evaluate import evaluate
+from ooc.halo import Halo
 from ooc.loaders import NeighborLoader
 from ooc.memory import MemoryMeter
 from ooc.metrics import DEFAULT_MONITOR, Loss
 from ooc.progress import Watchers
+from ooc.refresh import Refresh
 from ooc.trace import write_trace
+from ooc.user_models import forward_batch
 from stores.dataset import Dataset
 from stores.rows import ArrayRows
 
@@ -55,7 +59,7 @@ class Job:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     loss: Loss
-    loader: NeighborLoader
+    loader: BatchLoader
     evaluators: dict[str, NeighborLoader]
     log: checkpoint.MetricsLog
     watchers: Watchers
@@ -64,16 +68,27 @@ class Job:
     best_model: dict[str, Tensor] | None = None
     spent_before: dict[str, Any] = field(default_factory=summary.nothing_spent)
     """by earlier processes of this run, up to the checkpoint"""
+    halo: Halo | None = None
+    """of the mode "history" """
+    refresh: Refresh | None = None
+    """the one under way"""
     interrupted: bool = False
 
     def __post_init__(self) -> None:
         self._spent = {**summary.nothing_spent(), "processes": 1}
         self._tick: float | None = None  # while the clock of the training steps runs
-        self._saved_at, self._save_seconds, self._saved_cursor = time.monotonic(), 0.0, (-1, -1)
+        self._saved_at, self._save_seconds = time.monotonic(), 0.0
+        self._saved_cursor: tuple[int, int, tuple[int, int] | None] = (-1, -1, None)
 
     @property
     def steps_per_epoch(self) -> int:
         return len(self.loader)
+
+    @property
+    def seeds_per_step(self) -> int:
+        """On average, where batches are made of parts."""
+        sampled = self.config.mode == "sampled"
+        return self.config.batch_size if sampled else -(-self.dataset.num_nodes // self.steps_per_epoch)
 
     @property
     def row_bytes(self) -> int:
@@ -117,6 +132,17 @@ class Job:
             self._spent["train_seconds"] += now - self._tick
             self._tick = now
 
+    def forward(self, batch: Any) -> Tensor:
+        """The model's rows for the batch's seeds."""
+        keep_little = self.config.activation_checkpointing
+        if self.halo is not None:
+            return self.halo.forward(self.model, batch, keep_little)
+        return forward_batch(self.model, batch, checkpoint=keep_little)
+
+    def book(self, name: str, began: float) -> None:
+        """Count the seconds since `began` (of `time.perf_counter`) to those of `name` in the run's account."""
+        self._spent[name] += time.perf_counter() - began
+
     def end_step(self, loss: float) -> None:
         """Log a batch and move the cursor behind it."""
         state = self.state
@@ -157,24 +183,26 @@ class Job:
             device=self.device,
             precision=self.config.precision,
         )
-        self._spent["evaluate_seconds"] += time.perf_counter() - began
+        self.book("evaluate_seconds", began)
         return scores
 
-    def end_epoch(self, scores: dict[str, float | None] | None) -> None:
-        """Log an epoch and move the cursor to the next."""
+    def end_epoch(self, scores: dict[str, float | None] | None, histories: dict[str, Any] | None = None) -> None:
+        """Log an epoch, with what befell its histories, and move the cursor to the next."""
         state = self.state
         line: dict[str, Any] = {"epoch": state.epoch, "steps": state.step, "train_loss": state.loss_sum / max(state.step, 1)}
         if scores is not None:
             line |= {"val": scores, "best": state.best_epoch == state.epoch}
+        line |= histories or {}
         self.log.write(line)
         self.watchers.epoch(line)
         state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
 
-    def checkpoint_if_due(self, epoch_end: bool = False) -> None:
-        """At a step's end: take a checkpoint where one is due; after Ctrl-C take one and raise KeyboardInterrupt."""
+    def checkpoint_if_due(self, epoch_end: bool = False, step: int | None = None) -> None:
+        """At a step's end (of training, or `step` of a refresh): take a checkpoint where one is due; after Ctrl-C take one and
+        raise KeyboardInterrupt."""
         every = self.config.checkpoint_every
         if every is not None:
-            due = epoch_end or self.state.step % every == 0
+            due = epoch_end or (self.state.step if step is None else step) % every == 0
         else:
             interval = max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * self._save_seconds)
             due = time.monotonic() - self._saved_at >= interval
@@ -185,7 +213,8 @@ class Job:
 
     def checkpoint(self) -> None:
         """Save everything a resumed run needs, atomically; not twice at one cursor, nor inside a group of batches."""
-        cursor = (self.state.epoch, self.state.step)
+        under_way = None if self.refresh is None else (self.refresh.layer, self.refresh.step)
+        cursor = (self.state.epoch, self.state.step, under_way)
         cut = self.state.step % self.config.accumulate != 0 and self.state.step < self.steps_per_epoch
         if cut or cursor == self._saved_cursor:
             return
@@ -201,9 +230,13 @@ class Job:
                 "best_model": self.best_model,
                 "metrics_bytes": self.log.sync(),
                 "spent": self.spent(),
+                "halo": None if self.halo is None else self.halo.state(),
+                "refresh": None if self.refresh is None else asdict(self.refresh),
                 **environment(self.device, self.dataset, self.model),
             },
         )
+        if self.halo is not None:
+            self.halo.commit()
         self._save_seconds = time.perf_counter() - began
         self._spent["checkpoint_seconds"] += self._save_seconds
         self._saved_at, self._saved_cursor = time.monotonic(), cursor
@@ -223,6 +256,7 @@ class Job:
             "rows_read": self.loader.rows_read,
             "rows_asked": self.loader.rows_asked,
             "stages": stages,
+            **(self.halo.spent() if self.halo is not None else {}),
         }
         return summary.add(self.spent_before, now)
 
@@ -252,7 +286,8 @@ class Job:
             "best_epoch": state.best_epoch,
             "epochs": state.epoch,
             "total_steps": state.total_steps,
-            **summary.summarize(spent, self.steps_per_epoch, config.batch_size),
+            **summary.summarize(spent, self.steps_per_epoch, self.seeds_per_step),
+            "histories": summary.histories(spent),
             "plan": summary.account(spent, self.steps_per_epoch, self.row_bytes, checkpoint.read_plan(config.out)),
             "memory_budget_bytes": config.memory_bytes,
             "budget": asdict(self.loader.budget),

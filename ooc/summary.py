@@ -7,8 +7,9 @@ from typing import Any
 from ooc.planner import advise, bottleneck, hit_rate
 
 PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
-_SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds")
-COUNTS = (*_SECONDS, "steps", "bytes_read", "rows_read", "rows_asked", "processes")
+_SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_seconds")
+_HISTORY = ("met", "pulled", "written", "age", "bytes_read", "bytes_written")
+COUNTS = (*_SECONDS, "steps", "bytes_read", "rows_read", "rows_asked", "processes", *(f"history_{name}" for name in _HISTORY))
 
 Stages = dict[str, dict[str, float]]
 
@@ -59,6 +60,24 @@ def summarize(spent: dict[str, Any], steps_per_epoch: int, batch_size: int) -> d
         "steps_per_epoch": steps_per_epoch,
         "read_bytes_per_second": spent["bytes_read"] / spent["train_seconds"] if steps else None,
         **spent,
+    }
+
+
+def histories(spent: dict[str, Any]) -> dict[str, Any] | None:
+    """What came from histories, None where no step met a row that could.
+
+    share_pulled: of the rows that inner layers met, those that came from histories and had been written before;
+    share_unwritten: those whose history was still zero; age: steps since a pulled row was written, on average.
+    """
+    met, written = spent["history_met"], spent["history_written"]
+    if not met:
+        return None
+    return {
+        "share_pulled": written / met,
+        "share_unwritten": (spent["history_pulled"] - written) / met,
+        "age_steps": spent["history_age"] / written if written else None,
+        "bytes_read": spent["history_bytes_read"],
+        "bytes_written": spent["history_bytes_written"],
     }
 
 

@@ -26,8 +26,8 @@ from ooc.order import Purpose, key
 from ooc.planner import Plan
 from ooc.progress import Watcher, Watchers
 from ooc.run import Job
-from ooc.user_models import forward_batch
-from stores.errors import OocError
+from ooc.upkeep import end_of_epoch
+from stores.errors import ConfigError, OocError
 
 
 def train(config: TrainConfig, resume: bool = False, watcher: Watcher | None = None) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def train(config: TrainConfig, resume: bool = False, watcher: Watcher | None = N
     0.815
     """
     with open_job(config, resume, Watchers([watcher] if watcher else [])) as job:
-        if config.plan and not job.state.total_steps:
+        if config.plan and config.mode == "sampled" and not job.state.total_steps:
             made = plan_of(job, trial_step, TRAIN_SECONDS, variants=False)
             checkpoint.write_json(config.out / checkpoint.PLAN, made.asdict())
             job.watchers.note(f"plan: {made}")
@@ -56,6 +56,8 @@ def plan(config: TrainConfig) -> Plan:
 
     >>> plan(TrainConfig(store="papers.ooc", out="run", memory="2GB")).prediction.seconds_per_epoch
     """
+    if config.mode != "sampled":
+        raise ConfigError(f"only sampled batches are predicted so far, not mode {config.mode}: leave --mode out")
     with tempfile.TemporaryDirectory(prefix="ooc-plan-") as folder:
         settings = config.model_copy(update={"out": Path(folder) / "run", "tensorboard": False})
         with open_job(settings, False, Watchers([])) as job:
@@ -77,9 +79,10 @@ def fit(job: Job) -> None:
             train_epoch(job)
             if state.step < job.steps_per_epoch:
                 break  # max_steps ends the run inside the epoch
+            histories = end_of_epoch(job)
             last = state.epoch + 1 == config.epochs
             due = last or (state.epoch + 1) % config.eval_every == 0
-            job.end_epoch(job.validate() if due else None)
+            job.end_epoch(job.validate() if due else None, histories)
             job.checkpoint_if_due(epoch_end=True)
     job.checkpoint()
     if state.step:
@@ -114,7 +117,7 @@ def train_epoch(job: Job) -> None:
 def forward_loss(job: Job, batch: Any) -> Tensor:
     """The batch's mean loss over its labelled seeds."""
     with autocast(job.device, job.config.precision):
-        logits = forward_batch(job.model, batch, checkpoint=job.config.activation_checkpointing)
+        logits = job.forward(batch)
     return job.loss(logits, batch.y[: batch.batch_size])
 
 

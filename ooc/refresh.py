@@ -1,0 +1,144 @@
+"""When histories are refreshed, by an exact sweep of all nodes layer by layer, and how far they have drifted.
+
+The sweep computes layer l of every node from the exact rows of layer l - 1, part by part, and overwrites its history; where it
+stands is in the checkpoint, so a killed one goes on. The drift is measured, not bounded: for a keyed sample of nodes each layer
+is computed anew from the histories of all their neighbors and compared with the history they have.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ooc.batch import Block
+from ooc.collate import block_of, edge_index_of
+from ooc.device import moved
+from ooc.evaluate import autocast, evaluating
+from ooc.history import History
+from ooc.layers import as_input
+from ooc.order import KeyedPermutation
+from ooc.parts import PartLoader
+from ooc.sampling import NeighborSampler
+from stores.dataset import Dataset
+from stores.rows import Ids
+
+DRIFT_NODES = 256
+"""nodes that the drift is measured on, at most"""
+DRIFT_TOLERANCE = 0.1
+"""relative error at which `--refresh auto` refreshes, by default"""
+STAMP_ROWS = 2**20
+
+
+@dataclass
+class Refresh:
+    """A refresh under way: what a checkpoint keeps of it."""
+
+    layer: int = 0
+    step: int = 0
+    """batches of this layer that are done"""
+    drift: list[float] | None = None
+    """what was measured before it"""
+
+
+class Layerwise:
+    """The layers of `model`, one at a time, over rows of `history` (and of the features for the first).
+
+    >>> with evaluating(model):
+    ...     out = Layerwise(model, history, device, "fp32").run(1, x, n_id, block)
+    """
+
+    def __init__(self, model: nn.Module, history: History, device: torch.device, precision: str) -> None:
+        self.layers: Any = model.layers
+        self.encoder: Any = getattr(model, "encoder", None)
+        self._history, self.device, self._precision = history, device, precision
+
+    def needs_features(self, layer: int) -> bool:
+        """Whether a layer meets the features, as its input or as what it returns to."""
+        return layer == 0 or bool(getattr(self.layers[layer], "needs_initial", False))
+
+    def run(self, layer: int, x: Tensor | None, n_id: Ids, block: Block) -> Tensor:
+        """[num_dst, width]: the layer's rows of the block's destinations; x: [num_src, f], None where it is not needed."""
+        module = self.layers[layer]
+        with autocast(self.device, self._precision):
+            first = None if x is None else self._encoded(x[: block.num_dst] if layer else x, module)
+            if layer == 0:
+                assert first is not None
+                rows = first
+            else:
+                stored = self._history.rows[layer - 1]
+                held = np.empty((len(n_id), *stored.shape[1:]), stored.dtype)
+                self._history.counts.bytes_read += stored.read(n_id, held)
+                rows = as_input(torch.from_numpy(held).to(self.device).float(), module)
+            extra = () if not getattr(module, "needs_initial", False) or first is None else (first[: block.num_dst],)
+            out: Tensor = module(rows, block, *extra)
+        return out.float()
+
+    def _encoded(self, x: Tensor, module: nn.Module) -> Tensor:
+        parts = [part for part in (self.encoder, module) if part is not None]
+        x = as_input(x, *parts)
+        return x if self.encoder is None else self.encoder(x)
+
+
+def refresh(
+    model: nn.Module,
+    layerwise: Layerwise,
+    history: History,
+    at: Refresh,
+    loader_of: Callable[[bool], PartLoader],
+    after_batch: Callable[[], None],
+) -> None:
+    """Overwrite all histories by exact rows, from `at` on, which moves along; after_batch: a checkpoint may be taken there.
+
+    loader_of: batches of parts in their order, with the features or without.
+    """
+    history.begin_refresh()
+    while at.layer < len(history.rows):
+        loader = loader_of(layerwise.needs_features(at.layer))
+        loader.load_state_dict({"epoch": 0, "step": at.step})
+        epoch = iter(loader)
+        try:
+            while at.step < len(loader):
+                with evaluating(model):
+                    batch = next(epoch)
+                    rows = layerwise.run(at.layer, batch.get("x"), batch.n_id.cpu().numpy(), batch.blocks[0])
+                history.overwrite(at.layer, batch.n_id[: batch.batch_size].cpu().numpy(), rows.cpu().numpy())
+                at.step += 1
+                if at.step < len(loader):
+                    after_batch()
+        finally:
+            epoch.close()
+        at.layer, at.step = at.layer + 1, 0
+    for first in range(0, history.steps.shape[0], STAMP_ROWS):
+        history.stamp(np.arange(first, min(first + STAMP_ROWS, history.steps.shape[0])))
+
+
+def drift(model: nn.Module, layerwise: Layerwise, ds: Dataset, history: History, key: int, max_bytes: int) -> list[float]:
+    """For each inner layer, |history - the layer computed anew| / |the layer computed anew| over a sample of nodes.
+
+    key: of the sample. Dropout counts too: a push is what training computed. Raises BudgetError where the sample's neighbors
+    do not fit `max_bytes`.
+    """
+    seeds = np.sort(KeyedPermutation(ds.num_nodes, key)[: min(DRIFT_NODES, ds.num_nodes)])
+    row_bytes = 4 * (ds.num_features + max(rows.shape[1] for rows in history.rows))
+    subgraph = NeighborSampler(ds.graph, [-1], max_bytes=max_bytes, row_bytes=row_bytes).sample(seeds, key)
+    block = moved(block_of(ds.graph, subgraph, torch.from_numpy(edge_index_of(subgraph))), layerwise.device)
+    held = np.empty((len(subgraph.node), ds.num_features), ds.rows("x").dtype)
+    ds.rows("x").read(subgraph.node, held)
+    x = torch.from_numpy(held).to(layerwise.device)
+    found = []
+    with evaluating(model):
+        for layer, rows in enumerate(history.rows):
+            anew = layerwise.run(layer, x, subgraph.node, block).cpu().double()
+            kept = np.empty((len(seeds), *rows.shape[1:]), rows.dtype)
+            rows.read(seeds, kept)
+            difference = torch.linalg.vector_norm(anew - torch.from_numpy(kept).double())
+            found.append(float(difference / torch.linalg.vector_norm(anew).clamp(min=1e-12)))
+    return found
+
+
+def passes(found: Sequence[float], tolerance: float | None) -> bool:
+    """Whether a layer has drifted further than allowed (by default DRIFT_TOLERANCE)."""
+    return max(found, default=0.0) > (DRIFT_TOLERANCE if tolerance is None else tolerance)

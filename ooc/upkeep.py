@@ -1,0 +1,67 @@
+"""What a run does for its histories between two epochs: measure the drift, refresh where it is due."""
+
+import time
+from typing import Any
+
+from ooc.order import Purpose, key
+from ooc.parts import PartLoader
+from ooc.refresh import Layerwise, Refresh, drift, passes, refresh
+from ooc.run import Job
+
+
+def end_of_epoch(job: Job) -> dict[str, Any] | None:
+    """Look after the histories behind an epoch's last step, or go on with a refresh that was interrupted there.
+
+    Returns what the epoch's line in metrics.jsonl says of it: "drift", a relative error for each inner layer, where `refresh`
+    is auto; "refreshed", true where they were refreshed.
+    """
+    if job.halo is None or job.halo.history is None:
+        return None
+    history, config, began = job.halo.history, job.config, time.perf_counter()
+    history.end_epoch()
+    layerwise = Layerwise(job.model, history, job.device, config.precision)
+    found = None if job.refresh is None else job.refresh.drift
+    if job.refresh is None:
+        due = config.refresh not in (None, "auto") and (job.state.epoch + 1) % int(config.refresh or 1) == 0
+        if config.refresh == "auto":
+            sample = key(config.seed, Purpose.DRIFT, job.state.epoch)
+            found = drift(job.model, layerwise, job.dataset, history, sample, job.loader.budget.max_batch)
+            due = passes(found, config.drift_tolerance)
+        job.refresh = Refresh(drift=found) if due else None
+    line: dict[str, Any] = {} if found is None else {"drift": found}
+    if job.refresh is not None:
+        _refresh(job, layerwise)
+        line["refreshed"] = True
+    job.book("refresh_seconds", began)
+    return line
+
+
+def _refresh(job: Job, layerwise: Layerwise) -> None:
+    assert job.halo is not None
+    assert job.halo.history is not None
+    assert job.refresh is not None
+    history, config, at = job.halo.history, job.config, job.refresh
+    used: list[PartLoader] = []
+
+    def loader_of(features: bool) -> PartLoader:
+        used.append(
+            PartLoader(
+                job.dataset,
+                per_batch=config.parts_per_batch,
+                halo=True,
+                layers=1,
+                parts=config.parts,
+                features=features,
+                beside=4 * 2 * max(job.halo.widths) if job.halo else 0,
+                device=job.device,
+                budget=job.loader.budget,
+            )
+        )
+        return used[-1]
+
+    def after_batch() -> None:
+        job.checkpoint_if_due(step=at.step)
+
+    refresh(job.model, layerwise, history, at, loader_of, after_batch)
+    history.counts.bytes_read += sum(loader.bytes_read for loader in used)
+    job.refresh = None
