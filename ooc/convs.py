@@ -30,6 +30,8 @@ from ooc.sums import Kind, Summing, Sums
 GATHER_COST = 16
 """Multiply-adds that take as long as gathering one number of a neighbor's row (measured on CPU, rows of 32 to 256 float32)."""
 
+# A convolution that sums names the kind of its sum over all in-edges, `sum_kind`, as of `ooc.sums.Summing`.
+
 EDGES_AT_ONCE = 8192
 """Edges whose rows stand side by side at one time in attention's backward pass, so that they stay in the cache."""
 
@@ -143,9 +145,19 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, aggr="mean")
 
+    sum_kind: Kind = "mean"
+
     def summing(self) -> Summing | None:
         """See `ooc.models.summing_of`."""
-        return _summing("mean", self.in_channels, self.out_channels)
+        return _summing(self.sum_kind, self.in_channels, self.out_channels)
+
+    def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What x [n, in_channels] brings in as neighbors and as destinations, [n, out_channels] each; see `joined`."""
+        return F.linear(x, self.lin_l.weight), self.lin_r(x)
+
+    def joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+        """The result from what `narrowed` made: the neighbors' mean, and the destination's own, [num_dst, out_channels]."""
+        return near + root + self.lin_l.bias
 
     def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
         weights = self.lin_l.weight, self.lin_l.bias, self.lin_r.weight
@@ -157,8 +169,7 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
             return sage_layer(x, share, (block.edge_index, block.indptr), *weights)
         root = self.lin_r(x[: block.num_dst])
         if early:
-            near = weighted_sum(F.linear(x, self.lin_l.weight), block, share)
-            return near + root + self.lin_l.bias
+            return self.joined(weighted_sum(F.linear(x, self.lin_l.weight), block, share), root, block)
         return self.lin_l(weighted_sum(x, block, share)) + root
 
 
@@ -178,9 +189,21 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         super().__init__(in_channels, out_channels)
         self.rescale = rescale
 
+    sum_kind: Kind = "gcn"
+
     def summing(self) -> Summing | None:
         """See `ooc.models.summing_of`; degrees counted in the block are known only once there is one."""
-        return _summing("gcn", self.in_channels, self.out_channels) if self.rescale else None
+        return _summing(self.sum_kind, self.in_channels, self.out_channels) if self.rescale else None
+
+    def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `BlockSAGEConv`; both are the same rows."""
+        h = self.lin(x)
+        return h, h
+
+    def joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+        """As of `BlockSAGEConv`, for a block that holds all edges or whose sums are made."""
+        out: Tensor = with_own_row(near, root, block) + self.bias
+        return out
 
     def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
         early = not isinstance(x, Sums) and narrow_first(block, self.in_channels, self.out_channels)
@@ -218,11 +241,16 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 
 def propagated(x: Tensor | Sums, block: Block, rescale: bool) -> Tensor:
     """GCN's sum: x [num_src, f], times the normalised adjacency with self-loops: [num_dst, f]. rescale: see `BlockGCNConv`."""
-    own = BlockGCNConv.coefficients if rescale else BlockGCNConv.plain_coefficients
-    value, root = own(block)
     if isinstance(x, Sums):
-        return x.near + root.to(x.root.dtype).unsqueeze(1) * x.root
+        return with_own_row(*x, block)
+    value, root = BlockGCNConv.coefficients(block) if rescale else BlockGCNConv.plain_coefficients(block)
     return weighted_sum(x, block, value) + root.to(x.dtype).unsqueeze(1) * x[: block.num_dst]
+
+
+def with_own_row(near: Tensor, root: Tensor, block: Block) -> Tensor:
+    """[num_dst, f]: GCN's sum over the neighbors, `near`, and the destination's own row, `root`, by the graph's degrees."""
+    own = BlockGCNConv.coefficients(block)[1]
+    return near + own.to(root.dtype).unsqueeze(1) * root
 
 
 class BlockGINConv(GINConv):  # type: ignore[misc]
@@ -241,6 +269,8 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
         perceptron = nn.Sequential(nn.Linear(in_channels, inner), nn.ReLU(inplace=True), nn.Linear(inner, out_channels))
         super().__init__(perceptron)
         self.rescale = rescale
+
+    sum_kind: Kind = "sum"
 
     def summing(self) -> Summing | None:
         """See `ooc.models.summing_of`."""

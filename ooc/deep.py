@@ -10,7 +10,7 @@ from torch_geometric.nn import GCN2Conv
 
 from ooc.batch import Block
 from ooc.convs import propagated
-from ooc.sums import Summing, Sums
+from ooc.sums import Kind, Summing, Sums
 
 
 class BlockPropagation(nn.Module):
@@ -29,9 +29,11 @@ class BlockPropagation(nn.Module):
         """Whether `forward` takes the rows that it returns to."""
         return self.alpha > 0
 
+    sum_kind: Kind = "gcn"
+
     def summing(self) -> Summing | None:
         """See `ooc.models.summing_of`."""
-        return Summing("gcn", self.channels) if self.rescale else None
+        return Summing(self.sum_kind, self.channels) if self.rescale else None
 
     def forward(self, x: Tensor | Sums, block: Block, initial: Tensor | None = None) -> Tensor:
         out = propagated(x, block, self.rescale)
@@ -57,9 +59,11 @@ class BlockGCN2Conv(GCN2Conv):  # type: ignore[misc]
         super().__init__(channels, alpha, theta, layer)
         self.rescale = rescale
 
+    sum_kind: Kind = "gcn"
+
     def summing(self) -> Summing | None:
         """See `ooc.models.summing_of`."""
-        return Summing("gcn", self.channels) if self.rescale else None
+        return Summing(self.sum_kind, self.channels) if self.rescale else None
 
     def forward(self, x: Tensor | Sums, block: Block, initial: Tensor) -> Tensor:
         out = (1 - self.alpha) * propagated(x, block, self.rescale) + self.alpha * initial

@@ -72,6 +72,13 @@ class Layer(nn.Module):
             out = out + self.skip(x.root if isinstance(x, Sums) else x[: block.num_dst])
         return self.activation(out)
 
+    def joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+        """In evaluation the same from what the convolution's `narrowed` made of the rows, summed; not with a residual."""
+        assert not self.residual, "that needs the rows themselves"
+        conv: Any = self.conv
+        out: Tensor = self.activation(self.norm(conv.joined(near, root, block)))
+        return out
+
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, residual={self.residual}"
 

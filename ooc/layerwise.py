@@ -1,0 +1,208 @@
+"""Sweeps over all nodes, layer by layer and range by range of destinations: exact outputs in bounded memory.
+
+Every layer's input is read as Rows and its output written as Rows, so a model of any depth needs no more memory than one layer,
+and no node is computed twice. How each layer goes is planned (`ooc.layerplan`): by sums made while its input goes by
+(`ooc.passes`), or on the gathered rows of a range's sources. What comes next is read while one chunk is computed, and the last
+ones are written. A sweep in a folder that was killed goes on after its last finished range, whose rows were synced before it
+was noted. (Layer-wise inference as of GraphSAGE's and DGL's examples; passes as of GridGraph, their number chosen by bytes.)
+"""
+
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ooc.evaluate import evaluating
+from ooc.layerplan import SweepPlan, cell_rows, plan_sweep
+from ooc.loaders import budget_of
+from ooc.memory import resident_bytes
+from ooc.rowcache import shelf_of
+from ooc.sweepfiles import Files
+from ooc.sweepshape import besides_bytes, parts_of, piece_rows_of, shape_of
+from ooc.sweepstages import Runner, Stage
+from ooc.tiles import Grid, Slots, Tiles, count_entries, rows_over
+from stores.atomic import write_file
+from stores.dataset import Dataset
+from stores.errors import BudgetError
+from stores.rows import Rows
+from stores.sizes import format_bytes
+
+Progress = Callable[[str, int, int], None]
+"""progress(what, nodes done, nodes in all)"""
+_TILES = ("tiles", "tile-weights")
+_ABOUT, _GRID = "tiles.json", "tiles.npy"
+_SAME_MEMORY = 1.1
+"""A sweep goes on by its old plan where that wants at most so much of what there is now: processes differ a little"""
+
+
+@dataclass
+class Spent:
+    """Bytes on disk, of this process."""
+
+    read: int = 0
+    written: int = 0
+
+
+class LayerSweep:
+    """Sweeps of a model over a data set; `run` gives the rows of all nodes.
+
+    folder: where rows and progress are kept, unless everything fits the memory; None: in memory. memory: bytes for the whole
+    process, None: what the data set's budget leaves to batches; room: for sums and what is kept alone, where that is known.
+    upto: stop after so many layers, without the decoder. In evaluation mode, float32.
+    Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too little.
+
+    >>> with closing(LayerSweep(model, ds, Path("run/sweep"))) as sweep:
+    ...     rows = sweep.run()  # Rows [N, classes]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        folder: Path | None,
+        *,
+        memory: int | None = None,
+        room: int | None = None,
+        upto: int | None = None,
+        engine: str = "auto",
+    ) -> None:
+        self.model, self.dataset, self._upto = model, dataset, upto
+        encoder, layers, decoder = parts_of(model)
+        self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
+        self.shape = shape_of(model, dataset, upto)
+        self._room = self._room_in(memory) if room is None else room
+        self.plan = plan_sweep(self.shape, self._room)
+        if folder is None and not self.plan.in_ram:
+            raise BudgetError(f"a sweep in memory does not fit {format_bytes(self._room)}: give it a folder")
+        self.files = Files(None if self.plan.in_ram else folder, engine)
+        self.spent = Spent()
+        self._tiles: Tiles | None = None
+
+    def _room_in(self, memory: int | None) -> int:
+        """Bytes for sums, or for the rows of a layer that gathers."""
+        besides = besides_bytes(self.shape, self.dataset.graph)
+        left = budget_of(self.dataset).batches if memory is None else memory - resident_bytes()[0]
+        if left <= besides:
+            raise BudgetError(
+                f"{format_bytes(max(0, left))} of memory are left for a sweep, which needs {format_bytes(besides)} for what is "
+                f"under way alone: give {format_bytes(besides - left + besides // 4)} more"
+            )
+        return left - besides
+
+    def _resumed(self, key: str) -> tuple[int, int]:
+        """(stage, node) to go on from; takes over the plan of the sweep that was interrupted, where it does not need more."""
+        before = self.files.progress()
+        if before is None or before.get("key") != key:
+            return 0, 0
+        kept = SweepPlan.of(before["plan"])
+        if kept.memory > self._room * _SAME_MEMORY:
+            return 0, 0
+        self.plan = kept
+        return before["stage"], before["next"]
+
+    def fingerprint(self) -> str:
+        """Tells a sweep from one with other parameters or over other data."""
+        hashed = hashlib.sha256(f"{self.dataset.fingerprint} {self._upto} {self.model}".encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            hashed.update(name.encode())
+            hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return hashed.hexdigest()
+
+    @property
+    def stages(self) -> list[Stage]:
+        """What is done, in order, after the edges are put in order."""
+        stages = [Stage("map", 0)] if self.plan.mapped else []
+        for index, (layer, plan) in enumerate(zip(self.shape.layers, self.plan.layers, strict=True)):
+            if layer.kind is None:
+                stages.append(Stage("gather", index))
+                continue
+            stages += [Stage("sum", index, block) for block in range(plan.blocks)] if plan.blocks > 1 else []
+            stages.append(Stage("layer", index))
+        return stages
+
+    def run(self, progress: Progress = lambda what, done, total: None) -> Rows:
+        """Sweep, from where an earlier process was interrupted on; float32 Rows [N, columns], good until the next run.
+
+        Raises StoreError where the disk is full or fails; what was finished is kept.
+        """
+        shelf = shelf_of(self.dataset.stored("x"))
+        shelf.begin_sweeps()  # the rows that wait in memory for the next batches go
+        try:
+            key = self.fingerprint()
+            at, node = self._resumed(key)
+            if self._tiles is None and any(layer.kind for layer in self.shape.layers):
+                self._tiles = self._open_tiles(progress)
+            runner = Runner(self._parts, self.shape, self.plan, self.dataset, self.files, self._tiles)
+            try:
+                with evaluating(self.model):
+                    for number, stage in list(enumerate(self.stages))[at:]:
+                        self._run_stage(runner, number, stage, node if number == at else 0, key, progress)
+                rows: Rows = runner.open("out", self.shape.out)
+                self.files.keep_only({"out", *_TILES})
+                return rows
+            finally:
+                runner.close()
+                self.spent.read += runner.bytes_read
+                self.spent.written += runner.bytes_written
+        finally:
+            shelf.end_sweeps()
+
+    def _run_stage(self, runner: Runner, number: int, stage: Stage, node: int, key: str, progress: Progress) -> None:
+        self.files.keep_only({*_TILES, *runner.wanted(stage)})
+        if node >= self.shape.num_nodes:
+            return
+        for stop in runner.run(stage, node):
+            written = [rows for rows in map(self.files.held, runner.names(stage)) if rows is not None]
+            self.files.note({"key": key, "plan": self.plan.asdict(), "stage": number, "next": stop}, written)
+            progress(stage.text, stop, self.shape.num_nodes)
+
+    def _open_tiles(self, progress: Progress) -> Tiles:
+        """The edges in the sweep's order: those an earlier sweep left in the folder, or dealt out now."""
+        weighted, folder = self.shape.slot_bytes > 8, self.files.folder
+        about: dict[str, Any] = {
+            "store": self.dataset.fingerprint,
+            "piece_rows": piece_rows_of(self.shape),
+            "weighted": weighted,
+        }
+        if folder is not None and (folder / _ABOUT).exists() and json.loads((folder / _ABOUT).read_bytes()) == about:
+            grid = Grid(about["piece_rows"], cell_rows(self.shape), np.load(folder / _GRID))
+            return self._tiles_of(grid, weighted)
+        graph, dataset = self.dataset.graph, self.dataset
+        weight = rows_over(graph.columns["weight"], lambda: dataset.edge_rows("weight")) if weighted else None
+        slots = Slots(graph, rows_over(graph.indices, lambda: dataset.edge_rows("indices")), weight)
+        grid = count_entries(slots, about["piece_rows"], cell_rows(self.shape))
+        tiles = self._tiles_of(grid, weighted)
+        self.spent.written += tiles.fill(slots, lambda done: progress("edges", done, graph.num_edges))
+        self.spent.read += slots.bytes_read
+        if folder is not None:
+            for rows in map(self.files.held, _TILES):
+                if rows is not None:
+                    rows.sync()
+            content = io.BytesIO()
+            np.save(content, grid.first)
+            write_file(folder / _GRID, content.getvalue())
+            write_file(folder / _ABOUT, json.dumps(about).encode())
+        return tiles
+
+    def _tiles_of(self, grid: Grid, weighted: bool) -> Tiles:
+        entry = self.files.rows(_TILES[0], (grid.size,), "int64")
+        return Tiles(grid, entry, self.files.rows(_TILES[1], (grid.size,), "float32") if weighted else None)
+
+    def close(self) -> None:
+        """Close all rows; idempotent. What is on disk stays, so that a sweep can go on."""
+        self._tiles = None
+        self.files.close()
+
+    def discard(self) -> None:
+        """Close, and remove the folder with all that is in it."""
+        self.close()
+        if self.files.folder is not None:
+            shutil.rmtree(self.files.folder, ignore_errors=True)

@@ -1,0 +1,79 @@
+"""Contiguous ranges of rows, read and written whole: no plan row by row, no copy where memory and file are aligned."""
+
+from typing import Any
+
+import numpy as np
+
+from ooc.buffers import PAGE_BYTES, Buffers
+from stores.mutable_rows import DiskRows
+from stores.plan import MAX_EXTENT_BYTES, ReadPlan
+from stores.rows import AnyArray, ArrayRows, MutableRows, Rows
+from stores.segment_rows import SegmentRows
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class MemoryRows(ArrayRows):
+    """Rows in memory that are written as those on disk are: what a sweep keeps of a small graph.
+
+    >>> MemoryRows.create((1000, 64), "float32").write(np.arange(10), values)
+    """
+
+    @classmethod
+    def create(cls, shape: tuple[int, ...], dtype: Any) -> "MemoryRows":
+        """Rows of zeros."""
+        return cls(np.zeros(shape, dtype))
+
+    def write(self, ids: Any, rows: AnyArray) -> int:
+        """See `MutableRows.write`."""
+        self.array[ids] = rows
+        return 0
+
+    def sync(self) -> None:
+        """Nothing to do: memory lasts as long as it lasts."""
+
+
+def read_range(rows: Rows, first: int, stop: int, buffers: Buffers) -> tuple[AnyArray, int]:
+    """(rows first:stop as they are stored [stop - first, *row shape], bytes read from the disk for it).
+
+    Rows in memory come as a view; others into memory of `buffers`, aligned, so that an engine reads straight into it.
+
+    >>> values, nbytes = read_range(ds.stored("x"), 0, 8192, Buffers(kept=2, direct=True))
+    """
+    if isinstance(rows, ArrayRows):
+        return rows.array[first:stop], 0
+    if not isinstance(rows, SegmentRows) or first == stop:
+        out = buffers.empty((stop - first, *rows.shape[1:]), rows.dtype)
+        return out, rows.read(np.arange(first, stop), out)
+    plan = range_plan(rows, first, stop)
+    buffer = buffers.empty((plan.nbytes,), np.dtype(np.uint8))
+    nbytes = rows.engine.read(plan, buffer)
+    at = first * rows.row_bytes - int(plan.offset[0])
+    held = buffer[at : at + (stop - first) * rows.row_bytes]
+    return held.view(rows.dtype).reshape(stop - first, *rows.shape[1:]), nbytes
+
+
+def range_plan(rows: SegmentRows, first: int, stop: int) -> ReadPlan:
+    """The reads of rows first:stop, not empty, in extents of a MiB; it names no single rows."""
+    alignment = rows.engine.alignment
+    low = first * rows.row_bytes // alignment * alignment
+    high = -(-stop * rows.row_bytes // alignment) * alignment
+    offset = np.arange(low, high, MAX_EXTENT_BYTES)
+    length = np.minimum(offset + MAX_EXTENT_BYTES, high) - offset
+    return ReadPlan(rows.row_bytes, offset, length, _NO_ROWS, _NO_ROWS, np.zeros(len(offset) + 1, np.int64))
+
+
+def write_range(rows: "MutableRows | DiskRows | MemoryRows", first: int, values: AnyArray) -> int:
+    """Afterwards rows first, first + 1, ... are `values` [n, *row shape]; the bytes written to the disk.
+
+    Straight from the memory where it and the rows' bytes in the file are whole pages.
+    """
+    if isinstance(rows, MemoryRows):
+        rows.array[first : first + len(values)] = values
+        return 0
+    if isinstance(rows, DiskRows) and len(values):
+        data, begin = values.reshape(-1).view(np.uint8), first * rows.row_bytes
+        if not (begin % PAGE_BYTES or len(data) % PAGE_BYTES or data.ctypes.data % PAGE_BYTES):
+            rows.file.store(begin, data)
+            return len(data)
+    return rows.write(np.arange(first, first + len(values)), values)

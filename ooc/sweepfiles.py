@@ -1,0 +1,123 @@
+"""What a sweep keeps: rows by name, on disk or in memory, and how far it came."""
+
+import json
+import shutil
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.buffers import Buffers
+from ooc.ranges import MemoryRows, write_range
+from stores.atomic import write_file
+from stores.errors import StoreError
+from stores.mutable_rows import DiskRows
+
+PROGRESS = "progress.json"
+_WRITERS, _PENDING = 2, 4
+Kept = DiskRows | MemoryRows
+
+
+class Files:
+    """Rows by name, in a folder, or with `folder` None in memory.
+
+    >>> files = Files(Path("run/sweep"), "auto")
+    >>> files.rows("out", (num_nodes, 32), "float32")
+    """
+
+    def __init__(self, folder: Path | None, engine: str) -> None:
+        self.folder, self._engine = folder, engine
+        self._rows: dict[str, Kept] = {}
+
+    def rows(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Kept:
+        """The rows of that name, those an earlier process left where there are any. StoreError where the disk is full."""
+        if name not in self._rows:
+            self._rows[name] = self._open(name, shape, dtype)
+        return self._rows[name]
+
+    def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> Kept:
+        if self.folder is None:
+            return MemoryRows.create(shape, dtype)
+        path = self.folder / name
+        if path.exists():
+            found = DiskRows.open(path, self._engine)
+            if (found.shape, found.dtype) == (shape, np.dtype(dtype)):
+                return found
+            found.close()
+            shutil.rmtree(path)
+        return DiskRows.create(path, shape, dtype, self._engine)
+
+    def held(self, name: str) -> Kept | None:
+        """The rows of that name where this process has opened them."""
+        return self._rows.get(name)
+
+    def keep_only(self, names: set[str]) -> None:
+        """Remove all rows but these."""
+        for name in [name for name in self._rows if name not in names]:
+            self._rows.pop(name).close()
+        if self.folder is not None and self.folder.exists():
+            for path in self.folder.iterdir():
+                if path.is_dir() and path.name not in names:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def progress(self) -> dict[str, Any] | None:
+        """What `note` kept last; None where there is nothing (or nothing that can be read: the sweep begins anew)."""
+        if self.folder is None or not (self.folder / PROGRESS).exists():
+            return None
+        try:
+            found: dict[str, Any] = json.loads((self.folder / PROGRESS).read_bytes())
+            return found
+        except ValueError:
+            return None
+
+    def note(self, progress: dict[str, Any], written: list[Kept]) -> None:
+        """Keep how far the sweep came, once the rows that were written for it are durable."""
+        if self.folder is None:
+            return
+        for rows in written:
+            rows.sync()
+        write_file(self.folder / PROGRESS, json.dumps(progress).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close all rows; idempotent."""
+        while self._rows:
+            self._rows.popitem()[1].close()
+
+
+class Writer:
+    """Writes chunks of rows in the background, a few at a time, from aligned copies of them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="ooc-write-rows")
+        self._buffers = Buffers(kept=_PENDING, direct=True, least_bytes=1)
+        self._pending: deque[Future[int]] = deque()
+        self.bytes_written = 0
+
+    def put(self, rows: Kept, first: int, values: NDArray[Any]) -> None:
+        """Rows first, first + 1, ... are to become `values` [n, f], which may change once this returns."""
+        while len(self._pending) >= _PENDING:
+            self.bytes_written += self._pending.popleft().result()
+        if isinstance(rows, MemoryRows):
+            write_range(rows, first, values)
+            return
+        copy = self._buffers.empty(values.shape, rows.dtype)
+        copy[:] = values
+        self._pending.append(self._pool.submit(write_range, rows, first, copy))
+
+    def drain(self) -> None:
+        """Wait until all is written. Raises StoreError where something could not be."""
+        failure: StoreError | None = None
+        while self._pending:
+            try:
+                self.bytes_written += self._pending.popleft().result()
+            except StoreError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self._pool.shutdown(cancel_futures=True)

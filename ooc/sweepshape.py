@@ -1,0 +1,154 @@
+"""What a sweep needs to know of a model and a data set before it is planned: widths, kinds of sums, and the room in memory."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ooc.batch import Block
+from ooc.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
+from ooc.deep import BlockGCN2Conv, BlockPropagation
+from ooc.evaluate import evaluating
+from ooc.layerplan import CHUNK_ROWS, LayerShape, SweepShape
+from ooc.layers import Layer, as_input
+from ooc.models import Model, full_blocks
+from ooc.passes import AHEAD
+from ooc.tiles import ENTRIES_AT_ONCE, MOST_PIECE_ROWS
+from ooc.user_models import kind_of
+from stores.dataset import Dataset
+from stores.errors import BudgetError, ConfigError
+from stores.graph import Graph
+from stores.sizes import format_bytes
+
+PIECE_BYTES = 16 * 2**20
+"""of a piece's widest rows"""
+_LEAST_PIECE_ROWS = 1024
+_SUMMED = tuple(
+    conv.forward for conv in (BlockSAGEConv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockGCN2Conv)
+)  # that take `Sums`
+_ALLOWED = 100 * 2**20
+"""for what libraries allocate at first use"""
+_CODES = ("float32", "float16", "bfloat16", "int8")
+
+
+def parts_of(model: nn.Module) -> tuple[nn.Module | None, list[nn.Module], nn.Module | None]:
+    """(encoder, layers, decoder) of a model that is a list of layers (see `ooc.layers.run_layers`).
+
+    Raises ConfigError for one whose own forward decides what meets what.
+    """
+    own = type(model).forward is not Model.forward
+    if not isinstance(getattr(model, "layers", None), nn.ModuleList) or (own and kind_of(model) != "layers"):
+        raise ConfigError(
+            f"a sweep goes layer by layer, and {type(model).__name__} has its own forward: give it a ModuleList `layers` and "
+            "no forward, or evaluate it on sampled batches"
+        )
+    layers: Any = model.layers
+    return getattr(model, "encoder", None), list(layers), getattr(model, "decoder", None)
+
+
+def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> SweepShape:
+    """The shape of a sweep that ends with layer `upto` (its own output), by default with the model's.
+
+    Widths are those of a graph of two nodes, on which the model runs once. Raises ConfigError where the model or the features
+    do not fit.
+    """
+    if not dataset.num_features or len(dataset.stored("x").shape) != 2:
+        raise ConfigError(f"{dataset.path} holds no features [N, F] to compute on")
+    encoder, layers, decoder = parts_of(model)
+    layers, decoder = (layers, decoder) if upto is None else (layers[:upto], None)
+    graph, encoding = dataset.graph, dataset.encoding("x")
+    with evaluating(model):
+        widths = _widths(encoder, layers, decoder, dataset.num_features, graph.weight_sum is not None)
+    shapes = tuple(_layer_shape(layer, *widths[index : index + 2]) for index, layer in enumerate(layers))
+    weighted = graph.weight_sum is not None and any(shape.kind == "gcn" for shape in shapes)
+    return SweepShape(
+        num_nodes=dataset.num_nodes,
+        num_edges=dataset.num_edges,
+        x_bytes=dataset.stored("x").row_bytes,
+        x_plain=encoding.name in _CODES and encoding.dtype == np.float32,
+        x_width=dataset.num_features,
+        encoded=0 if encoder is None else widths[0],
+        slot_bytes=12 if weighted else 8,
+        layers=shapes,
+        out=widths[-1],
+    )
+
+
+def _widths(
+    encoder: nn.Module | None, layers: list[nn.Module], decoder: nn.Module | None, features: int, weighted: bool
+) -> list[int]:
+    """Columns into each layer, and of the result; with a decoder, the last layer's own are left out."""
+    parameter = next((p for part in (encoder, *layers, decoder) if part is not None for p in part.parameters()), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    weight = torch.ones(1) if weighted else None
+    block = full_blocks(torch.tensor([[0], [1]]), 2, 1, weight)[0]
+    moved = [value.to(device) if isinstance(value, torch.Tensor) else value for value in block]
+    block = Block(*moved)  # type: ignore[arg-type]
+    present = [part for part in (encoder, *layers, decoder) if part is not None]
+    h = as_input(torch.zeros(2, features, device=device), *present)
+    h = initial = h if encoder is None else encoder(h)
+    widths = [h.size(1)]
+    for layer in layers:
+        h = layer(h, block, initial) if getattr(layer, "needs_initial", False) else layer(h, block)
+        widths.append(h.size(1))
+    if decoder is not None:
+        widths[-1] = decoder(h).size(1)
+    return widths
+
+
+def _layer_shape(layer: nn.Module, width: int, out: int) -> LayerShape:
+    needs_initial = bool(getattr(layer, "needs_initial", False))
+    conv: Any = getattr(layer, "conv", None)
+    if isinstance(layer, Layer) and type(layer).forward is Layer.forward and type(conv).forward in _SUMMED:
+        narrow = None
+        if hasattr(conv, "narrowed") and not layer.residual:
+            narrow = (conv.out_channels, conv.out_channels if isinstance(conv, BlockSAGEConv) else 0)
+        return LayerShape(width, out, conv.sum_kind, narrow, needs_initial)
+    wide = max([width, out, *[max(p.shape) for p in layer.parameters() if p.dim()]])
+    light = type(conv).forward is BlockGATConv.forward
+    per_edge = 48 + 32 * int(conv.heads) if light else 48 + 8 * wide  # other convolutions make a message of every edge
+    return LayerShape(width, out, None, None, needs_initial, 4 * (3 * width + 3 * wide), per_edge)
+
+
+def piece_rows_of(shape: SweepShape) -> int:
+    """Sources of a piece: a power of two."""
+    widest = max([shape.x_bytes, 4 * shape.encoded, *[4 * layer.width for layer in shape.layers]])
+    rows = 1 << max(0, PIECE_BYTES // widest).bit_length() >> 1
+    return min(max(rows, _LEAST_PIECE_ROWS), MOST_PIECE_ROWS)
+
+
+def besides_bytes(shape: SweepShape, graph: Graph) -> int:
+    """Memory that a sweep takes beside the sums: pieces and chunks on their way, edges, pointers, what is computed on."""
+    widest = max([shape.x_width, shape.encoded, shape.out, *[max(layer.width, layer.out) for layer in shape.layers]])
+    pieces = (AHEAD + 2) * piece_rows_of(shape) * max(shape.x_bytes, 4 * widest)
+    entries = (AHEAD + 2) * min(ENTRIES_AT_ONCE, shape.num_edges) * shape.slot_bytes
+    chunks = 14 * CHUNK_ROWS * 4 * widest
+    return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + _ALLOWED)
+
+
+def gather_ranges(graph: Graph, layer: LayerShape, memory: int, start: int) -> Iterator[tuple[int, int]]:
+    """Ranges (first, stop) of destinations from `start` on whose sources' rows and edges fit `memory` bytes.
+
+    Raises BudgetError, naming the node, where one node's do not.
+    """
+    first, indptr, most = start, graph.indptr, graph.num_nodes
+
+    def needed(stop: int) -> int:
+        edges, own = int(indptr[stop] - indptr[first]), stop - first
+        return min(edges + own, most) * layer.source_bytes + own * 4 * layer.out + edges * layer.edge_bytes
+
+    while first < most:
+        low, high = first + 1, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if needed(middle) <= memory else (low, middle - 1)
+        if needed(low) > memory:
+            edges, lacking = int(indptr[first + 1] - indptr[first]), format_bytes(needed(low) - memory)
+            raise BudgetError(
+                f"the {edges:,} in-edges of node {first} take {format_bytes(needed(low))} in a layer that needs the rows, and "
+                f"{format_bytes(memory)} are there: give {lacking} more"
+            )
+        yield first, low
+        first = low
