@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Any
 from stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 
 if TYPE_CHECKING:
+    from ooc.induced import ClusterLoader, SaintLoader
     from ooc.loaders import NeighborLoader
     from stores.dataset import Dataset
 
 __all__ = [
     "BudgetError",
+    "ClusterLoader",
     "ConfigError",
     "Dataset",
     "InputError",
     "NeighborLoader",
     "OocError",
+    "SaintLoader",
     "StoreError",
     "open",
 ]
 
 _LAZY = {"Dataset": "stores.dataset", "NeighborLoader": "ooc.loaders"}
+_LAZY |= dict.fromkeys(("ClusterLoader", "SaintLoader"), "ooc.induced")
 
 
 def open(

@@ -52,10 +52,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 """Name -> the values that ask for what we do anyway, and what to say of another."""
 
 
-def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str]) -> None:
+def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader: str = "NeighborLoader") -> None:
     """Warn of arguments that change nothing here; raise ConfigError for one that is unknown or asks for something else.
 
-    own: the loader's named arguments, to suggest where a name is misspelt.
+    own: the loader's named arguments, to suggest where a name is misspelt; loader: its name.
     """
     idle = []
     for name, value in arguments.items():
@@ -64,9 +64,9 @@ def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str]) -> Non
         elif name not in _REFUSED:
             close = difflib.get_close_matches(name, [*_NO_EFFECT, *_REFUSED, *own], n=1)
             hint = f": did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"NeighborLoader has no argument {name!r}{hint}")
+            raise ConfigError(f"{loader} has no argument {name!r}{hint}")
         elif not any(value is allowed or _same(value, allowed) for allowed in _REFUSED[name][0]):
-            raise ConfigError(f"NeighborLoader cannot take {name}={value!r}: {_REFUSED[name][1]}; leave it out")
+            raise ConfigError(f"{loader} cannot take {name}={value!r}: {_REFUSED[name][1]}; leave it out")
     if idle:
         text = f"{', '.join(idle)} changes nothing: threads do the work, there are no worker processes"
         warnings.warn(text, UserWarning, stacklevel=3)

@@ -80,6 +80,9 @@ class Block(NamedTuple):
     stands_for: Tensor | None = None
     """float32[e]: how many edges of the whole graph each sampled edge stands for: 1 / (times it was expected in the sample),
     1 where no edge was left out. None for uniform sampling, where it is degree / (sampled edges) of the destination"""
+    share: Tensor | None = None
+    """float32[e]: what each edge counts for in the mean of its destination's neighbors, where sampled edges differ in that
+    (GraphSAINT: stands_for / degree); None where they count alike"""
 
 
 def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
@@ -95,6 +98,7 @@ def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
         None if block.weight_sum is None else block.weight_sum[:num_src],
         None if block.loop_weight is None else block.loop_weight[:num_src],
         None if block.stands_for is None else block.stands_for[:num_edges],
+        None if block.share is None else block.share[:num_edges],
     )
 
 

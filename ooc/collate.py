@@ -55,9 +55,20 @@ def column_of(graph: Graph, subgraph: Subgraph, name: str) -> AnyArray:
     return subgraph.columns[name] if name in subgraph.columns else graph.columns[name][subgraph.slot]
 
 
-def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor) -> Block:
-    """The block of the first layer, with the whole graph's degrees, self-loops and weights of its nodes and edges."""
+def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor, induced: bool = False) -> Block:
+    """The block of the first layer, with the whole graph's degrees, self-loops and weights of its nodes and edges.
+
+    induced: the subgraph has all edges between its nodes, and counts as a graph of its own: degrees and weights are its own.
+    """
     node, weighted = subgraph.node, "weight" in graph.columns
+    degree, weight_sum = graph.degree(node), None if graph.weight_sum is None else np.asarray(graph.weight_sum[node])
+    weight = np.asarray(column_of(graph, subgraph, "weight"), np.float32) if weighted else None
+    if induced:
+        degree = np.diff(subgraph.indptr)
+        if weight is not None:
+            source, target = edge_index.numpy()
+            inner = np.where(source == target, 0, weight)
+            weight_sum = np.bincount(target, inner, minlength=len(node)).astype(np.float32)
 
     def tensor(array: AnyArray | None) -> Tensor | None:
         return None if array is None else torch.from_numpy(array)
@@ -67,10 +78,10 @@ def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor) -> Block:
         torch.from_numpy(subgraph.indptr),
         len(node),
         len(subgraph.indptr) - 1,
-        torch.from_numpy(graph.degree(node)),
+        torch.from_numpy(degree),
         tensor(graph.loops(node) if len(graph.self_loops) else None),
-        tensor(np.asarray(column_of(graph, subgraph, "weight"), np.float32) if weighted else None),
-        tensor(None if graph.weight_sum is None else np.asarray(graph.weight_sum[node])),
+        tensor(weight),
+        tensor(weight_sum),
         tensor(graph.last_loop_weight(node)),
         tensor(subgraph.stands_for),
     )
@@ -88,6 +99,8 @@ class Collator:
     gather: Gather | None = None
     weight_attr: str | None = None
     edge_ids: bool = True
+    induced: bool = False
+    """see `block_of`"""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,7 +116,7 @@ class Collator:
     def __call__(self, loaded: Loaded, input_id: NDArray[np.int64]) -> Data:
         subgraph = loaded.drawn.subgraph
         edge_index = torch.from_numpy(edge_index_of(subgraph))
-        first = block_of(self.graph, subgraph, edge_index)
+        first = block_of(self.graph, subgraph, edge_index, self.induced)
         data = Data(edge_index=edge_index, num_nodes=len(subgraph.node))
         if loaded.x is not None:
             assert self.gather is not None

@@ -135,7 +135,7 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
     """PyG's SAGEConv with mean aggregation (Hamilton et al., 2017) on a block.
 
     The mean over uniformly sampled neighbors is already unbiased, and over neighbors drawn by weight it estimates the weighted
-    mean, so there is nothing to rescale. Edge weights are not used, as in PyG.
+    mean, so there is nothing to rescale, but in GraphSAINT's subgraphs (`Block.share`). Edge weights are not used, as in PyG.
 
     >>> conv = BlockSAGEConv(128, 256)
     >>> conv.load_state_dict(SAGEConv(128, 256).state_dict())
@@ -163,7 +163,9 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
         weights = self.lin_l.weight, self.lin_l.bias, self.lin_r.weight
         if isinstance(x, Sums):
             return two_products(*x, *weights) if lean_here(x.near) else self.lin_l(x.near) + self.lin_r(x.root)
-        share = block.indptr.diff().clamp(min=1).to(torch.float32).reciprocal()[block.edge_index[1]]
+        share = block.share
+        if share is None:
+            share = block.indptr.diff().clamp(min=1).to(torch.float32).reciprocal()[block.edge_index[1]]
         early = narrow_first(block, x.size(1), self.out_channels)
         if lean_here(x) and not early:
             return sage_layer(x, share, (block.edge_index, block.indptr), *weights)

@@ -109,18 +109,26 @@ class Loss:
             raise ConfigError(f"no loss for the task {task!r}: it must be one of {', '.join(_FAMILIES)}")
         self.task, self.class_weights, self.label_smoothing = task, class_weights, label_smoothing
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The mean over known labels; with weights (float32[n]) the sum of every row's loss, each times its weight."""
         logits, known = logits.float(), known_labels(labels)
         if self.task == "multiclass":
             if not known.any():
                 return logits.sum() * 0.0
             smooth = self.label_smoothing
-            return F.cross_entropy(logits[known], labels[known].long(), self.class_weights, label_smoothing=smooth)
+            reduction = "mean" if weights is None else "none"
+            target = labels[known].long()
+            found = F.cross_entropy(logits[known], target, self.class_weights, label_smoothing=smooth, reduction=reduction)
+            return found if weights is None else (found * weights[known]).sum()
         logits = logits.view(labels.shape)
         target = torch.where(known, labels, 0).to(logits.dtype)
         target = target * (1 - self.label_smoothing) + self.label_smoothing / 2
         each = F.binary_cross_entropy_with_logits(logits, target, pos_weight=self.class_weights, reduction="none")
-        return torch.where(known, each, 0).sum() / known.sum().clamp(min=1)
+        each = torch.where(known, each, 0)
+        if weights is None:
+            return each.sum() / known.sum().clamp(min=1)
+        rows = each.view(len(each), -1).sum(1) / known.view(len(each), -1).sum(1).clamp(min=1)
+        return (rows * weights).sum()
 
 
 def class_weights(setting: str | list[float], task: str, num_classes: int, labels: Iterable[Tensor]) -> Tensor | None:

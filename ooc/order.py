@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     INIT = 4
     EVALUATE = 5
     DRIFT = 6
+    NORMALISE = 7
 
 
 def mix(value: int) -> int:

@@ -60,7 +60,8 @@ class Dataset:
         self._replaced: dict[str, str] = {}
         self._members: dict[str, Members] = {}
         self._edge_rows: dict[str, Rows] = {}
-        self._engine = engine
+        self.engine = engine
+        """how rows are read, as it was asked for"""
 
     @classmethod
     def open(
@@ -156,7 +157,7 @@ class Dataset:
             raise InputError(f"{self.path} has no edge column {name!r}: there are {', '.join(self.graph.columns) or 'none'}")
         if name not in self._edge_rows:
             path = names.INDICES if name == "indices" else names.column(name)
-            self._edge_rows[name] = open_zarr_rows(self.path, path, self._engine)
+            self._edge_rows[name] = open_zarr_rows(self.path, path, self.engine)
         return self._edge_rows[name]
 
     def reading(self, name: str) -> str:

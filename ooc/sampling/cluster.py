@@ -152,7 +152,7 @@ class _Cutting:
         inner = np.concatenate([np.arange(*pair) for pair in self._own.tolist()] or [np.empty(0, np.int64)])
         num_nodes: tuple[int, ...] = (len(inner),)
         if self._halo:
-            outside, before = _members(self._seen)
+            outside, before = members(self._seen)
             self._check(len(inner) + len(outside), self._size)
             _number(self._source[: self._size], self._seen, before, len(inner))
             inner, num_nodes = np.concatenate([inner, outside]), (len(inner), len(outside))
@@ -226,7 +226,7 @@ def _take(
 
 
 @kernel
-def _ones(word: np.uint64) -> int:
+def ones(word: np.uint64) -> int:
     """Bits of a word that are set."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
@@ -235,20 +235,20 @@ def _ones(word: np.uint64) -> int:
 
 
 @kernel
-def _members(seen: Words) -> tuple[Ids, Ids]:
+def members(seen: Words) -> tuple[Ids, Ids]:
     """(int64[h] the numbers marked in `seen`, ascending; int64[words] how many stand before each word)."""
     before = np.empty(len(seen), np.int64)
     count = 0
     for w in range(len(seen)):
         before[w] = count
-        count += _ones(seen[w])
+        count += ones(seen[w])
     found = np.empty(count, np.int64)
     at = 0
     for w in range(len(seen)):
         word = seen[w]
         while word != np.uint64(0):
             low = word & (~word + np.uint64(1))
-            found[at] = w * 64 + _ones(low - np.uint64(1))
+            found[at] = w * 64 + ones(low - np.uint64(1))
             at += 1
             word ^= low
     return found, before
@@ -261,4 +261,4 @@ def _number(source: Ids, seen: Words, before: Ids, num_inner: int) -> None:
         if source[e] < 0:
             u = -1 - source[e]
             below = seen[u >> 6] & ((np.uint64(1) << np.uint64(u & 63)) - np.uint64(1))
-            source[e] = num_inner + before[u >> 6] + _ones(below)
+            source[e] = num_inner + before[u >> 6] + ones(below)

@@ -1,0 +1,264 @@
+"""GraphSAINT's samplers (Zeng et al., 2020): a set of nodes is drawn, and the subgraph has every edge between them.
+
+The draws are counter-based, so a subgraph is a function of its key. Slots are read from memory or, many at once, through the
+engines; so a walk takes one round of reads a step, and the subgraph its nodes' runs of slots.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.batch import Subgraph
+from ooc.sampling.cluster import PIECE_SLOTS, Cut, Edges, Ids, Words, members, ones
+from ooc.sampling.kernels import stream_of, uniform
+from stores.errors import BudgetError, ConfigError, StoreError
+from stores.graph import Graph
+from stores.jit import kernel
+from stores.rows import ArrayRows, Rows
+from stores.sizes import format_bytes
+
+Kind = Literal["walk", "node", "edge"]
+DAMAGED = "slots hold no node's id, or indptr falls: the store is damaged; run `ooc verify` on it"
+
+
+class Draw(NamedTuple):
+    """What is drawn for a subgraph.
+
+    walk: `draws` roots, uniformly, each the begin of a walk of `length` steps along in-edges. edge: `draws` edges, as walks of
+    one step. node: `draws` nodes in proportion to in-degree + 1. All with replacement.
+    """
+
+    kind: Kind
+    draws: int
+    length: int = 1
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes drawn, each time they are."""
+        return self.draws * (1 if self.kind == "node" else 1 + self.length)
+
+
+def check(draw: Draw) -> Draw:
+    """`draw`, if it can be drawn. Raises ConfigError."""
+    if draw.kind not in ("walk", "node", "edge"):
+        raise ConfigError(f"no GraphSAINT sampler is called {draw.kind!r}: choose walk, node or edge")
+    if draw.draws < 1 or draw.length < 1 or (draw.kind == "edge" and draw.length != 1):
+        raise ConfigError(f"a {draw.kind} sampler of {draw.draws} draws and {draw.length} steps: give 1 or more of each")
+    return draw
+
+
+def drawn_nodes(graph: Graph, draw: Draw, key: int, indices: Rows) -> tuple[Ids, int]:
+    """(int64[n] the distinct nodes drawn, ascending; bytes read).
+
+    An edge (u, v) is drawn in proportion to 1 / (in-degree of v), and in a symmetric graph, where its reverse counts too,
+    to 1/deg(u) + 1/deg(v), as the paper has it. Nodes are drawn by in-degree + 1, so that every node may be (the paper's
+    weights are squared norms of the adjacency's columns; PyG's, the degree).
+    """
+    indptr, stream = np.asarray(graph.indptr), np.uint64(key & (2**64 - 1))
+    first = np.empty(draw.draws, np.int64)
+    if draw.kind == "node":
+        _by_degree(indptr, stream, first)
+        return np.unique(first), 0
+    _uniformly(len(indptr) - 1, stream, first)
+    visited, nbytes = [first], 0
+    for step in range(draw.length):
+        at, slot = visited[-1], np.empty(draw.draws, np.int64)
+        moving = slot[: _step(indptr, at, stream, step, slot)]
+        values = np.empty(len(moving), indices.dtype)
+        nbytes += indices.read(moving, values)
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(indptr) - 1:
+            raise StoreError(DAMAGED)
+        visited.append(_moved(indptr, at, values))
+    return np.unique(np.concatenate(visited)), nbytes
+
+
+def induce(graph: Graph, node: Ids, edges: Edges | None = None, max_bytes: int | None = None, row_bytes: int = 0) -> Cut:
+    """The subgraph of `node` (int64[n], ascending, distinct) and every edge between them; see `ooc.sampling.cluster.cut`.
+
+    Reads all their in-edges, PIECE_SLOTS at a time, which are the memory beside the subgraph, with N/4 bytes. Raises as `cut`
+    does.
+    """
+    work = _Inducing(graph, node, edges, max_bytes, row_bytes)
+    for begin in range(0, work.most, PIECE_SLOTS):
+        work.take(begin, min(begin + PIECE_SLOTS, work.most))
+    return Cut(work.finish(), work.nbytes)
+
+
+class _Inducing:
+    """A subgraph in the making. `most`: the in-edges of its nodes, which are gone through as one run of places."""
+
+    def __init__(self, graph: Graph, node: Ids, edges: Edges | None, max_bytes: int | None, row_bytes: int) -> None:
+        self._indptr, self._node = np.asarray(graph.indptr), node
+        self._edges = edges or Edges(ArrayRows(np.asarray(graph.indices)), {})
+        self._limit = max_bytes, row_bytes
+        self._check(0)
+        self._start = np.zeros(len(node) + 1, np.int64)
+        np.cumsum(self._indptr[node + 1] - self._indptr[node], out=self._start[1:])
+        self.most = int(self._start[-1])
+        if (np.diff(self._start) < 0).any():
+            raise StoreError(DAMAGED)
+        self._seen = np.zeros(-(-graph.num_nodes // 64), np.uint64)
+        _mark(node, self._seen)
+        self._before = members(self._seen)[1]
+        self._out = np.zeros(len(node) + 1, np.int64)
+        self._source, self._slot = np.empty(self.most, np.int64), np.empty(self.most, np.int64)
+        self._size = self._row = self.nbytes = 0
+
+    def take(self, begin: int, end: int) -> None:
+        """Keep the edges of places begin..end-1 whose sources are drawn too."""
+        slot = np.empty(end - begin, np.int64)
+        _slots(self._indptr, self._node, self._start, self._row, begin, slot)
+        values = np.empty(len(slot), self._edges.indices.dtype)
+        self.nbytes += self._edges.indices.read(slot, values)
+        place = self._start, begin, self._row
+        self._row, self._size = _keep(
+            values,
+            slot,
+            place,
+            len(self._indptr) - 1,
+            self._seen,
+            self._before,
+            self._source,
+            self._slot,
+            self._size,
+            self._out,
+        )
+        if self._row < 0:
+            raise StoreError(DAMAGED)
+        self._check(self._size)
+
+    def finish(self) -> Subgraph:
+        self._out[self._row + 1 :] = self._size
+        for array in (self._source, self._slot):
+            array.resize(self._size, refcheck=False)
+        columns = {}
+        for name, rows in self._edges.columns.items():
+            columns[name] = np.empty(self._size, rows.dtype)
+            self.nbytes += rows.read(self._slot, columns[name])
+        return Subgraph(self._node, self._out, self._source, self._slot, (len(self._node),), (self._size,), columns=columns)
+
+    def _check(self, num_edges: int) -> None:
+        most, row_bytes = self._limit
+        per_edge = 16 + sum(rows.dtype.itemsize for rows in self._edges.columns.values())
+        need = (16 + row_bytes) * len(self._node) + per_edge * num_edges
+        if most is not None and need > most:
+            raise BudgetError(
+                f"a subgraph of {len(self._node)} nodes needs {format_bytes(need)} or more of {format_bytes(most)}; "
+                "draw fewer roots, nodes or edges, take shorter walks, or give more memory"
+            )
+
+
+class SaintSampler(NamedTuple):
+    """One subgraph a key. max_bytes, row_bytes: see `induce`.
+
+    >>> SaintSampler(graph, Draw("walk", 2000, length=2)).draw(key).subgraph.num_nodes
+    (5824,)
+    """
+
+    graph: Graph
+    how: Draw
+    edges: Edges | None = None
+    max_bytes: int | None = None
+    row_bytes: int = 0
+
+    def draw(self, key: int) -> Cut:
+        """The subgraph of `key`. Raises BudgetError where it does not fit, StoreError where the topology is damaged."""
+        indices: Rows = ArrayRows(np.asarray(self.graph.indices)) if self.edges is None else self.edges.indices
+        node, nbytes = drawn_nodes(self.graph, self.how, key, indices)
+        found = induce(self.graph, node, self.edges, self.max_bytes, self.row_bytes)
+        return found._replace(nbytes=nbytes + found.nbytes)
+
+
+@kernel
+def _uniformly(num_nodes: int, key: np.uint64, out: Ids) -> None:
+    for i in range(len(out)):
+        out[i] = int(uniform(stream_of(key, i), 0) * num_nodes)
+
+
+@kernel
+def _by_degree(indptr: Ids, key: np.uint64, out: Ids) -> None:
+    """Nodes in proportion to in-degree + 1: node v has the places indptr[v] + v .. indptr[v + 1] + v of E + N."""
+    num_nodes = len(indptr) - 1
+    total = indptr[num_nodes] + num_nodes
+    for i in range(len(out)):
+        place = int(uniform(stream_of(key, i), 0) * total)
+        low, high = 0, num_nodes
+        while high - low > 1:
+            middle = (low + high) // 2
+            if indptr[middle] + middle <= place:
+                low = middle
+            else:
+                high = middle
+        out[i] = low
+
+
+@kernel
+def _step(indptr: Ids, at: Ids, key: np.uint64, step: int, slot: Ids) -> int:
+    """A random slot of each node that has any, one behind the other; returns how many."""
+    size = 0
+    for i in range(len(at)):
+        degree = indptr[at[i] + 1] - indptr[at[i]]
+        if degree > 0:
+            slot[size] = indptr[at[i]] + int(uniform(stream_of(key, i), step + 1) * degree)
+            size += 1
+    return size
+
+
+@kernel
+def _moved(indptr: Ids, at: Ids, values: NDArray[Any]) -> Ids:
+    """Where the walks stand now; those without a way on stay."""
+    out, k = at.copy(), 0
+    for i in range(len(at)):
+        if indptr[at[i] + 1] > indptr[at[i]]:
+            out[i] = values[k]
+            k += 1
+    return out
+
+
+@kernel
+def _mark(node: Ids, seen: Words) -> None:
+    for i in range(len(node)):
+        seen[node[i] >> 6] |= np.uint64(1) << np.uint64(node[i] & 63)
+
+
+@kernel
+def _slots(indptr: Ids, node: Ids, start: Ids, row: int, begin: int, slot: Ids) -> None:
+    """The slots at places begin.. of the nodes' in-edges, one node behind the other; `row` is the first with any there."""
+    i = 0
+    while i < len(slot):
+        while start[row + 1] <= begin + i:
+            row += 1
+        for place in range(begin + i, min(start[row + 1], begin + len(slot))):
+            slot[i] = indptr[node[row]] + place - start[row]
+            i += 1
+
+
+@kernel
+def _keep(
+    values: NDArray[Any],
+    slot: Ids,
+    place: tuple[Ids, int, int],
+    num_nodes: int,
+    seen: Words,
+    before: Ids,
+    source: Ids,
+    kept: Ids,
+    size: int,
+    out: Ids,
+) -> tuple[int, int]:
+    """Keep the edges whose source is in `seen`; (the row at which to go on, edges so far), or (-1, 0) for a wrong source."""
+    start, begin, row = place
+    for i in range(len(values)):
+        while start[row + 1] <= begin + i:
+            row += 1
+            out[row] = size
+        u = int(values[i])
+        if u < 0 or u >= num_nodes:
+            return -1, 0
+        bit = np.uint64(1) << np.uint64(u & 63)
+        if seen[u >> 6] & bit != np.uint64(0):
+            source[size] = before[u >> 6] + ones(seen[u >> 6] & (bit - np.uint64(1)))
+            kept[size] = slot[i]
+            size += 1
+    return row, size
