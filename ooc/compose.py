@@ -20,6 +20,7 @@ from ooc.compiled import compile_model
 from ooc.config import TrainConfig, parse, read_config
 from ooc.epochs import BatchLoader
 from ooc.halo import AHEAD, SHARE, Halo, HaloLoader, open_halo, widths_of
+from ooc.induced import ClusterLoader, SaintLoader
 from ooc.loaders import NeighborLoader, budget_of
 from ooc.memory import MemoryMeter
 from ooc.metrics import Loss, class_weights, metric_names, out_channels
@@ -60,6 +61,8 @@ def open_job(config: TrainConfig, resume: bool, watchers: Watchers) -> Iterator[
                 finally:
                     if job.halo is not None:
                         job.halo.close()
+                    if isinstance(job.loader, SaintLoader):
+                        job.loader.close()
             finally:
                 watchers.close()
     except (OocError, OSError):
@@ -160,6 +163,8 @@ def make_loader(config: TrainConfig, dataset: Dataset, device: torch.device, mod
     """The training loader, of the configured mode."""
     if config.mode == "history":
         return make_halo_loader(config, dataset, device, model)
+    if config.mode != "sampled":
+        return make_subgraph_loader(config, dataset, device)
     return NeighborLoader(
         dataset,
         config.fanout,
@@ -169,6 +174,23 @@ def make_loader(config: TrainConfig, dataset: Dataset, device: torch.device, mod
         seed=config.seed,
         **_sampling(config, device, model),
     )
+
+
+def make_subgraph_loader(config: TrainConfig, dataset: Dataset, device: torch.device) -> ClusterLoader | SaintLoader:
+    """Batches of parts, or random subgraphs, whose coefficients are kept in the run's directory."""
+    common: dict[str, Any] = {
+        "input_nodes": config.train_split,
+        "num_layers": config.layers,
+        "width": config.layers * config.hidden,
+        "seed": config.seed,
+        "device": device,
+        "edge_ids": False,
+    }
+    if config.mode == "cluster":
+        return ClusterLoader(dataset, config.parts_per_batch, shuffle=True, num_parts=config.parts, **common)
+    sizes: dict[str, Any] = {"batch_size": config.roots, "walk_length": config.walk_length}
+    coverage, folder = config.saint_coverage, config.out / "saint"
+    return SaintLoader(dataset, config.saint, **sizes, sample_coverage=coverage, save_dir=folder, **common)
 
 
 def make_halo_loader(config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module) -> HaloLoader:
@@ -273,7 +295,8 @@ def compose(
         compile_model(model, device)
     if saved:
         check_environment(config, saved, environment(device, dataset, model))
-    budget_of(dataset, model_bytes(config, model), columns_met(config, dataset))
+    counts = 4 * dataset.num_nodes if config.mode == "saint" else 0
+    budget_of(dataset, model_bytes(config, model) + counts, columns_met(config, dataset))
     loader, evaluators = make_loader(config, dataset, device, model), make_evaluators(config, dataset, device, model)
     loss = make_loss(config, dataset, task, device)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)

@@ -54,7 +54,14 @@ Words = Annotated[list[str], BeforeValidator(_numbers)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0)]
 
-_HISTORY = ("history", "history_dtype", "history_lag", "refresh", "drift_tolerance")
+_PARTS = ("parts", "parts_per_batch")
+_OWN = {
+    "sampled": ("replace", "weight_attr"),
+    "cluster": _PARTS,
+    "saint": ("saint", "roots", "walk_length", "saint_coverage"),
+    "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
+}
+"""settings that mean something in that mode only, or in several of these"""
 
 
 def _changed(config: BaseModel, *names: str) -> list[str]:
@@ -93,11 +100,19 @@ class TrainConfig(BaseModel):
     )
     activation_checkpointing: bool = Field(False, description="Recompute layers in the backward pass: less memory, more time.")
     # the batches
-    mode: Literal["sampled", "history"] = Field(
-        "sampled", description="sampled neighborhoods; history: whole parts, their neighbors' inner rows from a cache on disk."
+    mode: Literal["sampled", "cluster", "saint", "history"] = Field(
+        "sampled",
+        description="sampled neighborhoods; cluster: parts and the edges between them; saint: random subgraphs, normalised; "
+        "history: whole parts, their neighbors' inner rows from a cache on disk.",
     )
     parts: Positive | None = Field(None, description="Equal ranges of nodes to cut, where the store has no parts of its own.")
     parts_per_batch: Positive = Field(1, description="Parts a batch.")
+    saint: Literal["walk", "node", "edge"] = Field("walk", description="How nodes are drawn (saint): walk, node or edge.")
+    roots: Positive = Field(2000, description="Walks a batch (saint), or nodes or edges drawn for one.")
+    walk_length: Positive = Field(2, description="Steps of a walk (saint).")
+    saint_coverage: float = Field(
+        50.0, gt=0, description="Times the nodes are drawn beforehand, to count how often each comes (saint)."
+    )
     history: Literal["kept", "zero"] = Field("kept", description="Histories, or zeros in their place (to see what they add).")
     history_dtype: Literal["float16", "float32"] = Field("float16", description="How histories are stored: float16 or float32.")
     history_lag: Annotated[int, Field(ge=0)] = Field(0, description="A step sees the pushes of steps so many before the last.")
@@ -194,12 +209,14 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _of_the_mode(self) -> Self:
         """A setting of another mode would be ignored silently."""
-        if self.mode == "sampled":
-            idle = _changed(self, "parts", "parts_per_batch", *_HISTORY)
-        else:
-            idle = _changed(self, "replace", "weight_attr") + ["fanout"] * any(count != -1 for count in self.fanout)
+        others = {name for mode, names in _OWN.items() for name in names} - {*_OWN[self.mode]}
+        idle = sorted(_changed(self, *others))
+        if self.mode != "sampled" and any(count != -1 for count in self.fanout):
+            idle.append("fanout")
         if idle:
             raise ValueError(f"{idle[0]} means nothing in mode {self.mode}: leave it out, or choose another mode")
+        if self.saint != "walk" and _changed(self, "walk_length"):
+            raise ValueError(f"walk_length means nothing where saint = {self.saint}: leave it out")
         kept = _changed(self, "refresh", "history_lag", "history_dtype")
         if self.history == "zero" and kept:
             raise ValueError(f"{kept[0]} means nothing where zeros stand in place of histories: leave it out")

@@ -323,7 +323,11 @@ class SaintLoader(_SubgraphLoader):
         engine = "auto" if data.engine == "gds" else data.engine
         norm = Normalisation(made[0]._replace(row_bytes=0), folder, seed, sample_coverage, self._norm_of, engine)
         assert isinstance(self._work, InducedWork)
-        self._work = replace(self._work, norm=norm)
+        self._norm, self._work = norm, replace(self._work, norm=norm)
+
+    def close(self) -> None:
+        """Give back the files of the coefficients; idempotent."""
+        self._norm.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.how}, {len(self)} batches)"

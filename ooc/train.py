@@ -115,10 +115,10 @@ def train_epoch(job: Job) -> None:
 
 
 def forward_loss(job: Job, batch: Any) -> Tensor:
-    """The batch's mean loss over its labelled seeds."""
+    """The batch's mean loss over its labelled seeds; of GraphSAINT's the sum, each node's times its coefficient."""
     with autocast(job.device, job.config.precision):
         logits = job.forward(batch)
-    return job.loss(logits, batch.y[: batch.batch_size])
+    return job.loss(logits, batch.y[: batch.batch_size], getattr(batch, "node_norm", None))
 
 
 def optimizer_step(job: Job) -> None:
