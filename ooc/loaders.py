@@ -24,7 +24,7 @@ from ooc.epochs import PREFETCH, BatchLoader
 from ooc.gather import Gather
 from ooc.loading import BUFFERS_KEPT, PINNED_KEPT, Order, Topology, Work, slot_bytes
 from ooc.machine import available_bytes
-from ooc.memory import resident_bytes, return_large_blocks
+from ooc.memory import keep_large_blocks, resident_bytes, return_large_blocks
 from ooc.sampling import Lockstep, NeighborSampler
 from ooc.sums import Summing
 from ooc.sweepplan import sweeps_pay
@@ -35,8 +35,9 @@ from stores.rows import ArrayRows
 
 SCRATCH_BYTES = 64 * 2**20
 """Allowed for the buffers of the reads under way"""
-WARM_SHARE = 4
-"""Of the memory, 1/4 at most for the topology's slots; where those to draw from fit, they are read in beforehand"""
+WARM_SHARE = 3
+"""Of the memory, a third at most for the topology's slots; where those to draw from fit, they are read in beforehand: edges on
+the disk cost more than the batches their memory would hold (measured: twice the seconds a batch)"""
 COLUMNS_SHARE, LOCKSTEP_SHARE = 32, 4
 """Where the slots do not fit, the edges stay on disk: of the memory, 1/32 for columns that are met in the map even so; of the
 batches' memory, 1/4 for those that are drawn together"""
@@ -84,8 +85,6 @@ def make_work(
     threads: int,
 ) -> Work:
     """The stages' work over a data set. sampling: fan-out, replace, weight column; threads: that draw."""
-    if ds.memory is not None:
-        return_large_blocks()
     x = ds.stored("x") if ds.num_features else None
     y = ds.labels
     x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
@@ -96,6 +95,10 @@ def make_work(
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
     per_node, per_expanded = (row_bytes, 0) if summing is None else (0, row_bytes)
     sweeping = summing is not None and x is not None and not isinstance(x, ArrayRows) and sweeps_pay(x, budget.batches)
+    if sweeping or ds.memory is None:
+        keep_large_blocks()
+    else:
+        return_large_blocks()
     # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
     most_drawn, most = (budget.batches // 2, budget.batches) if sweeping else (budget.max_batch, budget.max_batch)
     limit: dict[str, Any] = {"max_bytes": most_drawn, "row_bytes": per_node, "expanded_bytes": per_expanded}

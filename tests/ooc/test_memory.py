@@ -89,6 +89,30 @@ for _ in range(3):  # glibc alone would serve the second from what the first lef
 """
 
 
+_KEPT_BLOCKS = """
+import ctypes, resource
+from ooc.memory import keep_large_blocks, return_large_blocks
+
+MIB = 2**20
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+assert keep_large_blocks()
+faults = []
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(24 * MIB)
+    ctypes.memset(block, 1, 24 * MIB)
+    libc.free(block)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+assert faults[0] > 100 and max(faults[1:]) < 10, faults
+assert return_large_blocks() and not keep_large_blocks()  # whoever counts on them being returned has the last word
+"""
+
+
+def test_a_large_block_is_kept_for_its_next_use() -> None:
+    subprocess.run([sys.executable, "-c", _KEPT_BLOCKS], check=True)
+
+
 def test_a_large_block_goes_back_to_the_system_when_freed() -> None:
     """In a process of its own: one with a history may have a hole of that size in its heap, which is taken first."""
     subprocess.run([sys.executable, "-c", _FREED_BLOCKS], check=True)
