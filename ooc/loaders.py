@@ -94,10 +94,11 @@ def make_work(
         x_bytes = 2 * 4 * x.shape[1]
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
     per_node, per_expanded = (row_bytes, 0) if summing is None else (0, row_bytes)
-    sweeping = summing is not None and x is not None and not isinstance(x, ArrayRows) and sweeps_pay(x, budget.batches)
-    if sweeping or ds.memory is None:
+    sweeps_do = x is not None and not isinstance(x, ArrayRows) and sweeps_pay(x, budget.batches)
+    sweeping = summing is not None and sweeps_do
+    if ds.memory is None or sweeping or not (sweeps_do or isinstance(x, ArrayRows)):
         keep_large_blocks()
-    else:
+    else:  # windows fill the memory to the brim
         return_large_blocks()
     # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
     most_drawn, most = (budget.batches // 2, budget.batches) if sweeping else (budget.max_batch, budget.max_batch)

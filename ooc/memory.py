@@ -66,7 +66,7 @@ def _keep() -> bool:
 
 def _mallopt(settings: dict[int, int]) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all([mallopt(*each) for each in settings.items()])
+    return mallopt is not None and all(mallopt(*each) for each in settings.items())
 
 
 def cuda_bytes() -> tuple[int, int]:
