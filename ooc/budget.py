@@ -13,9 +13,8 @@ LEAST_BATCH = 2**20
 """bytes: a budget that leaves less than this for a batch is refused"""
 RUNTIME_BYTES = 150_000_000
 """allowed for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
-_ENTRY_COPIES = 6
-"""of a sweep's entries (68 bytes of 12 each, measured): under way, with the rows they are of; of the next one its batches', the
-same together, and twice while they are sorted"""
+_ENTRY_COPIES = 3
+"""of a sweep's entries: those under way; of the next sweep the batches', or one copy, being put in order into another"""
 _SHARES = 5
 """the largest batches that memory must hold at once: one at the model, one sampled ahead, two in flight between them, and
 the model's activations, reckoned as large as a batch: hidden rows are about as wide as features, for fewer nodes each layer"""

@@ -332,7 +332,9 @@ class Work:
         subgraph = drawn.subgraph
         expanded = len(subgraph.indptr) - 1
         rest = 8 * (2 * expanded + 2 * sum(subgraph.num_edges[:-1]))
-        entry = (4 if subgraph.node.max(initial=0) < 2**31 else 8) + 4 + 4  # row, target, factor
+        row = 4 if subgraph.node.max(initial=0) < 2**31 else 8
+        factor = 4 if self.summing is not None and self.summing.weighs_edges(subgraph) else 0
+        entry = row + 4 + factor + 2  # the target, and a part of where each row's entries begin
         drawing = 4 * self.drawing * subgraph.nbytes if self.lockstep is None else self.lockstep.max_bytes or 0
         return SweepSize(
             sums=self._summed_bytes(subgraph) + rest,

@@ -83,6 +83,10 @@ class Summing:
         added_up = 0 if self.kind == "mean" else in_channels * sum(num_nodes[:-1])
         return 4 * (round(rows * self.channels * destinations) + added_up)
 
+    def weighs_edges(self, subgraph: Subgraph) -> bool:
+        """Whether each edge has a factor of its own."""
+        return self.kind == "gcn" or (self.kind == "expanded" and subgraph.stands_for is not None)
+
     def factors(self, graph: Graph, subgraph: Subgraph) -> Factors:
         """Factors of a sampled batch's edges and destinations."""
         count = np.diff(subgraph.indptr)

@@ -76,13 +76,13 @@ class Sweep:
     """Batches whose sums are made in one pass.
 
     start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1]; row: [u], ascending, the rows to read;
-    first: int64[u + 1], row u is wanted by entries first[u]:first[u + 1]; target, edge: of each entry, as in `Waiting`.
+    first: int32|int64[u + 1], row u is wanted by entries first[u]:first[u + 1]; target, edge: of each entry, as in `Waiting`.
     """
 
     batches: tuple[Rest, ...]
     start: NDArray[np.int64]
     row: NDArray[Any]
-    first: NDArray[np.int64]
+    first: NDArray[Any]
     target: NDArray[np.int32]
     edge: Floats
     size: SweepSize
@@ -106,68 +106,119 @@ class Sweep:
 
 
 def make_sweep(batches: list[Waiting]) -> Sweep:
-    """Put the entries of batches in file order; those of one row stay in the order of batches, destinations and edges."""
-    start = np.zeros(len(batches) + 1, np.int64)
-    np.cumsum([batch.rest.num_rows for batch in batches], out=start[1:])
-    target = np.concatenate([batch.target for batch in batches])
-    at = 0
-    for batch, base in zip(batches, start[:-1].tolist(), strict=True):
-        own = target[at : at + len(batch.target)]
-        own += np.where(own < 0, -base, base).astype(np.int32)
-        at += len(own)
-    row = np.concatenate([batch.row for batch in batches])
-    weighed = any(len(batch.edge) for batch in batches)  # a batch without edges has no factors either
-    edge = np.concatenate(
-        [batch.edge if len(batch.edge) or not weighed else np.ones(len(batch.row), np.float32) for batch in batches]
-    )
-    row, target, edge = _sorted(row, target, edge)
+    """Put the entries of batches in file order; those of one row stay in the order of batches, destinations and edges.
+
+    `batches` is emptied on the way: what waited is given up as it is sorted, so that at most two copies are in memory.
+    """
+    rests = tuple(batch.rest for batch in batches)
     size = reduce(SweepSize.joined, (batch.share for batch in batches))
-    return _swept(tuple(batch.rest for batch in batches), row, target, edge, size)
+    return _swept(rests, *_sorted(batches), size)
 
 
 def _swept(batches: tuple[Rest, ...], row: NDArray[Any], target: NDArray[np.int32], edge: Floats, size: SweepSize) -> Sweep:
     """A sweep of entries in file order."""
     start = np.zeros(len(batches) + 1, np.int64)
     np.cumsum([batch.num_rows for batch in batches], out=start[1:])
-    begins = np.flatnonzero(np.diff(row, prepend=row[:1] - 1))
-    return Sweep(batches, start, row[begins], np.append(begins, len(row)), target, edge, size)
-
-
-def _sorted(row: NDArray[Any], target: NDArray[np.int32], edge: Floats) -> tuple[NDArray[Any], NDArray[np.int32], Floats]:
-    """Entries by ascending row, in order: a stable radix sort, least digit first."""
-    top = int(row.max()) if len(row) else 0
-    other = np.empty_like(row), np.empty_like(target), np.empty_like(edge)
-    own = row, target, edge
-    for shift in range(0, max(1, top.bit_length()), _DIGIT):
-        _by_digit(*own, shift, *other)
-        own, other = other, own
-    return own
+    distinct = _distinct(row)
+    ends = np.int32 if len(row) < 2**31 else np.int64
+    own, first = np.empty(distinct, row.dtype), np.empty(distinct + 1, ends)
+    _group(row, own, first)
+    return Sweep(batches, start, own, first, target, edge, size)
 
 
 @kernel
-def _by_digit(
+def _distinct(row: NDArray[Any]) -> int:
+    """Distinct values among ascending ones."""
+    count = 0
+    for i in range(len(row)):
+        count += int(i == 0 or row[i] != row[i - 1])
+    return count
+
+
+@kernel
+def _group(row: NDArray[Any], own: NDArray[Any], first: NDArray[Any]) -> None:
+    """The distinct values among ascending ones, and where each begins, with the end of the last."""
+    at = 0
+    for i in range(len(row)):
+        if i == 0 or row[i] != row[i - 1]:
+            own[at] = row[i]
+            first[at] = i
+            at += 1
+    first[at] = len(row)
+
+
+Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
+"""row, target and edge, as in `Waiting`"""
+
+
+def _sorted(batches: list[Waiting]) -> Entries:
+    """Entries by ascending row, in order, their targets counted over all batches: a stable radix sort, least digit first.
+
+    The first pass takes them out of the batches, which are given up then.
+    """
+    count, top = sum(len(batch.row) for batch in batches), max(int(batch.row.max(initial=0)) for batch in batches)
+    weighed = any(len(batch.edge) for batch in batches)  # a batch without edges has no factors either
+    dtype = np.result_type(*(batch.row for batch in batches))
+    own = _room(count, dtype, weighed)
+    place = np.zeros((1 << _DIGIT) + 1, np.int64)
+    for batch in batches:
+        _count(batch.row, 0, place)
+    _add_up(place)
+    base = 0
+    for batch in batches:
+        edge = batch.edge if len(batch.edge) or not weighed else np.ones(len(batch.row), np.float32)
+        _move(batch.row, batch.target, edge, 0, base, place, *own)
+        base += batch.rest.num_rows
+    batches.clear()
+    for shift in range(_DIGIT, top.bit_length(), _DIGIT):
+        place[:] = 0
+        _count(own[0], shift, place)
+        _add_up(place)
+        other = _room(count, dtype, weighed)
+        _move(*own, shift, 0, place, *other)
+        own = other  # the other copy goes before there is a third
+    return own
+
+
+def _room(count: int, dtype: np.dtype[Any], weighed: bool) -> Entries:
+    return np.empty(count, dtype), np.empty(count, np.int32), np.empty(count if weighed else 0, np.float32)
+
+
+@kernel
+def _count(row: NDArray[Any], shift: int, place: NDArray[np.int64]) -> None:
+    """Count each digit, from bit `shift` on, one place behind its own."""
+    mask = (1 << _DIGIT) - 1
+    for i in range(len(row)):
+        place[((row[i] >> shift) & mask) + 1] += 1
+
+
+@kernel
+def _add_up(place: NDArray[np.int64]) -> None:
+    for digit in range(len(place) - 1):
+        place[digit + 1] += place[digit]
+
+
+@kernel
+def _move(
     row: NDArray[Any],
     target: NDArray[np.int32],
     edge: Floats,
     shift: int,
+    base: int,
+    place: NDArray[np.int64],
     row_out: NDArray[Any],
     target_out: NDArray[np.int32],
     edge_out: Floats,
 ) -> None:
-    """One pass of the sort, by the digit from bit `shift` on."""
+    """One pass of the sort, by the digit from bit `shift` on; place[digit] is where its next entry goes. base: for targets."""
     mask = (1 << _DIGIT) - 1
-    place = np.zeros((1 << _DIGIT) + 1, np.int64)
-    for i in range(len(row)):
-        place[((row[i] >> shift) & mask) + 1] += 1
-    for digit in range(mask + 1):
-        place[digit + 1] += place[digit]
     for i in range(len(row)):
         digit = (row[i] >> shift) & mask
         to = place[digit]
         place[digit] = to + 1
         row_out[to] = row[i]
-        target_out[to] = target[i]
-        if len(edge) > 0:
+        target_out[to] = target[i] + base if target[i] >= 0 else target[i] - base
+        if len(edge_out) > 0:
             edge_out[to] = edge[i]
 
 
@@ -189,22 +240,15 @@ def sweeps(batches: Iterator[Waiting], pool: int) -> Iterator[Sweep]:
             break
         larger = batch.share if size is None else size.joined(batch.share)
         if draft and larger.nbytes > pool:
-            yield _made_of(draft)
+            yield make_sweep(draft)
             larger = batch.share
         draft.append(batch)
         size = larger
         del batch
     if draft:
-        yield _made_of(draft)
+        yield make_sweep(draft)
     if failure is not None:
         raise failure
-
-
-def _made_of(draft: list[Waiting]) -> Sweep:
-    """The sweep of a draft, which is emptied: what a generator refers to stays in memory while the sweep is under way."""
-    sweep = make_sweep(draft)
-    draft.clear()
-    return sweep
 
 
 def sweeps_pay(rows: Rows, pool: int) -> bool:
@@ -241,7 +285,8 @@ def pieces(sweep: Sweep, rows: Rows, piece_bytes: int) -> Iterator[Piece]:
     """The pieces of a pass, in file order, each of about so many bytes."""
     most = PLAN_ROWS if isinstance(rows, ShardedRows) else max(1, piece_bytes // rows.row_bytes)
     for begin in range(0, len(sweep.row), most):
-        row, first = sweep.row[begin : begin + most].astype(np.int64), sweep.first[begin : begin + most + 1]
+        row = sweep.row[begin : begin + most].astype(np.int64)
+        first = sweep.first[begin : begin + most + 1].astype(np.int64)
         if isinstance(rows, ShardedRows):
             yield from _planned(row, first, rows, piece_bytes)
         else:

@@ -112,7 +112,7 @@ class Sweeps:
         for served, made, drawn in zip(held, held[1:], held[2:], strict=False):
             alive = [scan for scan in (served, made, drawn) if scan is not None]
             sums = sum(scan.sums for scan in (served, made) if scan is not None)
-            entries = (made.table if made else 0.0) + (3 * drawn.entries if drawn else 0.0)
+            entries = (made.table if made else 0.0) + (2 * drawn.entries if drawn else 0.0)
             most = max(most, sums + entries + sum(scan.rests for scan in alive))
         return round(most)
 

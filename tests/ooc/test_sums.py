@@ -249,7 +249,7 @@ def scattered(work: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np.nda
     for a, b in pairwise(bounds):
         values = rows[sweep.row[a:b]].reshape(-1)
         first, stop = int(sweep.first[a]), int(sweep.first[b])
-        at, of_row = np.arange(b - a) * F, sweep.first[a : b + 1] - first
+        at, of_row = np.arange(b - a) * F, sweep.first[a : b + 1].astype(np.int64) - first
         scatter_sums(values, *work.code, at, of_row, sweep.target[first:stop], sweep.edge[first:stop], near, root)
     for batch, begin, stop in zip(sweep.batches, sweep.start[:-1], sweep.start[1:], strict=True):
         scale_rows(near[begin:stop], batch.scale)

@@ -83,7 +83,7 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
     """int32 and int64 rows, batches without edges, with factors and without; one batch of them by itself."""
     rng = np.random.default_rng(seed)
     batches = [drawn_at_random(rng, size, top, weighed) for size in sizes]
-    sweep = make_sweep(batches)
+    sweep = make_sweep([*batches])
     start = np.cumsum([0, *(batch.rest.num_rows for batch in batches)]).tolist()
     row = np.concatenate([batch.row for batch in batches])
     edge = np.concatenate([values(batch.edge, len(batch.row)) for batch in batches])
