@@ -25,7 +25,9 @@ class SweepSize:
     """What two sweeps (`ooc.sweepplan`) take, one serving batches while the other is made. Bytes."""
 
     sums: int
-    """of a sweep's batches"""
+    """of a sweep's batches, the destinations' own rows left out"""
+    roots: int
+    """those rows, each once: batches share them"""
     entries: int
     """of what its batches want of the rows"""
     activations: int
@@ -41,12 +43,12 @@ class SweepSize:
     @property
     def kept(self) -> int:
         """Of the batches that wait, in both."""
-        return 2 * self.sums + _ENTRY_COPIES * self.entries
+        return 2 * (self.sums + self.roots) + _ENTRY_COPIES * self.entries
 
-    def joined(self, other: "SweepSize") -> "SweepSize":
-        """With more batches."""
+    def joined(self, other: "SweepSize", roots: int) -> "SweepSize":
+        """With more batches; roots: of both together."""
         activations, besides = max(self.activations, other.activations), max(self.besides, other.besides)
-        return SweepSize(self.sums + other.sums, self.entries + other.entries, activations, besides)
+        return SweepSize(self.sums + other.sums, roots, self.entries + other.entries, activations, besides)
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ BUFFERS_KEPT, PINNED_KEPT = 1, 4
 FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 """Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
 _PART_SLOTS = 2**14  # 64 KiB of int32
+SERVED = 3
+"""Batches of a sweep that have their own copy of their destinations' rows: at the model, ahead of it, and being collated"""
 PIECES, PIECE_BYTES, _PIECE_SHARE = 3, 8 * 2**20, 32
 """Pieces of a sweep's pass that are in memory at once: two being read, so that the disk never waits, and one being added up; a
 piece's bytes at most, and its share of the memory at most"""
@@ -336,12 +338,23 @@ class Work:
         factor = 4 if self.summing is not None and self.summing.weighs_edges(subgraph) else 0
         entry = row + 4 + factor + 2  # the target, and a part of where each row's entries begin
         drawing = 4 * self.drawing * subgraph.nbytes if self.lockstep is None else self.lockstep.max_bytes or 0
+        roots = self.root_bytes * expanded
         return SweepSize(
-            sums=self._summed_bytes(subgraph) + rest,
+            sums=self._summed_bytes(subgraph)
+            - roots
+            + rest
+            + 12 * expanded,  # where its own row is kept, and how that is found
+            roots=roots,
             entries=entry * (len(subgraph.source) + expanded),
             activations=self.activation_bytes(drawn),
-            besides=drawing + PIECES * self.piece_bytes,
+            besides=drawing + PIECES * self.piece_bytes + SERVED * roots,
         )
+
+    @property
+    def root_bytes(self) -> int:
+        """Bytes of a destination's own row among sums."""
+        assert self.x is not None
+        return 4 * self.x.shape[1]
 
     def activation_bytes(self, drawn: Drawn) -> int:
         """Bytes that the model needs beside a batch: as much again (hidden rows are about as wide as features, for fewer nodes

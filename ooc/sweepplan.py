@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from ooc.collate import Drawn
 from ooc.loading import Work
 from ooc.packed import narrow
 from ooc.sums import Floats
+from ooc.union import Union
 from stores.jit import kernel
 from stores.plan import ReadPlan
 from stores.rows import AnyArray, Rows
@@ -41,10 +41,10 @@ class Rest(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A sampled batch that waits for its sums. An entry is an edge into the first layer's destinations, or one of those itself.
+    """A sampled batch that waits for its sums.
 
-    row: int32|int64[k], the row that an entry needs; target: int32[k], the destination, or ~ it where its own row is meant;
-    edge: float32[k], what an edge counts for, or empty. share: its part of a sweep's memory.
+    row: int32|int64[e], the row that an edge into the first layer's destinations needs; target: int32[e], the destination;
+    edge: float32[e], what the edge counts for, or empty. share: its part of a sweep's memory.
     """
 
     rest: Rest
@@ -58,29 +58,26 @@ def waiting(work: Work, drawn: Drawn) -> Waiting:
     """What a sampled batch wants of the rows."""
     subgraph = drawn.subgraph
     factors, rest = work.factors(drawn)
-    count, edges = len(subgraph.indptr) - 1, len(subgraph.source)
-    row = np.empty(edges + count, subgraph.node.dtype)
-    np.take(subgraph.node, subgraph.source, out=row[:edges], mode="clip")
-    row[edges:] = subgraph.node[:count]
-    target = np.empty(edges + count, np.int32)
-    target[:edges] = np.repeat(np.arange(count, dtype=np.int32), np.diff(subgraph.indptr))
-    target[edges:] = ~np.arange(count, dtype=np.int32)
-    edge = factors.edge
-    if len(edge):
-        edge = np.concatenate([edge, np.ones(count, np.float32)])
-    return Waiting(Rest(rest, factors.target), narrow(row), target, edge, work.share_of_sweep(drawn))
+    row = np.empty(len(subgraph.source), subgraph.node.dtype)
+    np.take(subgraph.node, subgraph.source, out=row, mode="clip")
+    target = np.repeat(np.arange(len(subgraph.indptr) - 1, dtype=np.int32), np.diff(subgraph.indptr))
+    return Waiting(Rest(rest, factors.target), narrow(row), target, factors.edge, work.share_of_sweep(drawn))
 
 
 @dataclass(frozen=True)
 class Sweep:
     """Batches whose sums are made in one pass.
 
-    start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1]; row: [u], ascending, the rows to read;
-    first: int32|int64[u + 1], row u is wanted by entries first[u]:first[u + 1]; target, edge: of each entry, as in `Waiting`.
+    start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1]; own: int32[rows of sums], where each
+    destination's own row is kept, of `num_roots` places; row: [u], ascending, the rows to read; first: int32|int64[u + 1], row
+    u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, or ~ the place the row is kept
+    in; edge: float32 of each entry, what it counts for, or empty.
     """
 
     batches: tuple[Rest, ...]
     start: NDArray[np.int64]
+    own: NDArray[np.int32]
+    num_roots: int
     row: NDArray[Any]
     first: NDArray[Any]
     target: NDArray[np.int32]
@@ -94,36 +91,85 @@ class Sweep:
         return int(self.start[-1])
 
     def only(self, k: int) -> "Sweep":
-        """A sweep for batch k alone."""
+        """A sweep for batch k alone, which keeps destinations' rows in the same places."""
         base, stop = int(self.start[k]), int(self.start[k + 1])
-        to = np.where(self.target < 0, ~self.target, self.target)
-        own = np.flatnonzero((to >= base) & (to < stop))
-        target = self.target[own]
-        target += np.where(target < 0, base, -base).astype(np.int32)
-        row = np.repeat(self.row, np.diff(self.first))[own]
-        edge = self.edge[own] if len(self.edge) else self.edge
-        return _swept(self.batches[k : k + 1], row, target, edge, self.size)
+        kept = np.zeros(self.num_roots, np.bool_)
+        kept[self.own[base:stop]] = True
+        of_root = self.target < 0
+        wanted = np.where(of_root, kept[np.where(of_root, ~self.target, 0)], (self.target >= base) & (self.target < stop))
+        mine = np.flatnonzero(wanted)
+        target = np.where(of_root, self.target, self.target - np.int32(base))[mine]
+        row = np.repeat(self.row, np.diff(self.first))[mine]
+        edge = self.edge[mine] if len(self.edge) else self.edge
+        start = np.array([0, stop - base])
+        return _grouped(self.batches[k : k + 1], start, self.own[base:stop], self.num_roots, (row, target, edge), self.size)
 
 
-def make_sweep(batches: list[Waiting]) -> Sweep:
-    """Put the entries of batches in file order; those of one row stay in the order of batches, destinations and edges.
+class Draft:
+    """A sweep in the making.
 
-    `batches` is emptied on the way: what waited is given up as it is sorted, so that at most two copies are in memory.
+    pool: bytes for all that sweeps have in memory; root_bytes: of a destination's own row.
     """
-    rests = tuple(batch.rest for batch in batches)
-    size = reduce(SweepSize.joined, (batch.share for batch in batches))
-    return _swept(rests, *_sorted(batches), size)
+
+    def __init__(self, pool: int, root_bytes: int) -> None:
+        self._pool, self._root_bytes = pool, root_bytes
+        self._batches: list[Waiting] = []
+        self._own: list[NDArray[np.int32]] = []
+        self._roots = [0]
+        self._union = Union()
+        self._size: SweepSize | None = None
+
+    def add(self, batch: Waiting) -> bool:
+        """Take a batch in, unless the sweep is full; the first always fits. False: finish, this draft takes no more."""
+        own = self._union.add(batch.rest.drawn.subgraph.node)
+        roots = self._union.size * self._root_bytes
+        size = batch.share if self._size is None else self._size.joined(batch.share, roots)
+        if self._batches and size.nbytes > self._pool:
+            return False
+        self._batches.append(batch)
+        self._own.append(own)
+        self._roots.append(self._union.size)
+        self._size = size
+        return True
+
+    def finish(self) -> Sweep:
+        """Its entries in file order; those of one row stay in the order of batches, destinations and edges.
+
+        What waited is given up as it is sorted, so that at most two copies are in memory.
+        """
+        assert self._size is not None
+        rests, own = tuple(batch.rest for batch in self._batches), np.concatenate(self._own)
+        start = np.zeros(len(rests) + 1, np.int64)
+        np.cumsum([rest.num_rows for rest in rests], out=start[1:])
+        parts: list[tuple[Entries, int]] = []
+        for batch, mine, base, known in zip(self._batches, self._own, start.tolist(), self._roots, strict=False):
+            parts.append(((batch.row, batch.target, batch.edge), base))
+            new = mine >= known  # whose rows no batch before keeps
+            row = narrow(batch.rest.drawn.subgraph.node[new])
+            parts.append(((row, ~mine[new], np.empty(0, np.float32)), 0))
+        self._batches.clear()
+        return _grouped(rests, start, own, self._roots[-1], _sorted(parts), self._size)
 
 
-def _swept(batches: tuple[Rest, ...], row: NDArray[Any], target: NDArray[np.int32], edge: Floats, size: SweepSize) -> Sweep:
+Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
+"""row, target and edge, as in `Sweep`"""
+
+
+def _grouped(
+    batches: tuple[Rest, ...],
+    start: NDArray[np.int64],
+    own: NDArray[np.int32],
+    num_roots: int,
+    entries: Entries,
+    size: SweepSize,
+) -> Sweep:
     """A sweep of entries in file order."""
-    start = np.zeros(len(batches) + 1, np.int64)
-    np.cumsum([batch.num_rows for batch in batches], out=start[1:])
+    row, target, edge = entries
     distinct = _distinct(row)
     ends = np.int32 if len(row) < 2**31 else np.int64
-    own, first = np.empty(distinct, row.dtype), np.empty(distinct + 1, ends)
-    _group(row, own, first)
-    return Sweep(batches, start, own, first, target, edge, size)
+    rows, first = np.empty(distinct, row.dtype), np.empty(distinct + 1, ends)
+    _group(row, rows, first)
+    return Sweep(batches, start, own, num_roots, rows, first, target, edge, size)
 
 
 @kernel
@@ -147,29 +193,21 @@ def _group(row: NDArray[Any], own: NDArray[Any], first: NDArray[Any]) -> None:
     first[at] = len(row)
 
 
-Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
-"""row, target and edge, as in `Waiting`"""
-
-
-def _sorted(batches: list[Waiting]) -> Entries:
-    """Entries by ascending row, in order, their targets counted over all batches: a stable radix sort, least digit first.
-
-    The first pass takes them out of the batches, which are given up then.
-    """
-    count, top = sum(len(batch.row) for batch in batches), max(int(batch.row.max(initial=0)) for batch in batches)
-    weighed = any(len(batch.edge) for batch in batches)  # a batch without edges has no factors either
-    dtype = np.result_type(*(batch.row for batch in batches))
+def _sorted(parts: list[tuple[Entries, int]]) -> Entries:
+    """Entries by ascending row, in order: a stable radix sort, least digit first. parts: entries, and what is added to their
+    targets; emptied after the first pass, which takes the entries out of them."""
+    count = sum(len(row) for (row, _, _), _ in parts)
+    top = max(int(row.max(initial=0)) for (row, _, _), _ in parts)
+    weighed = any(len(edge) for (_, _, edge), _ in parts)  # a batch without edges has no factors either, a kept row neither
+    dtype = np.result_type(*(row for (row, _, _), _ in parts))
     own = _room(count, dtype, weighed)
     place = np.zeros((1 << _DIGIT) + 1, np.int64)
-    for batch in batches:
-        _count(batch.row, 0, place)
+    for (row, _, _), _ in parts:
+        _count(row, 0, place)
     _add_up(place)
-    base = 0
-    for batch in batches:
-        edge = batch.edge if len(batch.edge) or not weighed else np.ones(len(batch.row), np.float32)
-        _move(batch.row, batch.target, edge, 0, base, place, *own)
-        base += batch.rest.num_rows
-    batches.clear()
+    for (row, target, edge), base in parts:
+        _move(row, target, edge if len(edge) or not weighed else np.ones(len(row), np.float32), 0, base, place, *own)
+    parts.clear()
     for shift in range(_DIGIT, top.bit_length(), _DIGIT):
         place[:] = 0
         _count(own[0], shift, place)
@@ -217,18 +255,17 @@ def _move(
         to = place[digit]
         place[digit] = to + 1
         row_out[to] = row[i]
-        target_out[to] = target[i] + base if target[i] >= 0 else target[i] - base
+        target_out[to] = target[i] + base if target[i] >= 0 else target[i]
         if len(edge_out) > 0:
             edge_out[to] = edge[i]
 
 
-def sweeps(batches: Iterator[Waiting], pool: int) -> Iterator[Sweep]:
+def sweeps(batches: Iterator[Waiting], pool: int, root_bytes: int) -> Iterator[Sweep]:
     """Sweeps of consecutive batches, none left out, each of as many as fit `pool` bytes, but of one at least.
 
-    A failure comes after the sweep of the batches before it.
+    root_bytes: of a destination's own row. A failure comes after the sweep of the batches before it.
     """
-    draft: list[Waiting] = []
-    size: SweepSize | None = None
+    draft: Draft | None = None
     failure: BaseException | None = None
     while True:
         try:
@@ -238,15 +275,18 @@ def sweeps(batches: Iterator[Waiting], pool: int) -> Iterator[Sweep]:
         except BaseException as error:  # the batches before it come first
             failure = error
             break
-        larger = batch.share if size is None else size.joined(batch.share)
-        if draft and larger.nbytes > pool:
-            yield make_sweep(draft)
-            larger = batch.share
-        draft.append(batch)
-        size = larger
+        if draft is None:
+            draft = Draft(pool, root_bytes)
+        if not draft.add(batch):
+            sweep = draft.finish()
+            draft = None  # what a generator refers to stays in memory while the sweep is under way
+            yield sweep
+            del sweep
+            draft = Draft(pool, root_bytes)
+            draft.add(batch)
         del batch
-    if draft:
-        yield make_sweep(draft)
+    if draft is not None:
+        yield draft.finish()
     if failure is not None:
         raise failure
 

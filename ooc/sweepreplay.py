@@ -11,7 +11,6 @@ from itertools import accumulate
 
 import numpy as np
 
-from ooc.budget import SweepSize
 from ooc.collate import Drawn
 from ooc.loading import Work
 from ooc.replay import Costs, Lengths, Share, cost_of, planned
@@ -130,17 +129,16 @@ def replay_sweeps(
     """
     assert work.x is not None
     asked: deque[tuple[int, int]] = deque()
-    sizes: list[SweepSize] = []
 
     def waits() -> Iterator[Waiting]:
         for batch in drawn:
             one = waiting(work, batch)
             asked.append((len(batch.subgraph.node), entry_bytes(one)))
-            sizes.append(one.share)
             yield one
 
-    scans, cost = [], cost_of(work.x)
-    for sweep in sweeps(waits(), pool):
+    scans, cost, most = [], cost_of(work.x), 1.0
+    for sweep in sweeps(waits(), pool, work.root_bytes):
+        most = max(most, batches_in(pool, sweep))
         wanted = [asked.popleft() for _ in sweep.batches]
         extents, nbytes = planned(sweep.row.astype(np.int64), lengths)
         scans.append(
@@ -150,21 +148,20 @@ def replay_sweeps(
                 rows_read=len(sweep.row),
                 nbytes=nbytes,
                 read_s=extents * cost.read_s + nbytes * cost.byte_s,
-                sums=2 * 4 * work.x.shape[1] * sweep.num_rows,
+                sums=work.root_bytes * (sweep.num_rows + sweep.num_roots),
                 rests=sum(rest_bytes(rest) for rest in sweep.batches),
                 entries=sum(nbytes for _, nbytes in wanted),
                 table=table_bytes(sweep),
             )
         )
         seen(sweep)
-    return Sweeps(tuple(scans), max(scans[0].batches, batches_in(pool, sizes)), work.x)
+    return Sweeps(tuple(scans), most, work.x)
 
 
-def batches_in(pool: int, sizes: Sequence[SweepSize]) -> float:
-    """Batches of these sizes that fit a sweep of `pool` bytes."""
-    beside = max(size.activations for size in sizes) + max(size.besides for size in sizes)
-    each = sum(size.kept for size in sizes) / len(sizes)
-    return max(1.0, (pool - beside) // max(1.0, each))
+def batches_in(pool: int, sweep: Sweep) -> float:
+    """Batches like those of this sweep, which may lack some, that fit a sweep of `pool` bytes."""
+    size, count = sweep.size, len(sweep.batches)
+    return max(float(count), (pool - size.activations - size.besides) * count // max(1, size.kept))
 
 
 def rest_bytes(rest: Rest) -> int:

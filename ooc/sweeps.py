@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ class SumsMemory:
     Memory that was never written costs nothing. A consumer that keeps its batches makes a third one necessary, and so on.
 
     >>> memory = SumsMemory()
-    >>> sums = memory.take(rows=1000, width=128, turn=0)  # float32[2, 1000, 128]
+    >>> near, roots = memory.take(rows=1000, roots=900, width=128, turn=0)  # float32[1000, 128], float32[900, 128]
     """
 
     def __init__(self) -> None:
@@ -57,8 +57,9 @@ class SumsMemory:
         self._closed = False
         self._changed = threading.Condition()  # over an RLock: a buffer may come back in a collection, in the middle of all
 
-    def take(self, rows: int, width: int, turn: int) -> Floats:
-        """float32[2, rows, width], uninitialised. Waits for a buffer, but not once the consumer asks for what `turn` makes.
+    def take(self, rows: int, roots: int, width: int, turn: int) -> tuple[Floats, Floats]:
+        """float32[rows, width] and float32[roots, width], uninitialised. Waits for a buffer, but not once the consumer asks
+        for what `turn` makes.
 
         Raises Stopped where that is closed, or gets closed meanwhile.
         """
@@ -70,10 +71,10 @@ class SumsMemory:
             if self._closed:
                 raise Stopped
             buffer = self._free.pop() if self._free else np.empty(0, np.float32)
-        size = 2 * rows * width
-        if len(buffer) < size:
-            buffer = np.empty(size, np.float32)
-        return leased(buffer, self._give, buffer)[:size].reshape(2, rows, width)
+        if len(buffer) < (rows + roots) * width:
+            buffer = np.empty((rows + roots) * width, np.float32)
+        lease = leased(buffer, self._give, buffer)[: (rows + roots) * width].reshape(rows + roots, width)
+        return lease[:rows], lease[rows:]
 
     def _give(self, buffer: Floats) -> None:
         with self._changed:
@@ -98,13 +99,15 @@ class SumsMemory:
 class Made:
     """A sweep's batches whose sums stand in memory, or of its first `done` batches, and what the next one failed on.
 
-    start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1].
+    start, own: as of `Sweep`. near: float32[rows, f], neighbors' sums of all its batches, one behind the other; roots:
+    float32[num_roots, f], the destinations' own rows, which batches share.
     """
 
     batches: tuple[Rest, ...]
     start: NDArray[np.int64]
-    sums: Floats
-    """float32[2, rows, f]: neighbors' sums and own rows of all its batches, one behind the other"""
+    own: NDArray[np.int32]
+    near: Floats
+    roots: Floats
     done: int
     error: Exception | None
 
@@ -123,40 +126,39 @@ class Sweeper:
 
     def make(self, sweep: Sweep) -> Made:
         """The sums of a sweep's batches. Where that fails, batch by batch as far as it goes."""
-        sums = self.memory.take(sweep.num_rows, self._rows.shape[1], self._turn)
+        near, roots = self.memory.take(sweep.num_rows, sweep.num_roots, self._rows.shape[1], self._turn)
         self._turn += 1
         done, error = len(sweep.batches), None
         try:
-            self._add_all(sweep, sums)
+            self._add_all(sweep, near, roots)
         except Stopped:
             raise
         except Exception as failure:
-            done, error = self._one_by_one(sweep, sums, failure)
-        return Made(sweep.batches, sweep.start, sums, done, error)
+            done, error = self._one_by_one(sweep, near, roots, failure)
+        return Made(sweep.batches, sweep.start, sweep.own, near, roots, done, error)
 
-    def _one_by_one(self, sweep: Sweep, sums: Floats, failure: Exception) -> tuple[int, Exception | None]:
+    def _one_by_one(self, sweep: Sweep, near: Floats, roots: Floats, failure: Exception) -> tuple[int, Exception | None]:
         """(batches whose sums are made, what the next one fails on)."""
         if len(sweep.batches) == 1:
             return 0, failure
         for done in range(len(sweep.batches)):
             try:
-                self._add_all(sweep.only(done), sums[:, sweep.start[done] : sweep.start[done + 1]])
+                self._add_all(sweep.only(done), near[sweep.start[done] : sweep.start[done + 1]], roots)
             except Stopped:
                 raise
             except Exception as error:
                 return done, error
         return len(sweep.batches), None  # it went well the second time
 
-    def _add_all(self, sweep: Sweep, sums: Floats) -> None:
-        sums[0] = 0
-        self.add_up(sweep, sums, pieces(sweep, self._rows, self._work.piece_bytes))
+    def _add_all(self, sweep: Sweep, near: Floats, roots: Floats) -> None:
+        near[:] = 0
+        self.add_up(sweep, near, roots, pieces(sweep, self._rows, self._work.piece_bytes))
 
-    def add_up(self, sweep: Sweep, sums: Floats, todo: Iterator[Piece]) -> None:
+    def add_up(self, sweep: Sweep, near: Floats, roots: Floats, todo: Iterator[Piece]) -> None:
         """Read pieces of a sweep, a few ahead, and add them up in their order.
 
-        sums: float32[2, d, f], its neighbors' sums so far, zeros at first, and its own rows.
+        near: float32[rows, f], its neighbors' sums so far, zeros at first; roots: float32[num_roots, f], the rows it keeps.
         """
-        near, root = sums
         under_way: deque[tuple[Piece, Future[NDArray[Any]]]] = deque()
         try:
             for piece in [*islice(todo, PIECES)]:
@@ -168,7 +170,7 @@ class Sweeper:
                 entries = slice(int(piece.first[0]), int(piece.first[-1]))
                 of_row = piece.first - piece.first[0]
                 target, edge = sweep.target[entries], sweep.edge[entries]
-                scatter_sums(values, *self._code, piece.row_at, of_row, target, edge, near, root)
+                scatter_sums(values, *self._code, piece.row_at, of_row, target, edge, near, roots)
                 del values, read  # before the next one is asked for
                 for piece in islice(todo, 1):
                     under_way.append((piece, self._submit(piece)))
@@ -203,7 +205,7 @@ class Server:
     def __init__(self, work: Work, sweeper: Sweeper) -> None:
         self._work, self._sweeper = work, sweeper
 
-    def serve(self, made: Iterator[Made]) -> Iterator[tuple[Rest, Sums]]:
+    def serve(self, made: Iterator[Made]) -> Iterator["Served"]:
         """The batches of sweeps, one after the other, with their sums."""
         step = 0
         for turn in range(1 << 62):
@@ -211,21 +213,31 @@ class Server:
             one = next(made, None)
             if one is None:
                 return
-            near, root = one.sums
             for k in range(one.done):
-                own = slice(int(one.start[k]), int(one.start[k + 1]))
-                yield one.batches[k], Sums(near[own], root[own])
+                mine = slice(int(one.start[k]), int(one.start[k + 1]))
+                yield Served(one.batches[k], one.near[mine], one.roots, one.own[mine])
             step += one.done
             if one.error is not None:
                 one.error.add_note(f"in stage 'sum' at step {step} of the pipeline")
                 raise one.error
-            del one, near, root  # while the next one is waited for
+            del one  # while the next one is waited for
 
-    def collate(self, batch: tuple[Rest, Sums]) -> tuple[int, Any]:
+    def collate(self, served: "Served") -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
-        rest, sums = batch
-        scale_rows(sums.near, rest.scale)
-        return self._work.collate(Loaded(rest.drawn, sums, self._work.labels(rest.drawn)))
+        rest, near, roots, own = served
+        scale_rows(near, rest.scale)
+        root = self._work.buffers.empty(near.shape, near.dtype)
+        np.take(roots, own, axis=0, out=root, mode="clip")
+        return self._work.collate(Loaded(rest.drawn, Sums(near, root), self._work.labels(rest.drawn)))
+
+
+class Served(NamedTuple):
+    """A batch of a sweep: near, float32[d, f], is its own; its destinations' rows are roots[own]."""
+
+    rest: Rest
+    near: Floats
+    roots: Floats
+    own: NDArray[np.int32]
 
 
 def swept(
@@ -279,7 +291,7 @@ def _chain(
         clocks={"sample": own["sample"]},
     )
     made = Pipeline(
-        sweeps(sampled, pool),
+        sweeps(sampled, pool, work.root_bytes),
         [Stage("sum", sweeper.make)],
         max_bytes=1,  # the buffers are the gate
         max_items=2,

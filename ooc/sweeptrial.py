@@ -16,10 +16,10 @@ from ooc.memory import MemoryMeter
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, Pipeline, Stage
 from ooc.replay import Pace, cost_of
-from ooc.sums import Floats, Sums
-from ooc.sweepplan import AHEAD, Piece, Rest, Sweep, Waiting, make_sweep, pieces, waiting
+from ooc.sums import Floats
+from ooc.sweepplan import AHEAD, Draft, Piece, Sweep, Waiting, pieces, waiting
 from ooc.sweepreplay import rest_bytes, table_bytes
-from ooc.sweeps import Made, Server, Sweeper
+from ooc.sweeps import Made, Served, Server, Sweeper
 from ooc.trials import LEAST_STEPS, PATIENCE, Step, median_of
 from stores.rows import Rows
 
@@ -60,11 +60,11 @@ class _Maker:
         self._clock, self._model_s = Clock(), 0.0
         self.sweeper = Sweeper(work, rows, self._clock)
 
-    def buffer(self) -> Floats:
-        """Zeros for a sweep's sums."""
-        sums = self.sweeper.memory.take(self._sweep.num_rows, self._rows.shape[1], 0)
-        sums[:] = 0
-        return sums
+    def buffer(self) -> tuple[Floats, Floats]:
+        """Zeros for a sweep's sums and the rows it keeps."""
+        near, roots = self.sweeper.memory.take(self._sweep.num_rows, self._sweep.num_roots, self._rows.shape[1], 0)
+        near[:], roots[:] = 0, 0
+        return near, roots
 
     def pieces(self) -> Iterator[Piece]:
         """Of one pass."""
@@ -79,11 +79,11 @@ class _Maker:
         """Read so far."""
         return self._work.read.nbytes
 
-    def make(self, sums: Floats, todo: Iterator[Piece]) -> _Pass:
+    def make(self, sums: tuple[Floats, Floats], todo: Iterator[Piece]) -> _Pass:
         """Add pieces up."""
         before, model, reading, begun = self.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
         with noting_waits() as waits:
-            self.sweeper.add_up(self._sweep, sums, todo)
+            self.sweeper.add_up(self._sweep, *sums, todo)
         waited = sum(stop - start for start, stop in waits)
         seconds = time.perf_counter() - begun
         return _Pass(seconds, self.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
@@ -113,16 +113,16 @@ def try_sweep(work: Work, sweep: Sweep, steps: int, threads: int, step: Step, se
                 found = _beside(pipeline, maker, made, step, alone, seconds)
     finally:
         maker.sweeper.stop()
-    known = made.nbytes + served.nbytes + table_bytes(sweep) + sum(map(rest_bytes, sweep.batches))
+    known = sum(part.nbytes for part in (*made, *served)) + table_bytes(sweep) + sum(map(rest_bytes, sweep.batches))
     return SweepTrial(*found, median_of(pipeline.clocks["collate"], WARM_STEPS), max(0, meter.peak - known))
 
 
-def _made(sweep: Sweep, sums: Floats) -> Made:
-    return Made(sweep.batches, sweep.start, sums, len(sweep.batches), None)
+def _made(sweep: Sweep, sums: tuple[Floats, Floats]) -> Made:
+    return Made(sweep.batches, sweep.start, sweep.own, *sums, len(sweep.batches), None)
 
 
 def _beside(
-    pipeline: Pipeline, maker: _Maker, sums: Floats, step: Step, alone: _Pass, seconds: float
+    pipeline: Pipeline, maker: _Maker, sums: tuple[Floats, Floats], step: Step, alone: _Pass, seconds: float
 ) -> tuple[Pace, float, float]:
     """(the pace, a batch while no sums are made, the model's part of a batch while they are)."""
     runs = _runs(pipeline, step)
@@ -194,7 +194,9 @@ def _pipeline(work: Work, sweeper: Sweeper, made: Made, sampling: tuple[int, int
     )
 
 
-def _served(batches: Iterator[tuple[Rest, Sums]], sampled: Iterator[Waiting]) -> Iterator[tuple[Rest, Sums]]:
+def _served(batches: Iterator[Served], sampled: Iterator[Waiting]) -> Iterator[Served]:
     for batch, drawn in zip(batches, sampled, strict=False):
-        make_sweep([drawn])
+        draft = Draft(1, 0)  # a sweep by itself
+        draft.add(drawn)
+        draft.finish()
         yield batch

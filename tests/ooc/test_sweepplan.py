@@ -15,7 +15,7 @@ from ooc.loaders import NeighborLoader
 from ooc.loading import PIECE_BYTES, PIECES
 from ooc.order import Cursor
 from ooc.sums import Summing
-from ooc.sweepplan import Rest, Sweep, Waiting, make_sweep, pieces, sweeps, waiting
+from ooc.sweepplan import Draft, Rest, Sweep, Waiting, pieces, sweeps, waiting
 from stores.build import write_store
 from stores.dataset import Dataset
 from stores.graph import Graph
@@ -54,22 +54,34 @@ def waits_of(ds: Dataset, fanout: list[int], batch_size: int) -> tuple[Any, list
 
 def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> Waiting:
     """A batch of `size` edges and 1 to 4 destinations that wants rows below `top`."""
-    d = int(rng.integers(1, 5))
-    row = rng.integers(0, top, size + d).astype(np.int64 if top > 2**31 else np.int32)
-    target = np.concatenate([np.sort(rng.integers(0, d, size)), ~np.arange(d)]).astype(np.int32)
-    edge = rng.random(size + d if weighed and size else 0).astype(np.float32)
-    drawn: Any = type("Drawn", (), {"subgraph": type("Nodes", (), {"node": np.arange(d)})})
-    return Waiting(Rest(drawn, np.ones(d, np.float32)), row, target, edge, SweepSize(d, len(row), size, 1))
+    d = min(int(rng.integers(1, 5)), top)
+    row = rng.integers(0, top, size).astype(np.int64 if top > 2**31 else np.int32)
+    target = np.sort(rng.integers(0, d, size)).astype(np.int32)
+    edge = rng.random(size if weighed else 0).astype(np.float32)
+    node = rng.choice(min(top, 50), d, replace=False).astype(np.int64)
+    drawn: Any = type("Drawn", (), {"subgraph": type("Nodes", (), {"node": node})})
+    return Waiting(Rest(drawn, np.ones(d, np.float32)), row, target, edge, SweepSize(d, 3 * d, size + d, size, 1))
 
 
-def values(edge: Any, entries: int) -> Any:
-    return edge if len(edge) else np.ones(entries, np.float32)
+def sweep_of(batches: list[Waiting], root_bytes: int = 3) -> Sweep:
+    draft = Draft(1 << 60, root_bytes)
+    assert all(draft.add(batch) for batch in batches)
+    return draft.finish()
 
 
-def equal(one: Sweep, other: Sweep) -> bool:
-    pairs = [(getattr(one, name), getattr(other, name)) for name in ("start", "row", "first", "target")]
-    pairs.append((values(one.edge, len(one.target)), values(other.edge, len(one.target))))
-    return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in pairs)
+def entries_of(sweep: Sweep) -> list[tuple[int, int, float]]:
+    """(row, sum, factor) of each edge, in order."""
+    factor = sweep.edge if len(sweep.edge) else np.ones(len(sweep.target), np.float32)
+    row = np.repeat(sweep.row, np.diff(sweep.first))
+    return [(r, to, f) for r, to, f in zip(row.tolist(), sweep.target.tolist(), factor.tolist(), strict=True) if to >= 0]
+
+
+def kept_by(sweep: Sweep) -> dict[int, int]:
+    """The row in each place that keeps one."""
+    row = np.repeat(sweep.row, np.diff(sweep.first)).tolist()
+    kept = [(~to, r) for r, to in zip(row, sweep.target.tolist(), strict=True) if to < 0]
+    assert len(dict(kept)) == len(kept)
+    return dict(kept)
 
 
 @settings(deadline=None, max_examples=60)
@@ -83,24 +95,25 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
     """int32 and int64 rows, batches without edges, with factors and without; one batch of them by itself."""
     rng = np.random.default_rng(seed)
     batches = [drawn_at_random(rng, size, top, weighed) for size in sizes]
-    sweep = make_sweep([*batches])
+    sweep = sweep_of(batches)
     start = np.cumsum([0, *(batch.rest.num_rows for batch in batches)]).tolist()
-    row = np.concatenate([batch.row for batch in batches])
-    edge = np.concatenate([values(batch.edge, len(batch.row)) for batch in batches])
-    target = [
-        ~(~to + base) if to < 0 else to + base
-        for batch, base in zip(batches, start[:-1], strict=True)
-        for to in batch.target.tolist()
-    ]
-    order = np.argsort(row, kind="stable")
+    node = np.concatenate([batch.rest.drawn.subgraph.node for batch in batches])
+    wanted = []
+    for batch, base in zip(batches, start[:-1], strict=True):
+        factor = batch.edge if len(batch.edge) else np.ones(len(batch.row), np.float32)
+        wanted.append(list(zip(batch.row.tolist(), (batch.target + base).tolist(), factor.tolist(), strict=True)))
+    assert entries_of(sweep) == sorted([entry for each in wanted for entry in each], key=lambda entry: entry[0])
     assert sweep.start.tolist() == start
     assert sweep.num_rows == start[-1]
-    assert np.array_equal(sweep.row, np.unique(row))
-    assert np.array_equal(np.repeat(sweep.row, np.diff(sweep.first)), row[order])
-    assert np.array_equal(sweep.target, np.array(target)[order])
-    assert np.array_equal(values(sweep.edge, len(row)), edge[order])
-    assert all(equal(sweep.only(k), make_sweep([batch])) for k, batch in enumerate(batches))
-    assert sweep.size == SweepSize(start[-1], len(row), max(sizes), 1)
+    assert sweep.row.tolist() == sorted({*node.tolist(), *(row for each in wanted for row, _, _ in each)})
+    assert [kept_by(sweep)[place] for place in sweep.own.tolist()] == node.tolist()
+    assert sweep.num_roots == len(kept_by(sweep)) == len(set(node.tolist()))
+    assert sweep.size == SweepSize(start[-1], 3 * sweep.num_roots, sum(sizes) + start[-1], max(sizes), 1)
+    for k in range(len(batches)):
+        alone = sweep.only(k)
+        assert entries_of(alone) == sorted([(row, to - start[k], f) for row, to, f in wanted[k]], key=lambda entry: entry[0])
+        assert [kept_by(alone)[place] for place in alone.own.tolist()] == node[start[k] : start[k + 1]].tolist()
+        assert alone.num_roots == sweep.num_roots
 
 
 @pytest.mark.parametrize("source", ["float32", "float16", "lmdb", "foreign"])
@@ -113,7 +126,7 @@ def test_pieces_hold_every_row_once_in_order(
         rows = ds.stored("x")
         stored = np.empty((N, F), rows.dtype)
         rows.read(np.arange(N), stored)
-        sweep = make_sweep(waits_of(ds, [1], 3)[1][:20])
+        sweep = sweep_of(waits_of(ds, [1], 3)[1][:20])
         assert 20 < len(sweep.row) < N
         done: list[int] = []
         for piece in pieces(sweep, rows, piece_bytes):
@@ -132,17 +145,18 @@ def test_pieces_hold_every_row_once_in_order(
 def test_sweeps_hold_all_batches_in_order_within_their_bytes(path: Path, batch_size: int, pool: int) -> None:
     with Dataset.open(path) as ds:
         work, waits = waits_of(ds, [4, 3], batch_size)
-    made = list(sweeps(iter(waits), pool))
+    made = list(sweeps(iter(waits), pool, work.root_bytes))
     assert [id(batch) for sweep in made for batch in sweep.batches] == [id(batch.rest) for batch in waits]
     at = 0
     for sweep in made:
         own = waits[at : at + len(sweep.batches)]
         at += len(own)
         entries = sum(batch.row.nbytes + batch.target.nbytes + batch.edge.nbytes for batch in own)
-        sums = 2 * 4 * sweep.num_rows * F
-        need = 2 * sums + 4 * entries + max(batch.share.activations for batch in own) + PIECES * work.piece_bytes
+        sums = 4 * (sweep.num_rows + sweep.num_roots) * F
+        need = 2 * sums + 3 * entries + max(batch.share.activations for batch in own) + PIECES * work.piece_bytes
         assert len(own) == 1 or need <= sweep.size.nbytes <= pool
-        assert sweep.size.sums > sums
+        assert sweep.size.sums > 4 * sweep.num_rows * F
+        assert sweep.size.roots == 4 * sweep.num_roots * F
         assert sweep.size.entries >= entries
 
 
@@ -154,8 +168,8 @@ def test_a_failure_comes_after_the_sweep_before_it(path: Path) -> None:
         yield from waits[:2]
         raise ZeroDivisionError("mine")
 
-    found = sweeps(failing(), 10**9)
+    found = sweeps(failing(), 10**9, 4 * F)
     assert len(next(found).batches) == 2
     with pytest.raises(ZeroDivisionError, match="mine"):
         next(found)
-    assert list(sweeps(iter([]), 10**9)) == []
+    assert list(sweeps(iter([]), 10**9, 4 * F)) == []

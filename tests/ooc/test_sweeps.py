@@ -254,34 +254,34 @@ def test_sums_alive_stay_within_the_budget(ds: Dataset, monkeypatch: pytest.Monk
 
 def stopped(memory: SumsMemory) -> None:
     with pytest.raises(Stopped):
-        memory.take(1, 1, 4)
+        memory.take(1, 0, 1, 4)
 
 
 def test_two_buffers_serve_an_epoch_and_a_consumer_that_keeps_them_gets_more() -> None:
     memory = SumsMemory()
-    first, second = memory.take(3, 4, 0), memory.take(3, 4, 1)
-    first[:], second[:] = 1, 2
-    part, got = first[0, 1:], []
-    del first
-    third = threading.Thread(target=lambda: got.append(memory.take(2, 4, 2)))
+    (first, roots), second = memory.take(3, 2, 4, 0), memory.take(3, 2, 4, 1)
+    first[:], roots[:], second[0][:], second[1][:] = 1, 1, 2, 2
+    part, got = roots[1:], []
+    del first, roots
+    third = threading.Thread(target=lambda: got.append(memory.take(2, 1, 4, 2)))
     third.start()
     third.join(0.1)
     assert third.is_alive()  # a part of it is in use still
-    address = part.ctypes.data - 16
+    address = part.ctypes.data - (3 + 1) * 16
     del part
     third.join(10)
-    assert got[0].ctypes.data == address
+    assert got[0][0].ctypes.data == address
     memory.ask(3)
-    fourth = memory.take(3, 4, 3)
-    fourth[:] = 3
-    assert (second == 2).all()
+    for fourth in memory.take(3, 2, 4, 3):
+        fourth[:] = 3
+    assert all((each == 2).all() for each in second)
     last = threading.Thread(target=lambda: stopped(memory))
     last.start()
     memory.close()
     last.join(10)
     assert not last.is_alive()
     with pytest.raises(Stopped):
-        memory.take(1, 1, 0)
+        memory.take(1, 1, 1, 0)
 
 
 @pytest.mark.parametrize("bad", [3, 47, 155, 299])

@@ -8,6 +8,7 @@ Kernels are compiled beforehand on a tiny graph. `--limit` needs root; it counts
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -161,6 +162,7 @@ def main() -> None:
     a = parser.parse_args()
     if a.limit:
         limit_memory(a.limit)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
     print(json.dumps(run(a)))
 
 
