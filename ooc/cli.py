@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _outcome(arguments: Sequence[str] | None) -> int:
     try:
-        # Threads of torch that wait for work would spin on the processors that loaders need: measured, a third of a step's cycles.
+        # Threads of torch that wait would spin on the processors that loaders need: measured, a quarter of all cycles.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from ooc.verbs import app
 

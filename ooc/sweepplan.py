@@ -70,8 +70,8 @@ class Sweep:
 
     start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1]; own: int32[rows of sums], where each
     destination's own row is kept, of `num_roots` places; row: [u], ascending, the rows to read; first: int32|int64[u + 1], row
-    u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, or ~ the place the row is kept
-    in; edge: float32 of each entry, what it counts for, or empty.
+    u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, or ~ the place that keeps the
+    row; edge: float32 of each entry, what it counts for, or empty.
     """
 
     batches: tuple[Rest, ...]

@@ -228,15 +228,15 @@ def test_sums_alive_stay_within_the_budget(ds: Dataset, monkeypatch: pytest.Monk
     peak = 0
     take = SumsMemory.take
 
-    def counted(self: Any, rows: int, width: int, turn: int) -> Any:
+    def counted(self: Any, rows: int, roots: int, width: int, turn: int) -> Any:
         nonlocal peak
-        sums = take(self, rows, width, turn)
+        sums, kept = take(self, rows, roots, width, turn)
         number = len(numbers)
         numbers.append(number)
-        alive[number] = sums.nbytes
+        alive[number] = sums.nbytes + kept.nbytes
         weakref.finalize(sums.base, alive.pop, number)
         peak = max(peak, sum(alive.copy().values()))
-        return sums
+        return sums, kept
 
     numbers: list[int] = []
     monkeypatch.setattr(SumsMemory, "take", counted)
