@@ -19,6 +19,7 @@ from ooc.arguments import weight_column_of
 from ooc.compiled import compile_model
 from ooc.config import TrainConfig, parse, read_config
 from ooc.epochs import BatchLoader
+from ooc.exact import ExactScores
 from ooc.halo import AHEAD, SHARE, Halo, HaloLoader, open_halo, widths_of
 from ooc.induced import ClusterLoader, SaintLoader
 from ooc.loaders import NeighborLoader, budget_of
@@ -28,7 +29,7 @@ from ooc.models import build_model, summing_of
 from ooc.order import Purpose, key
 from ooc.progress import TensorBoardWatcher, Watchers
 from ooc.refresh import Refresh
-from ooc.run import Job, State, environment
+from ooc.run import SWEEP, Job, State, environment
 from ooc.user_models import load_model
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
@@ -63,6 +64,8 @@ def open_job(config: TrainConfig, resume: bool, watchers: Watchers) -> Iterator[
                         job.halo.close()
                     if isinstance(job.loader, SaintLoader):
                         job.loader.close()
+                    if job.exact is not None:
+                        job.exact.close()
             finally:
                 watchers.close()
     except (OocError, OSError):
@@ -216,7 +219,9 @@ def make_halo_loader(config: TrainConfig, dataset: Dataset, device: torch.device
 
 
 def make_evaluators(config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module) -> dict[str, NeighborLoader]:
-    """A loader for each split to score that the store has."""
+    """A loader for each split to score that the store has; none where a sweep scores them."""
+    if config.evaluate == "layerwise":
+        return {}
     return {
         split: NeighborLoader(
             dataset,
@@ -319,6 +324,9 @@ def compose(
         restore(job, saved)
     if isinstance(loader, HaloLoader):
         job.halo = make_halo(config, loader, model, saved)
+    if config.evaluate == "layerwise":
+        engine = "auto" if config.engine == "gds" else config.engine
+        job.exact = ExactScores(model, dataset, config.out / SWEEP, engine)
     if config.tensorboard:
         watchers.all.append(TensorBoardWatcher(config.out, job.state.total_steps))
     if config.memory is not None:

@@ -125,6 +125,9 @@ class TrainConfig(BaseModel):
     replace: bool = Field(False, description="Sample with replacement.")
     weight_attr: str | None = Field(None, description="Edge column to sample in proportion to.")
     batch_size: Positive = Field(1024, description="Seeds a batch.")
+    evaluate: Literal["sampled", "layerwise"] = Field(
+        "sampled", description="Scores by sampled batches, or layerwise: exact ones of all splits by one sweep over all nodes."
+    )
     eval_batch_size: Positive | None = Field(None, description="Seeds a batch of evaluation; by default --batch-size.")
     train_split: str = Field("train", description="Name of the split to train on.")
     val_split: str = Field("val", description="Name of the split that chooses the best model.")
@@ -217,6 +220,8 @@ class TrainConfig(BaseModel):
             raise ValueError(f"{idle[0]} means nothing in mode {self.mode}: leave it out, or choose another mode")
         if self.saint != "walk" and _changed(self, "walk_length"):
             raise ValueError(f"walk_length means nothing where saint = {self.saint}: leave it out")
+        if self.evaluate == "layerwise" and (self.eval_fanout, self.eval_batch_size) != (self.fanout, self.batch_size):
+            raise ValueError("eval_fanout and eval_batch_size mean nothing where evaluate = layerwise: leave them out")
         kept = _changed(self, "refresh", "history_lag", "history_dtype")
         if self.history == "zero" and kept:
             raise ValueError(f"{kept[0]} means nothing where zeros stand in place of histories: leave it out")

@@ -13,6 +13,7 @@ from ooc import checkpoint, summary
 from ooc.config import TrainConfig
 from ooc.epochs import BatchLoader
 from ooc.evaluate import evaluate
+from ooc.exact import ExactScores
 from ooc.halo import Halo
 from ooc.loaders import NeighborLoader
 from ooc.memory import MemoryMeter
@@ -26,6 +27,8 @@ from stores.rows import ArrayRows
 
 SUMMARY = "summary.json"
 MODEL = "model.pt"
+SWEEP = "sweep"
+"""folder of a sweep's rows while there is one"""
 CHECKPOINT_SHARE = 20
 """By default checkpoints take at most a twentieth of the time ..."""
 CHECKPOINT_SECONDS = 2.0
@@ -72,6 +75,8 @@ class Job:
     """of the mode "history" """
     refresh: Refresh | None = None
     """the one under way"""
+    exact: ExactScores | None = None
+    """scores by sweeps, where they are configured"""
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -169,10 +174,14 @@ class Job:
 
     def score(self, split: str, epoch: int) -> dict[str, float | None] | None:
         """Scores of a split with the draws of `epoch`, None where the store has none of that name."""
+        began = time.perf_counter()
+        if self.exact is not None:
+            scores = self.exact.score(split) if split in self.exact.splits else None
+            self.book("evaluate_seconds", began)
+            return scores
         loader = self.evaluators.get(split)
         if loader is None:
             return None
-        began = time.perf_counter()
         scores = evaluate(
             self.model,
             loader,
@@ -288,6 +297,7 @@ class Job:
             "total_steps": state.total_steps,
             **summary.summarize(spent, self.steps_per_epoch, self.seeds_per_step),
             "histories": summary.histories(spent),
+            "sweeps": None if self.exact is None else {"read": self.exact.bytes_read, "written": self.exact.bytes_written},
             "plan": summary.account(spent, self.steps_per_epoch, self.row_bytes, checkpoint.read_plan(config.out)),
             "memory_budget_bytes": config.memory_bytes,
             "budget": asdict(self.loader.budget),
@@ -298,6 +308,8 @@ class Job:
             "config": config.model_dump(mode="json"),
             "versions": summary.versions(),
         }
+        if self.exact is not None:
+            self.exact.close(keep=False)
         write_trace(config.out, self.loader.spans())
         checkpoint.write_json(config.out / SUMMARY, result)
         return result

@@ -5,6 +5,7 @@ summed, by blocks of columns), perhaps `root` (what the destination adds, where 
 comes out of layer l is written as layer l + 1 wants it.
 """
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -91,7 +92,12 @@ class Runner:
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
         self._buffers = Buffers(kept=4 * _DEPTH, direct=True, least_bytes=1)
         self._threads = torch.get_num_threads()
+        self._lock = threading.Lock()
         self.bytes_read = self.edge_bytes_read = 0
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.bytes_read += nbytes
 
     @property
     def bytes_written(self) -> int:
@@ -165,7 +171,7 @@ class Runner:
         parts = []
         for rows in source.rows:
             values, nbytes = read_range(rows, first, stop, self._buffers)
-            self.bytes_read += nbytes
+            self._count(nbytes)
             if source.encoding.is_short:
                 held = values
                 values = self._buffers.empty(held.shape, np.dtype(np.float32))
@@ -284,7 +290,7 @@ class Runner:
                 yield first, stop, near
         finally:
             adder.close()
-            self.bytes_read += adder.bytes_read + adder.edge_bytes_read
+            self._count(adder.bytes_read + adder.edge_bytes_read)
             self.edge_bytes_read += adder.edge_bytes_read
 
     def _gather(self, stage: Stage, start: int) -> Iterator[int]:
@@ -298,7 +304,7 @@ class Runner:
             first, stop = own
             node, block = gathered_block(graph, first, stop, *self._slots(first, stop), self._device)
             values = np.empty((len(node), source.rows[0].shape[1]), source.rows[0].dtype)
-            self.bytes_read += source.rows[0].read(node, values)
+            self._count(source.rows[0].read(node, values))
             x = np.empty(values.shape, np.float32)
             source.encoding.gather(values, np.arange(len(node)), x) if source.encoding.is_short else np.copyto(x, values)
             return first, stop, block, x, None if initial is None else self._floats(initial, first, stop)
@@ -317,6 +323,6 @@ class Runner:
         for name in columns:
             held = graph.indices if name == "indices" else graph.columns[name]
             values, nbytes = read_range(rows_over(held, partial(dataset.edge_rows, name)), begin, end, self._buffers)
-            self.bytes_read += nbytes
+            self._count(nbytes)
             found.append(values)
         return found[0].astype(np.int64), found[1] if len(found) > 1 else None

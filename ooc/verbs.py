@@ -205,3 +205,47 @@ def machine(
     from stores.disk import calibrate
 
     print(calibrate(path, engine))
+
+
+CheckpointOption = Annotated[Path, typer.Option("--checkpoint", metavar="RUN", help="Directory of a run of `ooc train`.")]
+MemoryOption = Annotated[str | None, typer.Option("--memory", help="Memory for the process, such as 2GB.")]
+EngineOption = Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or mmap.")]
+
+
+@app.command()
+def infer(
+    store: StoreArgument,
+    checkpoint: CheckpointOption,
+    out: Annotated[Path, typer.Option("--out", help="The Parquet file to write: id, class, probabilities.")],
+    memory: MemoryOption = None,
+    engine: EngineOption = "auto",
+) -> None:
+    """Predict the class of every node, exactly, layer by layer in bounded memory; run it again after a crash to go on."""
+    from ooc.infer import infer as run
+    from ooc.progress import StepBars
+    from stores.sizes import format_bytes
+
+    with StepBars() as bars:
+        made = run(store, checkpoint, out, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
+    moved = f"{format_bytes(made.bytes_read)} read, {format_bytes(made.bytes_written)} written"
+    print(f"{made.path}: {made.rows:,} nodes, {made.columns} columns of the model; {moved}")
+
+
+@app.command()
+def embed(
+    store: StoreArgument,
+    checkpoint: CheckpointOption,
+    out: Annotated[Path, typer.Option("--out", help="The Zarr group to write; the embeddings are its array x.")],
+    layer: Annotated[int | None, typer.Option("--layer", help="From 1 on; by default the last but one.")] = None,
+    memory: MemoryOption = None,
+    engine: EngineOption = "auto",
+) -> None:
+    """Write the output of a layer for every node as a Zarr array; run it again after a crash to go on."""
+    from ooc.infer import embed as run
+    from ooc.progress import StepBars
+    from stores.sizes import format_bytes
+
+    with StepBars() as bars:
+        made = run(store, checkpoint, out, layer, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
+    moved = f"{format_bytes(made.bytes_read)} read, {format_bytes(made.bytes_written)} written"
+    print(f"{made.path}/x: {made.rows:,} nodes x {made.columns}; {moved}")

@@ -1,0 +1,72 @@
+"""Exact scores of all splits from one sweep over all nodes, in place of sampled batches of each split."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from ooc.layerwise import LayerSweep
+from ooc.metrics import Scores
+from stores.dataset import Dataset
+from stores.rows import Rows
+
+ROWS_AT_ONCE = 2**17
+
+
+class ExactScores:
+    """Scores of a model by its outputs over all in-edges of every node; a sweep serves all splits till the parameters change.
+
+    folder: for what does not fit the memory. Raises as `LayerSweep` does.
+
+    >>> exact = ExactScores(model, ds, Path("run/sweep"))
+    >>> exact.score("val")["accuracy"]
+    0.815
+    """
+
+    def __init__(self, model: nn.Module, dataset: Dataset, folder: Path, engine: str = "auto") -> None:
+        self._dataset = dataset
+        self._sweep = LayerSweep(model, dataset, folder, engine=engine)
+        self._swept: tuple[str, Rows] | None = None
+
+    @property
+    def splits(self) -> list[str]:
+        """Those that have nodes."""
+        return [name for name in self._dataset.splits if len(self._dataset.members(name))]
+
+    def score(self, split: str) -> dict[str, float | None]:
+        """Scores of a split by name, None where one is undefined."""
+        dataset, members, labels = self._dataset, self._dataset.members(split), self._dataset.labels
+        assert labels is not None, "a run has labels"
+        rows = self._outputs()
+        scores = Scores(str(dataset.task), dataset.num_classes or 2, len(members))
+        for first in range(0, len(members), ROWS_AT_ONCE):
+            node = members[np.arange(first, min(first + ROWS_AT_ONCE, len(members)))]
+            logits = np.empty((len(node), *rows.shape[1:]), rows.dtype)
+            rows.read(node, logits)
+            scores.update(torch.from_numpy(logits), torch.from_numpy(np.asarray(labels[node])))
+        return scores.compute()
+
+    def _outputs(self) -> Rows:
+        key = self._sweep.fingerprint()
+        if self._swept is None or self._swept[0] != key:
+            self._swept = None
+            self._swept = key, self._sweep.run()
+        return self._swept[1]
+
+    @property
+    def bytes_read(self) -> int:
+        """By all sweeps."""
+        return self._sweep.spent.read
+
+    @property
+    def bytes_written(self) -> int:
+        """By all sweeps."""
+        return self._sweep.spent.written
+
+    def close(self, keep: bool = True) -> None:
+        """Close the sweep's rows, and with `keep` False remove them; idempotent."""
+        if keep:
+            self._sweep.close()
+        else:
+            self._sweep.discard()
