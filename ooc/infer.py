@@ -75,7 +75,7 @@ def embed(
     engine: str = "auto",
     progress: Progress | None = None,
 ) -> Made:
-    """Write the output of layer `layer` (from 1 on; by default the last but one) for every node: the array `x` of the Zarr group
+    """Write the output of layer `layer` (from 1 on; by default the last but one) for every node: array `x` of the Zarr group
     `out`, float32[N, columns], which `--features x=OUT/x` takes for the features of another run. Raises as `infer` does.
 
     >>> embed(Path("papers.ooc"), Path("run"), Path("embeddings.zarr"), layer=2).columns
