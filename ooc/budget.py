@@ -15,9 +15,42 @@ RUNTIME_BYTES = 150_000_000
 """allowed for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
 _ENTRY_COPIES = 3
 """of a sweep's entries: those under way; of the next sweep the batches', or one copy, being put in order into another"""
-_SHARES = 5
+SHARES = 5
 """the largest batches that memory must hold at once: one at the model, one sampled ahead, two in flight between them, and
 the model's activations, reckoned as large as a batch: hidden rows are about as wide as features, for fewer nodes each layer"""
+
+
+class Room(int):
+    """Bytes that one batch may take: a part of what all have, so that a refusal can say what would do.
+
+    parts: how many such parts there are; budget: the division that has them.
+
+    >>> words_for(3 * 10**8, Room(budget.batches // 2, 2, budget))
+    '300 MB of 217 MB (half of what 2 GB of memory leaves for batches; about 2.21 GB would do)'
+    """
+
+    parts: int
+    budget: "Budget"
+
+    def __new__(cls, nbytes: int, parts: int, budget: "Budget") -> "Room":
+        room = super().__new__(cls, nbytes)
+        room.parts, room.budget = parts, budget
+        return room
+
+
+_ROUND_UP = 1.02
+"""so that what is printed with three digits does do"""
+_PARTS = {1: "all", 2: "half of what", 4: "beside another loader of these rows a quarter of what", 5: "a fifth of what"}
+
+
+def words_for(need: int, room: int) -> str:
+    """How much is wanted, and how much there is: "300 MB of 217 MB", and where a `Room` tells it, why and what would do."""
+    words = f"{format_bytes(need)} of {format_bytes(room)}"
+    if not isinstance(room, Room):
+        return words
+    memory = room.budget.memory
+    enough = format_bytes((memory + room.parts * (need - room)) * _ROUND_UP)
+    return f"{words} ({_PARTS[room.parts]} {format_bytes(memory)} of memory leaves for batches; about {enough} would do)"
 
 
 @dataclass(frozen=True)
@@ -127,10 +160,10 @@ def divide(
         "libraries": RUNTIME_BYTES,
     }
     fixed = sum(stays.values()) + scratch
-    share = (memory - fixed) // _SHARES
+    share = (memory - fixed) // SHARES
     if share < LEAST_BATCH:
         named = ", ".join(f"{name} {format_bytes(size)}" for name, size in stays.items() if size)
-        least = fixed + _SHARES * LEAST_BATCH
+        least = fixed + SHARES * LEAST_BATCH
         raise BudgetError(
             f"{format_bytes(memory)} of memory leaves nothing for batches: {named} and read buffers "
             f"{format_bytes(scratch)} stay; give at least {format_bytes(least * 1.05)}"

@@ -17,7 +17,7 @@ import torch
 from torch_geometric.data import Data
 
 from ooc.arguments import check_pyg_arguments, fanout_of, input_nodes_of, weight_column_of
-from ooc.budget import Budget, divide
+from ooc.budget import SHARES, Budget, Room, divide
 from ooc.buffers import Buffers
 from ooc.collate import Collator
 from ooc.epochs import PREFETCH, BatchLoader
@@ -101,7 +101,8 @@ def make_work(
     else:  # windows fill the memory to the brim
         return_large_blocks()
     # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
-    most_drawn, most = (budget.batches // 2, budget.batches) if sweeping else (budget.max_batch, budget.max_batch)
+    own = Room(budget.max_batch, SHARES, budget)
+    most_drawn, most = (Room(budget.batches // 2, 2, budget), Room(budget.batches, 1, budget)) if sweeping else (own, own)
     limit: dict[str, Any] = {"max_bytes": most_drawn, "row_bytes": per_node, "expanded_bytes": per_expanded}
     sampler = NeighborSampler(ds.graph, *sampling, **limit)
     mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE

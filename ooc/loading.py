@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 from ooc.arguments import InputNodes
 from ooc.batch import Sampler, Subgraph
-from ooc.budget import SweepSize
+from ooc.budget import Room, SweepSize, words_for
 from ooc.buffers import Buffers
 from ooc.collate import Collator, Drawn, Loaded
 from ooc.device import pin
@@ -30,7 +30,6 @@ from stores.errors import BudgetError
 from stores.files import mapping_of, warm
 from stores.graph import Graph
 from stores.rows import AnyArray, ArrayRows, Rows
-from stores.sizes import format_bytes
 
 
 @dataclass(frozen=True)
@@ -226,6 +225,15 @@ class Work:
     read: Read = field(default_factory=Read)
     buffers: Buffers = field(default_factory=lambda: Buffers(BUFFERS_KEPT))
 
+    def sharing(self, pool: int, parts: int) -> "Work":
+        """The same work for a pipeline of sweeps that has `pool` bytes, one of so many parts of all."""
+        room = Room(pool, parts, self.max_bytes.budget) if isinstance(self.max_bytes, Room) else pool
+        lockstep = self.lockstep
+        if lockstep is not None and lockstep.max_bytes is not None:
+            own = lockstep.max_bytes // parts
+            lockstep = Lockstep(lockstep.sampler, lockstep.indices, lockstep.columns, own, lockstep.at_once)
+        return replace(self, max_bytes=room, lockstep=lockstep)
+
     def stages(self, sample_threads: int, read_threads: int, split: bool) -> list[Stage]:
         """The stages behind cursors, or behind `split`, whose batches are sampled already."""
         sample = [] if split else [Stage("sample", self.sample, sample_threads)]
@@ -281,7 +289,7 @@ class Work:
         need = self.share_of_sweep(drawn).nbytes if self.sweeping else self.nbytes(drawn)
         if need > self.max_bytes:
             raise BudgetError(
-                f"a batch of {len(position)} seeds needs {format_bytes(need)} of {format_bytes(self.max_bytes)}; "
+                f"a batch of {len(position)} seeds needs {words_for(need, self.max_bytes)}; "
                 "take a smaller batch size, a smaller fan-out or more memory"
             )
         self.read.ask(len(subgraph.node))

@@ -255,13 +255,15 @@ def swept(
     fit; clocks: as of `Pipeline`, for all stages.
     """
     assert work.x is not None
-    alone = work.lockstep is None and not split
+    rows, alone = work.x, work.lockstep is None and not split
     own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "sum", "collate", CONSUMER)}
-    sweeper = Sweeper(work, work.x, own["read"])
-    server = Server(work, sweeper)
-    shelf = shelf_of(work.x)
-    pool = pool if shelf.begin_sweeps() else pool // SECOND_SHARE
+    shelf = shelf_of(rows)
+    if not shelf.begin_sweeps():
+        pool //= SECOND_SHARE
+        work = work.sharing(pool, SECOND_SHARE)
     try:
+        sweeper = Sweeper(work, rows, own["read"])
+        server = Server(work, sweeper)
         return _chain(work, cursors, sweeper, server, pool, (threads, alone, split), own)
     except BaseException:
         shelf.end_sweeps()

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.batch import Subgraph
+from ooc.budget import words_for
 from ooc.sampling import kernels
 from stores.errors import BudgetError, ConfigError, InputError, StoreError
 from stores.graph import Graph
-from stores.sizes import format_bytes
 
 Ids = NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
@@ -317,7 +317,7 @@ class NeighborSampler:
         if need > self.max_bytes:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} draws {count.edges} edges, so the batch may need "
-                f"{format_bytes(need)} of {format_bytes(self.max_bytes)}; the largest hub is node {count.hub} with "
+                f"{words_for(need, self.max_bytes)}; the largest hub is node {count.hub} with "
                 f"{count.degree} in-edges; take a batch size below {batch_size}, a smaller fan-out or more --memory"
             )
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ooc.budget import LEAST_BATCH, RUNTIME_BYTES, divide
+from ooc.budget import LEAST_BATCH, RUNTIME_BYTES, Room, divide, words_for
 from stores.errors import BudgetError
-from stores.sizes import parse_bytes
+from stores.sizes import format_bytes, parse_bytes
 
 sizes = st.integers(0, 2**38)
 
@@ -42,3 +42,26 @@ def test_the_refusal_names_what_stays():
         BudgetError, match=r"500 MB of memory leaves nothing .* process 600 MB, labels 64 MB, libraries 150 MB .* at least"
     ):
         divide(5 * 10**8, baseline=6 * 10**8, labels=64 * 10**6)
+
+
+@given(
+    memory=st.integers(10**9, 10**11),
+    baseline=st.integers(0, 5 * 10**8),
+    parts=st.sampled_from([1, 2, 4, 5]),
+    need=st.integers(1, 10**11),
+)
+def test_the_memory_that_a_refusal_names_would_do(memory: int, baseline: int, parts: int, need: int) -> None:
+    def room(memory: int) -> Room:
+        budget = divide(memory, baseline=baseline)
+        return Room(budget.batches // parts, parts, budget)
+
+    own = room(memory)
+    words = words_for(max(need, own + 1), own)
+    enough = re.search(r"about ([0-9.]+) (\w+) would do", words)
+    assert enough is not None
+    assert room(parse_bytes("".join(enough.groups()))) >= max(need, own + 1)
+    assert f" of {format_bytes(own)} (" in words
+
+
+def test_a_bound_that_is_a_number_is_named_alone() -> None:
+    assert words_for(2_000_000, 1_000_000) == "2 MB of 1 MB"

@@ -373,13 +373,30 @@ def test_two_loaders_at_once_share_the_memory(path: Any, ds: Dataset, monkeypatc
     pools = []
     chain = sweeps._chain
     monkeypatch.setattr(sweeps, "_chain", lambda *a: (pools.append(a[4]), chain(*a))[1])
-    one, other = loader_of(ds), loader_of(ds, seed=4, fanout=[2, 2])
+    room = few(12)
+    one, other = loader_of(ds, budget=room), loader_of(ds, seed=4, fanout=[2, 2], budget=room)
     got = list(zip(one, other, strict=True))
-    assert pools == [few().batches, few().batches // SECOND_SHARE]
+    assert pools == [room.batches, room.batches // SECOND_SHARE]
     assert same([a for a, _ in got], in_memory(path)[0][:15])
     assert same([b for _, b in got], in_memory(path, seed=4, fanout=[2, 2])[0][:15])
     assert same(list(loader_of(ds, split_seeds=True)), in_memory(path, split_seeds=True)[0][:15])  # evaluation after training
     assert pools[2] == few().batches
+
+
+@pytest.mark.parametrize("edges_on_disk", [False, True])
+def test_a_batch_that_only_fits_all_the_memory_is_refused_or_halved_beside_another_loader(
+    ds: Dataset, monkeypatch: pytest.MonkeyPatch, edges_on_disk: bool
+) -> None:
+    if edges_on_disk:
+        monkeypatch.setattr(loaders, "WARM_SHARE", 10**9)
+    room = few(3)
+    assert len(list(loader_of(ds, budget=room))) == 15
+    first = iter(loader_of(ds, budget=room))
+    next(first)
+    with pytest.raises(BudgetError, match=r"20 seeds needs .* of 80 kB \(beside another loader .* a quarter of what 1 GB"):
+        list(loader_of(ds, budget=room))
+    assert 15 < len(list(loader_of(ds, budget=room, split_seeds=True))) <= 30
+    first.close()
 
 
 def test_a_loader_of_rows_beside_one_of_sums_shares_the_memory_too(ds: Dataset) -> None:
