@@ -18,7 +18,12 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 @cache
-def _cache_dir(package: str) -> str:
+def cache_dir(package: str) -> str:
+    """Where the compiled kernels of an imported package are kept, as its sources are now.
+
+    >>> cache_dir("ooc")
+    '/home/me/.cache/ooc/numba-3f0c...'
+    """
     digest = hashlib.sha256(numba.__version__.encode())
     for name in sorted({package, "stores"}):
         roots = getattr(sys.modules.get(name), "__path__", [])
@@ -38,7 +43,7 @@ def kernel(function: F) -> F:
     ... def total(values: np.ndarray) -> float: ...
     """
     before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = os.environ.get("NUMBA_CACHE_DIR") or _cache_dir(function.__module__.split(".")[0])
+    numba.config.CACHE_DIR = os.environ.get("NUMBA_CACHE_DIR") or cache_dir(function.__module__.split(".")[0])
     try:
         return numba.njit(nogil=True, cache=True)(function)
     finally:

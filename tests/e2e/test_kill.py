@@ -17,7 +17,7 @@ from tests.conftest import MakeStore
 
 KILLS = 3
 STEPS = 240
-MODEL = ["--fanout", "4,4", "--hidden", "8", "--norm", "batch"]
+MODEL = ["--fanout", "4,4", "--hidden", "8", "--norm", "batch", "--no-plan"]
 FLAGS = [*MODEL, *["--batch-size", "10", "--epochs", "40", "--seed", "3", "--checkpoint-every", "5", "--threads", "1"]]
 
 

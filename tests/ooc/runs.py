@@ -9,6 +9,7 @@ from ooc.config import TrainConfig
 from ooc.progress import LineWatcher
 
 SMALL: dict[str, Any] = {"model": "sage", "hidden": 8, "fanout": [3, 3], "batch_size": 8, "epochs": 3, "seed": 5, "threads": 1}
+SMALL["plan"] = False  # it takes longer than such a run
 
 
 class Killed(Exception):

@@ -19,6 +19,7 @@ from stores.ingest import IngestSpec
 from tests.conftest import MakeStore
 
 SMALL = ["--fanout", "3,3", "--hidden", "8", "--batch-size", "16", "--epochs", "2"]
+UNPLANNED = [*SMALL, "--no-plan"]
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -67,7 +68,7 @@ def test_from_files_to_a_report(arrays: Path, capsys: pytest.CaptureFixture[str]
 def test_a_config_holds_every_option_and_flags_override_it(make_store: MakeStore, tmp_path: Path) -> None:
     run, config = tmp_path / "run", tmp_path / "run.toml"
     config.write_text(f'store = "{make_store()}"\nout = "{run}"\nfanout = [-1, -1]\nepochs = 9\nhidden = 4\n')
-    assert main(["train", "--config", str(config), "--epochs", "1", "--fanout", "-1,2", "--no-rescale"]) == 0
+    assert main(["train", "--config", str(config), "--epochs", "1", "--fanout", "-1,2", "--no-rescale", "--no-plan"]) == 0
     saved = json.loads((run / "config.json").read_text())
     assert (saved["epochs"], saved["hidden"], saved["fanout"], saved["rescale"]) == (1, 4, [-1, 2], False)
     again = tmp_path / "again"
@@ -95,8 +96,8 @@ def test_a_plan_takes_the_flags_of_training_and_writes_nothing(
 
 def test_resume_needs_no_flags_again(make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, run, whole = make_store(), tmp_path / "run", tmp_path / "whole"
-    assert main(["train", str(store), "--out", str(whole), *SMALL, "--max-steps", "3"]) == 0
-    assert main(["train", str(store), "--out", str(run), *SMALL, "--max-steps", "1"]) == 0
+    assert main(["train", str(store), "--out", str(whole), *UNPLANNED, "--max-steps", "3"]) == 0
+    assert main(["train", str(store), "--out", str(run), *UNPLANNED, "--max-steps", "1"]) == 0
     assert main(["train", "--out", str(run), "--resume", "--max-steps", "3"]) == 0
     assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     capsys.readouterr()
@@ -259,7 +260,7 @@ def test_a_reader_that_has_gone_is_no_fault(make_store: MakeStore, flags: list[s
 def test_training_goes_on_when_nobody_reads_its_progress(make_store: MakeStore, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "ooc.cli", "train", str(make_store()), "--out", str(tmp_path / "run"), *SMALL]
+    command = [sys.executable, "-m", "ooc.cli", "train", str(make_store()), "--out", str(tmp_path / "run"), *UNPLANNED]
     try:
         subprocess.run(command, stdout=writing, stderr=writing, check=False)
     finally:

@@ -289,7 +289,7 @@ def test_training_is_the_same_with_and_without_a_plan(make_store: MakeStore, tmp
 
 @pytest.mark.parametrize("limit", [{"max_steps": 3}, {"epochs": 1}, {"epochs": 3}])
 def test_a_runs_rows_are_predicted_to_the_row(make_store: MakeStore, tmp_path: Path, limit: dict[str, int]) -> None:
-    summary = train(configure(make_store(), tmp_path / "run", eval_splits=["test"], **limit))
+    summary = train(configure(make_store(), tmp_path / "run", eval_splits=["test"], plan=True, **limit))
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
     assert predicted["rows_read"] == pytest.approx(actual["rows_read"], rel=0.1)
     if limit != {"epochs": 3}:  # in later epochs some rows are there from the validation in between
@@ -306,7 +306,7 @@ def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaders, "sweeps_pay", lambda rows, pool: True)
-    config = configure(make_store(), tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"])
+    config = configure(make_store(), tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"], plan=True)
     summary = train(config)
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
     for name in ("rows_read", "rows_asked", "bytes_read", "hit_rate"):
@@ -321,7 +321,7 @@ def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
 
 
 def test_rows_in_memory_are_planned_too(make_store: MakeStore, tmp_path: Path) -> None:
-    summary = train(configure(make_store(), tmp_path / "run", in_memory=True))
+    summary = train(configure(make_store(), tmp_path / "run", in_memory=True, plan=True))
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
     for name in ("hit_rate", "read_amplification", "read_bytes_per_second"):
         assert predicted[name] is None
@@ -330,7 +330,7 @@ def test_rows_in_memory_are_planned_too(make_store: MakeStore, tmp_path: Path) -
 
 
 def test_a_resumed_run_keeps_its_plan(make_store: MakeStore, tmp_path: Path) -> None:
-    config = configure(make_store(), tmp_path / "run", max_steps=3)
+    config = configure(make_store(), tmp_path / "run", max_steps=3, plan=True)
     train(config)
     before = (tmp_path / "run" / "plan.json").read_bytes()
     summary = train(config.model_copy(update={"max_steps": 6}), resume=True)

@@ -30,7 +30,7 @@ def texts(svg: str) -> list[str]:
 
 
 def test_the_page_of_a_run_holds_its_numbers_and_loads_nothing(make_store: MakeStore, tmp_path: Path) -> None:
-    summary = train(configure(make_store(), tmp_path / "run", memory="4GB"))
+    summary = train(configure(make_store(), tmp_path / "run", memory="4GB", plan=True))
     page = write_report(tmp_path / "run").read_text()
     assert f"{summary['metrics']['test']['accuracy']:.4f}" in page
     for title in (

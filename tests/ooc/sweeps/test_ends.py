@@ -1,0 +1,104 @@
+"""Sweeps: failures come in order, and an epoch left halfway leaves nothing behind."""
+
+import dataclasses
+import gc
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from ooc.order import Cursor
+from ooc.rowcache import shelf_of
+from stores.dataset import Dataset
+from stores.errors import BudgetError, StoreError
+from stores.rows import ArrayRows
+from tests.ooc.batches import same
+from tests.ooc.sweeps.sweeping import in_memory, loader_of, outcome, piece_threads
+from tests.ooc.test_windows import Behind, Broken
+from tests.waiting import eventually, no_threads
+
+
+@pytest.mark.parametrize("bad", [3, 47, 155, 299])
+def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x: Any, bad: int) -> None:
+    want = in_memory(path)[0][:15]
+    first = next(step for step, batch in enumerate(in_memory(path, summing=None)[0]) if bad in batch.n_id)
+    loader = loader_of(ds)
+    loader._work = dataclasses.replace(loader._work, x=Behind(Broken(x, bad)))
+    got = []
+    with pytest.raises(StoreError, match=f"row {bad} cannot") as caught:
+        got.extend(loader)
+    assert caught.value.__notes__ == [f"in stage 'sum' at step {first} of the pipeline"]
+    assert same(got, want[:first])
+    assert shelf_of(loader._work.x)._sweeps == 0
+
+
+@pytest.mark.parametrize("failing", [0, 1, 11])
+def test_a_failing_sample_comes_after_the_batches_before_it(path: Any, ds: Dataset, failing: int) -> None:
+    loader = loader_of(ds)
+    work = loader._work
+    sample = work.sample
+
+    class Failing(type(work)):  # type: ignore[misc]
+        def sample(self, cursor: Cursor) -> Any:
+            if cursor.step == failing:
+                raise BudgetError("mine")
+            return sample(cursor)
+
+    loader._work = Failing(**{field.name: getattr(work, field.name) for field in dataclasses.fields(work)})
+    got, message, notes = outcome(loader)
+    assert (message, notes) == ("mine", [f"in stage 'sample' at step {failing} of the pipeline"])
+    assert same(got, in_memory(path)[0][:failing])
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 14])
+@pytest.mark.parametrize("how", ["closed", "dropped", "raised"])
+def test_an_epoch_left_halfway_leaves_nothing(path: Any, ds: Dataset, taken: int, how: str) -> None:
+    loader = loader_of(ds)
+    rows = loader._work.x
+
+    def leave() -> None:
+        epoch = iter(loader)
+        for _ in range(taken):
+            next(epoch)
+        if how == "closed":
+            epoch.close()
+            epoch.close()
+            assert list(epoch) == []
+        if how == "raised":
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with suppress(ZeroDivisionError):
+            leave()
+        gc.collect()
+        assert eventually(lambda: no_threads() and not piece_threads())
+        assert shelf_of(rows)._sweeps == 0
+    loader.set_epoch(0)
+    assert same(list(loader), in_memory(path)[0][:15])
+
+
+def test_closing_waits_for_the_reads_under_way(ds: Dataset, x: Any) -> None:
+    """The rows may be closed next."""
+    reading, slow, under_way = threading.Event(), threading.Event(), []
+
+    class Slow(ArrayRows):
+        def read(self, ids: Any, out: Any, at: Any = None) -> int:
+            under_way.append(1)
+            reading.set()
+            slow.wait(60)
+            under_way.pop()
+            return super().read(ids, out, at)
+
+    loader = loader_of(ds)
+    loader._work = dataclasses.replace(loader._work, x=Behind(Slow(x)))
+    epoch = iter(loader)
+    assert reading.wait(60)
+    closing = threading.Thread(target=epoch.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    slow.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert not under_way
