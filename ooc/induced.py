@@ -26,7 +26,8 @@ from ooc.device import pin
 from ooc.epochs import PREFETCH, BatchLoader
 from ooc.gather import Gather
 from ooc.loaders import WARM_SHARE, budget_of, pins
-from ooc.loading import BUFFERS_KEPT, PINNED_KEPT, Order, Read, Topology
+from ooc.loading import BUFFERS_KEPT, PINNED_KEPT, Order, Read
+from ooc.mapped import Topology
 from ooc.memory import return_large_blocks
 from ooc.order import Cursor
 from ooc.parts import PartSampler, PartWork

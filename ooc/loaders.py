@@ -22,8 +22,9 @@ from ooc.buffers import Buffers
 from ooc.collate import Collator
 from ooc.epochs import PREFETCH, BatchLoader
 from ooc.gather import Gather
-from ooc.loading import BUFFERS_KEPT, PINNED_KEPT, Order, Topology, Work, slot_bytes
+from ooc.loading import BUFFERS_KEPT, PINNED_KEPT, Order, Work
 from ooc.machine import available_bytes
+from ooc.mapped import Topology, slot_bytes
 from ooc.memory import keep_large_blocks, resident_bytes, return_large_blocks
 from ooc.sampling import Lockstep, NeighborSampler
 from ooc.sums import Summing

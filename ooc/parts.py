@@ -21,7 +21,8 @@ from ooc.collate import Collator, Drawn, Loaded
 from ooc.epochs import BatchLoader
 from ooc.gather import Gather
 from ooc.loaders import WARM_SHARE, budget_of
-from ooc.loading import BUFFERS_KEPT, PINNED_KEPT, Order, Read, Topology, Work
+from ooc.loading import BUFFERS_KEPT, PINNED_KEPT, Order, Read, Work
+from ooc.mapped import Topology
 from ooc.memory import return_large_blocks
 from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
 from stores.dataset import Dataset

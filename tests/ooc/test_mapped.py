@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooc.batch import Subgraph
-from ooc.loading import Topology, _parts, slot_bytes
+from ooc.mapped import Topology, _parts, slot_bytes
 from stores.graph import Graph
 
 PART = 2**14
