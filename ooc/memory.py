@@ -64,6 +64,13 @@ def _keep() -> bool:
     return _mallopt({_M_MMAP_THRESHOLD: _KEPT_BLOCK_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES, _M_ARENA_MAX: _ARENAS})
 
 
+def return_freed() -> None:
+    """The C library gives back now what it kept, and holes too: after work that training does not do."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _mallopt(settings: dict[int, int]) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(*each) for each in settings.items())

@@ -19,6 +19,7 @@ from ooc.collate import Drawn, Loaded
 from ooc.epochs import BatchLoader
 from ooc.loading import Work
 from ooc.lookahead import Grouping
+from ooc.memory import return_freed
 from ooc.replay import Costs, Lengths, Replay, replay
 from ooc.rowcache import Residents
 from ooc.sums import Sums
@@ -125,6 +126,7 @@ def profile(trial: Trial, seconds: float, variants: bool = True) -> Profile:
         measured = _in_memory(trial, work, seconds)
     else:
         measured = _from_disk(trial, work, seconds, variants)
+    return_freed()
     return replace(measured, seconds=time.perf_counter() - begun)
 
 
@@ -171,6 +173,7 @@ def _from_disk(trial: Trial, work: Work, seconds: float, variants: bool) -> Prof
         later = regroup(replace(grouping, residents=replays[0].residents), second, lengths)
         replays += [later] if len(second.batches) == steps else []
         second.batches.clear()
+    return_freed()
     base = Costs(sample.batch_s, group_s, 0.0, 0.0, 0.0, 0.0, FREE, 0.0, cores())
     measure = _swept if work.sweeping else _windowed
     costs, resident, shown = measure(trial, work, seen.found, base, seconds)
