@@ -72,6 +72,13 @@ class PartWork(Work):
     train: Members | None = None
     """nodes whose labels count, None: all"""
 
+    @property
+    def norm(self) -> float:
+        """A node's share of the loss: parts hold unequally many labels, and so the mean over an epoch's batches is that over
+        all."""
+        steps = -(-len(self.order.nodes) // self.order.batch_size)
+        return steps / max(1, len(self.collator.graph.indptr) - 1 if self.train is None else len(self.train))
+
     def labels(self, drawn: Drawn) -> AnyArray | None:
         """[n] or [n, C] of the batch's own nodes, unknown (-1, NaN) where they are not to be trained on."""
         if self.y is None:
@@ -92,6 +99,7 @@ class PartWork(Work):
         drawn = loaded.drawn
         batch: Data = self.collator(loaded, drawn.subgraph.node[: drawn.subgraph.num_nodes[0]])
         batch.blocks = [batch.blocks[0]] * self.layers
+        batch.node_norm = torch.full((batch.batch_size,), self.norm)
         return drawn.step + drawn.last, batch
 
 
@@ -103,8 +111,8 @@ class PartLoader(BatchLoader):
     rows the model makes for a node, all layers together, and beside: bytes a node takes beside its features, which memory is
     kept for.
     A batch is a `Data` as the NeighborLoader's, without the halo's labels; `batch_size` counts its own nodes, `input_id` and
-    the first of `n_id` are those. Raises ConfigError where parts do not fit, BudgetError while iterating where a batch does
-    not.
+    the first of `n_id` are those; `node_norm` float32[batch_size] is what each counts for in a sum of losses. Raises
+    ConfigError where parts do not fit, BudgetError while iterating where a batch does not.
 
     >>> loader = PartLoader(ds, per_batch=4, halo=True, layers=3, shuffle=True)
     >>> batch = next(iter(loader))
