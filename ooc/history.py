@@ -120,6 +120,7 @@ class History:
         self._pushes: list[Push] = []  # ascending: those pending, and those rows read before them may want
         self._waiting: dict[int, int] = {}  # step -> version of the rows fetched for it
         self._hot: Hot | None = None
+        self._chosen: Ids | None = None  # the hot rows' nodes during a refresh
         self._asked: NDArray[np.uint16] | None = np.zeros(steps.shape[0], np.uint16)
         self._changed = threading.Condition()
         self._closed = False
@@ -224,15 +225,20 @@ class History:
         """Write rows of a layer in place of all that was pushed before, as a refresh does; between steps only."""
         stored = self._as_stored(rows, self.rows[layer])
         self.counts.bytes_written += self.log.write([(self.rows[layer], ids, stored)])
-        if self._hot is not None:
-            Push(0, _as_range(ids), (stored,)).patch(self._hot.ids, [self._hot.rows[layer]])
 
     def begin_refresh(self) -> None:
-        """Before `overwrite`: what is pending is not to be seen any more."""
+        """Before `overwrite`: what is pending is not to be seen any more, and hot rows make room for the sweep."""
         self._settle()
+        if self._hot is not None:
+            self._chosen, self._hot = self._hot.ids, None
         with self._changed:
             self._pushes.clear()
             self._written = self._next - 1 - self.lag
+
+    def end_refresh(self) -> None:
+        """Behind the last `overwrite`."""
+        if self._chosen is not None:
+            self._hot, self._chosen = self._held(self._chosen), None
 
     def stamp(self, ids: Ids) -> None:
         """Note that all layers of these rows were refreshed before the next step."""
@@ -250,10 +256,13 @@ class History:
             count = min(int(np.count_nonzero(asked)), self._max_bytes // each)
             if count:
                 ids = np.sort(np.argsort(asked, kind="stable")[-count:])
-                held = [np.empty((count, *rows.shape[1:]), rows.dtype) for rows in self.rows]
-                for rows, out in zip(self.rows, held, strict=True):
-                    self.counts.bytes_read += rows.read(ids, out)
-                self._hot = Hot(ids, held)
+                self._hot = self._held(ids)
+
+    def _held(self, ids: Ids) -> Hot:
+        held = [np.empty((len(ids), *rows.shape[1:]), rows.dtype) for rows in self.rows]
+        for rows, out in zip(self.rows, held, strict=True):
+            self.counts.bytes_read += rows.read(ids, out)
+        return Hot(ids, held)
 
     def close(self) -> None:
         """End the writer, without what it has not written, and give everything back; idempotent."""
@@ -327,8 +336,3 @@ class History:
                 "a hidden row holds a number that float16 cannot: use --history-dtype float32, or lower --lr if it diverges"
             )
         return stored
-
-
-def _as_range(ids: Ids) -> Ids:
-    assert len(ids) == 0 or ids[-1] - ids[0] == len(ids) - 1, "a refresh writes ranges"
-    return np.array([[ids[0], ids[-1] + 1]]) if len(ids) else np.empty((0, 2), np.int64)

@@ -27,7 +27,7 @@ from ooc.memory import resident_bytes
 from ooc.rowcache import shelf_of
 from ooc.sweepfiles import Files
 from ooc.sweepshape import besides_bytes, parts_of, piece_rows_of, shape_of
-from ooc.sweepstages import Runner, Stage
+from ooc.sweepstages import Runner, Stage, Tap
 from ooc.tiles import Grid, Slots, Tiles, count_entries, rows_over
 from stores.atomic import write_file
 from stores.dataset import Dataset
@@ -56,7 +56,7 @@ class LayerSweep:
 
     folder: where rows and progress are kept, unless everything fits the memory; None: in memory. memory: bytes for the whole
     process, None: what the data set's budget leaves to batches; room: for sums and what is kept alone, where that is known.
-    upto: stop after so many layers, without the decoder. In evaluation mode, float32.
+    upto: stop after so many layers, without the decoder. tap: is shown every layer's rows. In evaluation mode, float32.
     Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too little.
 
     >>> with closing(LayerSweep(model, ds, Path("run/sweep"))) as sweep:
@@ -73,8 +73,9 @@ class LayerSweep:
         room: int | None = None,
         upto: int | None = None,
         engine: str = "auto",
+        tap: Tap | None = None,
     ) -> None:
-        self.model, self.dataset, self._upto = model, dataset, upto
+        self.model, self.dataset, self._upto, self._tap = model, dataset, upto, tap
         encoder, layers, decoder = parts_of(model)
         self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
         self.shape = shape_of(model, dataset, upto)
@@ -140,7 +141,7 @@ class LayerSweep:
             at, node = self._resumed(key)
             if self._tiles is None and any(layer.kind for layer in self.shape.layers):
                 self._tiles = self._open_tiles(progress)
-            runner = Runner(self._parts, self.shape, self.plan, self.dataset, self.files, self._tiles)
+            runner = Runner(self._parts, self.shape, self.plan, self.dataset, self.files, self._tiles, self._tap)
             try:
                 with evaluating(self.model):
                     for number, stage in list(enumerate(self.stages))[at:]:
@@ -160,6 +161,8 @@ class LayerSweep:
         if node >= self.shape.num_nodes:
             return
         for stop in runner.run(stage, node):
+            if self._tap is not None:
+                self._tap.note()
             written = [rows for rows in map(self.files.held, runner.names(stage)) if rows is not None]
             self.files.note({"key": key, "plan": self.plan.asdict(), "stage": number, "next": stop}, written)
             progress(stage.text, stop, self.shape.num_nodes)

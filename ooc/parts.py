@@ -24,6 +24,7 @@ from ooc.loaders import WARM_SHARE, budget_of
 from ooc.loading import BUFFERS_KEPT, PINNED_KEPT, Order, Read, Work
 from ooc.mapped import Topology
 from ooc.memory import return_large_blocks
+from ooc.order import steps_of
 from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
 from stores.dataset import Dataset
 from stores.errors import ConfigError
@@ -72,12 +73,8 @@ class PartWork(Work):
     train: Members | None = None
     """nodes whose labels count, None: all"""
 
-    @property
-    def norm(self) -> float:
-        """A node's share of the loss: parts hold unequally many labels, and so the mean over an epoch's batches is that over
-        all."""
-        steps = -(-len(self.order.nodes) // self.order.batch_size)
-        return steps / max(1, len(self.collator.graph.indptr) - 1 if self.train is None else len(self.train))
+    share: float | None = None
+    """what each of a batch's nodes counts for in a sum of losses; None: their mean is taken"""
 
     def labels(self, drawn: Drawn) -> AnyArray | None:
         """[n] or [n, C] of the batch's own nodes, unknown (-1, NaN) where they are not to be trained on."""
@@ -99,7 +96,8 @@ class PartWork(Work):
         drawn = loaded.drawn
         batch: Data = self.collator(loaded, drawn.subgraph.node[: drawn.subgraph.num_nodes[0]])
         batch.blocks = [batch.blocks[0]] * self.layers
-        batch.node_norm = torch.full((batch.batch_size,), self.norm)
+        if self.share is not None:
+            batch.node_norm = torch.full((batch.batch_size,), self.share)
         return drawn.step + drawn.last, batch
 
 
@@ -107,12 +105,12 @@ class PartLoader(BatchLoader):
     """Batches of `per_batch` parts each, every part once an epoch.
 
     parts: how many equal ranges of nodes, for a store without parts of its own. train: nodes whose labels count (None: all).
-    layers: of the model: a batch has so many blocks, which are one and the same. features: False leaves x out. width: of the
-    rows the model makes for a node, all layers together, and beside: bytes a node takes beside its features, which memory is
-    kept for.
+    layers: of the model: a batch has so many blocks, which are one and the same. width: of the rows the model makes for a
+    node, all layers together, and beside: bytes a node takes beside its features, which memory is kept for.
     A batch is a `Data` as the NeighborLoader's, without the halo's labels; `batch_size` counts its own nodes, `input_id` and
-    the first of `n_id` are those; `node_norm` float32[batch_size] is what each counts for in a sum of losses. Raises
-    ConfigError where parts do not fit, BudgetError while iterating where a batch does not.
+    the first of `n_id` are those. Parts hold unequally many labels: `node_norm` float32[batch_size] is what each counts for
+    in a sum of losses, so that the mean over an epoch's batches is that over all labels. Raises ConfigError where parts do not
+    fit, BudgetError while iterating where a batch does not.
 
     >>> loader = PartLoader(ds, per_batch=4, halo=True, layers=3, shuffle=True)
     >>> batch = next(iter(loader))
@@ -129,7 +127,6 @@ class PartLoader(BatchLoader):
         parts: int | None = None,
         shuffle: bool = False,
         train: Members | None = None,
-        features: bool = True,
         width: int = 0,
         beside: int = 0,
         seed: int = 0,
@@ -144,7 +141,7 @@ class PartLoader(BatchLoader):
         budget = budget or budget_of(data)
         order = Order(InputNodes(count), per_batch, shuffle, seed, False, 0, 1)
         shape = layers, width, beside
-        work = _work(data, self.parts, halo, shape, order, train, features, budget, device)
+        work = _work(data, self.parts, halo, shape, order, train, budget, device)
         super().__init__(data, work, budget, device)
 
     def __repr__(self) -> str:
@@ -159,7 +156,6 @@ def _work(
     shape: tuple[int, int, int],
     order: Order,
     train: Members | None,
-    features: bool,
     budget: Budget,
     device: torch.device | None,
 ) -> PartWork:
@@ -169,11 +165,9 @@ def _work(
         raise ConfigError(f"{ds.path} holds no features to train on: ingest it with --features x=FILE")
     layers, width, beside = shape
     graph, y = ds.graph, ds.labels
-    x = ds.stored("x") if features else None
-    gather = None if x is None else Gather(ds.encoding("x"))
+    x, gather = ds.stored("x"), Gather(ds.encoding("x"))
     collator = Collator(graph, gather, edge_ids=False)
-    x_bytes = 0 if x is None or gather is None else gather.row_bytes(x.shape[1:])
-    row_bytes = beside + x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
+    row_bytes = beside + gather.row_bytes(x.shape[1:]) + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
     warm = budget.memory // WARM_SHARE
     mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
     edges = None if mapped else Edges(ds.edge_rows("indices"), {name: ds.edge_rows(name) for name in collator.columns})
@@ -198,4 +192,5 @@ def _work(
         layers=layers,
         width=width,
         train=train,
+        share=steps_of(len(parts) - 1, order.batch_size) / max(1, ds.num_nodes if train is None else len(train)),
     )

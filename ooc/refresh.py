@@ -1,16 +1,19 @@
-"""When histories are refreshed, by an exact sweep of all nodes layer by layer, and how far they have drifted.
+"""Refreshing histories by an exact sweep of all nodes, layer by layer, and how far they have drifted.
 
-The sweep computes layer l of every node from the exact rows of layer l - 1, part by part, and overwrites its history; where it
-stands is in the checkpoint, so a killed one goes on. The drift is measured, not bounded: for a keyed sample of nodes each layer
-is computed anew from the histories of all their neighbors and compared with the history they have.
+The sweep (`ooc.layerwise`) computes layer l of every node from the exact rows of layer l - 1; what it computes goes into the
+histories too. Before it notes how far it came a checkpoint is taken, so a killed refresh goes on there. The drift is measured,
+not bounded: for a keyed sample of nodes each layer is computed anew from the histories of all their neighbors and compared with
+the history they have.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ooc.batch import Block
@@ -19,8 +22,8 @@ from ooc.device import moved
 from ooc.evaluate import autocast, evaluating
 from ooc.history import History
 from ooc.layers import as_input
+from ooc.layerwise import LayerSweep
 from ooc.order import KeyedPermutation
-from ooc.parts import PartLoader
 from ooc.sampling import NeighborSampler
 from stores.dataset import Dataset
 from stores.rows import Ids
@@ -34,13 +37,53 @@ STAMP_ROWS = 2**20
 
 @dataclass
 class Refresh:
-    """A refresh under way: what a checkpoint keeps of it."""
+    """A refresh under way: what a checkpoint keeps of it; where its sweep stands, the sweep's folder knows."""
 
-    layer: int = 0
-    step: int = 0
-    """batches of this layer that are done"""
+    notes: int = 0
+    """of progress so far"""
     drift: list[float] | None = None
     """what was measured before it"""
+
+
+@dataclass
+class Refresher:
+    """Shown what a sweep computes (see `ooc.sweepstages.Tap`), overwrites the histories by it.
+
+    commit: takes a checkpoint; before the sweep notes its progress, so that what it will not compute again is not undone.
+    """
+
+    history: History
+    at: Refresh
+    commit: Callable[[], None]
+
+    def rows(self, layer: int, first: int, values: NDArray[np.float32]) -> None:
+        """Overwrite rows first, first + 1, ... of a layer."""
+        self.history.overwrite(layer, np.arange(first, first + len(values)), values)
+
+    def note(self) -> None:
+        """Make what was overwritten final."""
+        self.at.notes += 1
+        self.commit()
+
+
+def refresh(model: nn.Module, ds: Dataset, folder: Path, refresher: Refresher, engine: str) -> None:
+    """Overwrite all histories by exact rows, beginning where a killed refresh by the same parameters came to.
+
+    folder: of the sweep, removed when it is through. Raises as `LayerSweep` does.
+    """
+    history = refresher.history
+    history.begin_refresh()
+    sweep = LayerSweep(model, ds, folder, upto=len(history.rows), engine=engine, tap=refresher)
+    try:
+        sweep.run()
+    finally:
+        sweep.close()
+        history.counts.bytes_read += sweep.spent.read
+        history.counts.bytes_written += sweep.spent.written
+    sweep.discard()
+    for first in range(0, history.steps.shape[0], STAMP_ROWS):
+        history.stamp(np.arange(first, min(first + STAMP_ROWS, history.steps.shape[0])))
+    history.end_refresh()
 
 
 class Layerwise:
@@ -55,24 +98,19 @@ class Layerwise:
         self.encoder: Any = getattr(model, "encoder", None)
         self._history, self.device, self._precision = history, device, precision
 
-    def needs_features(self, layer: int) -> bool:
-        """Whether a layer meets the features, as its input or as what it returns to."""
-        return layer == 0 or bool(getattr(self.layers[layer], "needs_initial", False))
-
-    def run(self, layer: int, x: Tensor | None, n_id: Ids, block: Block) -> Tensor:
-        """[num_dst, width]: the layer's rows of the block's destinations; x: [num_src, f], None where it is not needed."""
+    def run(self, layer: int, x: Tensor, n_id: Ids, block: Block) -> Tensor:
+        """[num_dst, width]: the layer's rows of the block's destinations; x: [num_src, f]."""
         module = self.layers[layer]
         with autocast(self.device, self._precision):
-            first = None if x is None else self._encoded(x[: block.num_dst] if layer else x, module)
+            first = self._encoded(x[: block.num_dst] if layer else x, module)
             if layer == 0:
-                assert first is not None
                 rows = first
             else:
                 stored = self._history.rows[layer - 1]
                 held = np.empty((len(n_id), *stored.shape[1:]), stored.dtype)
                 self._history.counts.bytes_read += stored.read(n_id, held)
                 rows = as_input(torch.from_numpy(held).to(self.device).float(), module)
-            extra = () if not getattr(module, "needs_initial", False) or first is None else (first[: block.num_dst],)
+            extra = (first[: block.num_dst],) if getattr(module, "needs_initial", False) else ()
             out: Tensor = module(rows, block, *extra)
         return out.float()
 
@@ -80,39 +118,6 @@ class Layerwise:
         parts = [part for part in (self.encoder, module) if part is not None]
         x = as_input(x, *parts)
         return x if self.encoder is None else self.encoder(x)
-
-
-def refresh(
-    model: nn.Module,
-    layerwise: Layerwise,
-    history: History,
-    at: Refresh,
-    loader_of: Callable[[bool], PartLoader],
-    after_batch: Callable[[], None],
-) -> None:
-    """Overwrite all histories by exact rows, from `at` on, which moves along; after_batch: a checkpoint may be taken there.
-
-    loader_of: batches of parts in their order, with the features or without.
-    """
-    history.begin_refresh()
-    while at.layer < len(history.rows):
-        loader = loader_of(layerwise.needs_features(at.layer))
-        loader.load_state_dict({"epoch": 0, "step": at.step})
-        epoch = iter(loader)
-        try:
-            while at.step < len(loader):
-                with evaluating(model):
-                    batch = next(epoch)
-                    rows = layerwise.run(at.layer, batch.get("x"), batch.n_id.cpu().numpy(), batch.blocks[0])
-                history.overwrite(at.layer, batch.n_id[: batch.batch_size].cpu().numpy(), rows.cpu().numpy())
-                at.step += 1
-                if at.step < len(loader):
-                    after_batch()
-        finally:
-            epoch.close()
-        at.layer, at.step = at.layer + 1, 0
-    for first in range(0, history.steps.shape[0], STAMP_ROWS):
-        history.stamp(np.arange(first, min(first + STAMP_ROWS, history.steps.shape[0])))
 
 
 def drift(model: nn.Module, layerwise: Layerwise, ds: Dataset, history: History, key: int, max_bytes: int) -> list[float]:

@@ -83,7 +83,7 @@ class Job:
         self._spent = {**summary.nothing_spent(), "processes": 1}
         self._tick: float | None = None  # while the clock of the training steps runs
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
-        self._saved_cursor: tuple[int, int, tuple[int, int] | None] = (-1, -1, None)
+        self._saved_cursor: tuple[int, int, int | None] = (-1, -1, None)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -206,12 +206,11 @@ class Job:
         self.watchers.epoch(line)
         state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
 
-    def checkpoint_if_due(self, epoch_end: bool = False, step: int | None = None) -> None:
-        """At a step's end (of training, or `step` of a refresh): take a checkpoint where one is due; after Ctrl-C take one and
-        raise KeyboardInterrupt."""
+    def checkpoint_if_due(self, epoch_end: bool = False) -> None:
+        """At a step's end: take a checkpoint where one is due; after Ctrl-C take one and raise KeyboardInterrupt."""
         every = self.config.checkpoint_every
         if every is not None:
-            due = epoch_end or (self.state.step if step is None else step) % every == 0
+            due = epoch_end or self.state.step % every == 0
         else:
             interval = max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * self._save_seconds)
             due = time.monotonic() - self._saved_at >= interval
@@ -222,7 +221,7 @@ class Job:
 
     def checkpoint(self) -> None:
         """Save everything a resumed run needs, atomically; not twice at one cursor, nor inside a group of batches."""
-        under_way = None if self.refresh is None else (self.refresh.layer, self.refresh.step)
+        under_way = None if self.refresh is None else self.refresh.notes
         cursor = (self.state.epoch, self.state.step, under_way)
         cut = self.state.step % self.config.accumulate != 0 and self.state.step < self.steps_per_epoch
         if cut or cursor == self._saved_cursor:

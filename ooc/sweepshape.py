@@ -107,7 +107,7 @@ def _layer_shape(layer: nn.Module, width: int, out: int) -> LayerShape:
             narrow = (conv.out_channels, conv.out_channels if isinstance(conv, BlockSAGEConv) else 0)
         return LayerShape(width, out, conv.sum_kind, narrow, needs_initial)
     wide = max([width, out, *[max(p.shape) for p in layer.parameters() if p.dim()]])
-    light = type(conv).forward is BlockGATConv.forward
+    light = getattr(type(conv), "forward", None) is BlockGATConv.forward
     per_edge = 48 + 32 * int(conv.heads) if light else 48 + 8 * wide  # other convolutions make a message of every edge
     return LayerShape(width, out, None, None, needs_initial, 4 * (3 * width + 3 * wide), per_edge)
 

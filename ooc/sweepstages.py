@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -52,6 +52,16 @@ class Stage(NamedTuple):
         return named.get(self.kind, f"layer {self.layer}")
 
 
+class Tap(Protocol):
+    """Is shown what every layer gives, as it is made: each layer's rows in ascending order, chunk by chunk."""
+
+    def rows(self, layer: int, first: int, values: Floats) -> None:
+        """Rows first, first + 1, ... of a layer: float32[n, width]."""
+
+    def note(self) -> None:
+        """Before a sweep notes how far it came: what was shown up to here is not shown again after a crash."""
+
+
 class Source(NamedTuple):
     """Rows by columns, as they are stored."""
 
@@ -80,7 +90,9 @@ class Runner:
         dataset: Dataset,
         files: Files,
         tiles: Tiles | None,
+        tap: Tap | None = None,
     ) -> None:
+        self.tap = tap
         self.encoder, layers, self.decoder = parts
         self.layers: list[Any] = list(layers)
         self.shape, self.plan, self.dataset, self.files, self.tiles = shape, plan, dataset, files, tiles
@@ -212,6 +224,8 @@ class Runner:
     def _put(self, following: int, first: int, h: Tensor) -> None:
         """Write rows as layer `following` reads them; the result, through the decoder, beyond the last."""
         parts: list[tuple[str, Tensor]]
+        if self.tap is not None and following:
+            self.tap.rows(following - 1, first, h.float().cpu().numpy())
         if following == len(self.layers):
             parts = [("out", h if self.decoder is None else self.decoder(h))]
         else:

@@ -3,10 +3,13 @@
 import time
 from typing import Any
 
+from ooc.history import History
 from ooc.order import Purpose, key
-from ooc.parts import PartLoader
-from ooc.refresh import Layerwise, Refresh, drift, passes, refresh
+from ooc.refresh import Layerwise, Refresh, Refresher, drift, passes, refresh
 from ooc.run import Job
+
+SWEEP = "refresh"
+"""folder of a refresh's sweep while it is under way"""
 
 
 def end_of_epoch(job: Job) -> dict[str, Any] | None:
@@ -30,38 +33,20 @@ def end_of_epoch(job: Job) -> dict[str, Any] | None:
         job.refresh = Refresh(drift=found) if due else None
     line: dict[str, Any] = {} if found is None else {"drift": found}
     if job.refresh is not None:
-        _refresh(job, layerwise)
+        _refresh(job, history)
         line["refreshed"] = True
     job.book("refresh_seconds", began)
     return line
 
 
-def _refresh(job: Job, layerwise: Layerwise) -> None:
-    assert job.halo is not None
-    assert job.halo.history is not None
+def _refresh(job: Job, history: History) -> None:
     assert job.refresh is not None
-    history, config, at = job.halo.history, job.config, job.refresh
-    used: list[PartLoader] = []
 
-    def loader_of(features: bool) -> PartLoader:
-        used.append(
-            PartLoader(
-                job.dataset,
-                per_batch=config.parts_per_batch,
-                halo=True,
-                layers=1,
-                parts=config.parts,
-                features=features,
-                beside=4 * 2 * max(job.halo.widths) if job.halo else 0,
-                device=job.device,
-                budget=job.loader.budget,
-            )
-        )
-        return used[-1]
+    def commit() -> None:
+        job.checkpoint()
+        job.checkpoint_if_due()  # after Ctrl-C
 
-    def after_batch() -> None:
-        job.checkpoint_if_due(step=at.step)
-
-    refresh(job.model, layerwise, history, at, loader_of, after_batch)
-    history.counts.bytes_read += sum(loader.bytes_read for loader in used)
+    refresher = Refresher(history, job.refresh, commit)
+    engine = "auto" if job.config.engine == "gds" else job.config.engine
+    refresh(job.model, job.dataset, job.config.out / SWEEP, refresher, engine)
     job.refresh = None

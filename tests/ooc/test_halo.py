@@ -1,6 +1,7 @@
 """Training from histories: exact where they are fresh, the same to the bit after a crash, and zeros where asked for."""
 
 import json
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from ooc import layerplan, sweepshape, sweepstages
 from ooc.compose import open_job
 from ooc.config import TrainConfig
 from ooc.evaluate import evaluating
 from ooc.layers import run_model
+from ooc.layerwise import LayerSweep
 from ooc.models import full_blocks
 from ooc.progress import Watchers
-from ooc.refresh import Layerwise, Refresh, drift, refresh
+from ooc.refresh import Layerwise, Refresher, drift
 from ooc.report import write_report
 from ooc.run import Job
 from ooc.train import train, train_epoch
@@ -142,30 +145,38 @@ def test_a_killed_run_resumes_to_the_bit(store: Path, tmp_path: Path, settings: 
 
 
 def test_a_refresh_goes_on_where_it_was_killed(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a layer stand on disk, and the second one is under way."""
+    monkeypatch.setattr("ooc.refresh.LayerSweep", partial(LayerSweep, room=1500))
+    for module in (layerplan, sweepstages):
+        monkeypatch.setattr(module, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
+    monkeypatch.setattr(sweepshape, "PIECE_BYTES", 1)
     settings: dict[str, Any] = {"layers": 3, "refresh": "auto", "drift_tolerance": 1e-6, "checkpoint_every": 1, "epochs": 2}
     train(configure(store, tmp_path / "whole", **settings))
-    began: list[tuple[int, int]] = []
+    seen: list[tuple[int, int]] = []
+    rows = Refresher.rows
 
-    def noting(model: Any, layerwise: Any, history: Any, at: Refresh, loader_of: Any, after_batch: Any) -> None:
-        began.append((at.layer, at.step))
-        refresh(model, layerwise, history, at, loader_of, after_batch)
+    def killing(self: Refresher, layer: int, first: int, values: Any) -> None:
+        rows(self, layer, first, values)
+        seen.append((layer, self.at.notes))
+        if layer == 1:
+            self.history.overwrite(0, np.arange(60), np.full((60, 8), 99, np.float32))  # not committed
+            raise Killed
 
-    def killing(model: Any, layerwise: Any, history: Any, at: Refresh, loader_of: Any, after_batch: Any) -> None:
-        def kill() -> None:
-            after_batch()
-            if (at.layer, at.step) == (1, 2):
-                history.overwrite(1, np.arange(60), np.full((60, 8), 99, np.float32))  # not committed
-                raise Killed
+    def noting(self: Refresher, layer: int, first: int, values: Any) -> None:
+        rows(self, layer, first, values)
+        seen.append((layer, self.at.notes))
 
-        refresh(model, layerwise, history, at, loader_of, kill)
-
-    monkeypatch.setattr("ooc.upkeep.refresh", killing)
+    monkeypatch.setattr(Refresher, "rows", killing)
     with pytest.raises(Killed):
         train(configure(store, tmp_path / "cut", **settings))
-    monkeypatch.setattr("ooc.upkeep.refresh", noting)
+    before = len(seen)
+    monkeypatch.setattr(Refresher, "rows", noting)
     train(configure(store, tmp_path / "cut", **settings), resume=True)
-    assert began == [(1, 2), (0, 0)]
+    assert seen[0] == (0, 0)
+    assert seen[before] == seen[before - 1] == (1, seen[before][1])  # not from the beginning
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert not (tmp_path / "cut/refresh").exists()
 
 
 def test_what_a_run_tells_of_its_histories(store: Path, tmp_path: Path) -> None:
@@ -199,7 +210,7 @@ def test_neither_memory_nor_engine_nor_timing_changes_a_loss(store: Path, tmp_pa
         ({"parts": None}, "the store has no parts"),
         ({"fanout": [5, 5]}, "fanout means nothing in mode history"),
         ({"replace": True}, "replace means nothing in mode history"),
-        ({"mode": "sampled"}, "parts means nothing in mode sampled"),
+        ({"mode": "sampled", "history_dtype": "float16"}, "parts means nothing in mode sampled"),
         ({"history": "zero"}, "history_dtype means nothing where zeros"),
         ({"drift_tolerance": 0.1}, "give that too"),
         ({"model": "tests.ooc.test_halo:Whole"}, "histories act between layers, and Whole has its own forward"),

@@ -93,6 +93,7 @@ def test_a_pull_sees_the_pushes_up_to_the_lag(
                     for first, last in PARTS:
                         history.overwrite(layer, every[first:last], values[first:last])
                 history.stamp(every)
+                history.end_refresh()
                 double.refresh(step + 1, fresh)
             elif then == "reopen":
                 state = history.state()
