@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 def configure(store: Path, out: Path, seed: int) -> TrainConfig:
     settings: dict[str, Any] = {"layers": 3, "hidden": 8, "mode": "history", "parts": 6, "history_lag": seed % 3, "threads": 1}
-    return TrainConfig(store=store, out=out, seed=seed, refresh=1, epochs=12, checkpoint_every=2, **settings)
+    return TrainConfig(store=store, out=out, seed=seed, refresh=2, epochs=6, checkpoint_every=2, **settings)
 
 
 def lives(out: Path, config: TrainConfig, chance: random.Random, most: int) -> int:
@@ -78,7 +78,7 @@ def killed_often(make_store: MakeStore, tmp_path: Path, wanted: int) -> None:
 
 
 def test_a_history_killed_a_few_times(make_store: MakeStore, tmp_path: Path) -> None:
-    killed_often(make_store, tmp_path, 4)
+    killed_often(make_store, tmp_path, 3)
 
 
 @pytest.mark.slow
