@@ -6,16 +6,14 @@ that every sum is one thread's, in one order.
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.buffers import Buffers
-from ooc.ranges import read_range
+from ooc.ranges import ahead, read_range
 from ooc.sums import Code, Floats, Kind, value
 from ooc.tiles import SOURCE_BITS, Ints, Tiles
 from stores.graph import Graph
@@ -28,27 +26,6 @@ AHEAD = 3
 _ONES: Floats = np.empty(0, np.float32)
 _SPARSE = 2
 """A piece is read whole where at least one in so many of its rows is wanted"""
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-def ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Iterable[Item], depth: int) -> Iterator[Result]:
-    """The results of `run`, in the order of `items`, worked on `depth` items ahead. Waits for what is under way at its end.
-
-    >>> list(ahead(pool, str, range(3), depth=2))
-    ['0', '1', '2']
-    """
-    under_way: deque[Future[Result]] = deque()
-    todo = iter(items)
-    try:
-        while True:
-            while len(under_way) < depth and (item := next(todo, None)) is not None:
-                under_way.append(pool.submit(run, item))
-            if not under_way:
-                return
-            yield under_way.popleft().result()
-    finally:
-        wait([future for future in under_way if not future.cancel()])
 
 
 class Normal:

@@ -1,6 +1,9 @@
 """Contiguous ranges of rows, read and written whole: no plan row by row, no copy where memory and file are aligned."""
 
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +14,8 @@ from stores.rows import AnyArray, ArrayRows, MutableRows, Rows
 from stores.segment_rows import SegmentRows
 
 _NO_ROWS = np.empty(0, np.int64)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class MemoryRows(ArrayRows):
@@ -77,3 +82,22 @@ def write_range(rows: "MutableRows | DiskRows | MemoryRows", first: int, values:
             rows.file.store(begin, data)
             return len(data)
     return rows.write(np.arange(first, first + len(values)), values)
+
+
+def ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Iterable[Item], depth: int) -> Iterator[Result]:
+    """The results of `run`, in the order of `items`, worked on `depth` items ahead. Waits for what is under way at its end.
+
+    >>> list(ahead(pool, str, range(3), depth=2))
+    ['0', '1', '2']
+    """
+    under_way: deque[Future[Result]] = deque()
+    todo = iter(items)
+    try:
+        while True:
+            while len(under_way) < depth and (item := next(todo, None)) is not None:
+                under_way.append(pool.submit(run, item))
+            if not under_way:
+                return
+            yield under_way.popleft().result()
+    finally:
+        wait([future for future in under_way if not future.cancel()])

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ooc.buffers import Buffers
 from ooc.layerplan import CHUNK_ROWS, SweepPlan, SweepShape
 from ooc.layers import as_input
-from ooc.passes import Adder, ahead
-from ooc.ranges import read_range
+from ooc.passes import Adder
+from ooc.ranges import ahead, read_range
 from ooc.sums import Code, Floats, Kind, Sums
 from ooc.sweepblocks import columns_of, gathered_block, own_block
 from ooc.sweepfiles import Files, Kept, Writer

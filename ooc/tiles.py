@@ -8,7 +8,9 @@ at one of millions of edges, whose parts are sorted each by itself).
 (GridGraph's and X-Stream's streaming partitions: Zhu et al., ATC 2015; Roy et al., SOSP 2013.)
 """
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.buffers import Buffers
-from ooc.ranges import read_range, write_range
+from ooc.ranges import ahead, read_range, write_range
 from ooc.sums import Floats
 from stores.graph import Graph
 from stores.jit import kernel
@@ -28,13 +30,14 @@ SOURCE_BITS = 16
 MOST_PIECE_ROWS = 1 << SOURCE_BITS
 ENTRIES_AT_ONCE = 1 << 21
 """Entries in memory at a time: a hub's piece may have any number"""
-_SLOTS_AT_ONCE = 1 << 21
+_SLOTS_AT_ONCE = 1 << 20
 _HANDS_BYTES = 64 * 2**20
 _STEP = 1024
 """entries: pieces begin at multiples, so that they are whole pages in the file"""
 _GRID = 1024
 """ranges of destinations at whose borders a piece can be cut"""
 _FEW = 32
+_READERS = 2
 NO_WEIGHT: Floats = np.empty(0, np.float32)
 
 
@@ -94,36 +97,44 @@ class Slots:
     def __init__(self, graph: Graph, indices: Rows, weight: Rows | None) -> None:
         self.graph, self._indices, self._weight = graph, indices, weight
         self._buffers = Buffers(kept=2, direct=True)
+        self._lock = threading.Lock()
         self.bytes_read = 0
 
-    def parts(self) -> Iterator[tuple[int, Ints, Ints, Floats]]:
+    def parts(self, ordered: bool = True) -> Iterator[tuple[int, Ints, Ints, Floats]]:
         """(first destination, indptr of it and the following ones from 0 on, sources int64[e], weights float32[e] or [0]).
 
-        A destination of more than two million edges comes in several parts, each sorted by itself: memory stays bounded.
+        ordered: each destination's sources ascend; else neither that nor weights. Read and sorted ahead by two threads. A
+        destination of more than a million edges comes in several parts, each sorted by itself: memory stays bounded.
         """
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="ooc-slots") as readers:
+            yield from ahead(readers, lambda part: self._read(*part, ordered), self._ranges(), _READERS)
+
+    def _ranges(self) -> Iterator[tuple[int, int, Ints]]:
+        """(first destination, first slot, indptr from 0 on)."""
         indptr, num_nodes, first = self.graph.indptr, self.graph.num_nodes, 0
         while first < num_nodes:
             begin = int(indptr[first])
             stop = int(np.searchsorted(indptr, begin + _SLOTS_AT_ONCE, side="right")) - 1
             if stop > first:
-                yield first, *self._read(begin, np.asarray(indptr[first : stop + 1]) - begin)
+                yield first, begin, np.asarray(indptr[first : stop + 1]) - begin
                 first = stop
                 continue
             for low in range(begin, int(indptr[first + 1]), _SLOTS_AT_ONCE):
-                count = min(_SLOTS_AT_ONCE, int(indptr[first + 1]) - low)
-                yield first, *self._read(low, np.array([0, count]))
+                yield first, low, np.array([0, min(_SLOTS_AT_ONCE, int(indptr[first + 1]) - low)])
             first += 1
 
-    def _read(self, begin: int, indptr: Ints) -> tuple[Ints, Ints, Floats]:
+    def _read(self, first: int, begin: int, indptr: Ints, ordered: bool) -> tuple[int, Ints, Ints, Floats]:
         end, weight = begin + int(indptr[-1]), NO_WEIGHT
-        source, nbytes = read_range(self._indices, begin, end, self._buffers)
-        source = source.astype(np.int64)
-        if self._weight is not None:
+        values, nbytes = read_range(self._indices, begin, end, self._buffers)
+        source = values.astype(np.int64)
+        if self._weight is not None and ordered:
             values, more = read_range(self._weight, begin, end, self._buffers)
             weight, nbytes = np.array(values, np.float32), nbytes + more
-        self.bytes_read += nbytes
-        sort_slots(indptr, source, weight)
-        return indptr, source, weight
+        with self._lock:
+            self.bytes_read += nbytes
+        if ordered:
+            sort_slots(indptr, source, weight)
+        return first, indptr, source, weight
 
 
 def count_entries(slots: Slots, piece_rows: int, cell_rows: int) -> Grid:
@@ -131,7 +142,7 @@ def count_entries(slots: Slots, piece_rows: int, cell_rows: int) -> Grid:
     num_nodes = slots.graph.num_nodes
     counts = np.zeros((-(-num_nodes // piece_rows), -(-num_nodes // cell_rows)), np.int64)
     shift = piece_rows.bit_length() - 1
-    for first, indptr, source, _ in slots.parts():
+    for first, indptr, source, _ in slots.parts(ordered=False):
         _count(first, indptr, source, shift, cell_rows, counts)
     return Grid.of_counts(piece_rows, cell_rows, counts)
 
