@@ -6,10 +6,11 @@ GraphSAGE of --layers layers, --hidden wide, over every node and edge of the sto
 (needs root). WORK is a directory for the sweep's rows (about four times the hidden layer's) and a graph an eighth of the size.
 
 Bound of the bytes: for every layer the cheapest of (passes x input + output), where a pass makes the sums of as many
-destinations as the budget has room for: with the destination's own row beside them, or with it read once more; summed as wide as
-the input, or after the layer's map where that is narrower. Bound of the seconds: the larger of the compute (the same sweep with
-everything in RAM, of a graph of the same degree an eighth of the size, times eight) and those bytes over the disk's bandwidth,
-measured before and after. Prints JSON.
+destinations as the budget has room for: with the destination's own row beside them, or with it read once more; summed as wide
+as the input, or after the layer's map where that is narrower. Bound of the seconds: the larger of the compute (the same sweep
+with everything in RAM, of a graph of the same degree an eighth of the size, times eight) and those bytes over the disk's
+bandwidth, measured before and after. Prints JSON.
+"""
 
 import argparse
 import json
