@@ -39,6 +39,8 @@ SCRATCH_BYTES = 64 * 2**20
 WARM_SHARE = 3
 """Of the memory, a third at most for the topology's slots; where those to draw from fit, they are read in beforehand: edges on
 the disk cost more than the batches their memory would hold (measured: twice the seconds a batch)"""
+KEPT_BYTES, KEPT_SHARE = 80 * 10**6, 10
+"""Of a sweep's memory, for freed blocks that the C library keeps (measured: up to as much); where that is a tenth at most"""
 COLUMNS_SHARE, LOCKSTEP_SHARE = 32, 4
 """Where the slots do not fit, the edges stay on disk: of the memory, 1/32 for columns that are met in the map even so; of the
 batches' memory, 1/4 for those that are drawn together"""
@@ -97,9 +99,10 @@ def make_work(
     per_node, per_expanded = (row_bytes, 0) if summing is None else (0, row_bytes)
     sweeps_do = x is not None and not isinstance(x, ArrayRows) and sweeps_pay(x, budget.batches)
     sweeping = summing is not None and sweeps_do
-    if ds.memory is None or sweeping or not (sweeps_do or isinstance(x, ArrayRows)):
+    kept = KEPT_BYTES if sweeping and ds.memory is not None and budget.batches >= KEPT_SHARE * KEPT_BYTES else 0
+    if ds.memory is None or kept or not (sweeps_do or isinstance(x, ArrayRows)):
         keep_large_blocks()
-    else:  # windows fill the memory to the brim
+    else:  # the memory is filled to the brim
         return_large_blocks()
     # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
     own = Room(budget.max_batch, SHARES, budget)
@@ -116,7 +119,7 @@ def make_work(
     buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
     pin = pins(pin_memory) and not to_cuda
     parts = order, sampler, collator, x, y, row_bytes, most, transform, pin, topology, lockstep
-    return Work(*parts, summing=summing, sweeping=sweeping, drawing=threads, buffers=buffers)
+    return Work(*parts, summing=summing, sweeping=sweeping, kept_bytes=kept, drawing=threads, buffers=buffers)
 
 
 def pins(pin_memory: bool) -> bool:

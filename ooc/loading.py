@@ -112,6 +112,8 @@ class Work:
     """what of x batches hold in its place"""
     sweeping: bool = False
     """whether sums are made in sweeps; `max_bytes` is then that of a sweep"""
+    kept_bytes: int = 0
+    """of a sweep's memory, for freed blocks that the C library keeps"""
     drawing: int = 1
     """batches drawn at once"""
     read: Read = field(default_factory=Read)
@@ -247,7 +249,7 @@ class Work:
             roots=roots,
             entries=entry * (len(subgraph.source) + expanded),
             activations=self.activation_bytes(drawn),
-            besides=drawing + PIECES * self.piece_bytes + SERVED * roots,
+            besides=drawing + PIECES * self.piece_bytes + SERVED * roots + self.kept_bytes,
         )
 
     @property
