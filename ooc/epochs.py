@@ -9,6 +9,7 @@ from ooc.budget import Budget
 from ooc.clock import Clock, Span
 from ooc.device import Copier, OnDevice, on_device
 from ooc.loading import Work
+from ooc.memory import return_freed
 from ooc.order import Cursor, steps_of
 from ooc.pipeline import CONSUMER, Pipeline
 from ooc.sweeps import swept
@@ -124,6 +125,7 @@ class BatchLoader:
         return {name: list(clock.spans) for name, clock in self._clocks.items()}
 
     def __iter__(self) -> "Epoch":
+        return_freed()  # of the epoch before, or of training where this one is for scores
         start = self._cursor = self._start
         self._start = Cursor(start.epoch + 1, 0)
         stop = len(self) if self._stop is None else min(len(self), self._stop)
