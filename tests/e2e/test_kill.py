@@ -21,10 +21,6 @@ MODEL = ["--fanout", "4,4", "--hidden", "8", "--norm", "batch", "--no-plan"]
 FLAGS = [*MODEL, *["--batch-size", "10", "--epochs", "40", "--seed", "3", "--checkpoint-every", "5", "--threads", "1"]]
 
 
-HISTORY = ["--mode", "history", "--parts", "6", "--layers", "3", "--hidden", "8", "--norm", "batch", "--refresh", "2"]
-HISTORY += ["--history-lag", "1", "--epochs", "40", "--seed", "3", "--checkpoint-every", "5", "--threads", "1"]
-
-
 def start(store: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "ooc.cli", "train", str(store), "--out", str(out), *flags]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -45,33 +41,32 @@ def killed_at(process: subprocess.Popen[bytes], out: Path, lines: int, delay_s: 
     return process.returncode == -signal.SIGKILL
 
 
-def killed_again_and_again(store: Path, out: Path, steps: int, flags: list[str]) -> bool:
+def killed_again_and_again(store: Path, out: Path, steps: int) -> bool:
     """A run and what resumes it, killed at random within the first `steps` steps. Whether each was, before the run's end."""
     moments = random.Random(steps)
     marks = sorted(moments.randrange(1, steps) for _ in range(KILLS))
     for number, mark in enumerate(marks):
-        process = start(store, out, *flags, *(["--resume"] if number else []))
+        process = start(store, out, *FLAGS, *(["--resume"] if number else []))
         if not killed_at(process, out, mark, moments.random() * 0.01):
             return False
     return not (out / "summary.json").exists()
 
 
-@pytest.mark.parametrize("flags", [FLAGS, HISTORY], ids=["sampled", "history"])
-def test_a_killed_run_resumes_to_the_bit(make_store: MakeStore, tmp_path: Path, flags: list[str]) -> None:
+def test_a_killed_run_resumes_to_the_bit(make_store: MakeStore, tmp_path: Path) -> None:
     store = make_store(num_nodes=100, num_edges=800)
     whole = tmp_path / "whole"
     threads = torch.get_num_threads()
-    assert main(["train", str(store), "--out", str(whole), *flags]) == 0
+    assert main(["train", str(store), "--out", str(whole), *FLAGS]) == 0
     torch.set_num_threads(threads)
 
     # On a busy machine the run may be over before its log is looked at again: then another one is killed earlier.
     for steps in (STEPS * 3 // 4, STEPS // 2, STEPS // 4, STEPS // 8):
         cut = tmp_path / f"cut-{steps}"
-        if killed_again_and_again(store, cut, steps, flags):
+        if killed_again_and_again(store, cut, steps):
             break
     else:
         pytest.fail("no run could be killed before its end")
-    process = start(store, cut, *flags, "--resume")
+    process = start(store, cut, *FLAGS, "--resume")
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors.decode()
 
