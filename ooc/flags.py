@@ -121,6 +121,7 @@ INGEST = [
         "parts", "INT|auto", "Number nodes so that each of so many parts of the graph is a range; auto: about 1,000 nodes each."
     ),
     Flag("partitioner", "auto|metis|stream", "METIS (extra ooc[metis]) where the graph fits memory, or streaming. [auto]"),
+    Flag("order", "input|degree", "Number nodes, or each part's, as the input does or by edges, hubs first. [input]"),
     Flag("memory", "SIZE", "Memory to keep to. [2GB]"),
 ]
 """`IngestSpec`'s fields but `out`. Importing the specification would import what ingest needs, too slow for `--help`."""

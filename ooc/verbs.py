@@ -102,6 +102,7 @@ def _info_lines(found: dict[str, Any]) -> list[str]:
         f"  edges        {'undirected' if found['undirected'] else 'directed'}, {'' if found['weighted'] else 'un'}weighted, "
         f"{'with' if found['has_self_loops'] else 'without'} self-loops",
         *([f"  parts        {_parts(found['partition'])}"] if found.get("partition") else []),
+        *(["  order        by degree, the sources of most edges first"] if found["order"] == "degree" else []),
         f"  format       {found['format_version']}",
         f"  fingerprint  {found['fingerprint']}",
         "  arrays",

@@ -132,7 +132,9 @@ class Manifest(_Part):
     task: Task | None = None
     num_classes: int | None = None
     partition: Partition | None = None
-    """None where nodes stand in the order of the input"""
+    """None where nodes are not numbered by parts"""
+    order: Literal["input", "degree"] = "input"
+    """of the nodes, or of a part's nodes among themselves: the input's, or the sources of most edges first"""
     fingerprints: dict[str, str] = {}
     """hashes of what the store was built from, by input"""
     created_by: str = ""
@@ -184,7 +186,8 @@ class Manifest(_Part):
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in `zarr.json`: of what came later than format 1, only what the store has."""
-        return self.model_dump(mode="json", exclude={"partition"} if self.partition is None else None)
+        plain = {name for name, value in (("partition", None), ("order", "input")) if getattr(self, name) == value}
+        return self.model_dump(mode="json", exclude=plain)
 
 
 def write_manifest(path: Path | str, manifest: Manifest) -> None:

@@ -112,7 +112,7 @@ class _Build:
         self.num_nodes = int(space["num_nodes"])
         self._check_counts()
         relation = self._mapped(space)
-        if self.spec.parts is not None:
+        if self.spec.parts is not None or self.spec.order != "input":
             self.order = Renumbering(self.spec, self.steps, self.duck, self.progress, self.num_nodes)
             relation = self.order.edges(relation, space["edges"], self.columns.weight is not None)
             self.make_sink = self.order.arranging().sink
@@ -383,5 +383,6 @@ class _Build:
             task=found["task"],
             num_classes=found["num_classes"],
             partition=partition,
+            order=self.spec.order,
             created_by=_creator(),
         )

@@ -28,6 +28,8 @@ PASSES = 10
 """Of streaming; it ends earlier where fewer than one node in STILL moves"""
 STILL = 200
 PIECE_SLOTS = 2**22
+MOST_DEGREE = 2**20
+"""Hubs of so many edges and more are not told apart, so that few counters sort the nodes"""
 METIS_SLOT_BYTES, METIS_NODE_BYTES = 80, 240
 """What METIS takes, measured at 64 and 200 on a graph of 1 M nodes and 16 M slots"""
 AUTO_NODES, AUTO_LEAST, AUTO_MOST = 1000, 16, 2**15
@@ -196,8 +198,10 @@ def _assign(
     state[0], state[1] = v, seen
 
 
-def numbering(part: Parts) -> tuple[NDArray[Any], Ints]:
+def numbering(part: Parts, order: NDArray[Any] | None = None) -> tuple[NDArray[Any], Ints]:
     """(int32|int64[N] the new id of each node, int64[P+1] the first new id of each part and N): a part's nodes in their order.
+
+    order: int[N], the nodes in the order that a part's are to have; None: by id.
 
     >>> numbering(np.array([1, 0, 1], np.int32))
     (array([1, 0, 2], dtype=int32), array([0, 1, 3]))
@@ -205,15 +209,49 @@ def numbering(part: Parts) -> tuple[NDArray[Any], Ints]:
     parts = np.zeros(int(part.max(initial=0)) + 2, np.int64)
     np.cumsum(np.bincount(part, minlength=len(parts) - 1), out=parts[1:])
     new = np.empty(len(part), index_dtype(len(part)))
-    _number(part, parts[:-1].copy(), new)
+    _number(part, np.empty(0, new.dtype) if order is None else order, parts[:-1].copy(), new)
     return new, parts
 
 
 @kernel
-def _number(part: Parts, at: Ints, new: NDArray[Any]) -> None:
-    for v in range(len(part)):
+def _number(part: Parts, order: NDArray[Any], at: Ints, new: NDArray[Any]) -> None:
+    """order: empty for ascending ids."""
+    for i in range(len(part)):
+        v = order[i] if len(order) > 0 else i
         new[v] = at[part[v]]
         at[part[v]] += 1
+
+
+def by_degree(degree: Parts) -> NDArray[Any]:
+    """int32|int64[N]: the nodes by descending degree (int32[N]), equal ones by id; MOST_DEGREE and more count as equal.
+
+    >>> by_degree(np.array([1, 5, 0, 5], np.int32))
+    array([1, 3, 0, 2], dtype=int32)
+    """
+    order = np.empty(len(degree), index_dtype(len(degree)))
+    _by_degree(degree, np.zeros(min(int(degree.max(initial=0)), MOST_DEGREE) + 2, np.int64), order)
+    return order
+
+
+@kernel
+def _by_degree(degree: Parts, at: Ints, order: NDArray[Any]) -> None:
+    """A counting sort. at: zeros, one more than there are degrees."""
+    top = len(at) - 2
+    for v in range(len(degree)):
+        at[top - min(degree[v], top) + 1] += 1
+    for k in range(top + 1):
+        at[k + 1] += at[k]
+    for v in range(len(degree)):
+        k = top - min(degree[v], top)
+        order[at[k]] = v
+        at[k] += 1
+
+
+@kernel
+def count_ends(nodes: NDArray[Any], degree: Parts) -> None:
+    """degree[v] += 1 for each of `nodes`, up to what int32 holds."""
+    for v in nodes:
+        degree[v] += int(degree[v] < 2**31 - 1)
 
 
 @kernel

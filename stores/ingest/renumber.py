@@ -1,4 +1,8 @@
-"""The steps of an ingest with `--parts`: partition the nodes, and number them so that a part is one range of ids."""
+"""The steps of an ingest that numbers the nodes anew: so that a part is one range of ids (`--parts`), or hubs come first.
+
+Most reads of a graph with hubs are of hubs: where those lie together, in few pages, a batch or a sweep needs fewer pages of
+the rest. (Caches of hot vertices rest on degrees, as in PaGraph, Lin et al., SoCC 2020; here the file does.)
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ from stores import manifest as names
 from stores.ingest import edges as csc
 from stores.ingest.arrange import Arranging
 from stores.ingest.duck import Duck, Progress
-from stores.ingest.partition import Neighbors, count_cut, count_of, method_of, numbering, partition
+from stores.ingest.partition import Neighbors, by_degree, count_cut, count_ends, count_of, method_of, numbering, partition
 from stores.ingest.spec import IngestSpec
 from stores.ingest.steps import Steps, remove
 from stores.manifest import Partition
@@ -32,13 +36,12 @@ class Renumbering:
     def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, num_nodes: int) -> None:
         self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
         self.store, self.stage, self.num_nodes = steps.store, steps.stage, num_nodes
-        assert spec.parts is not None
-        self.count = count_of(spec.parts, num_nodes)
         self._new = self.stage / "new.npy"
         self.method = ""
 
     def edges(self, relation: str, num_edges: int, weighted: bool) -> str:
-        """Steps neighbors, partition, renumber: SQL of the edges of `relation` (src, dst, edge_id, weight) by new ids.
+        """Steps neighbors (where there are parts), order, renumber: SQL of the edges of `relation` (src, dst, edge_id, weight)
+        by new ids.
 
         num_edges: edges of the input, one more than the greatest edge id.
         """
@@ -48,9 +51,10 @@ class Renumbering:
             Neighbors.write(self.duck, relation, folder, self.num_nodes, num_edges, self.progress)
             return {}
 
-        self.steps.run("neighbors", neighbors, [folder])
-        done = self.steps.run("partition", lambda: self._partition(folder), [self._new, self.stage / "parts.npy"])
-        self.method = done["method"]
+        if self.spec.parts is not None:
+            self.steps.run("neighbors", neighbors, [folder])
+        outputs = [self._new, self.stage / "parts.npy"]
+        self.method = self.steps.run("order", lambda: self._order(folder, relation, num_edges), outputs)["method"]
         remove(folder)  # as large as the graph
 
         def renumber() -> dict[str, Any]:
@@ -59,13 +63,28 @@ class Renumbering:
         self.steps.run("renumber", renumber, [target])
         return csc.parquet_relation(target)
 
-    def _partition(self, folder: Path) -> dict[str, Any]:
-        neighbors = Neighbors(folder, self.num_nodes)
-        method = method_of(self.spec.partitioner, self.num_nodes, neighbors.num_slots, self.duck.limit)
-        new, parts = numbering(partition(neighbors, self.count, method, self.progress))
+    def _order(self, folder: Path, relation: str, num_edges: int) -> dict[str, Any]:
+        method, part = "", np.zeros(self.num_nodes, np.int32)
+        if self.spec.parts is not None:
+            neighbors, count = Neighbors(folder, self.num_nodes), count_of(self.spec.parts, self.num_nodes)
+            method = method_of(self.spec.partitioner, self.num_nodes, neighbors.num_slots, self.duck.limit)
+            part = partition(neighbors, count, method, self.progress)
+        order = by_degree(self._degrees(relation, num_edges)) if self.spec.order == "degree" else None
+        new, parts = numbering(part, order)
         np.save(self._new, new)
         np.save(self.stage / "parts.npy", parts)
         return {"method": method}
+
+    def _degrees(self, relation: str, num_edges: int) -> NDArray[np.int32]:
+        """int32[N]: how many edges each node is the source of; a node is read as often as it is drawn as a neighbor."""
+        degree, done = np.zeros(self.num_nodes, np.int32), 0
+        ends = "src, dst" if self.spec.undirected else "src"
+        for batch in self.duck.stream(f"SELECT {ends} FROM ({relation})", ordered=False):
+            for end in batch.columns:
+                count_ends(end.to_numpy(), degree)
+            done += batch.num_rows
+            self.progress("count edges", done, num_edges)
+        return degree
 
     @property
     def new(self) -> NDArray[Any]:
@@ -118,8 +137,10 @@ class Renumbering:
         """Brings node arrays into the new order."""
         return Arranging(self.new, self.stage / "arranged", self.spec.memory_bytes // ARRANGE_SHARE)
 
-    def parts(self) -> Partition:
-        """Step parts, once the graph is written: `graph/parts`, and what the parts are worth."""
+    def parts(self) -> Partition | None:
+        """Step parts, once the graph is written: `graph/parts`, and what the parts are worth; None without parts."""
+        if self.spec.parts is None:
+            return None
         outputs = [self.store / names.PARTS, self.store / names.checksum_array(names.PARTS)]
         return Partition(**self.steps.run("parts", self._write_parts, outputs))
 

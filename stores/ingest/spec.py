@@ -62,6 +62,8 @@ class IngestSpec(BaseModel):
     """number the nodes so that each of so many parts of the graph is one range of ids; auto: of about 1,000 nodes"""
     partitioner: Literal["auto", "metis", "stream"] = "auto"
     """metis (the extra ooc[metis]) where the graph fits the memory, stream in bounded memory; auto: the first that goes"""
+    order: Literal["input", "degree"] = "input"
+    """how nodes are numbered, or a part's nodes among themselves: as the input does, or the sources of most edges first"""
     npz: Path | None = None
     pyg: str | None = None
     arg: list[str] = []

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ooc.config import TrainConfig
+from ooc.memory import resident_bytes
 from ooc.progress import LineWatcher
 
 SMALL: dict[str, Any] = {"model": "sage", "hidden": 8, "fanout": [3, 3], "batch_size": 8, "epochs": 3, "seed": 5, "threads": 1}
@@ -34,6 +35,11 @@ class InterruptAt(KillAt):
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         if total_steps == self.total_steps:
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def tight() -> str:
+    """Memory, in bytes, that a small run just goes with, whatever the tests before it left in the process."""
+    return f"{resident_bytes()[0] + 500_000_000}"
 
 
 def configure(store: Path, out: Path, **settings: Any) -> TrainConfig:

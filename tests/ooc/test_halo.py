@@ -26,7 +26,7 @@ from ooc.upkeep import end_of_epoch
 from stores.errors import ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
-from tests.ooc.runs import KillAt, Killed, curve
+from tests.ooc.runs import KillAt, Killed, curve, tight
 
 MODELS: dict[str, dict[str, Any]] = {
     "gcn": {"layers": 3},
@@ -196,7 +196,7 @@ def test_what_a_run_tells_of_its_histories(store: Path, tmp_path: Path) -> None:
 
 def test_neither_memory_nor_engine_nor_timing_changes_a_loss(store: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"layers": 3, "history_lag": 1, "refresh": 3, "dropout": 0.3}
-    ways: list[dict[str, Any]] = [{}, {"memory": "2GB", "engine": "mmap"}, {"in_memory": True, "engine": "pread"}]
+    ways: list[dict[str, Any]] = [{}, {"memory": tight(), "engine": "mmap"}, {"in_memory": True, "engine": "pread"}]
     found = []
     for number, way in enumerate(ways):
         train(configure(store, tmp_path / str(number), **settings, **way))

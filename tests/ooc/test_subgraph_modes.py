@@ -15,7 +15,7 @@ from ooc.metrics import Loss
 from ooc.train import train
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
-from tests.ooc.runs import KillAt, Killed, configure, curve
+from tests.ooc.runs import KillAt, Killed, configure, curve, tight
 
 MODES: list[dict[str, Any]] = [
     {"mode": "cluster", "parts_per_batch": 2, "parts": 9},
@@ -43,7 +43,7 @@ def test_a_run_is_a_function_of_its_settings_and_resumes_to_the_bit(
     assert summary["metrics"]["test"]["accuracy"] is not None
     assert summary["config"]["eval_fanout"] == [-1, -1]
     want = curve(tmp_path / "whole")
-    for name, more in {"ram": {"in_memory": True}, "pread": {"engine": "pread"}, "budget": {"memory": "1.5GB"}}.items():
+    for name, more in {"ram": {"in_memory": True}, "pread": {"engine": "pread"}, "budget": {"memory": tight()}}.items():
         train(configure(store, tmp_path / name, **settings(mode), **more))
         assert curve(tmp_path / name) == want
     monkeypatch.setattr("ooc.induced.WARM_SHARE", 2**62)

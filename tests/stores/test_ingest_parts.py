@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,33 @@ def test_it_is_the_store_of_nodes_listed_in_that_order(
     extra = {key for key in found if key.startswith(("graph/parts/", "checksums/graph/parts/"))}
     assert set(found) - set(want) == extra
     assert [key for key in want if found[key] != want[key]] == ["zarr.json"]  # the manifest tells of the parts
+
+
+@pytest.mark.parametrize("more", [{}, {"undirected": True}, {"parts": PARTS, "partitioner": "stream"}], ids=str)
+def test_hubs_first_is_the_store_of_nodes_listed_in_that_order(
+    inputs: dict[str, Any], tmp_path: Path, more: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = table_of(inputs, "given", np.arange(N))
+    made = ingest(spec_of(inputs, tmp_path / "order.ooc", given, order="degree", **more))
+    assert verify(made.path) == []
+    degree = np.bincount(inputs["src"], minlength=N)
+    if "undirected" in more:
+        degree += np.bincount(inputs["dst"], minlength=N)
+    with Dataset.open(made.path) as ds:
+        external = np.array(ds.external(np.arange(N)))
+        old = np.argsort(inputs["nodes"]["id"])[np.searchsorted(np.sort(inputs["nodes"]["id"]), external)]
+        bounds = [0, N] if ds.graph.parts is None else ds.graph.parts.tolist()
+        assert len(bounds) == 1 + more.get("parts", 1)
+        for first, last in pairwise(bounds):
+            mine = old[first:last]
+            assert mine.tolist() == sorted(mine.tolist(), key=lambda v: (-degree[v], v))
+    plain = {key: value for key, value in more.items() if key == "undirected"}
+    byhand = ingest(spec_of(inputs, tmp_path / "hand.ooc", table_of(inputs, f"hand-{len(more)}", old), **plain))
+    found, want = tree(made.path), tree(byhand.path)
+    assert all(key.startswith(("graph/parts/", "checksums/graph/parts/")) for key in set(found) - set(want))
+    assert [key for key in want if found[key] != want[key]] == ["zarr.json"]
+    assert main(["info", str(made.path)]) == 0
+    assert "order        by degree" in capsys.readouterr().out
 
 
 def test_rows_that_were_ids_become_external_ids(inputs: dict[str, Any], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from stores.graph import Graph
 from stores.ingest import partition as module
 from stores.ingest.arrange import Arranging, in_input_order
 from stores.ingest.duck import silent
-from stores.ingest.partition import Neighbors, count_cut, count_of, method_of, numbering, partition, stream
+from stores.ingest.partition import Neighbors, by_degree, count_cut, count_of, method_of, numbering, partition, stream
 from stores.zarr_rows import open_zarr_rows
 
 
@@ -111,6 +111,19 @@ def test_parts_are_never_empty(tmp_path: Path, method: Any) -> None:
         part = partition(star, count, method, silent)
         assert np.bincount(part).min() > 0
         assert part.max() < count
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 12))
+@settings(deadline=None)
+def test_nodes_by_degree_as_a_stable_sort_gives_them(degrees: list[int], most: int) -> None:
+    degree = np.array(degrees, np.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MOST_DEGREE", most)
+        found = by_degree(degree)
+    assert found.tolist() == np.argsort(-np.minimum(degree, most), kind="stable").tolist()
+    part = (degree % 3).astype(np.int32)
+    new, _ = numbering(part, found)
+    assert new[np.lexsort((np.arange(len(degree)), -np.minimum(degree, most), part))].tolist() == list(range(len(degree)))
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60))

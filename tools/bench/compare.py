@@ -39,7 +39,7 @@ def prepare(a: argparse.Namespace) -> Path:
 
     store: Path = a.work / "graph.ooc"
     a.work.mkdir(parents=True, exist_ok=True)
-    make_store(store, nodes=a.nodes, edges=a.edges, width=a.width, kind=a.kind)
+    make_store(store, nodes=a.nodes, edges=a.edges, width=a.width, kind=a.kind, order=a.order)
     if a.peers is None:
         return store
     with ooc.open(store) as ds:
@@ -161,6 +161,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--edges", type=int, default=80_000_000)
     parser.add_argument("--width", type=int, default=128, help="feature columns")
     parser.add_argument("--kind", default="uniform")
+    parser.add_argument("--order", default="input", choices=["input", "degree"], help="of the nodes, for every arm")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--pyg-python")
     parser.add_argument("--graphbolt-python")
@@ -188,7 +189,7 @@ def main() -> None:
     if a.plot:
         least = {"bound of ooc-disk": summary[OOC_DISK]["bound"]["seconds_per_batch"]} if summary[OOC_DISK] else {}
         bars(a.plot, summary["seconds_per_batch"] | least, "seconds a batch")
-    graph = {"nodes": a.nodes, "edges": a.edges, "width": a.width, "kind": a.kind}
+    graph = {"nodes": a.nodes, "edges": a.edges, "width": a.width, "kind": a.kind, "order": a.order}
     settings = {
         "graph": graph,
         "fanout": a.fanout,
