@@ -8,12 +8,15 @@ other means; the products are the same, so are the results.)
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch_geometric.utils import index_sort
 
 from ooc.csr import bag_sum, pointers
+from stores.jit import kernel
 
 
 class _TwoProducts(torch.autograd.Function):
@@ -87,18 +90,53 @@ def sage_layer(
     return out
 
 
+def _plain(x: Tensor) -> bool:
+    """Whether a kernel of ours may go over it."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+
+
+def _flat(x: Tensor) -> NDArray[Any]:
+    found: NDArray[Any] = x.detach().view(-1).numpy()
+    return found
+
+
+@kernel
+def _cut_below(x: NDArray[np.float32], cut: NDArray[np.bool_]) -> None:
+    """cut = x <= 0, and zeros there: one pass over memory for torch's three."""
+    for i in range(len(x)):
+        below = x[i] <= 0
+        cut[i] = below
+        x[i] = np.float32(0) if below else x[i]
+
+
+@kernel
+def _take_uncut(grad: NDArray[np.float32], cut: NDArray[np.bool_], out: NDArray[np.float32]) -> None:
+    """out = 0 where cut, else grad. Measured, torch's masked_fill takes four times as long with two threads."""
+    for i in range(len(grad)):
+        out[i] = np.float32(0) if cut[i] else grad[i]
+
+
 class _Relu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.mark_dirty(x)
-        ctx.save_for_backward(x <= 0)
-        return x.clamp_(min=0)
+        if not _plain(x):
+            ctx.save_for_backward(x <= 0)
+            return x.clamp_(min=0)
+        cut = torch.empty(x.shape, dtype=torch.bool)
+        _cut_below(_flat(x), _flat(cut))
+        ctx.save_for_backward(cut)
+        return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (cut,) = ctx.saved_tensors
-        return grad.masked_fill(cut, 0)  # a product would make NaN of infinity times zero, and first numbers of the bytes
+        if not _plain(grad):
+            return grad.masked_fill(cut, 0)  # a product would make NaN of infinity times zero, and first numbers of the bytes
+        out = torch.empty_like(grad)
+        _take_uncut(_flat(grad), _flat(cut), _flat(out))
+        return out
 
 
 class Relu(nn.Module):
