@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stores.atomic import disk_errors, sync_dir, write_file
+from stores.atomic import disk_errors, remove_leftovers, sync_dir, write_file
 from stores.errors import ConfigError, StoreError
 
 FORMAT = 1
@@ -172,6 +172,7 @@ class RunDir:
                 with suppress(OSError):  # another run may have come in between
                     self.path.rmdir()
             raise
+        remove_leftovers(self.path)
         return self._log
 
     def discard_unstarted(self) -> None:

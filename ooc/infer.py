@@ -61,9 +61,9 @@ def infer(
     111059956
     """
     with _sweep(store, run, out, memory, engine, None) as (sweep, task):
-        rows = sweep.run(*_shown(progress))
-        _write_parquet(out, sweep.dataset, rows, task)
-        return Made(out, rows.shape[0], rows.shape[1], sweep.spent.read, sweep.spent.written)
+        if not out.exists():
+            _write_parquet(out, sweep.dataset, sweep.run(*_shown(progress)), task)
+        return _made(out, sweep)
 
 
 def embed(
@@ -86,14 +86,13 @@ def embed(
     if not 1 <= layer <= layers:
         raise ConfigError(f"layer {layer}: the model of {run} has layers 1 to {layers}")
     with _sweep(store, run, out, memory, engine, layer) as (sweep, _):
-        rows = sweep.run(*_shown(progress))
-        partial = partial_path(out)
-        shutil.rmtree(partial, ignore_errors=True)
-        with disk_errors(out), Appender(partial, EMBEDDINGS, rows.shape[1:], rows.dtype, count=rows.shape[0]) as array:
-            for _, values in _parts(rows):
-                array.append(values)
-        publish(partial, out)
-        return Made(out, rows.shape[0], rows.shape[1], sweep.spent.read, sweep.spent.written)
+        if not out.exists():
+            _write_zarr(out, sweep.run(*_shown(progress)))
+        return _made(out, sweep)
+
+
+def _made(out: Path, sweep: LayerSweep) -> Made:
+    return Made(out, sweep.shape.num_nodes, sweep.shape.out, sweep.spent.read, sweep.spent.written)
 
 
 def _shown(progress: Progress | None) -> list[Progress]:
@@ -111,9 +110,13 @@ def _config(run: Path) -> TrainConfig:
 def _sweep(
     store: Path, run: Path, out: Path, memory: str | None, engine: str, upto: int | None
 ) -> Iterator[tuple[LayerSweep, str]]:
-    """The sweep of the model of `run` over `store`, and the task; its folder, beside `out`, goes once `out` is there."""
-    config = _config(run)
-    check_absent(out)
+    """The sweep of the model of `run` over `store`, and the task; its folder, beside `out`, goes once `out` is there.
+
+    An `out` beside the folder of the same sweep was finished, but the process killed before the folder was gone.
+    """
+    config, folder = _config(run), out.with_name(f"{out.name}.sweep")
+    if not folder.exists():
+        check_absent(out)
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out}: its directory does not exist; make it first")
     with Dataset.open(store, memory=memory, engine=engine) as dataset:
@@ -124,12 +127,14 @@ def _sweep(
         sweep = LayerSweep(
             model,
             dataset,
-            out.with_name(f"{out.name}.sweep"),
+            folder,
             memory=None if memory is None else parse_bytes(memory),
             upto=upto,
             engine=engine,
         )
         try:
+            if not sweep.was_begun():
+                check_absent(out)
             yield sweep, task
         except BaseException:
             sweep.close()
@@ -171,6 +176,15 @@ def _parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
         values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
         rows.read(node, values)
         yield node, values
+
+
+def _write_zarr(out: Path, rows: Rows) -> None:
+    partial = partial_path(out)
+    shutil.rmtree(partial, ignore_errors=True)
+    with disk_errors(out), Appender(partial, EMBEDDINGS, rows.shape[1:], rows.dtype, count=rows.shape[0]) as array:
+        for _, values in _parts(rows):
+            array.append(values)
+    publish(partial, out)
 
 
 def _write_parquet(out: Path, dataset: Dataset, rows: Rows, task: str) -> None:

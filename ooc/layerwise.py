@@ -84,6 +84,7 @@ class LayerSweep:
         if folder is None and not self.plan.in_ram:
             raise BudgetError(f"a sweep in memory does not fit {format_bytes(self._room)}: give it a folder")
         self.files = Files(None if self.plan.in_ram else folder, engine)
+        self._folder = folder
         self.spent = Spent()
         self._tiles: Tiles | None = None
 
@@ -108,6 +109,11 @@ class LayerSweep:
             return 0, 0
         self.plan = kept
         return before["stage"], before["next"]
+
+    def was_begun(self) -> bool:
+        """Whether the folder holds what an earlier process came to in this sweep: same parameters, same data."""
+        before = Files(self._folder, "auto").progress()
+        return before is not None and before.get("key") == self.fingerprint()
 
     def fingerprint(self) -> str:
         """Tells a sweep from one with other parameters or over other data."""
@@ -205,7 +211,10 @@ class LayerSweep:
         self.files.close()
 
     def discard(self) -> None:
-        """Close, and remove the folder with all that is in it."""
+        """Close, and remove the folder with all that is in it: also what a process with less memory left there."""
         self.close()
-        if self.files.folder is not None:
-            shutil.rmtree(self.files.folder, ignore_errors=True)
+        if self._folder is not None and self._folder.exists():
+            for path in self._folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)  # what tells whose they were goes last

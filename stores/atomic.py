@@ -68,6 +68,24 @@ def write_file(path: Path | str, content: bytes) -> None:
         sync_dir(path.parent)
 
 
+def remove_leftovers(folder: Path | str) -> None:
+    """Remove what `write_file` in processes that were killed left half-written in `folder`; those that live are let be."""
+    for path in Path(folder).glob(".*.*.tmp"):
+        number = path.name.split(".")[-2]
+        if number.isdecimal() and not _lives(int(number)):
+            path.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
+
+
 def partial_path(final: Path | str) -> Path:
     """Where `final` is built until it is complete: a sibling, so that the rename stays within one file system."""
     final = Path(final)

@@ -18,7 +18,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.atomic import disk_errors, write_file
+from stores.atomic import disk_errors, remove_leftovers, write_file
 from stores.engines.tasks import settle
 from stores.errors import StoreError
 from stores.mutable_rows import WRITERS, DiskRows, as_bytes
@@ -65,6 +65,7 @@ class UndoLog:
         >>> UndoLog.open("run/history/undo.log", rows, generation=checkpoint["history"])
         """
         path = Path(path)
+        remove_leftovers(path.parent)
         head = _head_of(path) if path.exists() else None
         if head is not None and generation is not None and int(head["generation"]) not in (generation, generation - 1):
             raise StoreError(

@@ -1,5 +1,7 @@
 """Predictions and embeddings of a trained run against the model on the whole graph; exact scores while training."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 import torch
 import zarr
 
+from ooc import infer as infer_module
 from ooc.cli import main
 from ooc.compose import make_model
 from ooc.infer import embed, infer, predictions
+from ooc.layerwise import LayerSweep
 from ooc.metrics import Scores, out_channels
 from ooc.models import full_blocks
 from ooc.train import train
@@ -21,8 +25,8 @@ from tests.conftest import MakeStore
 from tests.ooc.runs import configure
 
 
-def trained(make_store: MakeStore, tmp_path: Path, **settings: Any) -> tuple[Path, Path]:
-    store = make_store()
+def trained(make_store: MakeStore, tmp_path: Path, num_nodes: int = 50, **settings: Any) -> tuple[Path, Path]:
+    store = make_store(num_nodes=num_nodes)
     train(configure(store, tmp_path / "run", epochs=2, plan=False, **settings))
     return store, tmp_path / "run"
 
@@ -67,6 +71,22 @@ def test_embeddings_of_a_layer(make_store: MakeStore, tmp_path: Path) -> None:
         assert ds.num_features == 8
     with pytest.raises(ConfigError, match="layers 1 to 3"):
         embed(store, run, tmp_path / "f.zarr", layer=4)
+
+
+def test_a_kill_after_the_output_was_there(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sweep's folder still stood: the same call removes it, without doing anything twice; another one is refused."""
+    store, run = trained(make_store, tmp_path, num_nodes=9000, max_steps=2)
+    monkeypatch.setattr(infer_module, "LayerSweep", partial(LayerSweep, room=300_000))
+    monkeypatch.setattr(LayerSweep, "discard", LayerSweep.close)
+    table, group = tmp_path / "p.parquet", tmp_path / "e.zarr"
+    made, other = infer(store, run, table), embed(store, run, group)
+    assert (tmp_path / "p.parquet.sweep").is_dir()
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="exists already"):
+        embed(store, run, group, layer=2)
+    assert infer(store, run, table) == replace(made, bytes_read=0, bytes_written=0)
+    assert embed(store, run, group) == replace(other, bytes_read=0, bytes_written=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.zarr", "p.parquet", "run", "test.ooc"]
 
 
 def test_tables_by_task() -> None:

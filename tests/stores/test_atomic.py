@@ -2,11 +2,12 @@
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from stores.atomic import check_absent, disk_errors, partial_path, publish, write_file
+from stores.atomic import check_absent, disk_errors, partial_path, publish, remove_leftovers, write_file
 from stores.errors import StoreError
 
 
@@ -31,6 +32,16 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         write_file(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    kept = [f".live.json.{os.getpid()}.tmp", ".init.json.1.tmp", "checkpoint.tmp", ".hidden.tmp", f"{child.pid}.tmp", "a.json"]
+    for name in (*kept, f".a.json.{child.pid}.tmp"):
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
 
 
 def test_publish_moves_a_whole_directory(tmp_path: Path) -> None:

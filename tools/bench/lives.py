@@ -1,0 +1,118 @@
+"""Processes that are killed inside what they do, at random moments, and memory that tells afterwards where they were.
+
+A process is forked from one that has imported and compiled everything, so that a life of a run takes a fraction of a second.
+"""
+
+import functools
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_POLL_SECONDS = 0.0002
+
+
+class Places:
+    """Where a process is: how often each place was entered and left, in memory that it shares with its parent.
+
+    >>> places = Places("push", "refresh")
+    >>> places.watch(History, "_write", "push")  # in the child
+    >>> places.inside()  # in the parent, once the child is dead
+    ['push']
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        memory = mmap.mmap(-1, 24 * len(names))
+        counts = np.frombuffer(memory, np.int64, 2 * len(names))
+        self._entered, self._left = counts[: len(names)], counts[len(names) :]
+        self._seconds = np.frombuffer(memory, np.float64, offset=counts.nbytes)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def at(self, name: str) -> Iterator[None]:
+        """Be at a place."""
+        place, began = self._names.index(name), time.perf_counter()
+        with self._lock:
+            self._entered[place] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._left[place] += 1
+                self._seconds[place] += time.perf_counter() - began
+
+    def watch(self, owner: Any, function: str, name: str) -> None:
+        """From now on every call of `owner.function` is at a place."""
+        run = getattr(owner, function)
+
+        @functools.wraps(run)
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            with self.at(name):
+                return run(*arguments, **keywords)
+
+        setattr(owner, function, watched)
+
+    def reset(self) -> None:
+        """Before another process begins."""
+        self._entered[:], self._left[:], self._seconds[:] = 0, 0, 0
+
+    def entered(self, name: str) -> int:
+        """How often a place was entered."""
+        return int(self._entered[self._names.index(name)])
+
+    def seconds(self, name: str) -> float:
+        """Of a stay there that came to its end, on average."""
+        place = self._names.index(name)
+        return float(self._seconds[place]) / max(1, int(self._left[place]))
+
+    def inside(self) -> list[str]:
+        """The places that were entered and not left."""
+        return [name for name, more in zip(self._names, self._entered > self._left, strict=True) if more]
+
+
+def fork(run: Callable[[], int], log: Path) -> int:
+    """The id of a process that does `run`, and ends with its exit code; what it prints goes to the end of `log`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def end_of(child: int) -> int:
+    """Wait for a process; its exit code, or less than 0 the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_inside(child: int, places: Places, place: str, nth: int, delay_s: float) -> int:
+    """SIGKILL `delay_s` seconds after a process has entered a place for the nth time; `end_of` it, killed or through before."""
+    while places.entered(place) < nth:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(_POLL_SECONDS)
+    time.sleep(delay_s)
+    os.kill(child, signal.SIGKILL)
+    return end_of(child)
