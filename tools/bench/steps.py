@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,9 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
     fanout = [int(f) for f in a.fanout.split(",")]
     options = {"in_memory": a.features == "ram", "engine": a.engine, "memory": a.memory or a.limit}
     with ooc.open(a.store, **options) as ds:
+        if a.gap is not None:
+            stored: Any = ds.stored("x")
+            stored.cost = replace(stored.cost, read_s=a.gap * 1024 * stored.cost.byte_s)
         seeds = seeds_of_run(ds.num_nodes, a.batch_size, a.batches, a.seed)
         # Before the libraries are warm and without columns that no batch meets, as in `ooc train`.
         budget_of(ds, columns=())
@@ -157,6 +160,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--gap", type=int, help="KiB between rows that share a read; default: what the disk's profile says")
     parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
     parser.add_argument("--seed", type=int, default=0)
     a = parser.parse_args()
