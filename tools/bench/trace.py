@@ -52,7 +52,7 @@ class Trace:
     @classmethod
     def of(cls, store: Path | str, run: dict[str, Any]) -> Self:
         """Of what `tools.bench.steps` printed of a run from disk."""
-        ds = ooc.open(store)
+        ds = ooc.open(store, memory=run["budget"]["memory"])  # what loaders do depends on there being a limit
         try:
             budget = Budget(**run["budget"])
             seeds = seeds_of_run(ds.num_nodes, run["batch_size"], run["batches"], run["seed"])
