@@ -72,7 +72,7 @@ class Sweep:
     destination's own row is kept, of `num_roots` places; row: [u], ascending, the rows to read; first: int32|int64[u + 1], row
     u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, with bits for the first and
     the last of a sum (`ooc.sums.mark_ends`), or ~ the place that keeps the row; edge: float32 of each entry, what it counts
-    for, or empty; whole: float32[rows of sums], what each sum is multiplied by, or empty for ones; bare: int64, sums of nothing.
+    for, or empty; whole: float32[rows of sums], what each sum is multiplied by, or empty for ones; bare: int64, of nothing.
     """
 
     batches: tuple[Rest, ...]
