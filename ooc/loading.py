@@ -245,7 +245,7 @@ class Work:
             sums=self._summed_bytes(subgraph)
             - roots
             + rest
-            + 16 * expanded,  # where its own row is kept, how that is found, and what its sum is multiplied by
+            + 12 * expanded,  # where its own row is kept, and how that is found
             roots=roots,
             entries=entry * (len(subgraph.source) + expanded),
             activations=self.activation_bytes(drawn),

@@ -27,10 +27,6 @@ from stores.jit import kernel
 Floats = NDArray[np.float32]
 Kind = Literal["mean", "sum", "expanded", "gcn"]
 _NONE = np.empty(0, np.float32)
-FIRST, LAST = 1 << 30, 1 << 29
-"""Bits of an entry's target: nothing was added to its sum before, and nothing will be after"""
-SUM = LAST - 1
-"""The other bits: which sum, of at most so many"""
 _FEW = 64
 """edges of a destination that are sorted by insertion"""
 
@@ -257,16 +253,14 @@ def scatter_sums(
     first: NDArray[np.int64],
     target: NDArray[np.int32],
     edge: Floats,
-    whole: Floats,
     near: Floats,
     root: Floats,
 ) -> None:
     """Add rows that go by to the sums they belong to.
 
     rows: [m] values of which row p begins at row_at[p]; entries first[p]:first[p + 1] are row p's. target: int32, of each
-    entry, the sum with the bits FIRST and LAST (see `mark_ends`) or ~ the destination whose own row it is; edge: float32, its
-    factor, or empty for ones. whole: float32[d], what a whole sum is multiplied by, or empty for ones. near, root:
-    float32[d, f], the sums so far and the rows; what stands in a sum before its first entry does not count.
+    entry, the sum (>= 0) or ~ the destination whose own row it is; edge: float32, its factor, or empty for ones.
+    near, root: float32[d, f], the sums so far and the rows.
     """
     width = near.shape[1]
     for p in range(len(row_at)):
@@ -276,32 +270,18 @@ def scatter_sums(
             if to < 0:
                 for f in range(width):
                     root[~to, f] = value(row, f, tag, scale)
-                continue
-            own = near[to & SUM]
-            if to & FIRST:  # the sum's row comes into the processor's cache here, so this costs no pass over memory
-                own[:] = 0
-            if len(edge) == 0:
+            elif len(edge) == 0:
                 for f in range(width):
-                    own[f] += value(row, f, tag, scale)
+                    near[to, f] += value(row, f, tag, scale)
             else:
                 factor = edge[k]
                 for f in range(width):
-                    own[f] += factor * value(row, f, tag, scale)
-            if to & LAST and len(whole) > 0:
-                for f in range(width):
-                    own[f] *= whole[to & SUM]
+                    near[to, f] += factor * value(row, f, tag, scale)
 
 
 @kernel
-def mark_ends(target: NDArray[np.int32], seen: NDArray[np.bool_]) -> None:
-    """Set the bit FIRST of each sum's first entry and LAST of its last. seen: bool[d], set for sums that have entries."""
-    seen[:] = False
-    for k in range(len(target) - 1, -1, -1):
-        if target[k] >= 0 and not seen[target[k]]:
-            seen[target[k]] = True
-            target[k] |= LAST
-    seen[:] = False
-    for k in range(len(target)):
-        if target[k] >= 0 and not seen[target[k] & SUM]:
-            seen[target[k] & SUM] = True
-            target[k] |= FIRST
+def scale_rows(near: Floats, target: Floats) -> None:
+    """near[i] *= target[i]: float32[d, f] by float32[d]."""
+    for i in range(len(target)):
+        for f in range(near.shape[1]):
+            near[i, f] *= target[i]

@@ -12,7 +12,7 @@ from ooc.buffers import Buffers
 from ooc.collate import Drawn
 from ooc.loading import Work
 from ooc.packed import narrow
-from ooc.sums import SUM, Floats, mark_ends
+from ooc.sums import Floats
 from ooc.union import Union
 from stores.jit import kernel
 from stores.plan import ReadPlan
@@ -70,9 +70,8 @@ class Sweep:
 
     start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1]; own: int32[rows of sums], where each
     destination's own row is kept, of `num_roots` places; row: [u], ascending, the rows to read; first: int32|int64[u + 1], row
-    u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, with bits for the first and
-    the last of a sum (`ooc.sums.mark_ends`), or ~ the place that keeps the row; edge: float32 of each entry, what it counts
-    for, or empty; whole: float32[rows of sums], what each sum is multiplied by, or empty for ones; bare: int64, of nothing.
+    u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, or ~ the place that keeps the
+    row; edge: float32 of each entry, what it counts for, or empty.
     """
 
     batches: tuple[Rest, ...]
@@ -83,8 +82,6 @@ class Sweep:
     first: NDArray[Any]
     target: NDArray[np.int32]
     edge: Floats
-    whole: Floats
-    bare: NDArray[np.int64]
     size: SweepSize
     """what its batches take of the memory"""
 
@@ -99,16 +96,13 @@ class Sweep:
         kept = np.zeros(self.num_roots, np.bool_)
         kept[self.own[base:stop]] = True
         of_root = self.target < 0
-        to = self.target & SUM
-        wanted = np.where(of_root, kept[np.where(of_root, ~self.target, 0)], (to >= base) & (to < stop))
+        wanted = np.where(of_root, kept[np.where(of_root, ~self.target, 0)], (self.target >= base) & (self.target < stop))
         mine = np.flatnonzero(wanted)
         target = np.where(of_root, self.target, self.target - np.int32(base))[mine]
         row = np.repeat(self.row, np.diff(self.first))[mine]
         edge = self.edge[mine] if len(self.edge) else self.edge
         start = np.array([0, stop - base])
-        bare = self.bare[(self.bare >= base) & (self.bare < stop)] - base
-        sums = start, self.own[base:stop], self.num_roots, self.whole[base:stop], bare
-        return _grouped(self.batches[k : k + 1], sums, (row, target, edge), self.size)
+        return _grouped(self.batches[k : k + 1], start, self.own[base:stop], self.num_roots, (row, target, edge), self.size)
 
 
 class Draft:
@@ -121,7 +115,7 @@ class Draft:
         self._pool, self._root_bytes = pool, root_bytes
         self._batches: list[Waiting] = []
         self._own: list[NDArray[np.int32]] = []
-        self._roots, self._rows = [0], 0
+        self._roots = [0]
         self._union = Union()
         self._size: SweepSize | None = None
 
@@ -130,8 +124,7 @@ class Draft:
         own = self._union.add(batch.rest.drawn.subgraph.node)
         roots = self._union.size * self._root_bytes
         size = batch.share if self._size is None else self._size.joined(batch.share, roots)
-        self._rows += batch.rest.num_rows
-        if self._batches and (size.nbytes > self._pool or self._rows > SUM):
+        if self._batches and size.nbytes > self._pool:
             return False
         self._batches.append(batch)
         self._own.append(own)
@@ -155,27 +148,28 @@ class Draft:
             row = narrow(batch.rest.drawn.subgraph.node[new])
             parts.append(((row, ~mine[new], np.empty(0, np.float32)), 0))
         self._batches.clear()
-        entries = _sorted(parts)
-        seen = np.empty(int(start[-1]), np.bool_)
-        mark_ends(entries[1], seen)
-        whole = np.concatenate([rest.scale for rest in rests])
-        return _grouped(rests, (start, own, self._roots[-1], whole, np.flatnonzero(~seen)), entries, self._size)
+        return _grouped(rests, start, own, self._roots[-1], _sorted(parts), self._size)
 
 
 Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
 """row, target and edge, as in `Sweep`"""
-OfSums = tuple[NDArray[np.int64], NDArray[np.int32], int, Floats, NDArray[np.int64]]
-"""start, own, num_roots, whole and bare, as in `Sweep`"""
 
 
-def _grouped(batches: tuple[Rest, ...], sums: OfSums, entries: Entries, size: SweepSize) -> Sweep:
+def _grouped(
+    batches: tuple[Rest, ...],
+    start: NDArray[np.int64],
+    own: NDArray[np.int32],
+    num_roots: int,
+    entries: Entries,
+    size: SweepSize,
+) -> Sweep:
     """A sweep of entries in file order."""
-    (start, own, num_roots, whole, bare), (row, target, edge) = sums, entries
+    row, target, edge = entries
     distinct = _distinct(row)
     ends = np.int32 if len(row) < 2**31 else np.int64
     rows, first = np.empty(distinct, row.dtype), np.empty(distinct + 1, ends)
     _group(row, rows, first)
-    return Sweep(batches, start, own, num_roots, rows, first, target, edge, whole, bare, size)
+    return Sweep(batches, start, own, num_roots, rows, first, target, edge, size)
 
 
 @kernel

@@ -176,7 +176,7 @@ def entry_bytes(one: Waiting) -> int:
 
 def table_bytes(sweep: Sweep) -> int:
     """Bytes of a sweep's entries in file order."""
-    return sweep.row.nbytes + sweep.first.nbytes + sweep.target.nbytes + sweep.edge.nbytes + sweep.whole.nbytes
+    return sweep.row.nbytes + sweep.first.nbytes + sweep.target.nbytes + sweep.edge.nbytes
 
 
 @dataclass(frozen=True)

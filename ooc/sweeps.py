@@ -30,7 +30,7 @@ from ooc.loading import PIECES, Work
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, SOURCE, Pipeline, Stage
 from ooc.rowcache import SECOND_SHARE, shelf_of
-from ooc.sums import Floats, Sums, scatter_sums
+from ooc.sums import Floats, Sums, scale_rows, scatter_sums
 from ooc.sweepplan import AHEAD, Piece, Rest, Sweep, Waiting, pieces, sweeps, waiting
 from stores.rows import Rows
 
@@ -151,13 +151,13 @@ class Sweeper:
         return len(sweep.batches), None  # it went well the second time
 
     def _add_all(self, sweep: Sweep, near: Floats, roots: Floats) -> None:
-        near[sweep.bare] = 0
+        near[:] = 0
         self.add_up(sweep, near, roots, pieces(sweep, self._rows, self._work.piece_bytes))
 
     def add_up(self, sweep: Sweep, near: Floats, roots: Floats, todo: Iterator[Piece]) -> None:
         """Read pieces of a sweep, a few ahead, and add them up in their order.
 
-        near: float32[rows, f], its neighbors' sums so far; roots: float32[num_roots, f], the rows it keeps.
+        near: float32[rows, f], its neighbors' sums so far, zeros at first; roots: float32[num_roots, f], the rows it keeps.
         """
         under_way: deque[tuple[Piece, Future[NDArray[Any]]]] = deque()
         try:
@@ -170,7 +170,7 @@ class Sweeper:
                 entries = slice(int(piece.first[0]), int(piece.first[-1]))
                 of_row = piece.first - piece.first[0]
                 target, edge = sweep.target[entries], sweep.edge[entries]
-                scatter_sums(values, *self._code, piece.row_at, of_row, target, edge, sweep.whole, near, roots)
+                scatter_sums(values, *self._code, piece.row_at, of_row, target, edge, near, roots)
                 del values, read  # before the next one is asked for
                 for piece in islice(todo, 1):
                     under_way.append((piece, self._submit(piece)))
@@ -225,6 +225,7 @@ class Server:
     def collate(self, served: "Served") -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
         rest, near, roots, own = served
+        scale_rows(near, rest.scale)
         root = self._work.buffers.empty(near.shape, near.dtype)
         np.take(roots, own, axis=0, out=root, mode="clip")
         return self._work.collate(Loaded(rest.drawn, Sums(near, root), self._work.labels(rest.drawn)))

@@ -19,7 +19,7 @@ from ooc.loaders import NeighborLoader
 from ooc.models import Model, build_model, summing_of
 from ooc.order import Cursor
 from ooc.sampling import NeighborSampler
-from ooc.sums import Code, Summing, Sums, gathered, scatter_sums, without_last_hop
+from ooc.sums import Code, Summing, Sums, gathered, scale_rows, scatter_sums, without_last_hop
 from ooc.sweepplan import Draft, waiting
 from stores.build import write_store
 from stores.dataset import Dataset
@@ -245,14 +245,15 @@ def scattered(work: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np.nda
     assert all(draft.add(waiting(work, each)) for each in drawn)
     sweep = draft.finish()
     rows = work.x.array.view(np.uint16) if work.x.dtype == np.float16 else work.x.array
-    near, roots = np.full((sweep.num_rows, F), np.nan, np.float32), np.full((sweep.num_roots, F), np.nan, np.float32)
-    near[sweep.bare] = 0
+    near, roots = np.zeros((sweep.num_rows, F), np.float32), np.full((sweep.num_roots, F), np.nan, np.float32)
     bounds = [0, *sorted({min(cut, len(sweep.row)) for cut in cuts}), len(sweep.row)]
     for a, b in pairwise(bounds):
         values = rows[sweep.row[a:b]].reshape(-1)
         first, stop = int(sweep.first[a]), int(sweep.first[b])
         at, of_row = np.arange(b - a) * F, sweep.first[a : b + 1].astype(np.int64) - first
-        scatter_sums(values, *work.code, at, of_row, sweep.target[first:stop], sweep.edge[first:stop], sweep.whole, near, roots)
+        scatter_sums(values, *work.code, at, of_row, sweep.target[first:stop], sweep.edge[first:stop], near, roots)
+    for batch, begin, stop in zip(sweep.batches, sweep.start[:-1], sweep.start[1:], strict=True):
+        scale_rows(near[begin:stop], batch.scale)
     return [(near[a:b], roots[sweep.own[a:b]]) for a, b in zip(sweep.start[:-1], sweep.start[1:], strict=True)]
 
 

@@ -14,7 +14,7 @@ from ooc.buffers import Buffers
 from ooc.loaders import NeighborLoader
 from ooc.loading import PIECE_BYTES, PIECES
 from ooc.order import Cursor
-from ooc.sums import FIRST, LAST, SUM, Summing
+from ooc.sums import Summing
 from ooc.sweepplan import Draft, Rest, Sweep, Waiting, pieces, sweeps, waiting
 from stores.build import write_store
 from stores.dataset import Dataset
@@ -60,7 +60,7 @@ def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> Waiting:
     edge = rng.random(size if weighed else 0).astype(np.float32)
     node = rng.choice(min(top, 50), d, replace=False).astype(np.int64)
     drawn: Any = type("Drawn", (), {"subgraph": type("Nodes", (), {"node": node})})
-    return Waiting(Rest(drawn, rng.random(d).astype(np.float32)), row, target, edge, SweepSize(d, 3 * d, size + d, size, 1))
+    return Waiting(Rest(drawn, np.ones(d, np.float32)), row, target, edge, SweepSize(d, 3 * d, size + d, size, 1))
 
 
 def sweep_of(batches: list[Waiting], root_bytes: int = 3) -> Sweep:
@@ -73,13 +73,7 @@ def entries_of(sweep: Sweep) -> list[tuple[int, int, float]]:
     """(row, sum, factor) of each edge, in order."""
     factor = sweep.edge if len(sweep.edge) else np.ones(len(sweep.target), np.float32)
     row = np.repeat(sweep.row, np.diff(sweep.first))
-    found = [(r, to, f) for r, to, f in zip(row.tolist(), sweep.target.tolist(), factor.tolist(), strict=True) if to >= 0]
-    of_sum = [to & SUM for _, to, _ in found]
-    for k, (_, to, _) in enumerate(found):
-        assert (bool(to & FIRST), bool(to & LAST)) == (of_sum[k] not in of_sum[:k], of_sum[k] not in of_sum[k + 1 :])
-    assert sweep.bare.tolist() == sorted({*range(sweep.num_rows)} - {*of_sum})
-    assert sweep.whole.tolist() == np.concatenate([rest.scale for rest in sweep.batches]).tolist()
-    return [(r, to & SUM, f) for r, to, f in found]
+    return [(r, to, f) for r, to, f in zip(row.tolist(), sweep.target.tolist(), factor.tolist(), strict=True) if to >= 0]
 
 
 def kept_by(sweep: Sweep) -> dict[int, int]:
