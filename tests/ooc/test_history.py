@@ -146,6 +146,18 @@ def test_numbers_that_float16_cannot_hold_are_told(tmp_path: Path) -> None:
     history.close()
 
 
+def test_float16_is_numpys_to_the_bit(tmp_path: Path) -> None:
+    history = History.create(tmp_path / "h", N, WIDTHS, "float16", lag=0, max_bytes=10**6, engine="pread")
+    rng = np.random.default_rng(0)
+    scale = 10.0 ** rng.integers(-9, 4, (10, 1))  # numbers that float16 holds only in part, or not at all, among them
+    rows = [(rng.normal(size=(10, width)) * scale).astype(np.float32) for width in WIDTHS]
+    history.push(0, ranges_of({0}), rows)
+    found = history.pull(history.fetch(1, np.arange(10)))
+    for own, stored in zip(rows, found, strict=True):
+        np.testing.assert_array_equal(stored, own.astype(np.float16))
+    history.close()
+
+
 def test_a_failed_write_reaches_the_trainer_and_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = History.create(tmp_path / "h", N, WIDTHS, "float32", lag=0, max_bytes=10**6, engine="pread")
     state = history.state()
