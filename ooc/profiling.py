@@ -40,7 +40,7 @@ from ooc.trials import (
     read_cost,
     run_together,
 )
-from stores.plan import ReadCost, plan_reads
+from stores.plan import ReadCost, plan_by_cost
 from stores.rows import ArrayRows
 from stores.sizes import format_bytes
 from stores.zarr_rows import ShardedRows
@@ -293,6 +293,6 @@ def variations(grouping: Grouping, budget: Budget) -> Iterator[tuple[str, Groupi
         yield name, replace(grouping, pool_bytes=grouping.pool_bytes + more), lengths_of(x)
     if isinstance(x, ShardedRows) and x.dtype == np.float32:
         half = x.row_bytes // 2
-        plan = partial(plan_reads, row_bytes=half, count=x.shape[0], alignment=x.engine.alignment, gap_bytes=x.cost.gap_bytes)
+        plan = partial(plan_by_cost, row_bytes=half, cost=x.cost, count=x.shape[0], alignment=x.engine.alignment)
         work = replace(grouping.work, x=Shown(x, np.empty((1, *x.shape[1:]), np.float16)))
         yield "float16 features (ooc ingest --dtype float16)", replace(grouping, work=work), lambda ids: plan(ids).length

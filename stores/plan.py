@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from stores.jit import kernel
 
 MAX_EXTENT_BYTES = 2**20
+MOST_EXTRA = 0.2
+"""Of the wanted pages' bytes: what rows' plans read over to save reads. The model's optimum may be three quarters more, for a
+tenth of the time; a disk is seldom there for one program alone"""
+_MOST_GAP = 2**16
 _PAGE_BYTES = 4096
 
 
@@ -86,6 +90,7 @@ def plan_reads(
     alignment: int = 4096,
     gap_bytes: int = GAP_BYTES,
     max_extent_bytes: int = MAX_EXTENT_BYTES,
+    most_extra: float | None = None,
 ) -> ReadPlan:
     """Plan the reading of rows `ids` (int64[n], any order, duplicates allowed) of an array of `count` rows.
 
@@ -95,6 +100,9 @@ def plan_reads(
 
     With the gap of a `ReadCost` the plan costs no more than a read for every wanted page, and no more than a scan from the
     first wanted page to the last (in reads of max_extent_bytes, less the pages by which a row exceeds one).
+
+    most_extra: pages that are not wanted are read over up to this part of the wanted ones' bytes, over the smallest gaps first;
+    None: over every such gap. With it the plan may cost more than a scan: see `plan_by_cost`.
 
     >>> plan_reads(np.array([9, 0, 8]), 512, count=100).length
     array([8192])
@@ -106,9 +114,40 @@ def plan_reads(
     n = len(ids)
     offset, length, first = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n + 1, np.int64)
     row_at = np.empty(n, np.int64)
-    k = _merge(ids[order], order, row_bytes, alignment, gap_bytes, max_extent_bytes, offset, length, first, row_at)
+    ascending = ids[order]
+    out = offset, length, first, row_at
+    k, wanted = _merge(ascending, order, row_bytes, alignment, (gap_bytes, gap_bytes, 0), max_extent_bytes, *out)
+    if most_extra is not None and int(length[:k].sum()) > (1 + most_extra) * wanted:
+        gaps = np.zeros(min(gap_bytes // alignment, _MOST_GAP) + 1, np.int64)
+        _count_gaps(ascending, row_bytes, alignment, gaps)
+        limits = _affordable(gaps, int(most_extra * wanted), alignment)
+        k, _ = _merge(ascending, order, row_bytes, alignment, limits, max_extent_bytes, *out)
     first[k] = n
     return ReadPlan(row_bytes, offset[:k].copy(), length[:k].copy(), row_at, order, first[: k + 1].copy())
+
+
+def _affordable(gaps: NDArray[np.int64], spare: int, alignment: int) -> tuple[int, int, int]:
+    """(gaps to read over, gaps to read over as long as there are bytes for them, those bytes), all in bytes.
+
+    gaps: int64[m], how many there are of each size in pages; spare: bytes for all.
+    """
+    for size, count in enumerate(gaps.tolist()):
+        if size * count * alignment > spare:
+            return (size - 1) * alignment, size * alignment, spare
+        spare -= size * count * alignment
+    return (len(gaps) - 1) * alignment, 0, 0
+
+
+@kernel
+def _count_gaps(ascending: NDArray[np.int64], row_bytes: int, alignment: int, gaps: NDArray[np.int64]) -> None:
+    """gaps[s] += gaps of s pages between rows, larger ones left out."""
+    end = ascending[0] * row_bytes
+    for position in range(len(ascending)):
+        row = ascending[position] * row_bytes
+        between = (row // alignment * alignment - end) // alignment
+        if 0 < between < len(gaps):
+            gaps[between] += 1
+        end = -(-(row + row_bytes) // alignment) * alignment
 
 
 @kernel
@@ -117,21 +156,30 @@ def _merge(
     order: NDArray[np.int64],
     row_bytes: int,
     alignment: int,
-    gap_bytes: int,
+    limits: tuple[int, int, int],
     max_extent_bytes: int,
     offset: NDArray[np.int64],
     length: NDArray[np.int64],
     first: NDArray[np.int64],
     row_at: NDArray[np.int64],
-) -> int:
+) -> tuple[int, int]:
+    """(extents, bytes of the wanted pages). limits: as of `_affordable`."""
+    always, perhaps, spare = limits
     k = 0
     done = 0  # bytes of the extents before the open one
+    wanted = 0
     begin = end = -1  # the open extent
     for position in range(len(order)):
         row = ascending[position] * row_bytes
         low = row // alignment * alignment
         high = -(-(row + row_bytes) // alignment) * alignment
-        if k == 0 or (low >= end and (low - end > gap_bytes or high - begin > max_extent_bytes)):
+        wanted += max(0, high - max(low, end))
+        gap = low - end
+        near = gap <= always
+        if k > 0 and always < gap <= perhaps and gap <= spare and high - begin <= max_extent_bytes:
+            near = True
+            spare -= gap
+        if k == 0 or (gap >= 0 and (not near or high - begin > max_extent_bytes)):
             if k > 0:
                 done += end - begin
                 length[k - 1] = end - begin
@@ -144,4 +192,21 @@ def _merge(
         row_at[order[position]] = done + row - begin
     if k > 0:
         length[k - 1] = end - begin
-    return k
+    return k, wanted
+
+
+def plan_by_cost(ids: NDArray[np.int64], row_bytes: int, cost: ReadCost, *, count: int, alignment: int = 4096) -> ReadPlan:
+    """The plan for rows `ids` on a disk of that cost: gaps are read over where that is cheaper, up to MOST_EXTRA of the wanted
+    pages' bytes, or all between the first page and the last where one scan costs less. See `plan_reads`.
+
+    >>> plan_by_cost(np.array([9, 0, 8]), 512, DEFAULT_COST, count=100).length
+    array([8192])
+    """
+    plan = plan_reads(ids, row_bytes, count=count, alignment=alignment, gap_bytes=cost.gap_bytes, most_extra=MOST_EXTRA)
+    if len(plan.offset) < 2:
+        return plan
+    span = int(plan.offset[-1] + plan.length[-1] - plan.offset[0])
+    scan_s = -(-span // MAX_EXTENT_BYTES) * cost.read_s + span * cost.byte_s
+    if max(cost.latency_s, scan_s) >= cost.seconds(plan.length):
+        return plan
+    return plan_reads(ids, row_bytes, count=count, alignment=alignment, gap_bytes=2**62)

@@ -9,7 +9,7 @@ from stores.disk import profile_for
 from stores.engines import Engine, open_engine
 from stores.engines.pread import PreadEngine
 from stores.files import Segments, map_segments
-from stores.plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_reads
+from stores.plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost
 from stores.rows import AnyArray, ArrayRows, Ids, Rows, check_request
 from stores.threads import Background
 
@@ -54,8 +54,7 @@ class SegmentRows(Background):
         >>> plan = rows.plan(np.arange(1000))
         >>> plan.nbytes, rows.cost.seconds(plan.length)
         """
-        alignment, gap_bytes = self.engine.alignment, self.cost.gap_bytes
-        return plan_reads(ids, self.row_bytes, count=self.shape[0], alignment=alignment, gap_bytes=gap_bytes)
+        return plan_by_cost(ids, self.row_bytes, self.cost, count=self.shape[0], alignment=self.engine.alignment)
 
     def read_range(self, first: int, last: int) -> tuple[AnyArray, int]:
         """(rows first..last-1, bytes read): neighbors need no plan row by row, nor a copy. Raises as `read` does."""

@@ -1,5 +1,6 @@
 """Laws of the read planner, and the plan against a brute-force one."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.plan import DEFAULT_COST, GAP_BYTES, ReadCost, ReadPlan, plan_reads
+from stores.plan import DEFAULT_COST, GAP_BYTES, MOST_EXTRA, ReadCost, ReadPlan, plan_by_cost, plan_reads
 
 REQUESTS = st.fixed_dictionaries(
     {
@@ -165,6 +166,39 @@ def test_no_other_choice_of_extents_costs_less(ids: list[int], row_bytes: int, c
         ]
         cheapest.append(min(ways))
     assert cost.seconds(plan.length) <= max(cost.latency_s, cheapest[-1]) * ROUNDING
+
+
+@given(REQUESTS, st.sampled_from([0.0, 0.2, 0.6, 3.0]))
+@settings(max_examples=300, deadline=None)
+def test_no_more_than_some_is_read_over_and_the_smallest_gaps_first(request: dict[str, Any], most_extra: float) -> None:
+    request = {**request, "max_extent_bytes": 2**40}
+    ids, plan = plan_of(request, most_extra=most_extra)
+    pages = wanted_pages(request["ids"], request["row_bytes"])
+    assert plan.nbytes <= (1 + most_extra) * 4096 * len(pages) * ROUNDING
+    found = [plan.row_at[np.flatnonzero(ids == row)[0]] for row in set(request["ids"])]
+    _, whole = plan_of({**request, "gap_bytes": 2**40})
+    base = np.concatenate([np.arange(o, o + n) for o, n in zip(plan.offset, plan.length, strict=True)]) if len(ids) else None
+    for row, at in zip(set(request["ids"]), found, strict=True):
+        assert base is not None
+        assert base[at] == row * request["row_bytes"]  # each row is still where the plan says
+    gaps = sorted(4096 * (b - a - 1) for a, b in pairwise(pages) if 0 < 4096 * (b - a - 1) <= request["gap_bytes"])
+    runs = 1 + sum(b - a > 1 for a, b in pairwise(pages)) if pages else 0
+    affordable = int((np.cumsum(gaps) <= int(most_extra * 4096 * len(pages))).sum())
+    assert len(plan.length) == runs - affordable
+    assert whole.nbytes == (4096 * (pages[-1] - pages[0] + 1) if pages else 0)
+
+
+@given(REQUESTS, COSTS)
+@settings(max_examples=300, deadline=None)
+def test_by_cost_it_is_no_dearer_than_page_by_page_or_a_scan(request: dict[str, Any], cost: ReadCost) -> None:
+    size = request["row_bytes"]
+    plan = plan_by_cost(np.array(request["ids"], np.int64), size, cost, count=1000)
+    pages = wanted_pages(request["ids"], size)
+    assert cost.seconds(plan.length) <= seconds_of(cost, [4096] * len(pages)) * ROUNDING
+    span = 4096 * (pages[-1] - pages[0] + 1) if pages else 0
+    assert cost.seconds(plan.length) <= seconds_of(cost, [min(2**20, span - at) for at in range(0, span, 2**20)]) * ROUNDING
+    scan = plan_reads(np.array(request["ids"], np.int64), size, count=1000, gap_bytes=2**62)
+    assert plan.nbytes <= (1 + MOST_EXTRA) * 4096 * len(pages) * ROUNDING or plan.length.tolist() == scan.length.tolist()
 
 
 def test_the_gap_is_where_a_read_costs_as_much_as_its_bytes() -> None:

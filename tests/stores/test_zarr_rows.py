@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from stores.disk import _cache_file, profile_for
 from stores.errors import InputError, StoreError
-from stores.plan import plan_reads
+from stores.plan import plan_by_cost
 from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from stores.zarr_write import Appender, layout, write_array
 
@@ -202,7 +202,7 @@ def test_the_plan_follows_the_disk_and_the_rows_do_not(
     nbytes = rows.read(wanted, out)
     np.testing.assert_array_equal(out, array[wanted])
     plan = rows.plan(wanted)
-    reference = plan_reads(wanted, 12, count=9000, gap_bytes=known.cost.gap_bytes)
+    reference = plan_by_cost(wanted, 12, known.cost, count=9000)
     np.testing.assert_array_equal(plan.length, reference.length)
     assert nbytes <= plan.nbytes
     rows.close()
