@@ -1,18 +1,33 @@
 """The plan of a composed run: its profile is taken on a model of its own, then `ooc.planner` predicts."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ooc.compose import make_model, make_optimizer
+from ooc.config import TrainConfig
 from ooc.evaluate import autocast, evaluating
+from ooc.halo import AHEAD, SHARE, Halo
+from ooc.historyreplay import HistoryShape
+from ooc.layerplan import ram_bytes
+from ooc.layerwise import LayerSweep
+from ooc.memory import resident_bytes
 from ooc.metrics import out_channels
-from ooc.planner import Plan, Run, plan
+from ooc.planner import Plan, Run, Upkeep, plan
 from ooc.profiling import Trial, profile
-from ooc.run import Job
+from ooc.replay import cost_of
+from ooc.run import SWEEP, Job
+from ooc.sweepshape import besides_bytes
+from ooc.upkeep import SWEEP as REFRESH
 from ooc.user_models import forward_batch
+from stores.pages import PAGE_BYTES
+from stores.plan import ReadCost, plan_reads
 
 TRAIN_SECONDS, PLAN_SECONDS = 1.0, 2.0
 """What each part of the profile may take before training, and for `ooc plan`"""
@@ -35,7 +50,8 @@ def plan_of(job: Job, step: Callable[[Job, Any], None], seconds: float, variants
     for split in config.eval_splits:
         scored[split] = 1
     scored[config.val_split] = scored.get(config.val_split, 0) + -(-epochs // config.eval_every)
-    return plan(found, job.loader.budget, Run(job.steps_per_epoch, steps, job.row_bytes, scored))
+    upkeep = _upkeep(job, steps, found.asked)
+    return plan(found, job.loader.budget, Run(job.steps_per_epoch, steps, job.row_bytes, scored, upkeep))
 
 
 def _trial(job: Job, step: Callable[[Job, Any], None], steps: int) -> Trial:
@@ -44,7 +60,8 @@ def _trial(job: Job, step: Callable[[Job, Any], None], steps: int) -> Trial:
     channels = out_channels(str(job.dataset.task), job.dataset.num_classes or 2)
     model = make_model(config, job.dataset.num_features, channels).to(device)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-    other = replace(job, model=model, optimizer=make_optimizer(config, model), scaler=scaler)
+    halo = None if job.halo is None else Halo(job.halo.widths, None, job.halo.parts)
+    other = replace(job, model=model, optimizer=make_optimizer(config, model), scaler=scaler, halo=halo)
 
     def train(batch: Any) -> None:
         model.train()
@@ -57,4 +74,63 @@ def _trial(job: Job, step: Callable[[Job, Any], None], steps: int) -> Trial:
             forward_batch(model, batch.to(device))
 
     first, epochs = min(steps, job.steps_per_epoch), -(-steps // max(1, job.steps_per_epoch))
-    return Trial(job.loader, job.evaluators, train, score, first, epochs)
+    return Trial(job.loader, job.evaluators, train, score, first, epochs, histories_of(job))
+
+
+def histories_of(job: Job) -> HistoryShape | None:
+    """What is known of the histories of a run before there are any; None where it has none."""
+    config, halo = job.config, job.halo
+    if halo is None or config.history == "zero" or not halo.widths:
+        return None
+    itemsize = 2 if config.history_dtype == "float16" else 4
+    cost = cost_of(job.loader.work.x if halo.history is None else halo.history.rows[0])
+    return HistoryShape(
+        num_nodes=job.dataset.num_nodes,
+        row_bytes=tuple(itemsize * width for width in halo.widths),
+        hot_bytes=job.loader.budget.batches // SHARE // 2,
+        lag=config.history_lag,
+        ahead=AHEAD,
+        widest=max(halo.widths) if itemsize == 2 else 0,
+        lengths=partial(_lengths, count=job.dataset.num_nodes, cost=cost),
+        cost=cost,
+    )
+
+
+def _lengths(ids: NDArray[np.int64], row_bytes: int, count: int, cost: ReadCost) -> NDArray[np.int64]:
+    return plan_reads(ids, row_bytes, count=count, alignment=PAGE_BYTES, gap_bytes=cost.gap_bytes).length
+
+
+def _upkeep(job: Job, steps: int, asked: float) -> Upkeep:
+    """What the run does besides batches. asked: nodes of a batch."""
+    config, histories, peak, moved = job.config, histories_of(job), 0, (0, 0)
+    every = config.refresh if histories is not None and isinstance(config.refresh, int) else 0
+    if config.evaluate == "layerwise":
+        peak = _swept(job, SWEEP, None)[0]
+    if histories is not None and every:
+        refresh_peak, *found = _swept(job, REFRESH, len(histories.row_bytes))
+        peak, moved = max(peak, refresh_peak), (found[0], found[1] + job.dataset.num_nodes * histories.node_bytes)
+    epochs = -(-steps // job.steps_per_epoch)
+    swept = [epoch for epoch in range(1, epochs) if (every and epoch % every == 0) or _scored_by_sweep(config, epoch)]
+    return Upkeep(
+        beforehand=config.saint_coverage * job.dataset.num_nodes / max(1.0, asked) if config.mode == "saint" else 0.0,
+        lag=0 if histories is None else histories.lag,
+        refreshes=steps // job.steps_per_epoch // every if every else 0,
+        refresh_read=moved[0],
+        refresh_written=moved[1],
+        emptied=len(swept) / max(1, epochs - 1),
+        sweep_peak=peak,
+    )
+
+
+def _swept(job: Job, folder: str, upto: int | None) -> tuple[int, int, int]:
+    """(the process's bytes at most, bytes read, bytes written) of a sweep over all nodes."""
+    with closing(LayerSweep(job.model, job.dataset, job.config.out / folder, upto=upto)) as sweep:
+        whole, under_way = ram_bytes(sweep.shape), besides_bytes(sweep.shape, job.dataset.graph)
+        taken = whole + min(whole, under_way) if sweep.plan.in_ram else sweep.plan.memory + under_way
+        most = min(resident_bytes()[0] + taken, job.loader.budget.memory)  # libraries are loaded by the profile
+        return most, *sweep.plan.moved(sweep.shape)
+
+
+def _scored_by_sweep(config: TrainConfig, epoch: int) -> bool:
+    """Whether a sweep scores the model before epoch number `epoch`."""
+    return config.evaluate == "layerwise" and epoch % config.eval_every == 0

@@ -54,7 +54,8 @@ class InducedWork(PartWork):
         drawn = super().sample(cursor)
         if self.norm is None:
             return drawn
-        stands_for = self.norm.counts().stands_for(drawn.subgraph)
+        stands_for, nbytes = self.norm.counts().stands_for(drawn.subgraph)
+        self.read.add_topology(nbytes)
         return replace(drawn, subgraph=replace(drawn.subgraph, stands_for=stands_for))
 
     def collate(self, loaded: Loaded) -> tuple[int, Any]:
@@ -240,6 +241,10 @@ class _OfKey:
     sampler: SaintSampler
     read: Read
 
+    def counting(self, read: Read) -> "_OfKey":
+        """The same sampler, whose bytes are counted in `read`."""
+        return replace(self, read=read)
+
     def sample(self, seeds: NDArray[np.int64], key: int) -> Subgraph:
         found = self.sampler.draw(key)
         self.read.add_topology(found.nbytes)
@@ -322,8 +327,9 @@ class SaintLoader(_SubgraphLoader):
         self._folder = TemporaryDirectory(prefix="ooc-saint-") if save_dir is None else None
         folder = Path(self._folder.name) / "norm" if self._folder is not None else Path(str(save_dir))
         engine = "auto" if data.engine == "gds" else data.engine
-        norm = Normalisation(made[0]._replace(row_bytes=0), folder, seed, sample_coverage, self._norm_of, engine)
         assert isinstance(self._work, InducedWork)
+        drawing, read = made[0]._replace(row_bytes=0), self._work.read.add_topology
+        norm = Normalisation(drawing, folder, seed, sample_coverage, self._norm_of, engine, read)
         self._norm, self._work = norm, replace(self._work, norm=norm)
 
     def close(self) -> None:

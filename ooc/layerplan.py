@@ -91,6 +91,16 @@ class SweepPlan:
         """Bytes read and written in all."""
         return self.map_bytes + self.tile_bytes + sum(layer.read + layer.written for layer in self.layers)
 
+    def moved(self, shape: "SweepShape") -> tuple[int, int]:
+        """(bytes read, bytes written): of a sweep in memory the features, and twice the sources of all edges."""
+        summed = any(layer.kind for layer in shape.layers)
+        if self.in_ram:
+            return shape.num_nodes * shape.x_bytes + 2 * 4 * shape.num_edges * summed, 0
+        tiles = shape.num_edges * shape.slot_bytes * summed
+        features = shape.num_nodes * shape.x_bytes * self.mapped
+        read = features + self.tile_bytes - tiles + sum(layer.read for layer in self.layers)
+        return read, self.nbytes - read
+
     def asdict(self) -> dict[str, Any]:
         """For JSON; `of` reads it back."""
         return asdict(self)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +118,10 @@ class Work:
     """batches drawn at once"""
     read: Read = field(default_factory=Read)
     buffers: Buffers = field(default_factory=lambda: Buffers(BUFFERS_KEPT))
+
+    def apart(self) -> Self:
+        """The same work with counters and buffers of its own."""
+        return replace(self, read=Read(), buffers=Buffers(BUFFERS_KEPT))
 
     def sharing(self, pool: int, parts: int) -> "Work":
         """The same work for a pipeline of sweeps that has `pool` bytes, one of so many parts of all."""

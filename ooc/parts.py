@@ -5,8 +5,8 @@ sources outside, one hop) a batch has all in-edges of its nodes: what histories 
 nodes: Cluster-GCN.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch_geometric.data import Data
 
 from ooc.arguments import InputNodes
-from ooc.batch import Subgraph
+from ooc.batch import Sampler, Subgraph
 from ooc.budget import Budget
 from ooc.buffers import Buffers
 from ooc.collate import Collator, Drawn, Loaded
@@ -37,6 +37,14 @@ _WIDTHS_ALIVE = 3
 """Rows of a layer's width that a step holds at once for each node of the batch, for each layer, gradients included"""
 
 
+@runtime_checkable
+class Counting(Protocol):
+    """A sampler that reads edges from the disk, and counts them."""
+
+    def counting(self, read: Read) -> Sampler:
+        """The same sampler, whose bytes are counted in `read`."""
+
+
 @dataclass(frozen=True)
 class PartSampler:
     """Cuts the parts that a batch is made of out of the graph (see `ooc.sampling.cluster.cut`).
@@ -54,6 +62,10 @@ class PartSampler:
     row_bytes: int = 0
     read: Read = field(default_factory=Read)
     """where the bytes are counted"""
+
+    def counting(self, read: Read) -> "PartSampler":
+        """The same sampler, whose bytes are counted in `read`."""
+        return replace(self, read=read)
 
     def sample(self, seeds: NDArray[np.int64], key: int) -> Subgraph:
         """The subgraph of parts `seeds`; nothing is drawn. Raises BudgetError where it does not fit."""
@@ -75,6 +87,12 @@ class PartWork(Work):
 
     share: float | None = None
     """what each of a batch's nodes counts for in a sum of losses; None: their mean is taken"""
+
+    def apart(self) -> Self:
+        """See `Work.apart`: what the sampler reads is counted there too."""
+        work, sampler = super().apart(), self.sampler
+        assert isinstance(sampler, Counting), f"{sampler} counts nowhere what it reads"
+        return replace(work, sampler=sampler.counting(work.read))
 
     def labels(self, drawn: Drawn) -> AnyArray | None:
         """[n] or [n, C] of the batch's own nodes, unknown (-1, NaN) where they are not to be trained on."""

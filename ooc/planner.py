@@ -1,7 +1,7 @@
 """PURE: profile + budget -> `Plan`: what a run will take, why, and what would change it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ooc.budget import Budget
@@ -26,6 +26,24 @@ class Run:
     """of a row as stored; 0 where rows are in memory"""
     scored: Mapping[str, int]
     """times that each split is"""
+    upkeep: "Upkeep" = field(default_factory=lambda: Upkeep())
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """What a run does besides batches. Bytes."""
+
+    beforehand: float = 0.0
+    """batches drawn before the first one, to count how often nodes come"""
+    lag: int = 0
+    """pushes to histories that are still to be written at the end"""
+    refreshes: int = 0
+    refresh_read: int = 0
+    refresh_written: int = 0
+    emptied: float = 0.0
+    """of the epochs after the first, the share before which a sweep has driven the rows out of memory"""
+    sweep_peak: int = 0
+    """of the process in a sweep over all nodes, where there are any"""
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,12 @@ class Prediction:
     evaluate_seconds: float
     peak_rss_bytes: int
     bytes_read: int
+    """features and edges"""
+    edge_bytes_read: int
+    """of them, edges"""
+    history_bytes_read: int
+    history_bytes_written: int
+    """0 without histories; a refresh's bytes are among both"""
     rows_read: int
     rows_asked: int
     hit_rate: float | None
@@ -50,6 +74,8 @@ class Prediction:
     stages: dict[str, float]
     """seconds of work, by stage"""
     bottleneck: str
+    beforehand_seconds: float = 0.0
+    """before the first batch"""
 
 
 @dataclass(frozen=True)
@@ -73,6 +99,9 @@ class Plan:
         found, parts = self.prediction, []
         if found.hit_rate is not None:
             parts = [f"{format_bytes(found.bytes_read)} read, {100 * found.hit_rate:.0f} % of the rows from memory"]
+        if found.history_bytes_written:
+            moved = format_bytes(found.history_bytes_read), format_bytes(found.history_bytes_written)
+            parts.append(f"histories {moved[0]} read, {moved[1]} written")
         parts.insert(0, f"{found.seconds_per_epoch:.3g} s an epoch, peak {format_bytes(found.peak_rss_bytes)}")
         return "; ".join([", ".join(parts), self.advice])
 
@@ -86,12 +115,14 @@ def plan(profile: Profile, budget: Budget, run: Run) -> Plan:
 
     >>> print(plan(profile, budget, run).advice)
     """
-    first, later = _epochs(profile.replays, profile, run)
+    first, later = _shares(profile.replays, profile, run)
     whole = first + later
-    stages = _stages(whole, profile)
+    stages = _stages(whole, profile) | _pulling(first, later, profile)
+    edges = profile.sampled_nbytes * (whole.steps + run.upkeep.beforehand)
+    pulled, pushed = _histories(first, later, profile, run)
     seconds_per_epoch = whole.seconds / whole.steps * run.steps_per_epoch
     others = {
-        name: sum(_epochs((other,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch
+        name: sum(_shares((other,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch
         for name, other in profile.others.items()
         if other.tells(min(run.steps, run.steps_per_epoch))
     }
@@ -101,7 +132,10 @@ def plan(profile: Profile, budget: Budget, run: Run) -> Plan:
         later_epoch_seconds=later.scaled(run.steps_per_epoch).seconds if later.steps else None,
         evaluate_seconds=_evaluation(profile, run),
         peak_rss_bytes=peak_bytes(profile, run),
-        bytes_read=round(whole.nbytes + profile.sampled_nbytes * whole.steps),
+        bytes_read=round(whole.nbytes + edges),
+        edge_bytes_read=round(edges),
+        history_bytes_read=round(pulled),
+        history_bytes_written=round(pushed),
         rows_read=round(whole.rows_read),
         rows_asked=round(whole.rows_asked),
         hit_rate=hit_rate(whole.rows_read, whole.rows_asked) if run.row_bytes else None,
@@ -109,6 +143,7 @@ def plan(profile: Profile, budget: Budget, run: Run) -> Plan:
         read_bytes_per_second=whole.nbytes / whole.read_s if whole.read_s else None,
         stages=stages,
         bottleneck=bottleneck(stages),
+        beforehand_seconds=run.upkeep.beforehand * profile.costs.sample_s,
     )
     advice = advise(stages, whole.seconds, seconds_per_epoch, others)
     return Plan(budget, prediction, profile.costs, others, advice, run.steps, profile.steps, profile.seconds)
@@ -121,6 +156,41 @@ def hit_rate(rows_read: float, rows_asked: float) -> float | None:
     0.75
     """
     return 1 - rows_read / rows_asked if rows_asked else None
+
+
+def _shares(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) -> tuple[Share, Share]:
+    """(the first epoch, all later ones together), histories included: they go on beside all else while the disk has time."""
+    first, later = _epochs(replays, profile, run)
+    exchange = profile.exchange
+    if exchange is None:
+        return first, later
+    busy = exchange.pull_s(exchange.first) + exchange.push_s(), exchange.pull_s(exchange.later) + exchange.push_s()
+    return _beside(first, busy[0]), _beside(later, busy[1])
+
+
+def _beside(share: Share, batch_s: float) -> Share:
+    """With so many seconds of the disk more for every batch."""
+    idle = max(0.0, share.seconds - share.read_s)
+    return replace(share, seconds=share.seconds + max(0.0, batch_s * share.steps - idle))
+
+
+def _pulling(first: Share, later: Share, profile: Profile) -> dict[str, float]:
+    """Seconds of reading histories, as a stage."""
+    exchange = profile.exchange
+    if exchange is None:
+        return {}
+    return {"pull": exchange.pull_s(exchange.first) * first.steps + exchange.pull_s(exchange.later) * later.steps}
+
+
+def _histories(first: Share, later: Share, profile: Profile, run: Run) -> tuple[float, float]:
+    """Bytes read and written of histories; the hot rows are read behind the first epoch and every refresh."""
+    exchange, upkeep = profile.exchange, run.upkeep
+    if exchange is None:
+        return 0.0, 0.0
+    fills = (1 if first.steps >= run.steps_per_epoch else 0) + upkeep.refreshes
+    read = exchange.first.nbytes * first.steps + exchange.later.nbytes * later.steps + exchange.hot.nbytes * fills
+    pushed = exchange.written * max(0.0, first.steps + later.steps - upkeep.lag)
+    return read + upkeep.refreshes * upkeep.refresh_read, pushed + upkeep.refreshes * upkeep.refresh_written
 
 
 def _epochs(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) -> tuple[Share, Share]:
@@ -137,10 +207,13 @@ def _epochs(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) ->
     if not left:
         return first, Share()
     if len(replays) > 1:
-        return first, replays[1].epoch(costs, run.steps_per_epoch).scaled(left)
-    if isinstance(begin, Sweeps):
-        return first, begin.epoch(costs, run.steps_per_epoch).scaled(left)
-    return first, (first if begin.covers(first_steps) else _steady(begin, costs, first_steps)).scaled(left)
+        later = replays[1].epoch(costs, run.steps_per_epoch)
+    elif isinstance(begin, Sweeps):
+        later = begin.epoch(costs, run.steps_per_epoch)
+    else:
+        later = first if begin.covers(first_steps) else _steady(begin, costs, first_steps)
+    emptied = run.upkeep.emptied * left
+    return first, first.scaled(emptied) + later.scaled(left - emptied)
 
 
 def _steady(windows: Replay, costs: Costs, steps: int) -> Share:
@@ -182,7 +255,10 @@ def peak_bytes(profile: Profile, run: Run) -> int:
     for split, each in profile.evaluations.items():
         if run.scored.get(split) and each.replay is not None:
             most.append(_held(each.replay, profile.costs, each.batches, run.row_bytes))
-    return profile.resident + profile.unmapped + max(most, default=0)
+    exchange, held = profile.exchange, 0
+    if exchange is not None:
+        held = exchange.held + (exchange.held_hot if run.steps > run.steps_per_epoch else 0)
+    return max(profile.resident + profile.unmapped + max(most, default=0) + held, run.upkeep.sweep_peak)
 
 
 def _held(each: Replay | Sweeps, costs: Costs, steps: float, row_bytes: int) -> int:
@@ -204,6 +280,7 @@ NAMES = {
     "read": "reading",
     "sum": "summing",
     "collate": "collation",
+    "pull": "reading histories",
     "copy": "copying to the device",
     "consumer": "the model",
 }
@@ -231,5 +308,6 @@ def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float
         "group": "a smaller --fanout, or --in-memory where the rows fit, would help",
         "sum": "a smaller --fanout or narrower features would help",
         "collate": "a smaller --fanout or narrower features would help",
+        "pull": "more --parts-per-batch, --history-dtype float16 or a smaller --hidden would help",
     }
     return f"{share}: {changes.get(worst, 'the others wait for it')}."

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ooc.budget import Budget
 from ooc.collate import Drawn, Loaded
 from ooc.epochs import BatchLoader
+from ooc.historyreplay import Exchange, HistoryShape, replay_histories
 from ooc.loading import Work
 from ooc.lookahead import Grouping
 from ooc.memory import return_freed
@@ -83,6 +84,8 @@ class Profile:
     """most bytes of the process while the model was run, but for rows, sums and what only the profile held"""
     seconds: float
     """it took"""
+    exchange: Exchange | None = None
+    """with histories, where there are any"""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ class Trial:
     steps: int
     """of the first epoch"""
     epochs: int
+    histories: HistoryShape | None = None
 
 
 def profile(trial: Trial, seconds: float, variants: bool = True) -> Profile:
@@ -135,6 +139,9 @@ def _in_memory(trial: Trial, work: Work, seconds: float) -> Profile:
     loader, budget = trial.loader, trial.loader.budget
     pipeline, gather = pipeline_of(work, trial.steps, budget.in_flight, loader.prefetch, windows=False)
     found = run_together(pipeline, trial.step, gather, loader.prefetch, seconds)
+    sample = Sample(batches_of(apart(work), 0, trial.steps), min(MOST_DRAWN_BYTES, budget.batches // DRAWN_SHARE), seconds / 2)
+    exchange = None if trial.histories is None else _exchange(trial, list(sample))
+    sample.batches.clear()
     costs = Costs(found.sample_s, 0.0, found.collate_s, found.step_s, found.seconds, found.cpu_s, FREE, 0.0, cores())
     steps = pipeline.clocks["sample"].items
     return Profile(
@@ -148,7 +155,13 @@ def _in_memory(trial: Trial, work: Work, seconds: float) -> Profile:
         unmapped=work.topology.unmapped(),
         resident=found.peak,
         seconds=0.0,
+        exchange=exchange,
     )
+
+
+def _exchange(trial: Trial, drawn: list[Drawn]) -> Exchange | None:
+    """What these batches, the first ones, pull from histories and push."""
+    return None if trial.histories is None else replay_histories(trial.histories, drawn, len(drawn) == trial.steps)
 
 
 def _from_disk(trial: Trial, work: Work, seconds: float, variants: bool) -> Profile:
@@ -164,6 +177,7 @@ def _from_disk(trial: Trial, work: Work, seconds: float, variants: bool) -> Prof
     group_s = (time.perf_counter() - begun - sample.total_s - lengths.total_s) / len(sample.batches)
     count, whole = len(sample.batches), sample.whole or len(sample.batches) == steps
     asked = sum(len(batch.subgraph.node) for batch in sample.batches) / count
+    exchange = _exchange(trial, sample.batches)
     others = {}
     if variants or group_s * count < CHEAP_SECONDS:
         others = {name: regroup(other, sample.batches, own) for name, other, own in variations(grouping, budget)}
@@ -188,6 +202,7 @@ def _from_disk(trial: Trial, work: Work, seconds: float, variants: bool) -> Prof
         unmapped=work.topology.unmapped(),
         resident=resident,
         seconds=0.0,
+        exchange=exchange,
     )
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ooc.batch import Subgraph
 from ooc.order import Purpose, key
+from ooc.sampling.cluster import Cut
 from ooc.sampling.saint import SaintSampler
 from stores.atomic import disk_errors, partial_path, publish, write_file
 from stores.errors import StoreError
@@ -58,12 +59,13 @@ class Counts:
             edges = SegmentRows((slots,), np.dtype(np.uint16), Segments((path,), np.array([size])), engine)
         return cls(int(found["samples"]), nodes, edges, found["about"])
 
-    def stands_for(self, subgraph: Subgraph) -> NDArray[np.float32]:
-        """float32[e]: how many edges each edge of the subgraph counts for, C_v / C_uv with the subgraph itself counted."""
+    def stands_for(self, subgraph: Subgraph) -> tuple[NDArray[np.float32], int]:
+        """(float32[e]: how many edges each edge of the subgraph counts for, C_v / C_uv with the subgraph itself counted; bytes
+        read)."""
         edge = np.empty(len(subgraph.slot), np.uint16)
-        self.edges.read(subgraph.slot, edge)
+        nbytes = self.edges.read(subgraph.slot, edge)
         node = np.repeat(self.nodes[subgraph.node[: len(subgraph.indptr) - 1]], np.diff(subgraph.indptr))
-        return (np.minimum(node, _MOST).astype(np.float32) + 1) / (edge.astype(np.float32) + 1)
+        return (np.minimum(node, _MOST).astype(np.float32) + 1) / (edge.astype(np.float32) + 1), nbytes
 
     def weights(self, node: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[n]: how many times each of `node` counts in the loss, M / C_v with the subgraph itself counted."""
@@ -76,11 +78,11 @@ class Counts:
 _MOST = np.iinfo(np.uint16).max
 
 
-def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about: dict[str, Any], threads: int = 2) -> None:
+def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about: dict[str, Any], threads: int = 2) -> int:
     """Draw subgraphs until they have `coverage` times N nodes in all, and leave the counts in `folder`, which appears whole.
 
-    about: kept with them, to tell what they are of. Memory: 4 bytes a node, MAPPED_BYTES of the edges' counts, a few
-    subgraphs.
+    about: kept with them, to tell what they are of. Returns the bytes of edges read. Memory: 4 bytes a node, MAPPED_BYTES of
+    the edges' counts, a few subgraphs.
     """
     graph, partial = sampler.graph, partial_path(folder)
     with disk_errors(folder):
@@ -90,8 +92,10 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
         with (partial / EDGES).open("wb") as file:
             file.truncate(size)
         edges = np.memmap(partial / EDGES, np.uint16, "r+")
-        nodes, samples, left, touched = np.zeros(graph.num_nodes, np.uint32), 0, coverage * graph.num_nodes, 0
-        for subgraph in _ahead(lambda step: sampler.draw(key(seed, Purpose.NORMALISE, step=step)).subgraph, threads):
+        nodes, samples, left = np.zeros(graph.num_nodes, np.uint32), 0, coverage * graph.num_nodes
+        touched = nbytes = 0
+        for subgraph, drawn_bytes in _ahead(lambda step: sampler.draw(key(seed, Purpose.NORMALISE, step=step)), threads):
+            nbytes += drawn_bytes
             _add(subgraph.node, subgraph.slot, nodes, edges)
             samples, left = samples + 1, left - len(subgraph.node)
             touched += len(subgraph.slot)
@@ -105,12 +109,13 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
     del edges
     write_file(partial / ABOUT, json.dumps({"samples": samples, "slots": graph.num_edges, "about": about}).encode())
     publish(partial, folder)
+    return nbytes
 
 
-def _ahead(draw: Callable[[int], Subgraph], threads: int) -> Iterator[Subgraph]:
+def _ahead(draw: Callable[[int], Cut], threads: int) -> Iterator[Cut]:
     """draw(0), draw(1), ...: made by threads, `threads` of them ahead."""
     with ThreadPoolExecutor(threads, "ooc-saint") as pool:
-        coming: list[Future[Subgraph]] = [pool.submit(draw, step) for step in range(threads)]
+        coming: list[Future[Cut]] = [pool.submit(draw, step) for step in range(threads)]
         step = threads
         try:
             while True:
@@ -132,13 +137,20 @@ def _add(node: NDArray[np.int64], slot: NDArray[np.int64], nodes: NDArray[np.uin
 
 
 class Normalisation:
-    """The counts, made at their first use and kept in `folder`; of several threads one makes them."""
+    """The counts, made at their first use and kept in `folder`; of several threads one makes them. read: told of the bytes."""
 
     def __init__(
-        self, sampler: SaintSampler, folder: Path, seed: int, coverage: float, about: dict[str, Any], engine: str
+        self,
+        sampler: SaintSampler,
+        folder: Path,
+        seed: int,
+        coverage: float,
+        about: dict[str, Any],
+        engine: str,
+        read: Callable[[int], None],
     ) -> None:
         self._sampler, self._folder, self._seed, self._coverage = sampler, folder, seed, coverage
-        self._about, self._engine = about, engine
+        self._about, self._engine, self._read = about, engine, read
         self._lock = threading.Lock()
         self._counts: Counts | None = None
 
@@ -151,7 +163,7 @@ class Normalisation:
                     if self._counts.about != self._about:
                         raise StoreError(f"{self._folder} holds the counts of another sampler, seed or store: remove it")
                 else:
-                    count(self._sampler, self._folder, self._seed, self._coverage, self._about)
+                    self._read(count(self._sampler, self._folder, self._seed, self._coverage, self._about))
                     self._counts = Counts.open(self._folder, self._engine)
             return self._counts
 

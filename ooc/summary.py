@@ -97,6 +97,8 @@ def account(spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: d
         "evaluate_seconds": spent["evaluate_seconds"],
         "peak_rss_bytes": spent["peak_rss_bytes"],
         "bytes_read": spent["bytes_read"],
+        "history_bytes_read": spent["history_bytes_read"],
+        "history_bytes_written": spent["history_bytes_written"],
         "rows_read": spent["rows_read"],
         "rows_asked": spent["rows_asked"],
         "hit_rate": hit_rate(spent["rows_read"], spent["rows_asked"]) if row_bytes and asked_known else None,

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +28,10 @@ from ooc.planner import Plan
 from ooc.progress import Watcher, Watchers
 from ooc.run import Job
 from ooc.upkeep import end_of_epoch
-from stores.errors import ConfigError, OocError
+from stores.errors import OocError
+
+LEAST_COVERAGE = 1e-9
+"""a subgraph, where the coefficients of GraphSAINT do not matter"""
 
 
 def train(config: TrainConfig, resume: bool = False, watcher: Watcher | None = None) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def train(config: TrainConfig, resume: bool = False, watcher: Watcher | None = N
     0.815
     """
     with open_job(config, resume, Watchers([watcher] if watcher else [])) as job:
-        if config.plan and config.mode == "sampled" and not job.state.total_steps:
+        if config.plan and not job.state.total_steps:
             made = plan_of(job, trial_step, TRAIN_SECONDS, variants=False)
             checkpoint.write_json(config.out / checkpoint.PLAN, made.asdict())
             job.watchers.note(f"plan: {made}")
@@ -56,12 +60,12 @@ def plan(config: TrainConfig) -> Plan:
 
     >>> plan(TrainConfig(store="papers.ooc", out="run", memory="2GB")).prediction.seconds_per_epoch
     """
-    if config.mode != "sampled":
-        raise ConfigError(f"only sampled batches are predicted so far, not mode {config.mode}: leave --mode out")
     with tempfile.TemporaryDirectory(prefix="ooc-plan-") as folder:
-        settings = config.model_copy(update={"out": Path(folder) / "run", "tensorboard": False})
+        # Neither histories, as large as all hidden rows, nor the counts of many subgraphs are made for it.
+        unlike = {"tensorboard": False, "history": "zero", "saint_coverage": LEAST_COVERAGE}
+        settings = config.model_copy(update={"out": Path(folder) / "run", **unlike})
         with open_job(settings, False, Watchers([])) as job:
-            return plan_of(job, trial_step, PLAN_SECONDS, variants=True)
+            return plan_of(replace(job, config=config), trial_step, PLAN_SECONDS, variants=True)
 
 
 def trial_step(job: Job, batch: Any) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.buffers import Buffers
 from ooc.clock import Clock
 from ooc.collate import Drawn, Loaded
-from ooc.loading import BUFFERS_KEPT, Read, Work
+from ooc.loading import Work
 from ooc.memory import MemoryMeter
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, Pipeline, Stage
@@ -59,7 +58,7 @@ class Shown:
 
 def apart(work: Work, **changed: Any) -> Work:
     """The same work with counters and buffers of its own."""
-    return replace(work, read=Read(), buffers=Buffers(BUFFERS_KEPT), **changed)
+    return replace(work.apart(), **changed)
 
 
 def batches_of(work: Work, epoch: int, steps: int, split: bool = False) -> Iterator[Drawn]:

@@ -40,7 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 HISTORY: dict[str, Any] = {
     "mode": "history", "parts": 6, "hidden": 8, "dropout": 0.0, "seed": 2, "threads": 1, "history_dtype": "float32",
-    "parts_per_batch": 2, "epochs": 4, "checkpoint_every": 2,
+    "parts_per_batch": 2, "epochs": 4, "checkpoint_every": 2, "plan": False,
 }  # fmt: skip
 
 
