@@ -5,7 +5,7 @@ Nothing is written before everything that can be refused has been checked, so a 
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ _LABELS_AT_ONCE = 2**18
 
 
 @contextmanager
-def open_job(config: TrainConfig, resume: bool, watchers: Watchers) -> Iterator[Job]:
-    """Compose the run of `config`, anew or from its checkpoint; everything is closed at the end.
+def open_job(config: TrainConfig, resume: bool, watchers: Watchers, dataset: Dataset | None = None) -> Iterator[Job]:
+    """Compose the run of `config`, anew or from its checkpoint; everything is closed at the end, but `dataset` where given.
 
     Raises ConfigError, StoreError or BudgetError where something does not fit; a run that fails before its first step
     leaves no directory.
@@ -51,12 +51,10 @@ def open_job(config: TrainConfig, resume: bool, watchers: Watchers) -> Iterator[
     try:
         with (
             meter,
-            Dataset.open(
-                config.store, memory=config.memory, engine=config.engine, in_memory=config.in_memory, features=config.features
-            ) as dataset,
+            open_dataset(config) if dataset is None else nullcontext(dataset) as opened,
         ):
             try:
-                job = compose(config, dataset, watchers, meter, run_dir, saved)
+                job = compose(config, opened, watchers, meter, run_dir, saved)
                 try:
                     yield job
                 finally:
@@ -73,6 +71,13 @@ def open_job(config: TrainConfig, resume: bool, watchers: Watchers) -> Iterator[
         raise
     finally:
         run_dir.close()
+
+
+def open_dataset(config: TrainConfig) -> Dataset:
+    """The store, as configured."""
+    return Dataset.open(
+        config.store, memory=config.memory, engine=config.engine, in_memory=config.in_memory, features=config.features
+    )
 
 
 def check_out(config: TrainConfig, resume: bool) -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0)]
 
 _PARTS = ("parts", "parts_per_batch")
-_OWN = {
+OWN = {
     "sampled": ("replace", "weight_attr"),
     "cluster": _PARTS,
     "saint": ("saint", "roots", "walk_length", "saint_coverage"),
@@ -212,7 +212,7 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _of_the_mode(self) -> Self:
         """A setting of another mode would be ignored silently."""
-        others = {name for mode, names in _OWN.items() for name in names} - {*_OWN[self.mode]}
+        others = {name for mode, names in OWN.items() for name in names} - {*OWN[self.mode]}
         idle = sorted(_changed(self, *others))
         if self.mode != "sampled" and any(count != -1 for count in self.fanout):
             idle.append("fanout")

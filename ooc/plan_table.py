@@ -2,6 +2,7 @@
 
 from rich.table import Table
 
+from ooc.choosing import Choice
 from ooc.planner import NAMES, Plan
 from stores.sizes import format_bytes
 
@@ -9,6 +10,22 @@ from stores.sizes import format_bytes
 def tables(plan: Plan) -> list[Table]:
     """The division of the memory, the stages, and what a run takes."""
     return [_memory(plan), _stages(plan), _run(plan)]
+
+
+def compared(choice: Choice) -> Table:
+    """The modes beside one another, an epoch of each."""
+    table = _table(
+        "an epoch by mode", "mode", "seconds", "peak memory", "features", "edges", "histories read", "written", "loses"
+    )
+    for each in choice.candidates:
+        style = "bold" if each.mode == choice.recommended else None
+        if each.fix is not None:
+            table.add_row(each.mode, *["-"] * 6, f"does not do: {each.fix}", style=style)
+            continue
+        sizes = (each.peak_bytes, each.features_read, each.edges_read, each.histories_read, each.histories_written)
+        table.add_row(each.mode, f"{each.seconds:.3g}", *map(format_bytes, sizes), each.exactness, style=style)
+    table.columns[-1].justify = "left"
+    return table
 
 
 def _table(title: str, *columns: str) -> Table:

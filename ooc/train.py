@@ -28,6 +28,7 @@ from ooc.planner import Plan
 from ooc.progress import Watcher, Watchers
 from ooc.run import Job
 from ooc.upkeep import end_of_epoch
+from stores.dataset import Dataset
 from stores.errors import OocError
 
 LEAST_COVERAGE = 1e-9
@@ -60,12 +61,17 @@ def plan(config: TrainConfig) -> Plan:
 
     >>> plan(TrainConfig(store="papers.ooc", out="run", memory="2GB")).prediction.seconds_per_epoch
     """
-    with tempfile.TemporaryDirectory(prefix="ooc-plan-") as folder:
-        # Neither histories, as large as all hidden rows, nor the counts of many subgraphs are made for it.
-        unlike = {"tensorboard": False, "history": "zero", "saint_coverage": LEAST_COVERAGE}
-        settings = config.model_copy(update={"out": Path(folder) / "run", **unlike})
-        with open_job(settings, False, Watchers([])) as job:
-            return plan_of(replace(job, config=config), trial_step, PLAN_SECONDS, variants=True)
+    with tempfile.TemporaryDirectory(prefix="ooc-plan-") as folder, planning(config, Path(folder) / "run") as job:
+        return plan_of(job, trial_step, PLAN_SECONDS, variants=True)
+
+
+@contextmanager
+def planning(config: TrainConfig, folder: Path, dataset: Dataset | None = None) -> Iterator[Job]:
+    """The run of `config`, composed in `folder` to be planned: neither histories, as large as all hidden rows, nor the counts
+    of many subgraphs are made for it."""
+    unlike = {"out": folder, "tensorboard": False, "history": "zero", "saint_coverage": LEAST_COVERAGE}
+    with open_job(config.model_copy(update=unlike), False, Watchers([]), dataset) as job:
+        yield replace(job, config=config)
 
 
 def trial_step(job: Job, batch: Any) -> None:

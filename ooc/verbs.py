@@ -163,23 +163,37 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     **flags: Any,
 ) -> None:
-    """Predict what `ooc train` with the same flags would take: memory, time, bytes, and what holds it up."""
+    """Predict what `ooc train` with the same flags would take: memory, time, bytes, and what holds it up.
+
+    Without --mode all modes are tried shortly and compared, one is recommended, and that one is planned.
+    """
     settings = load_config(config, {"store": store, **flags}, {"out": "run"})
 
-    from ooc.train import plan as make
+    from ooc.plan_table import compared, tables
 
-    made = make(settings)
+    choice, made = None, None
+    if "mode" in settings.model_fields_set:
+        from ooc.train import plan as make
+
+        made = make(settings)
+    else:
+        from ooc.comparing import compare
+
+        choice, made = compare(settings)
     if as_json:
-        print(json.dumps(made.asdict(), indent=2))
+        chosen = {} if choice is None else {"choice": choice.asdict()}
+        print(json.dumps({**({} if made is None else made.asdict()), **chosen}, indent=2))
         return
     from rich.console import Console
 
-    from ooc.plan_table import tables
-
     console = Console(highlight=False)
-    for table in tables(made):
-        console.print(table)
-    console.print(made.advice, markup=False)
+    if choice is not None:
+        console.print(compared(choice))
+        console.print(f"{choice.reason}\n  ooc train {settings.store} {choice.best.flags}", markup=False, soft_wrap=True)
+    if made is not None:
+        for table in tables(made):
+            console.print(table)
+        console.print(made.advice, markup=False)
 
 
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:
