@@ -4,7 +4,7 @@ Each is composed as training would compose it and profiled as `ooc plan --mode` 
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -67,10 +67,9 @@ def of_mode(config: TrainConfig, mode: Mode, more: dict[str, Any]) -> TrainConfi
 
 def _candidate(config: TrainConfig, mode: Mode, dataset: Dataset, folder: Path) -> Candidate:
     """A mode tried, with the largest batches of parts that fit."""
-    refused, settings = Candidate(mode, {}, fix="too few nodes"), iter([{}])
-    if mode in ("cluster", "history"):
-        settings = _of_parts(dataset)
-    for number, more in enumerate(settings):
+    refused = Candidate(mode, {}, fix=f"{dataset.num_nodes} nodes do not make {BATCHES} parts")
+    ways: Iterable[dict[str, Any]] = _of_parts(dataset) if mode in ("cluster", "history") else [{}]
+    for number, more in enumerate(ways):
         try:
             return _tried(config, mode, dataset, folder / f"{mode}{number}", more)
         except BudgetError as error:
@@ -98,12 +97,12 @@ def _of_parts(dataset: Dataset) -> Iterator[dict[str, Any]]:
 
 
 def _tried(config: TrainConfig, mode: Mode, dataset: Dataset, folder: Path, more: dict[str, Any]) -> Candidate:
-    settings = of_mode(config, mode, more)
-    with planning(settings, folder, dataset) as job:
+    with planning(of_mode(config, mode, more), folder, dataset) as job:
         if mode != "sampled" and "evaluate" not in config.model_fields_set and _sweeps(job):
             more = {**more, "evaluate": "layerwise"}
         lost = _lost(job)
-        plan = plan_of(replace(job, evaluators={}), trial_step, COMPARE_SECONDS, variants=False)
+        job = replace(job, config=of_mode(config, mode, more), evaluators={})
+        plan = plan_of(job, trial_step, COMPARE_SECONDS, variants=False)
         found, share = plan.prediction, job.steps_per_epoch / max(1, plan.steps)
         budget = job.loader.budget
         fits = found.peak_rss_bytes <= CLOSE * budget.memory

@@ -79,18 +79,21 @@ candidates = st.builds(
 
 @given(st.tuples(candidates, candidates, candidates, candidates), st.integers(1, 64))
 def test_laws_of_choosing(found: Any, layers: int) -> None:
-    """What is chosen fits if anything does; nothing that loses less is much slower for it; the order given does not matter."""
+    """What is chosen fits if anything does. None that loses more is so much faster, and each that loses less is so much slower
+    than another. The order given does not matter."""
     each = [Candidate(**{**vars(one), "mode": mode}) for one, mode in zip(found, MODES, strict=True)]
     made = choose(each, layers)
     fitting = [one for one in each if one.fix is None]
     assert (made.best.fix is None) == bool(fitting)
-    good = [one for one in fitting if one.weighed and (one.mode != "cluster" or one.lost <= MOST_DROPPED)]
+    good = [one for one in fitting if one.mode != "saint" or one.weighed]
+    good = [one for one in good if one.mode != "cluster" or one.lost <= MOST_DROPPED]
     if good:
         assert made.best in good
         later = [one for one in good if MODES.index(one.mode) > MODES.index(made.recommended)]
         assert all(WORTH[one.mode] * one.seconds >= made.best.seconds for one in later)
         before = [one for one in good if MODES.index(one.mode) < MODES.index(made.recommended)]
-        assert all(WORTH[made.recommended] * made.best.seconds < one.seconds for one in before)
+        for k, one in enumerate(before):
+            assert any(WORTH[other.mode] * other.seconds < one.seconds for other in [*before[k + 1 :], made.best, *later])
     assert choose(each[::-1], layers) == made
     assert made.reason.endswith(".")
     assert json.loads(json.dumps(made.asdict()))["recommended"] == made.recommended
@@ -128,10 +131,11 @@ def test_what_is_compared_is_what_a_run_reads(store: Path, tmp_path: Path) -> No
     for each in choice.candidates:
         run = of_mode(config, each.mode, each.settings).model_copy(update={"out": tmp_path / each.mode, "plan": False})
         summary = train(run)
+        # A part's rows of a layer are less than a page, so what is written depends on which parts an epoch has together.
         histories = summary["histories"] or {"bytes_read": 0, "bytes_written": 0}
         assert each.features_read + each.edges_read == pytest.approx(summary["bytes_read"] / 2, rel=0.1)
         assert each.histories_read == pytest.approx(histories["bytes_read"] / 2, rel=0.1)
-        assert each.histories_written == pytest.approx(histories["bytes_written"] / 2, rel=0.02)
+        assert each.histories_written == pytest.approx(histories["bytes_written"] / 2, rel=0.1)
         assert each.peak_bytes == pytest.approx(summary["peak_rss_bytes"], rel=0.15)
 
 
