@@ -19,15 +19,20 @@ from ooc.layerplan import ram_bytes
 from ooc.layerwise import LayerSweep
 from ooc.memory import resident_bytes
 from ooc.metrics import out_channels
+from ooc.order import Purpose, key
 from ooc.planner import Plan, Run, Upkeep, plan
 from ooc.profiling import Trial, profile
+from ooc.refresh import drift_sample
 from ooc.replay import cost_of
 from ooc.run import SWEEP, Job
 from ooc.sweepshape import besides_bytes
+from ooc.trials import lengths_of
 from ooc.upkeep import SWEEP as REFRESH
 from ooc.user_models import forward_batch
+from stores.errors import BudgetError
 from stores.pages import PAGE_BYTES
 from stores.plan import ReadCost, plan_reads
+from stores.rows import ArrayRows
 
 TRAIN_SECONDS, PLAN_SECONDS = 1.0, 2.0
 """What each part of the profile may take before training, and for `ooc plan`"""
@@ -117,9 +122,27 @@ def _upkeep(job: Job, steps: int, asked: float) -> Upkeep:
         refreshes=steps // job.steps_per_epoch // every if every else 0,
         refresh_read=moved[0],
         refresh_written=moved[1],
+        drift_read=0 if histories is None else _drift_read(job, histories),
         emptied=len(swept) / max(1, epochs - 1),
         sweep_peak=peak,
     )
+
+
+def _drift_read(job: Job, histories: HistoryShape) -> int:
+    """Bytes that measuring the drift reads: of the features of some nodes' neighbors, and of their histories but the last."""
+    x, read = job.loader.work.x, 0
+    sample = key(job.config.seed, Purpose.DRIFT, 0)
+    row_bytes = 4 * (job.dataset.num_features + max(job.halo.widths if job.halo is not None else [0]))
+    try:
+        for subgraph in drift_sample(job.dataset.graph, sample, job.loader.budget.max_batch, row_bytes):
+            node = np.sort(subgraph.node)
+            read += 0 if x is None or isinstance(x, ArrayRows) else int(lengths_of(x)(node).sum())
+            read += sum(int(histories.lengths(node, each).sum()) for each in histories.row_bytes[:-1])
+            own = np.sort(subgraph.node[: subgraph.num_nodes[0]])
+            read += sum(int(histories.lengths(own, each).sum()) for each in histories.row_bytes)
+    except BudgetError:
+        return 0  # nor will training measure it
+    return read
 
 
 def _swept(job: Job, folder: str, upto: int | None) -> tuple[int, int, int]:

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stores.errors import OocError
+from stores.errors import BudgetError, OocError
 from stores.mutable_rows import DiskRows
 from stores.rows import AnyArray, Ids
+from stores.sizes import format_bytes
 from stores.undo import UndoLog
 
 _PIECE = 2**20
@@ -218,9 +219,15 @@ class History:
     def push(self, step: int, ranges: Ids, rows: Sequence[AnyArray]) -> None:
         """Give the rows of step `step`'s own nodes, [n, width] a layer in any floating dtype; written in the background.
 
-        Waits while more than `max_bytes` wait to be written. Raises OocError where a number is too large for float16.
+        Waits while more than `max_bytes` wait to be written, but for two, which the batches' memory has room for. Raises
+        OocError where a number is too large for float16, BudgetError where the pushes of `lag` steps do not fit `max_bytes`.
         """
         push = Push(step, ranges, tuple(self._as_stored(own, to) for own, to in zip(rows, self.rows, strict=True)))
+        if self.lag * push.nbytes > self._max_bytes:
+            raise BudgetError(
+                f"pushes of {format_bytes(push.nbytes)} wait for {self.lag} steps, in {format_bytes(self._max_bytes)}: "
+                "take a smaller --history-lag, fewer parts a batch, or more memory"
+            )
         with self._changed:
             assert step == self._next, "steps push once each, in order"
             self._changed.wait_for(lambda: self._failure is not None or self._closed or self._fits(push))

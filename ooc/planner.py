@@ -40,6 +40,8 @@ class Upkeep:
     refreshes: int = 0
     refresh_read: int = 0
     refresh_written: int = 0
+    drift_read: int = 0
+    """by measuring the drift of histories, behind every epoch"""
     emptied: float = 0.0
     """of the epochs after the first, the share before which a sweep has driven the rows out of memory"""
     sweep_peak: int = 0
@@ -190,6 +192,7 @@ def _histories(first: Share, later: Share, profile: Profile, run: Run) -> tuple[
     fills = (1 if first.steps >= run.steps_per_epoch else 0) + upkeep.refreshes
     read = exchange.first.nbytes * first.steps + exchange.later.nbytes * later.steps + exchange.hot.nbytes * fills
     pushed = exchange.written * max(0.0, first.steps + later.steps - upkeep.lag)
+    read += upkeep.drift_read * ((first.steps + later.steps) // run.steps_per_epoch)
     return read + upkeep.refreshes * upkeep.refresh_read, pushed + upkeep.refreshes * upkeep.refresh_written
 
 

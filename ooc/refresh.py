@@ -6,7 +6,7 @@ not bounded: for a keyed sample of nodes each layer is computed anew from the hi
 the history they have.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ooc.batch import Block
+from ooc.batch import Block, Subgraph
 from ooc.collate import block_of, edge_index_of
 from ooc.device import moved
 from ooc.evaluate import autocast, evaluating
@@ -26,10 +26,13 @@ from ooc.layerwise import LayerSweep
 from ooc.order import KeyedPermutation
 from ooc.sampling import NeighborSampler
 from stores.dataset import Dataset
+from stores.graph import Graph
 from stores.rows import Ids
 
 DRIFT_NODES = 256
 """nodes that the drift is measured on, at most"""
+_TOGETHER = 32
+"""of them whose neighbors are in memory at once"""
 DRIFT_TOLERANCE = 0.1
 """relative error at which `--refresh auto` refreshes, by default"""
 STAMP_ROWS = 2**20
@@ -123,24 +126,40 @@ class Layerwise:
 def drift(model: nn.Module, layerwise: Layerwise, ds: Dataset, history: History, key: int, max_bytes: int) -> list[float]:
     """For each inner layer, |history - the layer computed anew| / |the layer computed anew| over a sample of nodes.
 
-    key: of the sample. Dropout counts too: a push is what training computed. Raises BudgetError where the sample's neighbors
-    do not fit `max_bytes`.
+    key: of the sample. Dropout counts too: a push is what training computed. Raises BudgetError where the neighbors of a few
+    nodes of it do not fit `max_bytes`.
     """
-    seeds = np.sort(KeyedPermutation(ds.num_nodes, key)[: min(DRIFT_NODES, ds.num_nodes)])
+    squares = np.zeros((len(history.rows), 2))
     row_bytes = 4 * (ds.num_features + max(rows.shape[1] for rows in history.rows))
-    subgraph = NeighborSampler(ds.graph, [-1], max_bytes=max_bytes, row_bytes=row_bytes).sample(seeds, key)
+    with evaluating(model):
+        for subgraph in drift_sample(ds.graph, key, max_bytes, row_bytes):
+            squares += _squares(layerwise, ds, history, subgraph)
+    distance, size = np.sqrt(squares).T
+    return (distance / np.maximum(size, 1e-12)).tolist()
+
+
+def drift_sample(graph: Graph, key: int, max_bytes: int, row_bytes: int) -> Iterator[Subgraph]:
+    """The nodes that the drift is measured on, a few at a time, with all their in-edges. Raises as `drift`."""
+    seeds = np.sort(KeyedPermutation(graph.num_nodes, key)[: min(DRIFT_NODES, graph.num_nodes)])
+    sampler = NeighborSampler(graph, [-1], max_bytes=max_bytes, row_bytes=row_bytes)
+    for first in range(0, len(seeds), _TOGETHER):
+        yield sampler.sample(seeds[first : first + _TOGETHER], key)
+
+
+def _squares(layerwise: Layerwise, ds: Dataset, history: History, subgraph: Subgraph) -> NDArray[np.float64]:
+    """float64[layers, 2]: the squared norms of the error, and of the rows computed anew, over the subgraph's seeds."""
+    seeds = subgraph.node[: subgraph.num_nodes[0]]
     block = moved(block_of(ds.graph, subgraph, torch.from_numpy(edge_index_of(subgraph))), layerwise.device)
     held = np.empty((len(subgraph.node), ds.num_features), ds.rows("x").dtype)
-    ds.rows("x").read(subgraph.node, held)
+    history.counts.bytes_read += ds.rows("x").read(subgraph.node, held)
     x = torch.from_numpy(held).to(layerwise.device)
-    found = []
-    with evaluating(model):
-        for layer, rows in enumerate(history.rows):
-            anew = layerwise.run(layer, x, subgraph.node, block).cpu().double()
-            kept = np.empty((len(seeds), *rows.shape[1:]), rows.dtype)
-            rows.read(seeds, kept)
-            difference = torch.linalg.vector_norm(anew - torch.from_numpy(kept).double())
-            found.append(float(difference / torch.linalg.vector_norm(anew).clamp(min=1e-12)))
+    found = np.empty((len(history.rows), 2))
+    for layer, rows in enumerate(history.rows):
+        anew = layerwise.run(layer, x, subgraph.node, block).cpu().double()
+        kept = np.empty((len(seeds), *rows.shape[1:]), rows.dtype)
+        history.counts.bytes_read += rows.read(seeds, kept)
+        difference = anew - torch.from_numpy(kept).double()
+        found[layer] = float(difference.square().sum()), float(anew.square().sum())
     return found
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.history import NEVER, History
-from stores.errors import OocError, StoreError
+from stores.errors import BudgetError, OocError, StoreError
 
 N, WIDTHS = 60, (4, 7)
 PARTS = [(0, 10), (10, 25), (25, 40), (40, 60)]
@@ -69,6 +69,7 @@ def test_a_pull_sees_the_pushes_up_to_the_lag(
     tmp_path_factory: pytest.TempPathFactory, lag: int, ahead: int, steps: Any, dtype: str, max_bytes: int
 ) -> None:
     path, double = tmp_path_factory.mktemp("run") / "history", Double(lag)
+    max_bytes = max(max_bytes, lag * N * 4 * sum(WIDTHS))  # as many pushes wait in any case
     history = History.create(path, N, WIDTHS, dtype, lag=lag, max_bytes=max_bytes, engine="pread")
     rng, waiting = np.random.default_rng(len(steps)), {}
     every = np.arange(N)
@@ -204,4 +205,17 @@ def test_pushes_wait_for_the_disk_beyond_their_bytes(tmp_path: Path, monkeypatch
     pusher.join(10)
     rows = history.pull(history.fetch(8, np.arange(40, 60)))
     assert rows[1].tolist() == [[7.0] * 7] * 20
+    history.close()
+
+
+def test_pushes_that_a_lag_holds_back_keep_to_the_memory(tmp_path: Path) -> None:
+    rows = [np.zeros((10, width), np.float32) for width in WIDTHS]
+    waiting = 3 * sum(each.nbytes for each in rows)
+    history = History.create(tmp_path / "fits", N, WIDTHS, "float32", lag=3, max_bytes=waiting, engine="pread")
+    for step in range(8):
+        history.push(step, ranges_of({0}), rows)
+    history.close()
+    history = History.create(tmp_path / "not", N, WIDTHS, "float32", lag=3, max_bytes=waiting - 1, engine="pread")
+    with pytest.raises(BudgetError, match="smaller --history-lag"):
+        history.push(0, ranges_of({0}), rows)
     history.close()
