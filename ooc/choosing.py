@@ -17,6 +17,8 @@ MODES: tuple[Mode, ...] = ("sampled", "history", "cluster", "saint")
 WORTH = {"history": 2.0, "cluster": 2.0, "saint": 8.0}
 """times as fast an epoch must be in a mode that loses more; in a random subgraph a node meets few of its neighbors, so that it
 takes more epochs"""
+LEAST_SECONDS = 0.2
+"""of an epoch that must be saved: on a small graph whatever is measured is chance"""
 MOST_DROPPED = 0.3
 """of the edges: clusters that lose more are chosen only where nothing else fits"""
 
@@ -111,7 +113,7 @@ def _is_good(candidate: Candidate) -> bool:
 
 
 def _pays(other: Candidate, best: Candidate) -> bool:
-    return WORTH[other.mode] * other.seconds < best.seconds
+    return WORTH[other.mode] * other.seconds < best.seconds and best.seconds - other.seconds > LEAST_SECONDS
 
 
 _NAMES = {
@@ -134,7 +136,7 @@ def _reason(best: Candidate, candidates: Sequence[Candidate], layers: int) -> st
     if sampled is None:
         return f"{why[0].upper()}{why[1:]}."
     if sampled.fix is not None:
-        return f"Sampled neighborhoods of {layers} layers do not do ({sampled.fix}); {why}."
+        return f"Sampled neighborhoods of {layers} layers do not do; {why}."
     return f"Sampled neighborhoods of {layers} layers take {_takes(sampled)}; {why}."
 
 

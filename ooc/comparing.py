@@ -35,11 +35,11 @@ LOOKED_AT = 3
 """batches that tell what a mode loses"""
 
 
-def compare(config: TrainConfig) -> tuple[Choice, Plan | None]:
-    """(every mode tried, and the one to choose; the plan of that one, None where nothing fits).
+def compare(config: TrainConfig) -> tuple[Choice, Plan]:
+    """(every mode tried, and the one to choose; the plan of that one).
 
     config: without a mode; what it sets for sampling alone is left out elsewhere. Nothing is written.
-    Raises ConfigError and StoreError where the store cannot be trained on at all.
+    Raises BudgetError where no mode fits the memory, ConfigError and StoreError where the store cannot be trained on at all.
 
     >>> compare(TrainConfig(store="papers.ooc", out="run", layers=8, memory="2GB"))[0].recommended
     'history'
@@ -49,7 +49,7 @@ def compare(config: TrainConfig) -> tuple[Choice, Plan | None]:
         found = [_candidate(config, mode, dataset, Path(folder)) for mode in MODES]
         chosen = choose(found, config.layers)
         if chosen.best.fix is not None:
-            return chosen, None
+            raise BudgetError(chosen.best.fix)
         settings = of_mode(config, chosen.recommended, chosen.best.settings)
         with planning(settings, Path(folder) / "best", dataset) as job:
             return chosen, plan_of(job, trial_step, PLAN_SECONDS, variants=True)

@@ -20,7 +20,7 @@ def compared(choice: Choice) -> Table:
     for each in choice.candidates:
         style = "bold" if each.mode == choice.recommended else None
         if each.fix is not None:
-            table.add_row(each.mode, *["-"] * 6, f"does not do: {each.fix}", style=style)
+            table.add_row(each.mode, *["-"] * 6, "does not do", style=style)
             continue
         sizes = (each.peak_bytes, each.features_read, each.edges_read, each.histories_read, each.histories_written)
         table.add_row(each.mode, f"{each.seconds:.3g}", *map(format_bytes, sizes), each.exactness, style=style)

@@ -169,9 +169,7 @@ def plan(
     """
     settings = load_config(config, {"store": store, **flags}, {"out": "run"})
 
-    from ooc.plan_table import compared, tables
-
-    choice, made = None, None
+    choice = None
     if "mode" in settings.model_fields_set:
         from ooc.train import plan as make
 
@@ -182,18 +180,21 @@ def plan(
         choice, made = compare(settings)
     if as_json:
         chosen = {} if choice is None else {"choice": choice.asdict()}
-        print(json.dumps({**({} if made is None else made.asdict()), **chosen}, indent=2))
+        print(json.dumps({**made.asdict(), **chosen}, indent=2))
         return
     from rich.console import Console
+
+    from ooc.plan_table import compared, tables
 
     console = Console(highlight=False)
     if choice is not None:
         console.print(compared(choice))
-        console.print(f"{choice.reason}\n  ooc train {settings.store} {choice.best.flags}", markup=False, soft_wrap=True)
-    if made is not None:
-        for table in tables(made):
-            console.print(table)
-        console.print(made.advice, markup=False)
+        refused = [f"{each.mode} does not do: {each.fix}" for each in choice.candidates if each.fix is not None]
+        command = f"  ooc train {settings.store} {choice.best.flags}"
+        console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
+    for table in tables(made):
+        console.print(table)
+    console.print(made.advice, markup=False)
 
 
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:

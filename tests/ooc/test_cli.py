@@ -81,11 +81,11 @@ def test_a_plan_takes_the_flags_of_training_and_writes_nothing(
 ) -> None:
     store = make_store()
     before = sorted(tmp_path.iterdir())
-    assert main(["plan", str(store), *SMALL, "--memory", "4GB"]) == 0
+    assert main(["plan", str(store), *SMALL, "--mode", "sampled", "--memory", "4GB"]) == 0
     shown = capsys.readouterr().out
     for text in ("process", "predicted peak", "seconds an epoch", "rows served from memory", "bottleneck"):
         assert text in shown
-    assert main(["plan", str(store), *SMALL, "--json"]) == 0
+    assert main(["plan", str(store), *SMALL, "--mode", "sampled", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["prediction"]["seconds_per_epoch"] > 0
     assert found["steps"] == 4
