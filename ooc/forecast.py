@@ -31,7 +31,7 @@ from ooc.upkeep import SWEEP as REFRESH
 from ooc.user_models import forward_batch
 from stores.errors import BudgetError
 from stores.pages import PAGE_BYTES
-from stores.plan import ReadCost, plan_reads
+from stores.plan import ReadCost, plan_by_cost
 from stores.rows import ArrayRows
 
 TRAIN_SECONDS, PLAN_SECONDS = 1.0, 2.0
@@ -102,7 +102,7 @@ def histories_of(job: Job) -> HistoryShape | None:
 
 
 def _lengths(ids: NDArray[np.int64], row_bytes: int, count: int, cost: ReadCost) -> NDArray[np.int64]:
-    return plan_reads(ids, row_bytes, count=count, alignment=PAGE_BYTES, gap_bytes=cost.gap_bytes).length
+    return plan_by_cost(ids, row_bytes, cost, count=count, alignment=PAGE_BYTES).length
 
 
 def _upkeep(job: Job, steps: int, asked: float) -> Upkeep:
