@@ -11,7 +11,8 @@ from ooc.metrics import Scores
 from stores.dataset import Dataset
 from stores.rows import Rows
 
-ROWS_AT_ONCE = 2**17
+ROWS_AT_ONCE, BYTES_AT_ONCE = 2**17, 2**24
+"""of the model's output in memory: the fewer of the two, but a thousand rows"""
 
 
 class ExactScores:
@@ -40,8 +41,9 @@ class ExactScores:
         assert labels is not None, "a run has labels"
         rows = self._outputs()
         scores = Scores(str(dataset.task), dataset.num_classes or 2, len(members))
-        for first in range(0, len(members), ROWS_AT_ONCE):
-            node = members[np.arange(first, min(first + ROWS_AT_ONCE, len(members)))]
+        step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
+        for first in range(0, len(members), step):
+            node = members[np.arange(first, min(first + step, len(members)))]
             logits = np.empty((len(node), *rows.shape[1:]), rows.dtype)
             rows.read(node, logits)
             scores.update(torch.from_numpy(logits), torch.from_numpy(np.asarray(labels[node])))

@@ -23,7 +23,7 @@ from ooc.config import TrainConfig, parse
 from ooc.layerwise import LayerSweep, Progress
 from ooc.metrics import out_channels
 from ooc.run import MODEL
-from stores.atomic import check_absent, disk_errors, partial_path, publish, sync_dir
+from stores.atomic import check_absent, disk_errors, partial_path, publish, removed_path, sync_dir
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 from stores.manifest import read_manifest
@@ -31,7 +31,8 @@ from stores.rows import Rows
 from stores.sizes import parse_bytes
 from stores.zarr_write import Appender
 
-ROWS_AT_ONCE = 2**16
+ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
+"""of a model's output in memory: the fewer of the two, but a thousand rows"""
 EMBEDDINGS = "x"
 """name of the array in the group that `embed` writes"""
 
@@ -116,6 +117,7 @@ def _sweep(
     """
     config, folder = _config(run), out.with_name(f"{out.name}.sweep")
     if not folder.exists():
+        shutil.rmtree(removed_path(folder), ignore_errors=True)
         check_absent(out)
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out}: its directory does not exist; make it first")
@@ -171,8 +173,9 @@ def _load(model: torch.nn.Module, run: Path) -> None:
 
 def _parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
     """(nodes, their rows), front to back."""
-    for first in range(0, rows.shape[0], ROWS_AT_ONCE):
-        node = np.arange(first, min(first + ROWS_AT_ONCE, rows.shape[0]))
+    step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
+    for first in range(0, rows.shape[0], step):
+        node = np.arange(first, min(first + step, rows.shape[0]))
         values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
         rows.read(node, values)
         yield node, values

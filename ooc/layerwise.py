@@ -26,10 +26,10 @@ from ooc.loaders import budget_of
 from ooc.memory import resident_bytes
 from ooc.rowcache import shelf_of
 from ooc.sweepfiles import Files
-from ooc.sweepshape import besides_bytes, parts_of, piece_rows_of, shape_of
+from ooc.sweepshape import besides_bytes, check_hub, parts_of, piece_rows_of, shape_of
 from ooc.sweepstages import Runner, Stage, Tap
 from ooc.tiles import Grid, Slots, Tiles, count_entries, rows_over
-from stores.atomic import write_file
+from stores.atomic import remove_tree, removed_path, sync_dir, write_file
 from stores.dataset import Dataset
 from stores.errors import BudgetError
 from stores.rows import Rows
@@ -81,10 +81,13 @@ class LayerSweep:
         self.shape = shape_of(model, dataset, upto)
         self._room = self._room_in(memory) if room is None else room
         self.plan = plan_sweep(self.shape, self._room)
+        check_hub(dataset.graph, self.shape, self.plan.memory)
         if folder is None and not self.plan.in_ram:
             raise BudgetError(f"a sweep in memory does not fit {format_bytes(self._room)}: give it a folder")
         self.files = Files(None if self.plan.in_ram else folder, engine)
         self._folder = folder
+        if folder is not None:
+            shutil.rmtree(removed_path(folder), ignore_errors=True)
         self.spent = Spent()
         self._tiles: Tiles | None = None
 
@@ -99,14 +102,15 @@ class LayerSweep:
             )
         return left - besides
 
-    def _resumed(self, key: str) -> tuple[int, int]:
-        """(stage, node) to go on from; takes over the plan of the sweep that was interrupted, where it does not need more."""
+    def _resumed(self, key: str) -> tuple[int, int] | None:
+        """(stage, node) to go on from, None to begin; takes over the plan of the sweep that was interrupted, where it does not
+        need more."""
         before = self.files.progress()
         if before is None or before.get("key") != key:
-            return 0, 0
+            return None
         kept = SweepPlan.of(before["plan"])
         if kept.memory > self._room * _SAME_MEMORY:
-            return 0, 0
+            return None
         self.plan = kept
         return before["stage"], before["next"]
 
@@ -144,7 +148,10 @@ class LayerSweep:
         shelf.begin_sweeps()  # the rows that wait in memory for the next batches go
         try:
             key = self.fingerprint()
-            at, node = self._resumed(key)
+            going_on = self._resumed(key)
+            if going_on is None:
+                self.files.forget()
+            at, node = going_on or (0, 0)
             if self._tiles is None and any(layer.kind for layer in self.shape.layers):
                 self._tiles = self._open_tiles(progress)
             runner = Runner(self._parts, self.shape, self.plan, self.dataset, self.files, self._tiles, self._tap)
@@ -184,6 +191,9 @@ class LayerSweep:
         if folder is not None and (folder / _ABOUT).exists() and json.loads((folder / _ABOUT).read_bytes()) == about:
             grid = Grid(about["piece_rows"], cell_rows(self.shape), np.load(folder / _GRID))
             return self._tiles_of(grid, weighted)
+        if folder is not None and (folder / _ABOUT).exists():  # those that are there are overwritten
+            (folder / _ABOUT).unlink()
+            sync_dir(folder)
         graph, dataset = self.dataset.graph, self.dataset
         weight = rows_over(graph.columns["weight"], lambda: dataset.edge_rows("weight")) if weighted else None
         slots = Slots(graph, rows_over(graph.indices, lambda: dataset.edge_rows("indices")), weight)
@@ -213,8 +223,5 @@ class LayerSweep:
     def discard(self) -> None:
         """Close, and remove the folder with all that is in it: also what a process with less memory left there."""
         self.close()
-        if self._folder is not None and self._folder.exists():
-            for path in self._folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-            shutil.rmtree(self._folder, ignore_errors=True)  # what tells whose they were goes last
+        if self._folder is not None:
+            remove_tree(self._folder)

@@ -1,7 +1,6 @@
 """What a sweep keeps: rows by name, on disk or in memory, and how far it came."""
 
 import json
-import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from ooc.buffers import Buffers
 from ooc.ranges import MemoryRows, write_range
-from stores.atomic import write_file
+from stores.atomic import remove_tree, sync_dir, write_file
 from stores.errors import StoreError
 from stores.mutable_rows import DiskRows
 
@@ -47,7 +46,7 @@ class Files:
             if (found.shape, found.dtype) == (shape, np.dtype(dtype)):
                 return found
             found.close()
-            shutil.rmtree(path)
+            remove_tree(path)
         return DiskRows.create(path, shape, dtype, self._engine)
 
     def held(self, name: str) -> Kept | None:
@@ -59,9 +58,9 @@ class Files:
         for name in [name for name in self._rows if name not in names]:
             self._rows.pop(name).close()
         if self.folder is not None and self.folder.exists():
-            for path in self.folder.iterdir():
+            for path in list(self.folder.iterdir()):
                 if path.is_dir() and path.name not in names:
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path)
 
     def progress(self) -> dict[str, Any] | None:
         """What `note` kept last; None where there is nothing (or nothing that can be read: the sweep begins anew)."""
@@ -80,6 +79,12 @@ class Files:
         for rows in written:
             rows.sync()
         write_file(self.folder / PROGRESS, json.dumps(progress).encode() + b"\n")
+
+    def forget(self) -> None:
+        """Before rows are changed otherwise than the last note goes on from: after a crash they are not what it says."""
+        if self.folder is not None and (self.folder / PROGRESS).exists():
+            (self.folder / PROGRESS).unlink()
+            sync_dir(self.folder)
 
     def close(self) -> None:
         """Close all rows; idempotent."""

@@ -30,6 +30,9 @@ _SUMMED = tuple(
 )  # that take `Sums`
 _ALLOWED = 100 * 2**20
 """for what libraries allocate at first use"""
+GATHERED = 2
+"""Ranges of a layer that gathers which are in memory at a time: one is computed, and the next one read"""
+_DEGREES_AT_ONCE = 2**20
 _CODES = ("float32", "float16", "bfloat16", "int8")
 
 
@@ -128,27 +131,42 @@ def besides_bytes(shape: SweepShape, graph: Graph) -> int:
     return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + _ALLOWED)
 
 
-def gather_ranges(graph: Graph, layer: LayerShape, memory: int, start: int) -> Iterator[tuple[int, int]]:
-    """Ranges (first, stop) of destinations from `start` on whose sources' rows and edges fit `memory` bytes.
+def check_hub(graph: Graph, shape: SweepShape, memory: int) -> None:
+    """Raise BudgetError, naming the node, where one has too many in-edges for a layer that gathers: before any is computed.
 
-    Raises BudgetError, naming the node, where one node's do not.
+    memory: bytes for two ranges of nodes, see `gather_ranges`.
     """
-    first, indptr, most = start, graph.indptr, graph.num_nodes
+    gathering = [layer for layer in shape.layers if layer.kind is None]
+    if not gathering or not graph.num_nodes:
+        return
+    starts = range(0, graph.num_nodes, _DEGREES_AT_ONCE)
+    hubs = [first + int(np.diff(graph.indptr[first : first + _DEGREES_AT_ONCE + 1]).argmax()) for first in starts]
+    hub = max(hubs, key=lambda node: int(graph.indptr[node + 1] - graph.indptr[node]))
+    room, need = memory // GATHERED, max(_gathered_bytes(graph, layer, hub, hub + 1) for layer in gathering)
+    edges = int(graph.indptr[hub + 1] - graph.indptr[hub])
+    if need > room:
+        raise BudgetError(
+            f"the {edges:,} in-edges of node {hub} take {format_bytes(need)} in a layer that needs the rows, and "
+            f"{format_bytes(room)} are there: give {format_bytes(GATHERED * (need - room))} more"
+        )
 
-    def needed(stop: int) -> int:
-        edges, own = int(indptr[stop] - indptr[first]), stop - first
-        return min(edges + own, most) * layer.source_bytes + own * 4 * layer.out + edges * layer.edge_bytes
 
+def _gathered_bytes(graph: Graph, layer: LayerShape, first: int, stop: int) -> int:
+    """Bytes of destinations first:stop, their sources' rows and their edges."""
+    edges, own = int(graph.indptr[stop] - graph.indptr[first]), stop - first
+    return min(edges + own, graph.num_nodes) * layer.source_bytes + own * 4 * layer.out + edges * layer.edge_bytes
+
+
+def gather_ranges(graph: Graph, layer: LayerShape, memory: int, start: int) -> Iterator[tuple[int, int]]:
+    """Ranges (first, stop) of destinations from `start` on; two of them, with sources' rows and edges, fit `memory` bytes.
+
+    Mind `check_hub`: a node that does not fit is a range of its own.
+    """
+    first, most, room = start, graph.num_nodes, memory // GATHERED
     while first < most:
         low, high = first + 1, most
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if needed(middle) <= memory else (low, middle - 1)
-        if needed(low) > memory:
-            edges, lacking = int(indptr[first + 1] - indptr[first]), format_bytes(needed(low) - memory)
-            raise BudgetError(
-                f"the {edges:,} in-edges of node {first} take {format_bytes(needed(low))} in a layer that needs the rows, and "
-                f"{format_bytes(memory)} are there: give {lacking} more"
-            )
+            low, high = (middle, high) if _gathered_bytes(graph, layer, first, middle) <= room else (low, middle - 1)
         yield first, low
         first = low

@@ -312,7 +312,7 @@ class Runner:
         index, shape = stage.layer, self.shape.layers[stage.layer]
         source, graph = self._source(index, "near"), self.dataset.graph
         initial = self._initial() if shape.needs_initial else None
-        ranges = gather_ranges(graph, shape, self.plan.memory // _DEPTH, start)
+        ranges = gather_ranges(graph, shape, self.plan.memory, start)
 
         def read(own: tuple[int, int]) -> tuple[int, int, Any, Floats, Floats | None]:
             first, stop = own

@@ -7,6 +7,7 @@ what breaks without the syncs.)
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,28 @@ def _lives(process: int) -> bool:
     except PermissionError:  # somebody else's
         pass
     return True
+
+
+def removed_path(path: Path | str) -> Path:
+    """Where `remove_tree` puts what it is removing: what lies there, a killed process left."""
+    path = Path(path)
+    return path.with_name(f"{path.name}.removed")
+
+
+def remove_tree(path: Path | str) -> None:
+    """Remove a directory with all that is in it; a process that is killed meanwhile leaves the whole of it there, or nothing.
+
+    >>> remove_tree("run/sweep")
+    """
+    path, gone = Path(path), removed_path(path)
+    shutil.rmtree(gone, ignore_errors=True)
+    with disk_errors(path):
+        try:
+            os.rename(path, gone)
+        except FileNotFoundError:
+            return
+        sync_dir(path.parent)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def partial_path(final: Path | str) -> Path:

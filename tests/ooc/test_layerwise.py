@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from ooc.batch import Block
 from ooc.layers import run_model
 from ooc.layerwise import LayerSweep
 from ooc.models import build_model, full_blocks
+from ooc.sweepfiles import Files
+from ooc.tiles import Tiles
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
@@ -212,6 +215,103 @@ def test_a_sweep_goes_on_where_it_stopped(make_store: MakeStore, tmp_path: Path,
         with torch.no_grad():
             next(model.parameters()).add_(1)
         out, _ = swept(model, ds, tmp_path / "sweep", room)  # another model begins anew
+        close(out, whole(model, ds))
+
+
+@pytest.mark.parametrize("other", ["another model", "less memory"])
+@pytest.mark.parametrize("stops", [2, 7])
+@pytest.mark.usefixtures("small_parts")
+def test_two_sweeps_in_one_folder_in_turn(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, stops: int
+) -> None:
+    """The second one is killed before it notes anything: the first does not go on with what it has changed."""
+    model, count = make("gcnii"), 0
+    second = (make("gcnii", norm="batch"), 5_000) if other == "another model" else (model, 1_100)
+
+    def stop(what: str, done: int, total: int) -> None:
+        nonlocal count
+        count += what != "edges"
+        if count == stops:
+            raise Stop
+
+    def crash(self: Files, progress: Any, written: Any) -> None:
+        raise Stop
+
+    with Dataset.open(store_of(make_store)) as ds:
+        expected, _ = swept(model, ds, tmp_path / "once", 5_000)
+        with closing(LayerSweep(model, ds, tmp_path / "sweep", room=5_000)) as sweep, pytest.raises(Stop):
+            sweep.run(stop)
+        with monkeypatch.context() as patch:
+            patch.setattr(Files, "note", crash)
+            with pytest.raises(Stop):
+                swept(second[0], ds, tmp_path / "sweep", second[1])
+        out, _ = swept(model, ds, tmp_path / "sweep", 5_000)
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_edges_half_in_another_order_are_not_taken_for_whole(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, folder = make("sage"), tmp_path / "sweep"
+
+    def crash(self: Any, *more: Any) -> int:
+        raise Stop
+
+    with Dataset.open(store_of(make_store)) as ds:
+        expected, _ = swept(model, ds, folder, 3_000)
+        with monkeypatch.context() as patch:
+            patch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 64)
+            patch.setattr(Tiles, "fill", crash)
+            with pytest.raises(Stop):
+                swept(make("gcn"), ds, folder, 3_000)
+        assert not (folder / "progress.json").exists()
+        with (folder / "tiles/rows.bin").open("r+b") as file:
+            file.write(bytes(1000))  # what the second one wrote
+        out, _ = swept(model, ds, folder, 3_000)
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_sweep_killed_while_it_is_removed(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was gone already: the same sweep again gives the same rows, and nothing stays behind."""
+    model, folder = make("sage"), tmp_path / "sweep"
+    with Dataset.open(store_of(make_store)) as ds:
+        expected, _ = swept(model, ds, tmp_path / "once", 3_000)
+        for victim in ("tiles", "tiles.npy", "out", "progress.json"):
+
+            def killed(path: Path, ignore_errors: bool = False, victim: str = victim) -> None:
+                if (path / victim).is_dir():
+                    rmtree(path / victim)
+                    raise Stop
+                if (path / victim).exists():
+                    (path / victim).unlink()
+                    raise Stop
+
+            with monkeypatch.context() as patch, closing(LayerSweep(model, ds, folder, room=3_000)) as sweep:
+                sweep.run()
+                patch.setattr("shutil.rmtree", killed)
+                with pytest.raises(Stop):
+                    sweep.discard()
+            with closing(LayerSweep(model, ds, folder, room=3_000)) as sweep:
+                rows = sweep.run()
+                out = np.empty(rows.shape, rows.dtype)
+                rows.read(np.arange(N), out)
+                np.testing.assert_array_equal(out, expected)
+                sweep.discard()
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith("sweep")] == []
+
+
+@pytest.mark.parametrize("room", [1_000, 100_000])
+@pytest.mark.usefixtures("small_parts")
+def test_a_hub_that_does_not_fit_is_refused_before_the_sweep_begins(make_store: MakeStore, tmp_path: Path, room: int) -> None:
+    """And with what the refusal asks for there is a result."""
+    model = make("gat")
+    with Dataset.open(store_of(make_store)) as ds:
+        with pytest.raises(BudgetError, match=r"in-edges of node 0 take .* give [\d.]+ kB more$") as refused:
+            LayerSweep(model, ds, tmp_path / "sweep", room=room)
+        more = float(str(refused.value).split()[-3]) * 1000
+        out, _ = swept(model, ds, tmp_path / "sweep", int((room + more) * 1.01))
         close(out, whole(model, ds))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stores.atomic import check_absent, disk_errors, partial_path, publish, remove_leftovers, write_file
+from stores.atomic import check_absent, disk_errors, partial_path, publish, remove_leftovers, remove_tree, write_file
 from stores.errors import StoreError
 
 
@@ -42,6 +42,26 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
         (tmp_path / name).touch()
     remove_leftovers(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted(kept)
+
+
+def test_a_tree_is_removed_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, gone = tmp_path / "tree", tmp_path / "tree.removed"
+
+    def killed(path: Path, ignore_errors: bool) -> None:
+        if path.exists():
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        tree.mkdir()
+        (tree / "a").touch()
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.rmtree", killed)
+            with pytest.raises(KeyboardInterrupt):
+                remove_tree(tree)
+        assert gone.exists()
+        assert (tree / "a").exists() == tree.exists()
+        remove_tree(tree)
+        assert os.listdir(tmp_path) == []
 
 
 def test_publish_moves_a_whole_directory(tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ def _check_sweep(folder: Path, kept: Path) -> int:
 
 
 def swept(cut: Path) -> bool:
-    """Whether a sweep's output is there and nothing else: the same call again would be refused."""
-    return [path.suffix for path in cut.glob("*.*")] in ([".parquet"], [".zarr"])
+    """Whether a sweep's output is there and its folder is not: the same call again would be refused."""
+    return any((cut / name).exists() and not (cut / f"{name}.sweep").exists() for name in ("p.parquet", "e.zarr"))
 
 
 def differences(whole: Path, cut: Path) -> list[str]:
