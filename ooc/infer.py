@@ -184,10 +184,14 @@ def _parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
 def _write_zarr(out: Path, rows: Rows) -> None:
     partial = partial_path(out)
     shutil.rmtree(partial, ignore_errors=True)
-    with disk_errors(out), Appender(partial, EMBEDDINGS, rows.shape[1:], rows.dtype, count=rows.shape[0]) as array:
-        for _, values in _parts(rows):
-            array.append(values)
-    publish(partial, out)
+    try:
+        with disk_errors(out), Appender(partial, EMBEDDINGS, rows.shape[1:], rows.dtype, count=rows.shape[0]) as array:
+            for _, values in _parts(rows):
+                array.append(values)
+        publish(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk gets its room back
+        raise
 
 
 def _write_parquet(out: Path, dataset: Dataset, rows: Rows, task: str) -> None:

@@ -1,5 +1,6 @@
 """Predictions and embeddings of a trained run against the model on the whole graph; exact scores while training."""
 
+import errno
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from ooc.models import full_blocks
 from ooc.train import train
 from stores.dataset import Dataset
 from stores.errors import ConfigError, StoreError
+from stores.zarr_write import Appender
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure
 
@@ -87,6 +89,22 @@ def test_a_kill_after_the_output_was_there(make_store: MakeStore, tmp_path: Path
     assert infer(store, run, table) == replace(made, bytes_read=0, bytes_written=0)
     assert embed(store, run, group) == replace(other, bytes_read=0, bytes_written=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.zarr", "p.parquet", "run", "test.ooc"]
+
+
+@pytest.mark.parametrize("write", [infer, embed])
+def test_an_output_that_cannot_be_written_leaves_nothing_half(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any
+) -> None:
+    store, run = trained(make_store, tmp_path)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Appender, "append", full)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(StoreError, match=r"No space left.*free some space"):
+        write(store, run, tmp_path / "output")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "test.ooc"]
 
 
 def test_tables_by_task() -> None:
