@@ -65,7 +65,7 @@ CASES: dict[str, Case] = {
         {"epochs": 200, "lr": 0.01},
         {
             "cluster": {"parts_per_batch": 20, "epochs": 60, "lr": 0.005},
-            "saint": {"roots": 700, "walk_length": 2, "epochs": 60, "lr": 0.005},
+            "saint": {"roots": 700, "walk_length": 2, "epochs": 150, "lr": 0.005},
             "history": {"parts_per_batch": 20, "epochs": 60, "lr": 0.005},
         },
     ),
