@@ -1,6 +1,6 @@
 """Bytes that an epoch of a three-layer model moves, from histories beside sampled neighborhoods: both under one memory limit.
 
-    python -m tools.bench.epoch STORE WORK --limit 2GB --fanout 15,10,5 --parts 1000
+    python -m tools.bench.epoch STORE WORK --limit 2GB --fanout 15,10,5 --parts 2500
 
 Every node that the store's training split has is trained on. Arms: `ooc train --mode history` on groups of parts, and
 `tools.bench.steps` on sampled batches; each runs for some steps, and what a step moves is taken for all steps of the epoch.
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=1024, help="of the sampled arm")
     parser.add_argument("--steps", type=int, default=60, help="of the sampled arm")
-    parser.add_argument("--parts", type=int, default=1000)
+    parser.add_argument("--parts", type=int, default=2500)
     parser.add_argument("--parts-per-batch", type=int, default=1)
     parser.add_argument("--history-dtype", default="float16")
     parser.add_argument("--history-steps", type=int, default=20)
