@@ -88,8 +88,8 @@ def main() -> None:
         seeds = len(ds.split("train"))
     arms = {"history": history(a), "sampled": sampled(a, seeds)}
     settings = {name: value for name, value in vars(a).items() if name not in ("store", "work")}
-    bytes_of = {name: arm.get("bytes_per_epoch") for name, arm in arms.items()}
-    ratio = bytes_of["sampled"] / bytes_of["history"] if all(bytes_of.values()) else None
+    each = [arm.get("bytes_per_epoch") for arm in (arms["sampled"], arms["history"])]
+    ratio = None if None in each else each[0] / each[1]
     print(json.dumps({"machine": describe(), **settings, **arms, "sampled / history": ratio}))
 
 
