@@ -88,8 +88,8 @@ def main() -> None:
         seeds = len(ds.split("train"))
     arms = {"history": history(a), "sampled": sampled(a, seeds)}
     settings = {name: value for name, value in vars(a).items() if name not in ("store", "work")}
-    each = [arm.get("bytes_per_epoch") for arm in (arms["sampled"], arms["history"])]
-    ratio = None if None in each else each[0] / each[1]
+    moved, most = arms["history"]["bytes_per_epoch"], arms["sampled"].get("bytes_per_epoch")
+    ratio = None if most is None else most / moved
     print(json.dumps({"machine": describe(), **settings, **arms, "sampled / history": ratio}))
 
 
