@@ -21,7 +21,7 @@ SEED = os.environ.get("OOC_TEST_SEED", str(random.randrange(10**6)))
 
 
 def test_what_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    flags = ["--kills", KILLS, "--seed", SEED, "--nodes", "10000"]
+    flags = ["--kills", KILLS, "--seed", SEED]
     command = [sys.executable, "-m", "tools.bench.kills", str(tmp_path / "kills"), *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="inside each place")
     parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--nodes", type=int, default=40_000)
+    parser.add_argument("--nodes", type=int, default=10_000)
     a = parser.parse_args()
     try:
         print(json.dumps(kill(a.work.absolute(), a.kills, list(a.places), a.seed, a.nodes)))
