@@ -23,7 +23,7 @@ AHEAD = 1
 """Batches handed out before the model asks for them"""
 PLAN_ROWS = 2**18
 """Rows whose reads are planned at once, which takes about 16 MB"""
-_DIGIT = 11  # bits of a pass of the radix sort: its counters stay in the processor's first cache
+_DIGIT = 12  # bits of a pass of the radix sort: two passes up to 16 M rows, its counters in the processor's nearest caches
 
 
 class Rest(NamedTuple):
