@@ -17,7 +17,7 @@ from torch import nn
 from ooc import checkpoint
 from ooc.arguments import weight_column_of
 from ooc.compiled import compile_model
-from ooc.config import TrainConfig, parse, read_config
+from ooc.config import TrainConfig, changed, parse, read_config
 from ooc.epochs import BatchLoader
 from ooc.exact import ExactScores
 from ooc.halo import AHEAD, SHARE, Halo, HaloLoader, open_halo, widths_of
@@ -30,7 +30,7 @@ from ooc.order import Purpose, key
 from ooc.progress import TensorBoardWatcher, Watchers
 from ooc.refresh import Refresh
 from ooc.run import SWEEP, Job, State, environment
-from ooc.user_models import load_model
+from ooc.user_models import kind_of, load_model
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 
@@ -138,7 +138,12 @@ def make_model(config: TrainConfig, in_channels: int, channels: int) -> nn.Modul
         "residual": config.residual,
     }
     if ":" in config.model:
-        return load_model(config.model, shape, config.model_args)
+        asked = [name for name in changed(config, "dropout", "heads", "norm", "residual") if getattr(config, name)]
+        made = load_model(config.model, shape, config.model_args, asked)
+        count = len(made.layers) if kind_of(made) == "layers" else config.layers  # type: ignore[arg-type]
+        if count != config.layers:
+            raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give --layers {count}")
+        return made
     if config.model_args:
         raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
     own = {name: getattr(config, name) for name in ("output_heads", "rescale", "input_dropout", "alpha", "theta")}
@@ -329,13 +334,13 @@ def compose(
     )
     if saved:
         restore(job, saved)
-    if isinstance(loader, HaloLoader):
-        job.halo = make_halo(config, loader, model, saved)
     if config.evaluate == "layerwise":
         engine = "auto" if config.engine == "gds" else config.engine
         job.exact = ExactScores(model, dataset, config.out / SWEEP, engine)
     if config.tensorboard:
         watchers.all.append(TensorBoardWatcher(config.out, job.state.total_steps))
+    if isinstance(loader, HaloLoader):  # the last that may be refused: it has files, and a thread
+        job.halo = make_halo(config, loader, model, saved)
     if config.memory is not None:
         watchers.note(str(loader.budget))
     watchers.note(f"features are read: {dataset.reading('x')}")

@@ -62,9 +62,19 @@ OWN = {
     "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
 }
 """settings that mean something in that mode only, or in several of these"""
+_BUILT_IN = ("sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc")
+OF_MODEL = {
+    "heads": ("gat",),
+    "output_heads": ("gat",),
+    "alpha": ("gcnii", "appnp"),
+    "theta": ("gcnii",),
+    "rescale": ("gcn", "gin", "gcnii", "appnp", "sgc"),
+    "input_dropout": _BUILT_IN,
+}
+"""settings that mean something to these models only; a class of the user's own may take `heads` as well"""
 
 
-def _changed(config: BaseModel, *names: str) -> list[str]:
+def changed(config: BaseModel, *names: str) -> list[str]:
     """Those of `names` that are not at their default."""
     return [name for name in names if getattr(config, name) != type(config).model_fields[name].default]
 
@@ -93,10 +103,12 @@ class TrainConfig(BaseModel):
     theta: float = Field(0.5, gt=0, description="How much of a layer's weights counts, the less the deeper (gcnii).")
     norm: Literal["none", "batch", "layer"] = Field("none", description="Normalisation between layers: none, batch or layer.")
     residual: bool = Field(False, description="Residual connections between layers.")
-    rescale: bool = Field(True, description="Rescale sampled sums to the full aggregate's expectation (gcn, gin).")
+    rescale: bool = Field(
+        True, description="Rescale sampled sums to the full aggregate's expectation (gcn, gin, gcnii, appnp, sgc)."
+    )
     dropout: Fraction = Field(0.5, description="Dropout on every layer's input (and on gat's attention).")
     input_dropout: Fraction | None = Field(
-        None, description="Dropout of the features; by default --dropout for gcn and gat, else 0."
+        None, description="Dropout of the features; by default --dropout for gcn, gat, gcnii and appnp, else 0."
     )
     activation_checkpointing: bool = Field(False, description="Recompute layers in the backward pass: less memory, more time.")
     # the batches
@@ -125,8 +137,10 @@ class TrainConfig(BaseModel):
     replace: bool = Field(False, description="Sample with replacement.")
     weight_attr: str | None = Field(None, description="Edge column to sample in proportion to.")
     batch_size: Positive = Field(1024, description="Seeds a batch.")
-    evaluate: Literal["sampled", "layerwise"] = Field(
-        "sampled", description="Scores by sampled batches, or layerwise: exact ones of all splits by one sweep over all nodes."
+    evaluate: Literal["auto", "sampled", "layerwise"] = Field(
+        "auto",
+        description="Scores by sampled batches, or layerwise: exact ones of all splits by one sweep over all nodes; "
+        "auto: layerwise in mode history, unless eval_fanout or eval_batch_size is given.",
     )
     eval_batch_size: Positive | None = Field(None, description="Seeds a batch of evaluation; by default --batch-size.")
     train_split: str = Field("train", description="Name of the split to train on.")
@@ -205,24 +219,37 @@ class TrainConfig(BaseModel):
                     "give one a layer"
                 )
         filled = {"fanout": fanout, "eval_fanout": evaluate, "eval_batch_size": self.eval_batch_size or self.batch_size}
+        if self.evaluate == "auto":  # deep models are what histories are for, and whole neighborhoods of them the whole graph
+            sweeps = self.mode == "history" and not self.eval_fanout and self.eval_batch_size is None
+            filled["evaluate"] = "layerwise" if sweeps else "sampled"
         for name, value in filled.items():
             object.__setattr__(self, name, value)  # frozen for everybody else
+        return self
+
+    @model_validator(mode="after")
+    def _of_the_model(self) -> Self:
+        """A setting of another model would be ignored silently; unknown models are refused where they are made."""
+        own = ":" in self.model
+        for name in changed(self, *OF_MODEL) if own or self.model in _BUILT_IN else ():
+            if self.model not in OF_MODEL[name] and not (own and name == "heads"):
+                hint = "leave it out, or give it as one of model_args" if own else "leave it out"
+                raise ValueError(f"{name} means nothing to the model {self.model}: {hint}")
         return self
 
     @model_validator(mode="after")
     def _of_the_mode(self) -> Self:
         """A setting of another mode would be ignored silently."""
         others = {name for mode, names in OWN.items() for name in names} - {*OWN[self.mode]}
-        idle = sorted(_changed(self, *others))
+        idle = sorted(changed(self, *others))
         if self.mode != "sampled" and any(count != -1 for count in self.fanout):
             idle.append("fanout")
         if idle:
             raise ValueError(f"{idle[0]} means nothing in mode {self.mode}: leave it out, or choose another mode")
-        if self.saint != "walk" and _changed(self, "walk_length"):
+        if self.saint != "walk" and changed(self, "walk_length"):
             raise ValueError(f"walk_length means nothing where saint = {self.saint}: leave it out")
         if self.evaluate == "layerwise" and (self.eval_fanout, self.eval_batch_size) != (self.fanout, self.batch_size):
             raise ValueError("eval_fanout and eval_batch_size mean nothing where evaluate = layerwise: leave them out")
-        kept = _changed(self, "refresh", "history_lag", "history_dtype")
+        kept = changed(self, "refresh", "history_lag", "history_dtype")
         if self.history == "zero" and kept:
             raise ValueError(f"{kept[0]} means nothing where zeros stand in place of histories: leave it out")
         if self.drift_tolerance is not None and self.refresh != "auto":
@@ -280,7 +307,8 @@ def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> 
     try:
         return model(**values)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
+        faults = error.errors(include_url=False)
+        fault = faults[0]
         key = str(fault["loc"][0]) if fault["loc"] else ""
         if fault["type"] == "missing":
             raise ConfigError(f"{where}{key!r} is not set: give it as a flag or in the configuration") from None
@@ -288,4 +316,7 @@ def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> 
         if not key:
             raise ConfigError(f"{where}{message}") from None
         message = message.split(", unable to parse")[0]
+        for other in faults[1:]:  # what else it might be: a number, or a word
+            if other["loc"][0] == key and other["type"] == "literal_error":
+                message += f" or {other['msg'].removeprefix('Input should be ')}"
         raise ConfigError(f"{where}{key} = {values.get(key)!r} does not do: {message}") from None

@@ -332,6 +332,10 @@ class SaintLoader(_SubgraphLoader):
         norm = Normalisation(drawing, folder, seed, sample_coverage, self._norm_of, engine, read)
         self._norm, self._work = norm, replace(self._work, norm=norm)
 
+    def prepare(self) -> None:
+        """Count how often nodes and edges come now, and not at the first batch. Raises as iterating does."""
+        self._norm.counts()
+
     def close(self) -> None:
         """Give back the files of the coefficients; idempotent."""
         self._norm.close()

@@ -23,6 +23,7 @@ from ooc.compose import open_job
 from ooc.config import TrainConfig
 from ooc.evaluate import autocast
 from ooc.forecast import PLAN_SECONDS, TRAIN_SECONDS, plan_of
+from ooc.induced import SaintLoader
 from ooc.order import Purpose, key
 from ooc.planner import Plan
 from ooc.progress import Watcher, Watchers
@@ -45,6 +46,9 @@ def train(config: TrainConfig, resume: bool = False, watcher: Watcher | None = N
     0.815
     """
     with open_job(config, resume, Watchers([watcher] if watcher else [])) as job:
+        if isinstance(job.loader, SaintLoader):  # here, where Ctrl-C ends it, and not in a thread of the first epoch
+            job.watchers.note(f"GraphSAINT counts how often nodes come, over {config.saint_coverage:g} times as many drawn")
+            job.loader.prepare()
         if config.plan and not job.state.total_steps:
             made = plan_of(job, trial_step, TRAIN_SECONDS, variants=False)
             checkpoint.write_json(config.out / checkpoint.PLAN, made.asdict())

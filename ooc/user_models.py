@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -20,11 +20,14 @@ from stores.errors import ConfigError
 Kind = Literal["blocks", "layers", "edge_index"]
 
 
-def load_model(name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None) -> nn.Module:
+def load_model(
+    name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, asked: Collection[str] = ()
+) -> nn.Module:
     """The module "package.module:Class", looked for on the import path and in the working directory.
 
     offered: arguments by name (in_channels, out_channels, ...), of which the class is given those its constructor names.
-    required: arguments that the class must take. Raises ConfigError where the class cannot be found or made, or where
+    required: arguments that the class must take; asked: those of the offered ones that it must take, because somebody set
+    them. Raises ConfigError where the class cannot be found or made, or where
     `forward_batch` could not call it.
 
     >>> model = load_model("mine.nets:Net", {"in_channels": 128, "out_channels": 32, "num_layers": 2})
@@ -32,7 +35,7 @@ def load_model(name: str, offered: Mapping[str, Any], required: Mapping[str, Any
     torch.Size([batch_size, 32])
     """
     made = _find_class(name)
-    arguments = _arguments(name, made, offered, required or {})
+    arguments = _arguments(name, made, offered, required or {}, asked)
     try:
         model = made(**arguments)
     except Exception as error:
@@ -64,7 +67,9 @@ def _find_class(name: str) -> Any:
     return found
 
 
-def _arguments(name: str, made: Any, offered: Mapping[str, Any], required: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(
+    name: str, made: Any, offered: Mapping[str, Any], required: Mapping[str, Any], asked: Collection[str]
+) -> dict[str, Any]:
     """What the constructor is given: all that is required, and what it names of the rest."""
     parameters = inspect.signature(made).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -72,6 +77,9 @@ def _arguments(name: str, made: Any, offered: Mapping[str, Any], required: Mappi
     unknown = [key for key in required if key not in names and not takes_any]
     if unknown:
         raise ConfigError(f"model {name} does not take {', '.join(unknown)}: its constructor takes {', '.join(sorted(names))}")
+    idle = [key for key in asked if key not in names and key not in required]
+    if idle:
+        raise ConfigError(f"model {name} does not take {idle[0]}: leave it out, or let its constructor name it")
     arguments = {key: value for key, value in offered.items() if key in names} | dict(required)
     needed = {p.name for p in parameters if p.name in names and p.default is p.empty}
     missing = sorted(needed - arguments.keys())

@@ -46,6 +46,9 @@ class Renumbering:
         num_edges: edges of the input, one more than the greatest edge id.
         """
         folder, target = self.stage / "neighbors", self.stage / "renumbered.parquet"
+        if self.spec.parts is not None:  # what can be refused is, before the edges are sorted
+            count_of(self.spec.parts, self.num_nodes)
+            method_of(self.spec.partitioner, num_nodes=0, num_slots=0, memory=0)
 
         def neighbors() -> dict[str, Any]:
             Neighbors.write(self.duck, relation, folder, self.num_nodes, num_edges, self.progress)

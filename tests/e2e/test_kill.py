@@ -53,3 +53,20 @@ def test_ctrl_c_is_one_line_and_exit_code_130(make_store: MakeStore, tmp_path: P
     assert last.startswith("ooc: error: interrupted")
     assert "Traceback" not in errors.decode()
     assert (out / "checkpoint.pt").exists()
+
+
+def test_ctrl_c_ends_the_counting_of_subgraphs(make_store: MakeStore, tmp_path: Path) -> None:
+    """Which here would take longer than anybody waits."""
+    store, out = make_store(num_nodes=100, num_edges=800), tmp_path / "run"
+    flags = ["--mode", "saint", "--roots", "5", "--saint-coverage", "1e9", "--threads", "1", "--no-plan"]
+    command = [sys.executable, "-m", "ooc.cli", "train", str(store), "--out", str(out), *flags]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        while not (out / "saint.partial").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors.decode().splitlines()[-1].startswith("ooc: error: interrupted")

@@ -67,7 +67,7 @@ def test_from_files_to_a_report(arrays: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_config_holds_every_option_and_flags_override_it(make_store: MakeStore, tmp_path: Path) -> None:
     run, config = tmp_path / "run", tmp_path / "run.toml"
-    config.write_text(f'store = "{make_store()}"\nout = "{run}"\nfanout = [-1, -1]\nepochs = 9\nhidden = 4\n')
+    config.write_text(f'store = "{make_store()}"\nout = "{run}"\nfanout = [-1, -1]\nepochs = 9\nhidden = 4\nmodel = "gcn"\n')
     assert main(["train", "--config", str(config), "--epochs", "1", "--fanout", "-1,2", "--no-rescale", "--no-plan"]) == 0
     saved = json.loads((run / "config.json").read_text())
     assert (saved["epochs"], saved["hidden"], saved["fanout"], saved["rescale"]) == (1, 4, [-1, 2], False)

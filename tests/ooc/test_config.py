@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from ooc.config import FREE_TO_CHANGE, TrainConfig, load_config
+from ooc.config import FREE_TO_CHANGE, OF_MODEL, TrainConfig, load_config
+from ooc.models import ModelName
 from stores.errors import ConfigError
 
 BASE = {"store": "a.ooc", "out": "run"}
@@ -47,6 +49,7 @@ def test_json_holds_every_option_and_reads_back(tmp_path: Path) -> None:
         ({"features": ["x"]}, ["features", "name=value"]),
         ({"model_args": "{"}, ["model_args"]),
         ({"dropout": 1.5}, ["dropout"]),
+        ({"mode": "history", "refresh": "sometimes"}, ["refresh", "integer or 'auto'"]),
     ],
 )
 def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: list[str]) -> None:
@@ -55,6 +58,44 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model": "gcn", "heads": 4}, "heads means nothing to the model gcn: leave it out"),
+        ({"model": "appnp", "theta": 0.1}, "theta means nothing to the model appnp"),
+        ({"rescale": False}, "rescale means nothing to the model sage"),
+        ({"model": "own.nets:Net", "alpha": 0.3}, "alpha means nothing to the model own.nets:Net: leave it out, or give it as"),
+    ],
+)
+def test_settings_of_another_model_are_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(None, {**BASE, **values})
+
+
+def test_settings_go_with_the_models_that_take_them() -> None:
+    for name, models in OF_MODEL.items():
+        value = {"rescale": False, "heads": 4, "output_heads": 2}.get(name, 0.25)
+        for model in get_args(ModelName):
+            if model in models:
+                assert getattr(load_config(None, {**BASE, "model": model, name: value}), name) == value
+            else:
+                with pytest.raises(ConfigError, match=name):
+                    load_config(None, {**BASE, "model": model, name: value})
+    assert load_config(None, {**BASE, "model": "own.nets:Net", "heads": 2}).heads == 2
+
+
+def test_deep_models_are_scored_by_sweeps() -> None:
+    def scored(**values: object) -> str:
+        config = load_config(None, {**BASE, **values})
+        assert load_config(None, config.model_dump(mode="json")) == config
+        return config.evaluate
+
+    assert scored(mode="history", layers=16) == "layerwise"
+    assert scored(mode="history", eval_fanout="5,5") == scored(mode="history", eval_batch_size=64) == "sampled"
+    assert scored(mode="history", evaluate="sampled") == scored() == scored(mode="cluster") == scored(mode="saint") == "sampled"
+    assert scored(evaluate="layerwise") == "layerwise"
 
 
 def test_a_missing_key_is_named() -> None:

@@ -1,6 +1,8 @@
 """Training: a plain loop written out here gives the same losses; resuming gives them to the bit; nothing is lost."""
 
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -247,4 +249,16 @@ def test_a_full_disk_at_the_start_is_named_and_leaves_nothing(
 def test_a_store_without_features_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no features"):
         train(configure(make_store(x=None), tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_histories_are_made_when_nothing_else_is_refused(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have files and a thread, which a run that fails while it is composed would leave."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    settings: dict[str, Any] = {"mode": "history", "parts": 4, "fanout": [], "layers": 2, "tensorboard": True}
+    with pytest.raises(ConfigError, match=r"pip install 'ooc\[tensorboard\]'"):
+        train(configure(make_store(), tmp_path / "run", **settings))
+    assert not [thread for thread in threading.enumerate() if thread.name == "ooc-history"]
     assert not (tmp_path / "run").exists()

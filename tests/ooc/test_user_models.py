@@ -1,12 +1,15 @@
 """Modules of the user's own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import GraphSAGE
 
+from ooc.compose import make_model
+from ooc.config import TrainConfig
 from ooc.models import build_model
 from ooc.user_models import forward_batch, kind_of, load_model
 from stores.errors import ConfigError
@@ -136,6 +139,23 @@ def test_required_arguments_reach_the_class(module: str) -> None:
     with pytest.raises(ConfigError, match="does not take width: its constructor takes depth, in_channels, out_channels"):
         load_model(f"{module}:Plain", OFFERED, {"width": 3})
     load_model(f"{module}:OnBlocks", OFFERED, {"width": 3})
+
+
+def test_what_somebody_set_must_be_taken(module: str) -> None:
+    def make(**settings: Any) -> nn.Module:
+        return make_model(TrainConfig(store="s", out="o", model=f"{module}:Plain", **settings), 12, 3)
+
+    make(hidden=7, dropout=0.0)
+    for name, value in {"dropout": 0.3, "heads": 2, "norm": "batch", "residual": True}.items():
+        with pytest.raises(ConfigError, match=f"Plain does not take {name}: leave it out"):
+            make(**{name: value})
+
+
+def test_a_list_of_layers_is_as_long_as_was_said(module: str) -> None:
+    config = {"store": "s", "out": "o", "model": f"{module}:Listed"}
+    assert len(make_model(TrainConfig(**config, layers=2), 12, 3).layers) == 2
+    with pytest.raises(ConfigError, match="Listed has 2 layers, and layers is 3: give --layers 2"):
+        make_model(TrainConfig(**config, layers=3), 12, 3)
 
 
 @pytest.mark.parametrize(

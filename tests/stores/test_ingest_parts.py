@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from ooc.cli import main
 from stores.dataset import Dataset
 from stores.errors import ConfigError
-from stores.ingest import IngestSpec, ingest, renumber
+from stores.ingest import IngestSpec, ingest, partition, renumber
 from stores.integrity import verify
 from tests.stores.test_ingest_resume import tree
 from tests.stores.test_partition import communities
@@ -143,14 +143,24 @@ def test_rows_that_were_ids_become_external_ids(inputs: dict[str, Any], tmp_path
         assert sorted(edge.tolist()) == list(range(len(src)))
 
 
-def test_settings_that_do_not_fit(inputs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_do_not_fit(
+    inputs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = table_of(inputs, "given", np.arange(N))
     with pytest.raises(ConfigError, match="--partitioner stream makes parts: say how many with --parts"):
         spec_of(inputs, tmp_path / "s.ooc", given, partitioner="stream")
     with pytest.raises(ValidationError):
         spec_of(inputs, tmp_path / "s.ooc", given, parts=0)
+    done: list[str] = []
     with pytest.raises(ConfigError, match="--parts 601: 600 nodes"):
-        ingest(spec_of(inputs, tmp_path / "s.ooc", given, parts=601))
+        ingest(spec_of(inputs, tmp_path / "s.ooc", given, parts=601), lambda step, *_: done.append(step))
+    spec = spec_of(inputs, tmp_path / "s.ooc", given, parts=6, partitioner="metis")
+    with monkeypatch.context() as patch:
+        patch.setattr(partition, "find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match="needs the extra"):
+            ingest(spec, lambda step, *_: done.append(step))
+    assert done
+    assert "sort neighbors" not in done
     assert not list(tmp_path.iterdir())
     flags = ["--edges", inputs["edges"], "--nodes", given, "--partitioner", "stream", "--parts"]
     assert main(["ingest", str(tmp_path / "s.ooc"), *flags, "x"]) == 2
