@@ -59,8 +59,14 @@ def _run(plan: Plan) -> Table:
     table = _table(f"training, {plan.steps:,} batches ({plan.profiled_steps:,} profiled)", "", "")
     table.add_row("seconds an epoch", f"{found.seconds_per_epoch:.3g}", style="bold")
     table.add_row("the first epoch of the run", f"{found.first_epoch_seconds:.3g}")
-    table.add_row("evaluation, all of the run", f"{found.evaluate_seconds:.3g}")
+    scored = f"{found.evaluate_seconds:.3g}" if found.evaluate_seconds else "not predicted"  # by sweeps
+    table.add_row("evaluation, all of the run", scored)
     table.add_row("read from disk", format_bytes(found.bytes_read))
+    if found.history_bytes_read or found.history_bytes_written:
+        table.add_row("histories read", format_bytes(found.history_bytes_read))
+        table.add_row("histories written", format_bytes(found.history_bytes_written))
+    if found.beforehand_seconds:
+        table.add_row("before the first batch", f"{found.beforehand_seconds:.3g}")
     if found.hit_rate is not None:
         table.add_row("rows served from memory", f"{100 * found.hit_rate:.1f} %")
     if found.read_amplification is not None:

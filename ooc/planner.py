@@ -306,7 +306,7 @@ def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float
         return f"{share}: {better}."
     changes = {
         "read": "give more --memory, store features in fewer bytes, or use a faster disk",
-        "consumer": "the disk keeps up, so only a smaller --hidden or --fanout, or a faster processor or GPU, would help",
+        "consumer": "the disk keeps up, so only a smaller model, fewer neighbors, or a faster processor or GPU, would help",
         "sample": "a smaller --fanout or, where edges stay on disk, more --memory would help",
         "group": "a smaller --fanout, or --in-memory where the rows fit, would help",
         "sum": "a smaller --fanout or narrower features would help",

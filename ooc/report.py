@@ -102,11 +102,24 @@ def render(
         metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
         best_epoch=summary.get("best_epoch"),
         monitor=summary.get("monitor"),
+        batches=_batches(config),
         config={key: value for key, value in config.items() if value not in (None, {}, [])},
         versions=summary.get("versions", {}),
         device=summary.get("device"),
         threads=summary.get("threads"),
     )
+
+
+def _batches(config: dict[str, Any]) -> str:
+    """What a batch is made of, for people."""
+    mode = config.get("mode", "sampled")
+    if not config or mode == "sampled":
+        return f"fan-out {', '.join(map(str, config.get('fanout', [])))}, batches of {config.get('batch_size', 0):,}"
+    if mode == "saint":
+        steps = f" of {config['walk_length']}" if config["saint"] == "walk" else ""
+        return f"GraphSAINT, {config['roots']:,} {config['saint']}s{steps} a batch"
+    name = {"cluster": "clusters", "history": "histories" if config.get("history") != "zero" else "zeros for histories"}[mode]
+    return f"{name}, {config['parts_per_batch']:,} part{'s' * (config['parts_per_batch'] != 1)} a batch"
 
 
 def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -139,6 +152,8 @@ def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
         "evaluate_seconds": ("evaluation, all of the run", _seconds),
         "peak_rss_bytes": ("peak memory", format_bytes),
         "bytes_read": ("read from disk", format_bytes),
+        "history_bytes_read": ("histories read", format_bytes),
+        "history_bytes_written": ("histories written", format_bytes),
         "hit_rate": ("rows served from memory", lambda value: f"{100 * value:.1f} %"),
         "read_amplification": ("bytes read a byte wanted", lambda value: f"{value:.2f}"),
         "read_bytes_per_second": ("bandwidth while reading", lambda value: f"{format_bytes(value)}/s"),
@@ -147,9 +162,11 @@ def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
     predicted, actual = plan["predicted"] or {}, plan["actual"]
 
     def said(side: dict[str, Any], name: str) -> str:
-        return "-" if side.get(name) is None else str(shown[name][1](side[name]))
+        unknown = side.get(name) is None or (side is predicted and name == "evaluate_seconds" and not side[name])  # sweeps
+        return "-" if unknown else str(shown[name][1](side[name]))
 
-    return [(label, said(predicted, name), said(actual, name)) for name, (label, _) in shown.items()]
+    without = [name for name in shown if name.startswith("history") and not (predicted.get(name) or actual.get(name))]
+    return [(label, said(predicted, name), said(actual, name)) for name, (label, _) in shown.items() if name not in without]
 
 
 def _seconds(value: float) -> str:

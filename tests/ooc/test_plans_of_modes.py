@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.batch import Subgraph
+from ooc.cli import main
 from ooc.collate import Drawn
 from ooc.history import most_asked
 from ooc.historyreplay import HistoryShape, replay_histories
@@ -133,3 +134,12 @@ def test_the_nodes_most_asked_for_are_those_of_a_stable_sort(asked: list[int], m
     count = min(int(np.count_nonzero(array)), most)
     wanted = np.sort(np.argsort(array, kind="stable")[len(array) - count :])
     assert np.array_equal(most_asked(array, most), wanted)
+
+
+def test_a_printed_plan_has_what_a_mode_does_besides(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    besides = {"history": ("histories read", "histories written"), "saint": ("before the first batch",), "cluster": ()}
+    for mode, words in besides.items():
+        assert main(["plan", str(store), "--layers", "2", "--hidden", "8", "--threads", "1", "--mode", mode]) == 0
+        shown = capsys.readouterr().out
+        for text in ("histories read", "histories written", "before the first batch"):
+            assert (text in shown) == (text in words), (mode, text)

@@ -51,6 +51,29 @@ def test_the_page_of_a_run_holds_its_numbers_and_loads_nothing(make_store: MakeS
     assert all(target.startswith("#") for target in targets), targets
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "fan-out 3, 3, batches of 8,"),
+        ({"mode": "history", "parts": 4, "parts_per_batch": 2}, "histories, 2 parts a batch,"),
+        ({"mode": "history", "parts": 4, "history": "zero"}, "zeros for histories, 1 part a batch,"),
+        ({"mode": "cluster", "parts": 4}, "clusters, 1 part a batch,"),
+        ({"mode": "saint", "roots": 5, "walk_length": 3}, "GraphSAINT, 5 walks of 3 a batch,"),
+        ({"mode": "saint", "roots": 5, "saint": "node"}, "GraphSAINT, 5 nodes a batch,"),
+    ],
+    ids=str,
+)
+def test_the_page_says_what_batches_are_made_of(
+    make_store: MakeStore, tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    given = {"epochs": 1, "layers": 2, **({"fanout": []} if settings else {}), **settings}
+    train(configure(make_store(), tmp_path / "run", **given))
+    page = write_report(tmp_path / "run").read_text()
+    assert words in page
+    kept = settings.get("mode") == "history" and "history" not in settings
+    assert ("histories read" in page) == ("histories written" in page) == kept
+
+
 def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     lines = [{"epoch": 0, "step": step, "loss": 1 / (step + 1)} for step in range(7)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"epoch": 0, "ste')
