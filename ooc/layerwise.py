@@ -142,8 +142,10 @@ class LayerSweep:
     def run(self, progress: Progress = lambda what, done, total: None) -> Rows:
         """Sweep, from where an earlier process was interrupted on; float32 Rows [N, columns], good until the next run.
 
-        Raises StoreError where the disk is full or fails; what was finished is kept.
+        Raises StoreError where the disk is full or fails (what was finished is kept), or another process is at a sweep in the
+        folder.
         """
+        self.files.lock()
         shelf = shelf_of(self.dataset.stored("x"))
         shelf.begin_sweeps()  # the rows that wait in memory for the next batches go
         try:
@@ -222,6 +224,10 @@ class LayerSweep:
 
     def discard(self) -> None:
         """Close, and remove the folder with all that is in it: also what a process with less memory left there."""
-        self.close()
-        if self._folder is not None:
-            remove_tree(self._folder)
+        self._tiles = None
+        self.files.close_rows()
+        try:
+            if self._folder is not None:
+                remove_tree(self._folder)  # before another process may have it
+        finally:
+            self.close()

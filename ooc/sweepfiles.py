@@ -1,6 +1,8 @@
 """What a sweep keeps: rows by name, on disk or in memory, and how far it came."""
 
+import fcntl
 import json
+import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from ooc.buffers import Buffers
 from ooc.ranges import MemoryRows, write_range
-from stores.atomic import remove_tree, sync_dir, write_file
+from stores.atomic import disk_errors, remove_tree, sync_dir, write_file
 from stores.errors import StoreError
 from stores.mutable_rows import DiskRows
 
@@ -30,6 +32,24 @@ class Files:
     def __init__(self, folder: Path | None, engine: str) -> None:
         self.folder, self._engine = folder, engine
         self._rows: dict[str, Kept] = {}
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Have the folder, made where there is none, for this process until `close`. Raises StoreError where another has it."""
+        if self.folder is None or self._lock is not None:
+            return
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            held = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process, however it ends
+                taken = not os.path.samestat(os.fstat(held), os.stat(self.folder))  # removed meanwhile
+            except (BlockingIOError, FileNotFoundError):
+                taken = True
+        if taken:
+            os.close(held)
+            raise StoreError(f"{self.folder}: another process is at a sweep there; wait for it, or choose another name")
+        self._lock = held
 
     def rows(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Kept:
         """The rows of that name, those an earlier process left where there are any. StoreError where the disk is full."""
@@ -86,10 +106,17 @@ class Files:
             (self.folder / PROGRESS).unlink()
             sync_dir(self.folder)
 
-    def close(self) -> None:
-        """Close all rows; idempotent."""
+    def close_rows(self) -> None:
+        """Close all rows; the folder stays this process's."""
         while self._rows:
             self._rows.popitem()[1].close()
+
+    def close(self) -> None:
+        """Close all rows, and let go of the folder; idempotent."""
+        self.close_rows()
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            os.close(lock)
 
 
 class Writer:

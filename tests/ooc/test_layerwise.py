@@ -19,7 +19,7 @@ from ooc.models import build_model, full_blocks
 from ooc.sweepfiles import Files
 from ooc.tiles import Tiles
 from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
+from stores.errors import BudgetError, ConfigError, StoreError
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
 from tests.ooc.test_gather import write_features
@@ -247,6 +247,27 @@ def test_two_sweeps_in_one_folder_in_turn(
                 swept(second[0], ds, tmp_path / "sweep", second[1])
         out, _ = swept(model, ds, tmp_path / "sweep", 5_000)
         np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_two_sweeps_in_one_folder_at_once(make_store: MakeStore, tmp_path: Path) -> None:
+    """The second is refused, and the first goes on as if nothing were; then the folder is free."""
+    model, refused = make("sage"), []
+    with Dataset.open(store_of(make_store)) as ds:
+        expected, _ = swept(model, ds, tmp_path / "once", 3_000)
+
+        def other(what: str, done: int, total: int) -> None:
+            with pytest.raises(StoreError, match="another process is at a sweep there; wait for it"):
+                swept(make("gcn"), ds, tmp_path / "sweep", 3_000)
+            refused.append(what)
+
+        with closing(LayerSweep(model, ds, tmp_path / "sweep", room=3_000)) as sweep:
+            rows, out = sweep.run(other), np.empty(expected.shape, np.float32)
+            rows.read(np.arange(N), out)
+        np.testing.assert_array_equal(out, expected)
+        assert len(refused) > 2
+        out, _ = swept(make("gcn"), ds, tmp_path / "sweep", 3_000)
+        close(out, whole(make("gcn"), ds))
 
 
 @pytest.mark.usefixtures("small_parts")
