@@ -14,7 +14,7 @@ from ooc.compose import make_model, make_optimizer
 from ooc.config import TrainConfig
 from ooc.evaluate import autocast, evaluating
 from ooc.halo import AHEAD, SHARE, Halo
-from ooc.historyreplay import HistoryShape
+from ooc.historyreplay import STAMP_BYTES, HistoryShape
 from ooc.layerplan import ram_bytes
 from ooc.layerwise import LayerSweep
 from ooc.memory import resident_bytes
@@ -113,7 +113,10 @@ def _upkeep(job: Job, steps: int, asked: float) -> Upkeep:
         peak = _swept(job, SWEEP, None)[0]
     if histories is not None and every:
         refresh_peak, *found = _swept(job, REFRESH, len(histories.row_bytes))
-        peak, moved = max(peak, refresh_peak), (found[0], found[1] + job.dataset.num_nodes * histories.node_bytes)
+        peak, moved = (
+            max(peak, refresh_peak),
+            (found[0], found[1] + job.dataset.num_nodes * (histories.node_bytes + STAMP_BYTES)),
+        )
     epochs = -(-steps // job.steps_per_epoch)
     swept = [epoch for epoch in range(1, epochs) if (every and epoch % every == 0) or _scored_by_sweep(config, epoch)]
     return Upkeep(
@@ -129,16 +132,18 @@ def _upkeep(job: Job, steps: int, asked: float) -> Upkeep:
 
 
 def _drift_read(job: Job, histories: HistoryShape) -> int:
-    """Bytes that measuring the drift reads: of the features of some nodes' neighbors, and of their histories but the last."""
+    """Bytes that measuring the drift reads: features around some nodes, histories there, and those of the nodes themselves."""
     x, read = job.loader.work.x, 0
     sample = key(job.config.seed, Purpose.DRIFT, 0)
     row_bytes = 4 * (job.dataset.num_features + max(job.halo.widths if job.halo is not None else [0]))
     try:
-        for subgraph in drift_sample(job.dataset.graph, sample, job.loader.budget.max_batch, row_bytes):
-            node = np.sort(subgraph.node)
+        layers = len(histories.row_bytes)
+        for field in drift_sample(job.dataset.graph, sample, layers, job.loader.budget.max_batch, row_bytes):
+            node = np.sort(field.node)
             read += 0 if x is None or isinstance(x, ArrayRows) else int(lengths_of(x)(node).sum())
-            read += sum(int(histories.lengths(node, each).sum()) for each in histories.row_bytes[:-1])
-            own = np.sort(subgraph.node[: subgraph.num_nodes[0]])
+            below = histories.row_bytes[: layers - len(field.num_edges)]
+            read += sum(int(histories.lengths(node, each).sum()) for each in below)
+            own = np.sort(field.node[: field.num_nodes[0]])
             read += sum(int(histories.lengths(own, each).sum()) for each in histories.row_bytes)
     except BudgetError:
         return 0  # nor will training measure it

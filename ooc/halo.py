@@ -5,7 +5,7 @@ history and the halo's are pulled from it, so a step costs a layer's halo, howev
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ class Halo:
 
     def spent(self) -> dict[str, int]:
         """Rows and bytes for the run's account (see `ooc.summary`)."""
-        counts = asdict(Counts() if self.history is None else self.history.counts)
+        counts = asdict(Counts() if self.history is None else replace(self.history.counts, bytes_logged=self.history.log.total))
         return {"history_met": self.met, **{f"history_{name}": value for name, value in counts.items()}}
 
     def close(self) -> None:

@@ -101,6 +101,9 @@ class Counts:
     """steps since they were, summed over those"""
     bytes_read: int = 0
     bytes_written: int = 0
+    """of rows and steps, without the undo log"""
+    bytes_logged: int = 0
+    """of what they held before: the log reads it and writes it"""
 
 
 def most_asked(asked: NDArray[np.uint16], most: int) -> Ids:
@@ -272,7 +275,7 @@ class History:
 
     def stamp(self, ids: Ids) -> None:
         """Note that all layers of these rows were refreshed before the next step."""
-        self.log.write([(self.steps, ids, np.full(len(ids), self._next, np.int32))])
+        self.counts.bytes_written += self.log.write([(self.steps, ids, np.full(len(ids), self._next, np.int32))])
 
     def end_epoch(self) -> None:
         """No rows fetched are waiting any more. After the first epoch the hot rows are chosen: those asked for most often."""

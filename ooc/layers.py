@@ -129,6 +129,7 @@ def run_layers(
     encoder: nn.Module | None = None,
     decoder: nn.Module | None = None,
     between: Between | None = None,
+    initial: Tensor | None = None,
 ) -> Any:
     """Run layer l on block l, input side first, and return the rows of the seeds.
 
@@ -156,7 +157,8 @@ def run_layers(
         if isinstance(out, Sums):
             raise ConfigError("a model with an encoder needs the rows of x: make no sums for it while loading")
         out = encoder(out)
-    initial = out.root if isinstance(out, Sums) else out
+    if initial is None:
+        initial = out.root if isinstance(out, Sums) else out
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         extra = (initial[: block.num_dst],) if getattr(layer, "needs_initial", False) else ()
         if checkpoint and torch.is_grad_enabled():

@@ -2,8 +2,8 @@
 
 The sweep (`ooc.layerwise`) computes layer l of every node from the exact rows of layer l - 1; what it computes goes into the
 histories too. Before it notes how far it came a checkpoint is taken, so a killed refresh goes on there. The drift is measured,
-not bounded: for a keyed sample of nodes each layer is computed anew from the histories of all their neighbors and compared with
-the history they have.
+not bounded: for a keyed sample of nodes each layer is computed anew, from the features as far as their field is small enough
+(`FIELD_EDGES`), else from histories as many layers below, and compared with the history they have.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,23 +16,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ooc.batch import Block, Subgraph
+from ooc.batch import Subgraph, blocks_of
 from ooc.collate import block_of, edge_index_of
 from ooc.device import moved
 from ooc.evaluate import autocast, evaluating
 from ooc.history import History
-from ooc.layers import as_input
+from ooc.layers import as_input, run_layers
 from ooc.layerwise import LayerSweep
 from ooc.order import KeyedPermutation
 from ooc.sampling import NeighborSampler
 from stores.dataset import Dataset
 from stores.graph import Graph
-from stores.rows import Ids
+from stores.rows import Ids, Rows
 
 DRIFT_NODES = 256
 """nodes that the drift is measured on, at most"""
 _TOGETHER = 32
 """of them whose neighbors are in memory at once"""
+FIELD_EDGES = 2**12, 2**14
+"""Edges around those that a layer is computed anew over: an eighth of the graph's, but no fewer and no more than these. One hop
+is taken in any case. It depends on the graph alone, for a refresh may depend on the drift"""
 DRIFT_TOLERANCE = 0.1
 """relative error at which `--refresh auto` refreshes, by default"""
 STAMP_ROWS = 2**20
@@ -89,78 +92,95 @@ def refresh(model: nn.Module, ds: Dataset, folder: Path, refresher: Refresher, e
     history.end_refresh()
 
 
-class Layerwise:
-    """The layers of `model`, one at a time, over rows of `history` (and of the features for the first).
+@dataclass(frozen=True)
+class Drift:
+    """Measures how far histories are from what the model would make of the features now.
 
-    >>> with evaluating(model):
-    ...     out = Layerwise(model, history, device, "fp32").run(1, x, n_id, block)
+    precision: of autocast, as in training.
+
+    >>> Drift(model, ds, history, torch.device("cpu"), "fp32").measure(key, max_bytes=2**30)
+    [0.0213, 0.0388]
     """
 
-    def __init__(self, model: nn.Module, history: History, device: torch.device, precision: str) -> None:
-        self.layers: Any = model.layers
-        self.encoder: Any = getattr(model, "encoder", None)
-        self._history, self.device, self._precision = history, device, precision
+    model: nn.Module
+    ds: Dataset
+    history: History
+    device: torch.device
+    precision: str
 
-    def run(self, layer: int, x: Tensor, n_id: Ids, block: Block) -> Tensor:
-        """[num_dst, width]: the layer's rows of the block's destinations; x: [num_src, f]."""
-        module = self.layers[layer]
-        with autocast(self.device, self._precision):
-            first = self._encoded(x[: block.num_dst] if layer else x, module)
-            if layer == 0:
-                rows = first
-            else:
-                stored = self._history.rows[layer - 1]
-                held = np.empty((len(n_id), *stored.shape[1:]), stored.dtype)
-                self._history.counts.bytes_read += stored.read(n_id, held)
-                rows = as_input(torch.from_numpy(held).to(self.device).float(), module)
-            extra = (first[: block.num_dst],) if getattr(module, "needs_initial", False) else ()
-            out: Tensor = module(rows, block, *extra)
-        return out.float()
+    def measure(self, key: int, max_bytes: int) -> list[float]:
+        """For each inner layer, |history - the layer computed anew| / |the layer computed anew| over a sample of nodes.
 
-    def _encoded(self, x: Tensor, module: nn.Module) -> Tensor:
-        parts = [part for part in (self.encoder, module) if part is not None]
-        x = as_input(x, *parts)
-        return x if self.encoder is None else self.encoder(x)
+        key: of the sample. Dropout counts too: a push is what training computed. Raises BudgetError where the neighbors of a
+        few nodes of it do not fit `max_bytes`.
+        """
+        layers = len(self.history.rows)
+        squares = np.zeros((layers, 2))
+        row_bytes = 4 * (self.ds.num_features + max(rows.shape[1] for rows in self.history.rows))
+        with evaluating(self.model), autocast(self.device, self.precision):
+            for field in drift_sample(self.ds.graph, key, layers, max_bytes, row_bytes):
+                squares += self._squares(field)
+        distance, size = np.sqrt(squares).T
+        return (distance / np.maximum(size, 1e-12)).tolist()
+
+    def _squares(self, field: Subgraph) -> NDArray[np.float64]:
+        """float64[layers, 2]: the squared norms of the error, and of the rows computed anew, over the field's seeds."""
+        seeds = field.node[: field.num_nodes[0]]
+        found = np.empty((len(self.history.rows), 2))
+        for layer, (rows, anew) in enumerate(zip(self.history.rows, self._anew(field), strict=True)):
+            difference = anew - self._read(rows, seeds).double()
+            found[layer] = float(difference.square().sum()), float(anew.square().sum())
+        return found
+
+    def _anew(self, field: Subgraph) -> list[Tensor]:
+        """float64[seeds, width] of each layer: from the features up to the field's depth, beyond it from the histories of as
+        many layers below."""
+        graph, model = self.ds.graph, self.model
+        layers: Any = model.layers
+        encoder: Any = getattr(model, "encoder", None)
+        first = moved(block_of(graph, field, torch.from_numpy(edge_index_of(field))), self.device)
+        blocks = blocks_of(first, field.num_nodes, field.num_edges)
+        x = self._read(self.ds.rows("x"), field.node).to(self.device)
+        initial = as_input(x, layers[0]) if encoder is None else encoder(as_input(x, encoder))
+        anew: list[Tensor] = []
+        for start in range(len(self.history.rows) - len(blocks) + 1):
+            rows = initial if start == 0 else self._read(self.history.rows[start - 1], field.node).to(self.device).float()
+            made: list[Tensor] = []
+
+            def keep(_: int, out: Tensor, made: list[Tensor] = made) -> Tensor:
+                made.append(out)
+                return out
+
+            made.append(run_layers(layers[start : start + len(blocks)], rows, blocks, between=keep, initial=initial))
+            anew += made[len(anew) - start :]
+        return [out[: field.num_nodes[0]].cpu().double() for out in anew]
+
+    def _read(self, rows: Rows, ids: Ids) -> Tensor:
+        held = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+        self.history.counts.bytes_read += rows.read(ids, held)
+        return torch.from_numpy(held)
 
 
-def drift(model: nn.Module, layerwise: Layerwise, ds: Dataset, history: History, key: int, max_bytes: int) -> list[float]:
-    """For each inner layer, |history - the layer computed anew| / |the layer computed anew| over a sample of nodes.
-
-    key: of the sample. Dropout counts too: a push is what training computed. Raises BudgetError where the neighbors of a few
-    nodes of it do not fit `max_bytes`.
-    """
-    squares = np.zeros((len(history.rows), 2))
-    row_bytes = 4 * (ds.num_features + max(rows.shape[1] for rows in history.rows))
-    with evaluating(model):
-        for subgraph in drift_sample(ds.graph, key, max_bytes, row_bytes):
-            squares += _squares(layerwise, ds, history, subgraph)
-    distance, size = np.sqrt(squares).T
-    return (distance / np.maximum(size, 1e-12)).tolist()
-
-
-def drift_sample(graph: Graph, key: int, max_bytes: int, row_bytes: int) -> Iterator[Subgraph]:
-    """The nodes that the drift is measured on, a few at a time, with all their in-edges. Raises as `drift`."""
+def drift_sample(graph: Graph, key: int, layers: int, max_bytes: int, row_bytes: int) -> Iterator[Subgraph]:
+    """The nodes that the drift is measured on, a few at a time, with all in-edges of all hops: of as many as there are layers
+    to compute anew, or as deep as FIELD_EDGES allow for each, which the graph alone decides. Raises as `Drift.measure`."""
     seeds = np.sort(KeyedPermutation(graph.num_nodes, key)[: min(DRIFT_NODES, graph.num_nodes)])
-    sampler = NeighborSampler(graph, [-1], max_bytes=max_bytes, row_bytes=row_bytes)
-    for first in range(0, len(seeds), _TOGETHER):
-        yield sampler.sample(seeds[first : first + _TOGETHER], key)
+    groups = [seeds[first : first + _TOGETHER] for first in range(0, len(seeds), _TOGETHER)]
+    samplers = [NeighborSampler(graph, [-1] * hops, max_bytes=max_bytes, row_bytes=row_bytes) for hops in range(1, layers + 1)]
+    depth = min(_depth(graph, samplers, group, key) for group in groups)
+    for group in groups:
+        yield samplers[depth - 1].sample(group, key)
 
 
-def _squares(layerwise: Layerwise, ds: Dataset, history: History, subgraph: Subgraph) -> NDArray[np.float64]:
-    """float64[layers, 2]: the squared norms of the error, and of the rows computed anew, over the subgraph's seeds."""
-    seeds = subgraph.node[: subgraph.num_nodes[0]]
-    block = moved(block_of(ds.graph, subgraph, torch.from_numpy(edge_index_of(subgraph))), layerwise.device)
-    held = np.empty((len(subgraph.node), ds.num_features), ds.rows("x").dtype)
-    history.counts.bytes_read += ds.rows("x").read(subgraph.node, held)
-    x = torch.from_numpy(held).to(layerwise.device)
-    found = np.empty((len(history.rows), 2))
-    for layer, rows in enumerate(history.rows):
-        anew = layerwise.run(layer, x, subgraph.node, block).cpu().double()
-        kept = np.empty((len(seeds), *rows.shape[1:]), rows.dtype)
-        history.counts.bytes_read += rows.read(seeds, kept)
-        difference = anew - torch.from_numpy(kept).double()
-        found[layer] = float(difference.square().sum()), float(anew.square().sum())
-    return found
+def _depth(graph: Graph, samplers: Sequence[NeighborSampler], seeds: Ids, key: int) -> int:
+    """Hops that the field of `seeds` may have; samplers: of one hop, of two, ..."""
+    least, most = FIELD_EDGES
+    for depth, sampler in enumerate(samplers[:-1], 1):
+        field = sampler.sample(seeds, key)
+        outermost = field.node[len(field.node) - field.num_nodes[-1] :]
+        if len(field.source) + int(graph.degree(outermost).sum()) > min(most, max(least, graph.num_edges // 8)):
+            return depth
+    return len(samplers)
 
 
 def passes(found: Sequence[float], tolerance: float | None) -> bool:

@@ -8,7 +8,7 @@ from ooc.planner import advise, bottleneck, hit_rate
 
 PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
 _SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_seconds")
-_HISTORY = ("met", "pulled", "written", "age", "bytes_read", "bytes_written")
+_HISTORY = ("met", "pulled", "written", "age", "bytes_read", "bytes_written", "bytes_logged")
 COUNTS = (*_SECONDS, "steps", "bytes_read", "rows_read", "rows_asked", "processes", *(f"history_{name}" for name in _HISTORY))
 
 Stages = dict[str, dict[str, float]]
@@ -67,7 +67,8 @@ def histories(spent: dict[str, Any]) -> dict[str, Any] | None:
     """What came from histories, None where no step met a row that could.
 
     share_pulled: of the rows that inner layers met, those that came from histories and had been written before;
-    share_unwritten: those whose history was still zero; age: steps since a pulled row was written, on average.
+    share_unwritten: those whose history was still zero; age: steps since a pulled row was written, on average; bytes_logged: of
+    overwritten rows, which the undo log read and wrote so that a crash loses nothing.
     """
     met, written = spent["history_met"], spent["history_written"]
     if not met:
@@ -78,6 +79,7 @@ def histories(spent: dict[str, Any]) -> dict[str, Any] | None:
         "age_steps": spent["history_age"] / written if written else None,
         "bytes_read": spent["history_bytes_read"],
         "bytes_written": spent["history_bytes_written"],
+        "bytes_logged": spent["history_bytes_logged"],
     }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ooc.history import History
 from ooc.order import Purpose, key
-from ooc.refresh import Layerwise, Refresh, Refresher, drift, passes, refresh
+from ooc.refresh import Drift, Refresh, Refresher, passes, refresh
 from ooc.run import Job
 from stores.errors import BudgetError
 
@@ -41,10 +41,10 @@ def end_of_epoch(job: Job) -> dict[str, Any] | None:
 
 def _drift(job: Job, history: History) -> list[float] | None:
     """How far the histories have drifted; None where the sample does not fit the memory and nothing depends on it."""
-    layerwise = Layerwise(job.model, history, job.device, job.config.precision)
+    drift = Drift(job.model, job.dataset, history, job.device, job.config.precision)
     sample = key(job.config.seed, Purpose.DRIFT, job.state.epoch)
     try:
-        return drift(job.model, layerwise, job.dataset, history, sample, job.loader.budget.max_batch)
+        return drift.measure(sample, job.loader.budget.max_batch)
     except BudgetError:
         if job.config.refresh == "auto":
             raise

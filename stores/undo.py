@@ -46,6 +46,8 @@ class UndoLog:
         self.path, self.generation = path, generation
         self.nbytes = 0
         """saved since the last commit"""
+        self.total = 0
+        """bytes saved, each read once and written once, since the log was opened"""
         self._rows = list(rows)
         self._saved = [np.zeros(each.file.nbytes // PAGE_BYTES, np.bool_) for each in rows]
         self._lock = threading.Lock()
@@ -162,6 +164,7 @@ class UndoLog:
         for future in futures:
             future.result()
         self._file.sync()
+        self.total += at - PAGE_BYTES - self.nbytes
         self.nbytes = at - PAGE_BYTES
         for number, begin, end in runs:
             self._saved[number][begin // PAGE_BYTES : end // PAGE_BYTES] = True

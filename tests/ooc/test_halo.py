@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ooc import layerplan, sweepshape, sweepstages
+from ooc import layerplan, refresh, sweepshape, sweepstages
 from ooc.compose import open_job
 from ooc.config import TrainConfig
 from ooc.evaluate import evaluating
@@ -18,7 +18,7 @@ from ooc.layers import run_model
 from ooc.layerwise import LayerSweep
 from ooc.models import full_blocks
 from ooc.progress import Watchers
-from ooc.refresh import Layerwise, Refresher, drift
+from ooc.refresh import Drift, Refresher
 from ooc.report import write_report
 from ooc.run import Job
 from ooc.train import train, train_epoch
@@ -81,7 +81,9 @@ def exact(job: Job) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_with_fresh_histories_a_batch_is_exact(store: Path, tmp_path: Path, model: str) -> None:
+def test_with_fresh_histories_a_batch_is_exact(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
     """Also after it has pushed: at learning rate 0 (here: no step at all) nothing changes."""
     config = configure(store, tmp_path / "run", model=model, refresh=1, **MODELS[model])
     with open_job(config, False, Watchers([])) as job:
@@ -101,14 +103,18 @@ def test_with_fresh_histories_a_batch_is_exact(store: Path, tmp_path: Path, mode
             assert job.halo.history is not None
             job.halo.history.end_epoch()
             job.state.epoch += 1
-        layerwise = Layerwise(job.model, job.halo.history, job.device, "fp32")
-        found = drift(job.model, layerwise, job.dataset, job.halo.history, 7, 2**30)
-        assert len(found) == len(job.halo.widths) > 0
-        assert max(found) < 1e-5
+        for edges in (2**12, 1):  # anew from the features; from the histories below
+            monkeypatch.setattr(refresh, "FIELD_EDGES", (edges, edges))
+            found = Drift(job.model, job.dataset, job.halo.history, job.device, "fp32").measure(7, 2**30)
+            assert len(found) == len(job.halo.widths) > 0
+            assert max(found) < 1e-5
 
 
-def test_drift_is_the_relative_error(store: Path, tmp_path: Path) -> None:
-    with open_job(configure(store, tmp_path / "run", layers=2, refresh=1), False, Watchers([])) as job:
+@pytest.mark.parametrize("edges", [2**12, 1])
+def test_drift_is_the_relative_error(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edges: int) -> None:
+    """A layer's own, where its field is small enough to go back to the features."""
+    monkeypatch.setattr(refresh, "FIELD_EDGES", (edges, edges))
+    with open_job(configure(store, tmp_path / "run", layers=3, refresh=1), False, Watchers([])) as job:
         train_epoch(job)
         end_of_epoch(job)
         assert job.halo is not None
@@ -118,8 +124,9 @@ def test_drift_is_the_relative_error(store: Path, tmp_path: Path) -> None:
         rows = np.empty((60, 8), np.float32)
         history.rows[0].read(every, rows)
         history.overwrite(0, every, 3 * rows)
-        layerwise = Layerwise(job.model, history, job.device, "fp32")
-        assert drift(job.model, layerwise, job.dataset, history, 7, 2**30) == pytest.approx([2.0], rel=1e-4)
+        first, second = Drift(job.model, job.dataset, history, job.device, "fp32").measure(7, 2**30)
+        assert first == pytest.approx(2.0, rel=1e-4)
+        assert second < 1e-5 if edges > 1 else second > 0.1
 
 
 @pytest.mark.parametrize(
@@ -187,6 +194,9 @@ def test_what_a_run_tells_of_its_histories(store: Path, tmp_path: Path) -> None:
     assert kept["share_unwritten"] < 0.2
     assert kept["age_steps"] >= 1
     assert kept["bytes_written"] > 0
+    records = 3 * 2 * 4096  # of two layers and the steps: a page each, with a head
+    assert kept["bytes_logged"] >= 4 * records, "every epoch overwrites what the one before left"
+    assert kept["bytes_logged"] % records == 0
     page = write_report(tmp_path / "kept").read_text()
     assert "rows from histories" in page
     assert "Drift of the histories" in page
