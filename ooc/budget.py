@@ -13,6 +13,8 @@ LEAST_BATCH = 2**20
 """bytes: a budget that leaves less than this for a batch is refused"""
 RUNTIME_BYTES = 150_000_000
 """allowed for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
+COPIES = 2
+"""Batches of a sweep that have their own copy of their destinations' rows: at the model, and ahead of it"""
 _ENTRY_COPIES = 3
 """of a sweep's entries: those under way; of the next sweep the batches', or one copy, being put in order into another"""
 SHARES = 5
@@ -67,11 +69,19 @@ class SweepSize:
     """of the largest batch"""
     besides: int
     """what is drawn and read meanwhile"""
+    copied: int = 0
+    """the destinations' own rows of the largest batch"""
+    batches: int = 1
 
     @property
     def nbytes(self) -> int:
         """All of it."""
-        return self.kept + self.activations + self.besides
+        return self.kept + self.fixed
+
+    @property
+    def fixed(self) -> int:
+        """What more batches do not add to. The first one of a sweep needs no copy of its destinations' rows."""
+        return self.activations + self.besides + min(COPIES, self.batches - 1) * self.copied
 
     @property
     def kept(self) -> int:
@@ -81,7 +91,8 @@ class SweepSize:
     def joined(self, other: "SweepSize", roots: int) -> "SweepSize":
         """With more batches; roots: of both together."""
         activations, besides = max(self.activations, other.activations), max(self.besides, other.besides)
-        return SweepSize(self.sums + other.sums, roots, self.entries + other.entries, activations, besides)
+        copied, batches = max(self.copied, other.copied), self.batches + other.batches
+        return SweepSize(self.sums + other.sums, roots, self.entries + other.entries, activations, besides, copied, batches)
 
 
 @dataclass(frozen=True)

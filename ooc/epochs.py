@@ -153,7 +153,7 @@ class BatchLoader:
             return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
         pool, split = self.budget.batches, self._split
         if work.sweeping:
-            return swept(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
+            return swept(work, cursors, pool=pool + work.spare_bytes, threads=self._threads[0], split=split, clocks=clocks)
         return windowed(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
 
     def _ended(self, epoch: int) -> None:

@@ -30,9 +30,11 @@ from ooc.sampling import Lockstep, NeighborSampler
 from ooc.sums import Summing
 from ooc.sweepplan import sweeps_pay
 from stores.dataset import Dataset
+from stores.engines.ring import SCRATCH_BYTES as RING_BYTES
 from stores.errors import ConfigError
 from stores.members import Members
 from stores.rows import ArrayRows
+from stores.zarr_rows import ShardedRows
 
 SCRATCH_BYTES = 64 * 2**20
 """Allowed for the buffers of the reads under way"""
@@ -99,6 +101,9 @@ def make_work(
     per_node, per_expanded = (row_bytes, 0) if summing is None else (0, row_bytes)
     sweeps_do = x is not None and not isinstance(x, ArrayRows) and sweeps_pay(x, budget.batches)
     sweeping = summing is not None and sweeps_do
+    mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE
+    edges_stay = x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm
+    spare = _unused_scratch(x, budget) if sweeping and not edges_stay else 0
     kept = KEPT_BYTES if sweeping and ds.memory is not None and budget.batches >= KEPT_SHARE * KEPT_BYTES else 0
     if ds.memory is None or kept or not (sweeps_do or isinstance(x, ArrayRows)):
         keep_large_blocks()
@@ -106,12 +111,13 @@ def make_work(
         return_large_blocks()
     # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
     own = Room(budget.max_batch, SHARES, budget)
-    most_drawn, most = (Room(budget.batches // 2, 2, budget), Room(budget.batches, 1, budget)) if sweeping else (own, own)
+    most_drawn, most = own, own
+    if sweeping:
+        most_drawn, most = Room(budget.batches // 2, 2, budget), Room(budget.batches + spare, 1, budget)
     limit: dict[str, Any] = {"max_bytes": most_drawn, "row_bytes": per_node, "expanded_bytes": per_expanded}
     sampler = NeighborSampler(ds.graph, *sampling, **limit)
-    mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE
     lockstep = None
-    if x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm:
+    if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
         lockstep = Lockstep(sampler, ds.edge_rows("indices"), columns, budget.batches // LOCKSTEP_SHARE)
     topology = Topology(ds.graph, sampling[2], mapped, warm, lockstep is None, collator.columns)
@@ -119,7 +125,14 @@ def make_work(
     buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
     pin = pins(pin_memory) and not to_cuda
     parts = order, sampler, collator, x, y, row_bytes, most, transform, pin, topology, lockstep
-    return Work(*parts, summing=summing, sweeping=sweeping, kept_bytes=kept, drawing=threads, buffers=buffers)
+    rest: dict[str, Any] = {"kept_bytes": kept + spare, "spare_bytes": spare, "drawing": threads, "buffers": buffers}
+    return Work(*parts, summing=summing, sweeping=sweeping, **rest)
+
+
+def _unused_scratch(x: Any, budget: Budget) -> int:
+    """Of the buffers of reads, what sweeps have no use for: where io_uring reads whole extents straight into their pieces."""
+    straight = isinstance(x, ShardedRows) and x.engine.name == "uring"
+    return max(0, budget.scratch - RING_BYTES) if straight else 0
 
 
 def pins(pin_memory: bool) -> bool:

@@ -82,8 +82,6 @@ BUFFERS_KEPT, PINNED_KEPT = 1, 4
 """Memory of batches that the model is done with, for the rows of the next ones; page-locking takes long enough to keep more"""
 FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 """Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
-SERVED = 3
-"""Batches of a sweep that have their own copy of their destinations' rows: at the model, ahead of it, and being collated"""
 PIECES, PIECE_BYTES, _PIECE_SHARE = 3, 8 * 2**20, 32
 """Pieces of a sweep's pass that are in memory at once: two being read, so that the disk never waits, and one being added up; a
 piece's bytes at most, and its share of the memory at most"""
@@ -113,7 +111,9 @@ class Work:
     sweeping: bool = False
     """whether sums are made in sweeps; `max_bytes` is then that of a sweep"""
     kept_bytes: int = 0
-    """of a sweep's memory, for freed blocks that the C library keeps"""
+    """of a sweep's memory, for freed blocks that the C library keeps, and buffers of reads; see `ooc.sweepplan.Draft`"""
+    spare_bytes: int = 0
+    """of these, the buffers of reads, which sweeps have beside the batches' memory, as theirs go past them"""
     drawing: int = 1
     """batches drawn at once"""
     read: Read = field(default_factory=Read)
@@ -130,7 +130,8 @@ class Work:
         if lockstep is not None and lockstep.max_bytes is not None:
             own = lockstep.max_bytes // parts
             lockstep = Lockstep(lockstep.sampler, lockstep.indices, lockstep.columns, own, lockstep.at_once)
-        return replace(self, max_bytes=room, lockstep=lockstep)
+        kept, spare = self.kept_bytes // parts, self.spare_bytes // parts
+        return replace(self, max_bytes=room, lockstep=lockstep, kept_bytes=kept, spare_bytes=spare)
 
     def stages(self, sample_threads: int, read_threads: int, split: bool) -> list[Stage]:
         """The stages behind cursors, or behind `split`, whose batches are sampled already."""
@@ -253,7 +254,8 @@ class Work:
             roots=roots,
             entries=entry * (len(subgraph.source) + expanded),
             activations=self.activation_bytes(drawn),
-            besides=drawing + PIECES * self.piece_bytes + SERVED * roots + self.kept_bytes,
+            besides=drawing + PIECES * self.piece_bytes,
+            copied=roots,
         )
 
     @property

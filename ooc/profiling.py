@@ -168,7 +168,7 @@ def _from_disk(trial: Trial, work: Work, seconds: float, variants: bool) -> Prof
     """Windows and sweeps are put together as in training and read in part; the model runs on rows that stand for the others."""
     budget, steps, lengths = trial.loader.budget, trial.steps, Timed(lengths_of(work.x))
     max_bytes = min(MOST_DRAWN_BYTES, budget.batches // DRAWN_SHARE)
-    grouping = Grouping(work, budget.batches, trial.loader.threads[0], Residents.none())
+    grouping = Grouping(work, budget.batches + work.spare_bytes, trial.loader.threads[0], Residents.none())
     regroup(grouping, batches_of(work, 0, 1), lengths_of(work.x))  # loads the kernels
     sampling = apart(work)
     sample, seen = Sample(batches_of(sampling, 0, steps), max_bytes, seconds / 2), _First()
@@ -261,7 +261,7 @@ def _evaluations(trial: Trial, shown: Work, seconds: float) -> dict[str, Evaluat
 
 def evaluation(loader: BatchLoader, work: Work, shown: Work, forward: Step, seconds: float) -> Evaluation:
     """What scoring a split takes, from its first batches, as small as they have to be."""
-    pool, threads, x = loader.budget.batches, loader.threads[0], work.x
+    pool, threads, x = loader.budget.batches + work.spare_bytes, loader.threads[0], work.x
     most = min(MOST_DRAWN_BYTES, pool // DRAWN_SHARE)
     sample = Sample(batches_of(work, 0, len(loader), split=True), most, seconds, patience=1)
     found: Replay | Sweeps | None = None

@@ -37,7 +37,7 @@ class Sums(NamedTuple):
     near: Any
     """float32[d, f]: each destination's weighted sum of its sampled neighbors' rows"""
     root: Any
-    """float32[d, f]: its own row"""
+    """float32[d, f]: its own row; not to be written to, as batches of a sweep may share them"""
 
     def size(self, dim: int) -> int:
         """As of a tensor [d, f]."""

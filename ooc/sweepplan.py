@@ -21,6 +21,8 @@ from stores.zarr_rows import ShardedRows
 
 AHEAD = 1
 """Batches handed out before the model asks for them"""
+FEW = 2
+"""Batches that a sweep has before memory goes to other ends: two in place of one halve what is read for each"""
 PLAN_ROWS = 2**18
 """Rows whose reads are planned at once, which takes about 16 MB"""
 _DIGIT = 12  # bits of a pass of the radix sort: two passes up to 16 M rows, its counters in the processor's nearest caches
@@ -108,11 +110,12 @@ class Sweep:
 class Draft:
     """A sweep in the making.
 
-    pool: bytes for all that sweeps have in memory; root_bytes: of a destination's own row.
+    pool: bytes for all that sweeps have in memory; root_bytes: of a destination's own row; kept: of the pool, for other ends
+    (freed blocks that the C library keeps, buffers of reads), but where FEW batches need it.
     """
 
-    def __init__(self, pool: int, root_bytes: int) -> None:
-        self._pool, self._root_bytes = pool, root_bytes
+    def __init__(self, pool: int, root_bytes: int, kept: int = 0) -> None:
+        self._pool, self._root_bytes, self._kept = pool, root_bytes, kept
         self._batches: list[Waiting] = []
         self._own: list[NDArray[np.int32]] = []
         self._roots = [0]
@@ -124,7 +127,7 @@ class Draft:
         own = self._union.add(batch.rest.drawn.subgraph.node)
         roots = self._union.size * self._root_bytes
         size = batch.share if self._size is None else self._size.joined(batch.share, roots)
-        if self._batches and size.nbytes > self._pool:
+        if self._batches and size.nbytes > self._pool - (0 if size.batches <= FEW else self._kept):
             return False
         self._batches.append(batch)
         self._own.append(own)
@@ -260,10 +263,10 @@ def _move(
             edge_out[to] = edge[i]
 
 
-def sweeps(batches: Iterator[Waiting], pool: int, root_bytes: int) -> Iterator[Sweep]:
+def sweeps(batches: Iterator[Waiting], pool: int, root_bytes: int, kept: int = 0) -> Iterator[Sweep]:
     """Sweeps of consecutive batches, none left out, each of as many as fit `pool` bytes, but of one at least.
 
-    root_bytes: of a destination's own row. A failure comes after the sweep of the batches before it.
+    root_bytes, kept: see `Draft`. A failure comes after the sweep of the batches before it.
     """
     draft: Draft | None = None
     failure: BaseException | None = None
@@ -276,13 +279,13 @@ def sweeps(batches: Iterator[Waiting], pool: int, root_bytes: int) -> Iterator[S
             failure = error
             break
         if draft is None:
-            draft = Draft(pool, root_bytes)
+            draft = Draft(pool, root_bytes, kept)
         if not draft.add(batch):
             sweep = draft.finish()
             draft = None  # what a generator refers to stays in memory while the sweep is under way
             yield sweep
             del sweep
-            draft = Draft(pool, root_bytes)
+            draft = Draft(pool, root_bytes, kept)
             draft.add(batch)
         del batch
     if draft is not None:

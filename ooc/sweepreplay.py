@@ -137,8 +137,8 @@ def replay_sweeps(
             yield one
 
     scans, cost, most = [], cost_of(work.x), 1.0
-    for sweep in sweeps(waits(), pool, work.root_bytes):
-        most = max(most, batches_in(pool, sweep))
+    for sweep in sweeps(waits(), pool, work.root_bytes, work.kept_bytes):
+        most = max(most, batches_in(pool - work.kept_bytes, sweep))
         wanted = [asked.popleft() for _ in sweep.batches]
         extents, nbytes = planned(sweep.row.astype(np.int64), lengths)
         scans.append(
@@ -161,7 +161,7 @@ def replay_sweeps(
 def batches_in(pool: int, sweep: Sweep) -> float:
     """Batches like those of this sweep, which may lack some, that fit a sweep of `pool` bytes."""
     size, count = sweep.size, len(sweep.batches)
-    return max(float(count), (pool - size.activations - size.besides) * count // max(1, size.kept))
+    return max(float(count), (pool - size.fixed) * count // max(1, size.kept))
 
 
 def rest_bytes(rest: Rest) -> int:

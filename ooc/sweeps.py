@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.budget import COPIES
 from ooc.buffers import Buffers, leased
 from ooc.clock import Clock
 from ooc.clock import waiting as booked
 from ooc.collate import Loaded
 from ooc.loading import PIECES, Work
+from ooc.memory import return_freed, return_large_blocks
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, SOURCE, Pipeline, Stage
 from ooc.rowcache import SECOND_SHARE, shelf_of
@@ -95,6 +97,37 @@ class SumsMemory:
             self._changed.notify_all()
 
 
+class RootCopies:
+    """Buffers for batches' own copies of their destinations' rows: as many as are alive at once, then used again.
+
+    One comes back as the consumer lets go of its batch, which is when the copy after the next is made; a consumer that keeps
+    its batches gets more of them.
+
+    >>> RootCopies(COPIES).take(rows=900, width=128).shape
+    (900, 128)
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free: deque[Floats] = deque([np.empty(0, np.float32)] * count, maxlen=count)
+        self._kept = False
+        self._changed = threading.Condition()  # over an RLock, as in `SumsMemory`
+
+    def take(self, rows: int, width: int) -> Floats:
+        """float32[rows, width], uninitialised."""
+        with self._changed:
+            with booked():
+                self._kept = not self._changed.wait_for(lambda: self._free, 0.0 if self._kept else GRACE_SECONDS)
+            buffer = np.empty(0, np.float32) if self._kept else self._free.popleft()
+        if len(buffer) < rows * width:
+            buffer = np.empty(rows * width * 9 // 8, np.float32)  # batches differ in size a little
+        return leased(buffer, self._give, buffer)[: rows * width].reshape(rows, width)
+
+    def _give(self, buffer: Floats) -> None:
+        with self._changed:
+            self._free.append(buffer)
+            self._changed.notify_all()
+
+
 @dataclass(frozen=True)
 class Made:
     """A sweep's batches whose sums stand in memory, or of its first `done` batches, and what the next one failed on.
@@ -113,12 +146,16 @@ class Made:
 
 
 class Sweeper:
-    """Makes sums, sweep by sweep: pieces of the file are read by threads of its own, and added up by the caller's."""
+    """Makes sums, sweep by sweep: pieces of the file are read by threads of its own, and added up by the caller's.
 
-    def __init__(self, work: Work, rows: Rows, clock: Clock) -> None:
-        self._work, self._rows = work, rows
+    pool: bytes for all sweeps; where one takes what freed blocks were to have of it, the C library keeps none any more.
+    """
+
+    def __init__(self, work: Work, rows: Rows, clock: Clock, pool: int = 1 << 62) -> None:
+        self._work, self._rows, self._pool = work, rows, pool
         self.memory = SumsMemory()
         self._turn = 0
+        self._returns = False
         self._code = work.code
         self._buffers = Buffers(kept=PIECES, direct=True, least_bytes=1)
         self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
@@ -126,6 +163,9 @@ class Sweeper:
 
     def make(self, sweep: Sweep) -> Made:
         """The sums of a sweep's batches. Where that fails, batch by batch as far as it goes."""
+        if sweep.size.nbytes > self._pool - self._work.kept_bytes and not self._returns:
+            self._returns = return_large_blocks()
+            return_freed()
         near, roots = self.memory.take(sweep.num_rows, sweep.num_roots, self._rows.shape[1], self._turn)
         self._turn += 1
         done, error = len(sweep.batches), None
@@ -204,6 +244,7 @@ class Server:
 
     def __init__(self, work: Work, sweeper: Sweeper) -> None:
         self._work, self._sweeper = work, sweeper
+        self._copies = RootCopies(COPIES)
 
     def serve(self, made: Iterator[Made]) -> Iterator["Served"]:
         """The batches of sweeps, one after the other, with their sums."""
@@ -226,8 +267,12 @@ class Server:
         """(steps done with this batch, the batch)."""
         rest, near, roots, own = served
         scale_rows(near, rest.scale)
-        root = self._work.buffers.empty(near.shape, near.dtype)
-        np.take(roots, own, axis=0, out=root, mode="clip")
+        pinned = self._work.buffers.pinned
+        if not pinned and np.array_equal(own, np.arange(len(own), dtype=own.dtype)):
+            root = roots[: len(own)]  # a sweep's first batch: they stand in its order
+        else:
+            root = self._work.buffers.empty(near.shape, near.dtype) if pinned else self._copies.take(*near.shape)
+            np.take(roots, own, axis=0, out=root, mode="clip")
         return self._work.collate(Loaded(rest.drawn, Sums(near, root), self._work.labels(rest.drawn)))
 
 
@@ -262,7 +307,7 @@ def swept(
         pool //= SECOND_SHARE
         work = work.sharing(pool, SECOND_SHARE)
     try:
-        sweeper = Sweeper(work, rows, own["read"])
+        sweeper = Sweeper(work, rows, own["read"], pool)
         server = Server(work, sweeper)
         return _chain(work, cursors, sweeper, server, pool, (threads, alone, split), own)
     except BaseException:
@@ -293,7 +338,7 @@ def _chain(
         clocks={"sample": own["sample"]},
     )
     made = Pipeline(
-        sweeps(sampled, pool, work.root_bytes),
+        sweeps(sampled, pool, work.root_bytes, work.kept_bytes),
         [Stage("sum", sweeper.make)],
         max_bytes=1,  # the buffers are the gate
         max_items=2,

@@ -1,5 +1,6 @@
 """Waiting batches -> sweeps -> pieces: entries by row and in order, every row once, within the bytes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
     assert sweep.row.tolist() == sorted({*node.tolist(), *(row for each in wanted for row, _, _ in each)})
     assert [kept_by(sweep)[place] for place in sweep.own.tolist()] == node.tolist()
     assert sweep.num_roots == len(kept_by(sweep)) == len(set(node.tolist()))
-    assert sweep.size == SweepSize(start[-1], 3 * sweep.num_roots, sum(sizes) + start[-1], max(sizes), 1)
+    assert sweep.size == SweepSize(start[-1], 3 * sweep.num_roots, sum(sizes) + start[-1], max(sizes), 1, 0, len(sizes))
     for k in range(len(batches)):
         alone = sweep.only(k)
         assert entries_of(alone) == sorted([(row, to - start[k], f) for row, to, f in wanted[k]], key=lambda entry: entry[0])
@@ -173,3 +174,20 @@ def test_a_failure_comes_after_the_sweep_before_it(path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="mine"):
         next(found)
     assert list(sweeps(iter([]), 10**9, 4 * F)) == []
+
+
+def test_two_batches_take_what_freed_blocks_were_to_have_and_more_do_not() -> None:
+    """And copies of destinations' rows: none of one batch, one of two, two of three and more."""
+    rng = np.random.default_rng(0)
+    one = drawn_at_random(rng, 10, 50, False)
+    share = SweepSize(sums=100, roots=0, entries=0, activations=50, besides=5, copied=10)
+    batch = replace(one, share=share)
+    sizes = []
+    joined = share
+    for _ in range(3):
+        sizes.append(joined.nbytes)
+        joined = joined.joined(share, 0)
+    assert sizes == [255, 465, 675]
+    for pool, blocks, want in ((465, 0, 2), (465, 400, 2), (464, 0, 1), (675, 0, 3), (675, 1, 2), (676, 1, 3)):
+        made = sweeps(iter([batch] * 3), pool, 0, blocks)
+        assert len(next(made).batches) == want, (pool, blocks)

@@ -85,7 +85,8 @@ class Trace:
     def sweeps(self) -> Iterator[Sweep]:
         """The sweeps that the run's own planner made, where its batches have sums."""
         waits = (waiting(self.work, drawn) for drawn in self.drawn())
-        return sweeps(waits, self.budget.batches, self.work.root_bytes)
+        pool = self.budget.batches + self.work.spare_bytes
+        return sweeps(waits, pool, self.work.root_bytes, self.work.kept_bytes)
 
     def reads(self) -> Iterator[tuple[NDArray[Any], int]]:
         """Of every window or sweep: the rows that it had to read, int[u] ascending, and how many were in memory at once."""

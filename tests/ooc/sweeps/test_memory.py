@@ -11,7 +11,7 @@ from ooc import loaders, sweeps
 from ooc.loaders import NeighborLoader
 from ooc.rowcache import SECOND_SHARE, shelf_of
 from ooc.sums import Sums
-from ooc.sweeps import Stopped, SumsMemory
+from ooc.sweeps import RootCopies, Stopped, SumsMemory
 from stores.dataset import Dataset
 from stores.errors import BudgetError
 from tests.ooc.batches import same
@@ -88,6 +88,36 @@ def test_two_buffers_serve_an_epoch_and_a_consumer_that_keeps_them_gets_more() -
     assert not last.is_alive()
     with pytest.raises(Stopped):
         memory.take(1, 1, 1, 0)
+
+
+def test_copies_are_used_again_and_a_consumer_that_keeps_them_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "GRACE_SECONDS", 10.0)
+    copies = RootCopies(2)
+    first, second = copies.take(3, 4), copies.take(3, 4)
+    first[:], second[:], address, got = 1, 2, first.ctypes.data, []
+    third = threading.Thread(target=lambda: got.append(copies.take(3, 4)))
+    third.start()
+    third.join(0.05)
+    assert third.is_alive()
+    del first
+    third.join(10)
+    assert got[0].ctypes.data == address
+    monkeypatch.setattr(sweeps, "GRACE_SECONDS", 0.01)
+    more = [copies.take(3, 4) for _ in range(3)]
+    assert len({each.ctypes.data for each in (*got, second, *more)}) == 5
+    assert (second == 2).all()
+
+
+def test_a_sweeps_first_batch_needs_no_copy_and_two_at_a_time_are_alive(
+    path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = RootCopies.take
+    monkeypatch.setattr(RootCopies, "take", lambda self, rows, width: (taken.append(rows), take(self, rows, width))[1])
+    loader = loader_of(ds, budget=few(4))
+    got = outcome(loader)
+    assert same(got, in_memory(path))
+    assert 0 < len(taken) == 30 - loader.times()["sum"]["items"]
 
 
 def test_two_loaders_at_once_share_the_memory(path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
