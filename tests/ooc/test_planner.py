@@ -74,10 +74,11 @@ def test_sweeps_are_replayed_to_the_row_too(ds: Dataset) -> None:
     budget = dataclasses.replace(budget_of(ds), max_batch=2 * 10**6, in_flight=4 * 10**6)
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [3, 3], budget=budget, **options)
-        found = replayed(loader, budget.batches)
+        pool = budget.batches + loader.work.spare_bytes
+        found = replayed(loader, pool)
         assert isinstance(found, Sweeps)
         assert len(found.scans) > 2
-        some = replayed(loader, budget.batches, int(2.5 * found.scans[0].batches))
+        some = replayed(loader, pool, int(2.5 * found.scans[0].batches))
         assert loader.rows_read == loader.rows_asked == 0, "what is replayed is not read"
         steps = sum(1 for _ in loader)
         assert sum(scan.batches for scan in found.scans) == steps
