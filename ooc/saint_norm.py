@@ -65,7 +65,8 @@ class Counts:
         edge = np.empty(len(subgraph.slot), np.uint16)
         nbytes = self.edges.read(subgraph.slot, edge)
         node = np.repeat(self.nodes[subgraph.node[: len(subgraph.indptr) - 1]], np.diff(subgraph.indptr))
-        return (np.minimum(node, _MOST).astype(np.float32) + 1) / (edge.astype(np.float32) + 1), nbytes
+        node = np.where(edge == _MOST, np.minimum(node, _MOST), node)  # an edge whose count has ended counts for one
+        return (node.astype(np.float32) + 1) / (edge.astype(np.float32) + 1), nbytes
 
     def weights(self, node: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[n]: how many times each of `node` counts in the loss, M / C_v with the subgraph itself counted."""

@@ -136,6 +136,14 @@ def test_counts_are_the_exact_probabilities(tmp_path: Path) -> None:
     assert np.array_equal(edge, slots)  # to the last, whatever the threads
 
 
+def test_a_hub_in_very_many_subgraphs_keeps_its_coefficients() -> None:
+    """Edges are counted up to 65,535, nodes further."""
+    graph = Graph.from_edges([1, 2, 0], [0, 0, 1], 3)
+    counts = Counts(10**6, np.array([800_000, 5, 5], np.uint32), ArrayRows(np.array([65_535, 399, 2], np.uint16)), {})
+    found, _ = counts.stands_for(induce(graph, np.arange(3)).subgraph)
+    np.testing.assert_allclose(found, [1, 800_001 / 400, 6 / 3], rtol=1e-6)
+
+
 @pytest.mark.parametrize("draw", [Draw("walk", 2, 2), Draw("edge", 2), Draw("node", 3)], ids=lambda draw: draw.kind)
 def test_normalised_batches_are_the_whole_graph_on_average(tmp_path: Path, draw: Draw) -> None:
     """Sums and means over in-edges given that a node is there, and the loss: within the error of so many batches."""
