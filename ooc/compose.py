@@ -113,6 +113,11 @@ def saved_config(out: Path) -> dict[str, Any] | None:
     return read_config(out / CONFIG) if (out / CONFIG).is_file() else None
 
 
+def write_config(config: TrainConfig) -> None:
+    """Keep the configuration in the run's directory; only under its log's lock."""
+    checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))
+
+
 def pick_device(name: str) -> torch.device:
     """ "auto" is CUDA where there is one. Deterministic kernels are switched on for CUDA."""
     if name == "cuda" and not torch.cuda.is_available():
@@ -317,7 +322,6 @@ def compose(
     loader, evaluators = make_loader(config, dataset, device, model), make_evaluators(config, dataset, device, model)
     loss = make_loss(config, dataset, task, device)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
-    checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))  # only under the log's lock
     job = Job(
         config=config,
         dataset=dataset,
@@ -337,10 +341,14 @@ def compose(
     if config.evaluate == "layerwise":
         engine = "auto" if config.engine == "gds" else config.engine
         job.exact = ExactScores(model, dataset, config.out / SWEEP, engine)
+    if saved is None:  # from here on it is a run, which --resume takes
+        write_config(config)
     if config.tensorboard:
         watchers.all.append(TensorBoardWatcher(config.out, job.state.total_steps))
     if isinstance(loader, HaloLoader):  # the last that may be refused: it has files, and a thread
         job.halo = make_halo(config, loader, model, saved)
+    if saved is not None:  # settings that were refused are not those of the next --resume
+        write_config(config)
     if config.memory is not None:
         watchers.note(str(loader.budget))
     watchers.note(f"features are read: {dataset.reading('x')}")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from ooc import loaders
+from ooc import loaders, sweepshape
 from ooc.budget import divide
 from ooc.checkpoint import read_metrics
 from ooc.train import train
-from stores.errors import ConfigError
+from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
-from tests.ooc.runs import InterruptAt, KillAt, Killed, configure, curve
+from tests.ooc.runs import InterruptAt, KillAt, Killed, configure, curve, tight
 
 
 @pytest.mark.parametrize(("every", "killed_at"), [(1, 0), (1, 2), (1, 11), (3, 3), (3, 7), (None, 5)])
@@ -53,6 +53,21 @@ def test_features_larger_than_the_memory_train_evaluate_and_resume(
     assert curve(cut.out) == curve(tmp_path / "whole")
     assert resumed["metrics"] == whole["metrics"]
     assert resumed["rows_read"] > 600  # rows were given up and read again
+
+
+def test_settings_that_were_refused_are_not_those_of_the_next_resume(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, out = make_store(), tmp_path / "run"
+    train(configure(store, out, evaluate="layerwise", max_steps=3))
+    before = (out / "config.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(sweepshape, "_ALLOWED", 2**50)
+        with pytest.raises(BudgetError, match="are left for a sweep"):
+            train(configure(store, out, evaluate="layerwise", max_steps=5, memory=tight()), resume=True)
+    assert (out / "config.json").read_bytes() == before
+    train(configure(store, out, evaluate="layerwise", max_steps=5, memory=tight()), resume=True)
+    assert (out / "config.json").read_bytes() != before
 
 
 def test_ctrl_c_keeps_a_checkpoint_of_that_very_step(make_store: MakeStore, tmp_path: Path) -> None:
