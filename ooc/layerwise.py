@@ -146,8 +146,7 @@ class LayerSweep:
         folder.
         """
         self.files.lock()
-        shelf = shelf_of(self.dataset.stored("x"))
-        shelf.begin_sweeps()  # the rows that wait in memory for the next batches go
+        sweeping = shelf_of(self.dataset.stored("x")).begin_sweeps()  # the rows that wait in memory for the next batches go
         try:
             key = self.fingerprint()
             going_on = self._resumed(key)
@@ -169,7 +168,7 @@ class LayerSweep:
                 self.spent.read += runner.bytes_read
                 self.spent.written += runner.bytes_written
         finally:
-            shelf.end_sweeps()
+            sweeping.end()
 
     def _run_stage(self, runner: Runner, number: int, stage: Stage, node: int, key: str, progress: Progress) -> None:
         self.files.keep_only({*_TILES, *runner.wanted(stage)})

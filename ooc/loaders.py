@@ -34,10 +34,10 @@ from stores.engines.ring import SCRATCH_BYTES as RING_BYTES
 from stores.errors import ConfigError
 from stores.members import Members
 from stores.rows import ArrayRows
-from stores.zarr_rows import ShardedRows
+from stores.zarr_rows import BLOCK_BYTES, ForeignRows, ShardedRows
 
 SCRATCH_BYTES = 64 * 2**20
-"""Allowed for the buffers of the reads under way"""
+"""Allowed for the buffers of the reads under way, of arrays that others wrote for two copies of a block of 16 MiB"""
 WARM_SHARE = 3
 """Of the memory, a third at most for the topology's slots; where those to draw from fit, they are read in beforehand: edges on
 the disk cost more than the batches their memory would hold (measured: twice the seconds a batch)"""
@@ -71,10 +71,16 @@ def budget_of(ds: Dataset, model: int = 0, columns: Collection[str] | None = Non
             topology=ds.graph.indptr.nbytes + min(slot_bytes(ds.graph, met), memory // share),
             labels=labels + len(ds.splits) * Members.nbytes_for(ds.num_nodes),
             model=model,
-            scratch=SCRATCH_BYTES,
+            scratch=SCRATCH_BYTES + _large_chunks(ds),
             origin=origin,
         )
     return _budgets[ds]
+
+
+def _large_chunks(ds: Dataset) -> int:
+    """Bytes that decoding features takes beyond `SCRATCH_BYTES`: chunks that somebody else made large come whole, and twice."""
+    x = ds.stored("x") if ds.num_features else None
+    return 2 * max(0, x.block_bytes - BLOCK_BYTES) if isinstance(x, ForeignRows) else 0
 
 
 def make_work(

@@ -53,9 +53,10 @@ class _Alive:
         self._ends: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
-    def start(self, threads: int, on_end: Callable[[], None] | None) -> None:
+    def start(self, on_end: Callable[[], None] | None = None) -> None:
+        """One more, until its `end`."""
         with self._lock:
-            self._count += threads
+            self._count += 1
             self._ends += [] if on_end is None else [on_end]
 
     def end(self) -> None:
@@ -209,6 +210,14 @@ class _State:
         if self.before is not None:
             self.before.stop()  # our source may be waiting for it
 
+    def begin(self, thread: threading.Thread) -> None:
+        self.alive.start()
+        try:
+            thread.start()
+        except RuntimeError:  # there are no more to be had
+            self.alive.end()
+            raise
+
     def join(self) -> None:
         for thread in self.threads:
             if thread is not threading.current_thread():
@@ -297,10 +306,17 @@ class Pipeline:
                 name = f"ooc-{state.name(position)}"
                 thread = threading.Thread(target=_serve, args=(state, position), name=name, daemon=True)
                 state.threads.append(thread)
-        state.alive.start(len(state.threads), on_end)
         _RUNNING.add(self)
-        for thread in state.threads:
-            thread.start()
+        state.alive.start(on_end)  # until all threads have begun
+        try:
+            for thread in state.threads:
+                state.begin(thread)
+        except BaseException:  # no more threads to be had, or Ctrl-C
+            state.threads = [thread for thread in state.threads if thread.is_alive()]
+            self.close()  # a thread that is just being begun ends by itself, before it takes an item
+            raise
+        finally:
+            state.alive.end()
 
     def __iter__(self) -> Self:
         return self

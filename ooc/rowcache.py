@@ -200,8 +200,11 @@ class Lease:
                 self.cache.pool.close()
 
     def end(self, residents: Residents | None, slot: Slots) -> None:
-        """Give the cache back with what lies in it; None: nobody knows (the pipeline was stopped halfway)."""
+        """Give the cache back with what lies in it; None: nobody knows (the pipeline was stopped halfway). Once: later it
+        may be another's."""
         with self._lock:
+            if self._over:
+                return
             self._over = True
         if residents is None:
             self.cache.clear()
@@ -211,6 +214,23 @@ class Lease:
             self._shelf.put()
 
 
+class Sweeping:
+    """A reader that keeps no rows (`ooc.sweeps`), as long as it goes on. alone: whether nobody else read them when it began."""
+
+    def __init__(self, shelf: "Shelf", alone: bool) -> None:
+        self._shelf, self.alone = shelf, alone
+        self.stopping = False
+        """whether it is about to end"""
+
+    def stop(self) -> None:
+        """Whoever comes now waits for the end, rather than do with less memory."""
+        self.stopping = True
+
+    def end(self) -> None:
+        """It has ended; idempotent."""
+        self._shelf.leave(self)
+
+
 class Shelf:
     """Where the rows' cache waits for the next pipeline over the same rows; and who reads those rows now.
 
@@ -218,15 +238,15 @@ class Shelf:
     """
 
     def __init__(self) -> None:
-        self._sweeps = 0
+        self._sweeps: set[Sweeping] = set()
         self._cache: RowCache | None = None
         self._lease: Lease | None = None
         self._changed = threading.Condition()
 
     def lend(self, count: int, rows: Rows) -> Lease | None:
-        """The cache, of `count` slots; None while another pipeline reads. Waits for one that is stopping."""
+        """The cache, of `count` slots; None while another pipeline reads. Waits for those that are stopping."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lease is None or not self._lease.stopping, STOPPING_SECONDS)
+            self._changed.wait_for(self._settled, STOPPING_SECONDS)
             if self._lease is not None or self._sweeps:
                 return None
             if self._cache is None or len(self._cache.pool.rows) != count:
@@ -236,19 +256,24 @@ class Shelf:
             self._lease = Lease(self._cache, self)
             return self._lease
 
-    def begin_sweeps(self) -> bool:
-        """A pipeline begins that keeps no rows (`ooc.sweeps`): those that wait here go. Whether no other one is there."""
+    def begin_sweeps(self) -> Sweeping:
+        """A reader begins that keeps no rows: those that wait here go. Waits for those that are stopping."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lease is None or not self._lease.stopping, STOPPING_SECONDS)
-            alone = self._lease is None and not self._sweeps
+            self._changed.wait_for(self._settled, STOPPING_SECONDS)
+            begun = Sweeping(self, self._lease is None and not self._sweeps)
             self._cache = None if self._lease is None else self._cache
-            self._sweeps += 1
-            return alone
+            self._sweeps.add(begun)
+            return begun
 
-    def end_sweeps(self) -> None:
+    def leave(self, sweeping: Sweeping) -> None:
         """One that began has ended."""
         with self._changed:
-            self._sweeps -= 1
+            self._sweeps.discard(sweeping)
+            self._changed.notify_all()
+
+    def _settled(self) -> bool:
+        """Whether nobody is about to end: how much memory the next one has must not depend on when that is."""
+        return not any(each.stopping for each in (self._lease, *self._sweeps) if each is not None)
 
     def put(self) -> None:
         """Take the cache back."""

@@ -261,6 +261,7 @@ class Job:
             "peak_rss_bytes": self.meter.peak,
             "peak_cuda_bytes": self.meter.cuda_peak,
             "bytes_read": self.loader.bytes_read,
+            "edge_bytes_read": self.loader.topology_bytes_read,
             "rows_read": self.loader.rows_read,
             "rows_asked": self.loader.rows_asked,
             "stages": stages,

@@ -9,7 +9,8 @@ from ooc.planner import advise, bottleneck, hit_rate
 PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
 _SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_seconds")
 _HISTORY = ("met", "pulled", "written", "age", "bytes_read", "bytes_written", "bytes_logged")
-COUNTS = (*_SECONDS, "steps", "bytes_read", "rows_read", "rows_asked", "processes", *(f"history_{name}" for name in _HISTORY))
+_READ = ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked")
+COUNTS = (*_SECONDS, "steps", *_READ, "processes", *(f"history_{name}" for name in _HISTORY))
 
 Stages = dict[str, dict[str, float]]
 
@@ -92,20 +93,22 @@ def account(spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: d
     steps, stages = spent["steps"], spent["stages"]
     work = {name: stage["busy_s"] for name, stage in stages.items() if name != "source"}
     seconds_per_epoch = spent["train_seconds"] / steps * steps_per_epoch if steps else None
-    asked_bytes, reading = spent["rows_read"] * row_bytes, work.get("read", 0.0)
+    wanted, reading = spent["rows_read"] * row_bytes, work.get("read", 0.0)
+    feature_bytes = spent["bytes_read"] - spent["edge_bytes_read"]  # edges are read while sampling
     asked_known = spent["rows_asked"] >= spent["rows_read"]  # not where the run was begun by an ooc that did not count them
     actual = {
         "seconds_per_epoch": seconds_per_epoch,
         "evaluate_seconds": spent["evaluate_seconds"],
         "peak_rss_bytes": spent["peak_rss_bytes"],
         "bytes_read": spent["bytes_read"],
+        "edge_bytes_read": spent["edge_bytes_read"],
         "history_bytes_read": spent["history_bytes_read"],
         "history_bytes_written": spent["history_bytes_written"],
         "rows_read": spent["rows_read"],
         "rows_asked": spent["rows_asked"],
         "hit_rate": hit_rate(spent["rows_read"], spent["rows_asked"]) if row_bytes and asked_known else None,
-        "read_amplification": spent["bytes_read"] / asked_bytes if asked_bytes else None,
-        "read_bytes_per_second": spent["bytes_read"] / reading if reading and row_bytes else None,
+        "read_amplification": feature_bytes / wanted if wanted else None,
+        "read_bytes_per_second": feature_bytes / reading if reading and row_bytes else None,
         "stages": work,
         "bottleneck": bottleneck(work) if work else None,
     }

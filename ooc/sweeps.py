@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -31,7 +32,7 @@ from ooc.loading import PIECES, Work
 from ooc.memory import return_freed, return_large_blocks
 from ooc.order import Cursor
 from ooc.pipeline import CONSUMER, SOURCE, Pipeline, Stage
-from ooc.rowcache import SECOND_SHARE, shelf_of
+from ooc.rowcache import SECOND_SHARE, Sweeping, shelf_of
 from ooc.sums import Floats, Sums, scale_rows, scatter_sums
 from ooc.sweepplan import AHEAD, Piece, Rest, Sweep, Waiting, pieces, sweeps, waiting
 from stores.rows import Rows
@@ -160,6 +161,7 @@ class Sweeper:
         self._buffers = Buffers(kept=PIECES, direct=True, least_bytes=1)
         self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
         self._clock, self._lock = clock, threading.Lock()
+        self._stopped = False
 
     def make(self, sweep: Sweep) -> Made:
         """The sums of a sweep's batches. Where that fails, batch by batch as far as it goes."""
@@ -218,10 +220,9 @@ class Sweeper:
             wait([read for _, read in under_way if not read.cancel()])  # whoever closes the loader may close the rows next
 
     def _submit(self, piece: Piece) -> "Future[NDArray[Any]]":
-        try:
-            return self._readers.submit(self._read, piece)
-        except RuntimeError as error:  # the pipeline is being stopped
-            raise Stopped from error
+        if self._stopped:
+            raise Stopped
+        return self._readers.submit(self._read, piece)
 
     def _read(self, piece: Piece) -> NDArray[Any]:
         """The values of a piece's extents, or of its rows one behind the other."""
@@ -234,9 +235,15 @@ class Sweeper:
         return values
 
     def stop(self) -> None:
-        """End all waiting; idempotent."""
+        """End all waiting, and reads that have not begun; idempotent. It may come from a collection in the middle of anything,
+        in a thread that holds the lock of `_readers` too."""
+        self._stopped = True
         self.memory.close()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Stop, and end the threads that read; idempotent. Not while sums are made."""
+        self.stop()
+        self._readers.shutdown()
 
 
 class Server:
@@ -302,16 +309,15 @@ def swept(
     assert work.x is not None
     rows, alone = work.x, work.lockstep is None and not split
     own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "sum", "collate", CONSUMER)}
-    shelf = shelf_of(rows)
-    if not shelf.begin_sweeps():
+    sweeping = shelf_of(rows).begin_sweeps()
+    if not sweeping.alone:
         pool //= SECOND_SHARE
         work = work.sharing(pool, SECOND_SHARE)
     try:
         sweeper = Sweeper(work, rows, own["read"], pool)
-        server = Server(work, sweeper)
-        return _chain(work, cursors, sweeper, server, pool, (threads, alone, split), own)
+        return _chain(work, cursors, sweeper, sweeping, pool, (threads, alone, split), own)
     except BaseException:
-        shelf.end_sweeps()
+        sweeping.end()
         raise
 
 
@@ -319,42 +325,58 @@ def _chain(
     work: Work,
     cursors: Iterator[Cursor],
     sweeper: Sweeper,
-    server: Server,
+    sweeping: Sweeping,
     pool: int,
     sampling: tuple[int, bool, bool],
     own: dict[str, Clock],
 ) -> Pipeline:
-    """The three pipelines of `swept`."""
-    assert work.x is not None
+    """The three pipelines of `swept`; where one cannot be made, those before it have ended."""
+    server = Server(work, sweeper)
+
+    def stop() -> None:
+        sweeping.stop()
+        sweeper.stop()
+
+    def end() -> None:
+        sweeper.close()
+        sweeping.end()
+
+    with ExitStack() as unfinished:
+        unfinished.callback(end)
+        sampled = _sampled(work, cursors, sampling, own["sample"])
+        unfinished.callback(sampled.close)
+        made = Pipeline(
+            sweeps(sampled, pool, work.root_bytes, work.kept_bytes),
+            [Stage("sum", sweeper.make)],
+            max_bytes=1,  # the buffers are the gate
+            max_items=2,
+            clocks={SOURCE: own["group"], "sum": own["sum"]},
+            before=sampled,
+            on_stop=stop,
+        )
+        unfinished.callback(made.close)
+        served = Pipeline(
+            server.serve(made),
+            [Stage("collate", server.collate)],
+            max_bytes=1,
+            max_items=AHEAD,
+            clocks={name: own[name] for name in ("collate", CONSUMER)},
+            before=made,
+            on_end=end,
+        )
+        unfinished.pop_all()
+        return served
+
+
+def _sampled(work: Work, cursors: Iterator[Cursor], sampling: tuple[int, bool, bool], clock: Clock) -> Pipeline:
+    """Sampled batches, and what they want of the rows."""
     threads, alone, split = sampling
     source: Iterator[Any] = cursors
     if not alone:
         source = work.split(cursors) if work.lockstep is None else work.sampled(cursors, split)
-    sampled = Pipeline(
-        source,
-        [Stage("sample", partial(_sample, work) if alone else partial(waiting, work), threads)],
-        max_bytes=1,  # not a gate: bounded in items, which a sweep counts
-        max_items=threads,
-        clocks={"sample": own["sample"]},
-    )
-    made = Pipeline(
-        sweeps(sampled, pool, work.root_bytes, work.kept_bytes),
-        [Stage("sum", sweeper.make)],
-        max_bytes=1,  # the buffers are the gate
-        max_items=2,
-        clocks={SOURCE: own["group"], "sum": own["sum"]},
-        before=sampled,
-        on_stop=sweeper.stop,
-    )
-    return Pipeline(
-        server.serve(made),
-        [Stage("collate", server.collate)],
-        max_bytes=1,
-        max_items=AHEAD,
-        clocks={name: own[name] for name in ("collate", CONSUMER)},
-        before=made,
-        on_end=shelf_of(work.x).end_sweeps,
-    )
+    stage = Stage("sample", partial(_sample, work) if alone else partial(waiting, work), threads)
+    # Not a gate: bounded in items, which a sweep counts.
+    return Pipeline(source, [stage], max_bytes=1, max_items=threads, clocks={"sample": clock})
 
 
 def _sample(work: Work, cursor: Cursor) -> Waiting:

@@ -112,7 +112,7 @@ def try_sweep(work: Work, sweep: Sweep, steps: int, threads: int, step: Step, se
             with pipeline:
                 found = _beside(pipeline, maker, made, step, alone, seconds)
     finally:
-        maker.sweeper.stop()
+        maker.sweeper.close()
     known = sum(part.nbytes for part in (*made, *served)) + table_bytes(sweep) + sum(map(rest_bytes, sweep.batches))
     return SweepTrial(*found, median_of(pipeline.clocks["collate"], WARM_STEPS), max(0, meter.peak - known))
 

@@ -6,6 +6,7 @@ may fill nearly all of it, where two buffers in turn would have half each. Batch
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,39 +195,44 @@ def _lent(work: Work, pool: int) -> tuple[Lease, int]:
 def _chain(
     work: Work, cursors: Iterator[Cursor], lease: Lease, pool: int, threads: int, split: bool, clocks: dict[str, Clock]
 ) -> Pipeline:
-    """The three pipelines of `windowed`."""
+    """The three pipelines of `windowed`; where one cannot be made, those before it have ended."""
     cache = lease.cache
     grouping = Grouping(work, pool, threads, cache.residents)
     reader, server = Reader(work, cache.pool, cache.slot), Server(work, cache.pool)
+    own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "collate", CONSUMER)}
+    with ExitStack() as unfinished:
+        sampled = _sampled(work, cursors, threads, split, own["sample"])
+        unfinished.callback(sampled.close)
+        filled = Pipeline(
+            grouping.windows(sampled),
+            [Stage("read", reader.read)],
+            max_bytes=1,  # the pool is the gate
+            max_items=2,
+            clocks={SOURCE: own["group"], "read": own["read"]},
+            before=sampled,
+            on_stop=lease.stop,
+        )
+        unfinished.callback(filled.close)
+        # The last to end: its threads stop when all before them have.
+        served = Pipeline(
+            server.serve(filled),
+            [Stage("collate", server.collate)],
+            max_bytes=1,
+            max_items=AHEAD,
+            clocks={"collate": own["collate"], CONSUMER: own[CONSUMER]},
+            before=filled,
+            on_end=lambda: lease.end(server.final if reader.begun else cache.residents, reader.slot),
+        )
+        unfinished.pop_all()
+        return served
+
+
+def _sampled(work: Work, cursors: Iterator[Cursor], threads: int, split: bool, clock: Clock) -> Pipeline:
+    """Sampled batches. Not a gate: bounded in items, which a window counts."""
     alone = work.lockstep is None and not split
     stages = [Stage("sample", work.sample, threads)] if alone else []
-    own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "collate", CONSUMER)}
     source: Iterator[Any] = cursors
     if not alone:
         source = work.split(cursors) if work.lockstep is None else work.sampled(cursors, split)
-    sampled = Pipeline(
-        source,
-        stages,
-        max_bytes=1,  # not a gate: bounded in items, which a window counts
-        max_items=threads,
-        clocks={stages[0].name if alone else SOURCE: own["sample"]},
-    )
-    filled = Pipeline(
-        grouping.windows(sampled),
-        [Stage("read", reader.read)],
-        max_bytes=1,  # the pool is the gate
-        max_items=2,
-        clocks={SOURCE: own["group"], "read": own["read"]},
-        before=sampled,
-        on_stop=lease.stop,
-    )
-    # The last to end: its threads stop when all before them have.
-    return Pipeline(
-        server.serve(filled),
-        [Stage("collate", server.collate)],
-        max_bytes=1,
-        max_items=AHEAD,
-        clocks={"collate": own["collate"], CONSUMER: own[CONSUMER]},
-        before=filled,
-        on_end=lambda: lease.end(server.final if reader.begun else cache.residents, reader.slot),
-    )
+    clocks = {stages[0].name if alone else SOURCE: clock}
+    return Pipeline(source, stages, max_bytes=1, max_items=threads, clocks=clocks)

@@ -137,6 +137,25 @@ def forget(array: NDArray[Any]) -> None:
         _LIBC.madvise(mapping.address, mapping.nbytes, mmap.MADV_DONTNEED)
 
 
+def map_of(file: Path) -> tuple[int, int] | None:
+    """(address, bytes) of a file that another library has mapped in this process, None where it has not.
+
+    >>> map_of(Path("x.lmdb/data.mdb"))
+    """
+    inode = file.stat().st_ino
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, _, _, number, *name = line.split(maxsplit=5)
+        if int(number) == inode and name and os.path.basename(name[0]) == file.name:
+            first, stop = (int(each, 16) for each in span.split("-"))
+            return first, stop - first
+    return None
+
+
+def forget_map(address: int, nbytes: int) -> None:
+    """`forget`, of what `map_of` gave."""
+    _LIBC.madvise(address, nbytes, mmap.MADV_DONTNEED)
+
+
 def open_for_reading(path: Path, nbytes: int, flags: int = 0) -> int:
     """A descriptor of a file that holds at least `nbytes`; StoreError where it does not or cannot be opened."""
     try:

@@ -117,6 +117,7 @@ class IdMap:
     def _get(self, database: Any, keys: list[bytes], wanted: Any, what: str) -> list[bytes]:
         with self._environment.env.begin(db=database, buffers=False) as transaction:
             found = transaction.cursor().getmulti(keys)
+        self._environment.forget()
         if len(found) != len(keys):
             have = {key for key, _ in found}
             missing = next(each for each, key in zip(wanted, keys, strict=True) if key not in have)

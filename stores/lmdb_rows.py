@@ -12,11 +12,16 @@ from numpy.typing import DTypeLike
 
 from stores.engines.tasks import Gate
 from stores.errors import StoreError
+from stores.files import forget_map, map_of
 from stores.rows import AnyArray, Ids, check_request
 from stores.threads import Background
 
 _BATCH_ROWS = 4096
 _KEY = struct.Struct(">Q")
+MAPPED_BYTES = 2**26
+"""Pages of the map that a read has in the process at most"""
+_AROUND_BYTES = 3 * 2**16
+"""A fault brings what the page cache holds of the 64 KiB around it; a record and its key may lie in three such parts"""
 SPARE_BYTES = 2**26
 """Of a new map beyond twice the rows; it grows where that is not enough. The file only takes what is written."""
 _lock = threading.Lock()
@@ -29,6 +34,12 @@ class Environment:
     def __init__(self, key: str, env: "lmdb.Environment") -> None:
         self.env = env
         self._key: str | None = key
+        self._map = map_of(Path(key, "data.mdb") if os.path.isdir(key) else Path(key))
+
+    def forget(self) -> None:
+        """Take what was read out of this process (not out of the page cache): else it would come to hold the whole file."""
+        if self._map is not None:
+            forget_map(*self._map)
 
     def close(self) -> None:
         """The last user's close closes the environment."""
@@ -105,12 +116,14 @@ class LmdbRows(Background):
         rows, inverse = np.unique(ids, return_inverse=True)
         unsorted = np.argsort(inverse, kind="stable")
         bounds = np.concatenate([[0], np.cumsum(np.bincount(inverse, minlength=len(rows)))]).astype(np.int64)
-        for first in range(0, len(rows), _BATCH_ROWS):
-            part = rows[first : first + _BATCH_ROWS]
+        step = max(1, MAPPED_BYTES // (self.row_bytes + _AROUND_BYTES))
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
             block = np.frombuffer(self._records(part), self.dtype).reshape(-1, *self.shape[1:])
             begin, end = bounds[first], bounds[first + len(part)]
             places = unsorted[begin:end]
             out[places if at is None else at[places]] = block[inverse[places] - first]
+            self._held.forget()
         return len(rows) * self.row_bytes
 
     def _records(self, rows: Ids) -> bytes:

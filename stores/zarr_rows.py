@@ -1,6 +1,7 @@
 """Zarr arrays as Rows: byte arithmetic over shards that lie in order, zarr's own decoder for anything else."""
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class ShardedRows(SegmentRows):
 class ForeignRows(Background):
     """Rows of any Zarr array, decoded by zarr: compressed, otherwise ordered, or with chunks left out.
 
-    Reads the span of wanted rows in runs of neighboring chunks, at most about 16 MiB (or one chunk) decoded at a time.
+    Reads the span of wanted rows in runs of neighboring chunks, at most about 16 MiB (or one chunk) decoded at a time, by
+    whichever thread's turn it is (zarr has threads of its own).
     """
 
     def __init__(self, array: "zarr.Array[Any]", path: Path) -> None:
@@ -42,11 +44,22 @@ class ForeignRows(Background):
         self.shape: tuple[int, ...] = array.shape
         self.dtype: np.dtype[Any] = np.dtype(array.dtype)
         self.attributes: dict[str, Any] = dict(array.attrs)
+        self._decoding = threading.Lock()
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row, decoded."""
         return _row_bytes(self.shape, self.dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes decoded at a time at most."""
+        return self._block_rows * self.row_bytes
+
+    @property
+    def _block_rows(self) -> int:
+        chunk_rows = int(self.array.chunks[0])
+        return max(chunk_rows, BLOCK_BYTES // max(1, self.row_bytes) // chunk_rows * chunk_rows)
 
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
         """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes that were decoded."""
@@ -55,8 +68,7 @@ class ForeignRows(Background):
             raise StoreError(f"{self.path} is closed: open it again to read from it")
         order = np.argsort(ids, kind="stable")
         ascending = ids[order]
-        chunk_rows = self.array.chunks[0]
-        most_rows = max(chunk_rows, BLOCK_BYTES // max(1, self.row_bytes) // chunk_rows * chunk_rows)
+        chunk_rows, most_rows = self.array.chunks[0], self._block_rows
         nbytes = position = 0
         while position < len(ids):
             begin = int(ascending[position])
@@ -65,10 +77,12 @@ class ForeignRows(Background):
             chunks = ascending[position:stop] // chunk_rows
             jumps = np.flatnonzero(np.diff(chunks) > 1)  # a chunk that nobody wants is not decoded
             stop = position + int(jumps[0]) + 1 if len(jumps) else stop
-            block = self._decode(begin, int(ascending[stop - 1]) + 1)
             places = order[position:stop]
-            out[places if at is None else at[places]] = block[ascending[position:stop] - begin]
-            nbytes += block.nbytes
+            with self._decoding:
+                block = self._decode(begin, int(ascending[stop - 1]) + 1)
+                out[places if at is None else at[places]] = block[ascending[position:stop] - begin]
+                nbytes += block.nbytes
+                del block
             position = stop
         return nbytes
 

@@ -41,6 +41,22 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
         thread.join()
 
 
+class NoMoreThreads:
+    """In place of `threading.Thread.start`: of the pipelines' threads, number `at` cannot be begun, or is interrupted."""
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        self.at, self.error, self.start = at, error, threading.Thread.start
+
+    def __call__(self, thread: threading.Thread) -> None:
+        if thread.name in _STAGES:
+            self.at -= 1
+            if isinstance(self.error, RuntimeError) and self.at < 0:
+                raise self.error
+        self.start(thread)
+        if self.at < 0 and thread.name in _STAGES:  # Ctrl-C while it waits for the thread
+            raise self.error
+
+
 def consumer_waits() -> bool:
     """Whether the main thread waits for a pipeline's next item."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]

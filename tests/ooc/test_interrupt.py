@@ -19,7 +19,7 @@ from stores.build import write_store
 from stores.dataset import Dataset
 from stores.graph import Graph
 from tests.conftest import random_edges
-from tests.waiting import consumer_waits, eventually, no_threads, stage_threads
+from tests.waiting import NoMoreThreads, consumer_waits, eventually, no_threads, stage_threads
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,24 @@ def test_an_exception_in_the_loops_body_ends_all_threads(path):
                     raise ZeroDivisionError("mine")
         assert caught.traceback is not None  # which does not hold the loop's iterator
         assert no_threads()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("at", range(6))
+def test_an_epoch_that_cannot_begin_leaves_nothing_and_the_next_has_all_the_memory(path, monkeypatch, at, error):
+    with leaving_nothing(path) as ds:
+        loader, lent = NeighborLoader(ds, [2, 2], batch_size=10), []
+        want = [batch.n_id.tolist() for batch in loader]
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", lambda thread, start=NoMoreThreads(at, error): start(thread))
+            with pytest.raises(type(error)) as caught:
+                iter(loader)
+        assert eventually(lambda: not stage_threads())
+        monkeypatch.setattr(windows, "own_cache", lambda *_: lent.append("a small cache"))
+        loader.set_epoch(0)
+        assert [batch.n_id.tolist() for batch in loader] == want
+        assert not lent
+        assert caught.traceback is not None  # which holds what was made
 
 
 def mapped_rings() -> int:

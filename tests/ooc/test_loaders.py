@@ -6,16 +6,19 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import zarr
 from torch_geometric.data import Data
 from torch_geometric.utils import degree, k_hop_subgraph
 
 from ooc.budget import divide
-from ooc.loaders import NeighborLoader, budget_of
+from ooc.loaders import SCRATCH_BYTES, NeighborLoader, budget_of
 from ooc.order import Cursor
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError, InputError
+from stores.zarr_rows import BLOCK_BYTES
 from tests.conftest import random_edges
 from tests.ooc.batches import same
+from tests.ooc.runs import tight
 from tests.waiting import no_threads
 
 N, E = 60, 240
@@ -292,6 +295,19 @@ def test_loaders_of_a_data_set_share_one_budget(ds, make_store):
     assert NeighborLoader(ds, [1]).budget is NeighborLoader(ds, [2]).budget is budget_of(ds)
     with Dataset.open(ds.path, memory="100MB") as tight, pytest.raises(BudgetError, match="give at least"):
         NeighborLoader(tight, [1])
+
+
+def test_features_in_chunks_larger_than_a_block_are_in_the_budget(ds, make_store, tmp_path):
+    path, width = make_store("chunks.ooc"), 2**20
+    zarr.create_array(tmp_path / "x", shape=(50, width), chunks=(50, width), dtype="float32")
+    with Dataset.open(path, features={"x": tmp_path / "x"}) as other:
+        beyond = 2 * (50 * width * 4 - BLOCK_BYTES)
+        assert budget_of(other).scratch == SCRATCH_BYTES + beyond
+    refused = pytest.raises(BudgetError, match=r"read buffers 453 MB stay; give at least")
+    with Dataset.open(path, features={"x": tmp_path / "x"}, memory=tight()) as other, refused:
+        budget_of(other)
+    with Dataset.open(path) as own:
+        assert budget_of(own).scratch == SCRATCH_BYTES
 
 
 def test_times_and_reads_add_up_over_epochs(ds):

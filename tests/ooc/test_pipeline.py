@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ooc.pipeline import Pipeline, Stage
 from stores.errors import InputError
-from tests.waiting import consumer_waits, eventually
+from tests.waiting import NoMoreThreads, consumer_waits, eventually
 
 
 def threads() -> list[threading.Thread]:
@@ -176,6 +176,22 @@ def test_a_collected_pipeline_leaves_no_thread():
     del pipeline
     gc.collect()
     assert eventually(lambda: not threads())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("at", range(5))
+def test_a_pipeline_that_cannot_begin_leaves_no_thread_and_has_ended(monkeypatch, at, error):
+    """Nor the one before it."""
+    ended, held = [], []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread, start=NoMoreThreads(at, error): start(thread))
+        with pytest.raises(type(error)) as caught:  # noqa: PT012
+            first = Pipeline(range(9), [Stage("sample", lambda item: item)], max_bytes=1, on_end=lambda: ended.append(1))
+            held.append(first)
+            Pipeline(first, [Stage("read", held.append, 2)], max_bytes=1, before=first, on_end=lambda: ended.append(2))
+    assert eventually(lambda: not threads())
+    assert eventually(lambda: sorted(ended) == ([1] if at < 2 else [1, 2]))
+    assert caught.traceback is not None  # which holds what was made
 
 
 def test_an_interrupt_of_the_waiting_consumer_closes_the_pipeline():

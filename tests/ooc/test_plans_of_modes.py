@@ -58,7 +58,7 @@ def test_what_a_mode_reads_is_predicted(
     summary = train(a_run(store, tmp_path / "run", MODES[mode]))
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
     near = 0.0 if mode != "saint" else 0.05  # whose later epochs are other subgraphs
-    for name in ("bytes_read", "rows_read", "rows_asked"):
+    for name in ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked", "read_amplification"):
         assert predicted[name] == pytest.approx(actual[name], rel=near), name
     assert (predicted["edge_bytes_read"] > 0) == (where == "edges on disk")
     assert predicted["history_bytes_read"] == pytest.approx(actual["history_bytes_read"], rel=0.05)

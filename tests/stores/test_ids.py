@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stores import ids as module
 from stores.errors import InputError, StoreError
 from stores.ids import MAX_ID_BYTES, IdMap, identity, write_ids
+from tests.stores.test_lmdb_rows import resident
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -46,6 +47,17 @@ def test_ids_map_both_ways_like_a_dictionary(tmp_path_factory, data, kind) -> No
         assert len(ids) == len(external)
     finally:
         ids.close()
+
+
+def test_what_was_looked_up_does_not_stay_in_the_process(tmp_path) -> None:
+    path = tmp_path / "ids.lmdb"
+    fill(path, "int", [7 * row for row in range(20_000)], chunk=20_000)
+    ids = IdMap(path, "int")
+    assert ids.external(np.arange(20_000)).tolist() == [7 * row for row in range(20_000)]
+    assert resident(path / "data.mdb") == 0
+    assert ids.rows(range(0, 70_000, 7)).tolist() == list(range(10_000))
+    assert resident(path / "data.mdb") == 0
+    ids.close()
 
 
 def test_keys_stand_in_the_order_of_the_ids(tmp_path) -> None:

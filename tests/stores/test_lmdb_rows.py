@@ -8,8 +8,9 @@ import lmdb
 import numpy as np
 import pytest
 
+from stores import lmdb_rows
 from stores.errors import StoreError
-from stores.lmdb_rows import LmdbRows, environment, write_lmdb_rows
+from stores.lmdb_rows import Environment, LmdbRows, environment, write_lmdb_rows
 
 ARRAY = np.random.default_rng(0).random((300, 5), np.float32)
 
@@ -47,6 +48,33 @@ def test_one_environment_is_shared_by_all_users_of_a_path(path: Path, tmp_path: 
         pass
     with pytest.raises(StoreError, match="closed"):
         read(rows, 1)
+
+
+def resident(file: Path) -> int:
+    """Bytes of a mapped file that are in this process."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.split()[0].count("-"):
+            inside = line.endswith(str(file))
+        elif inside and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
+
+
+@pytest.mark.parametrize("width", [16, 5000])
+def test_what_was_read_does_not_stay_in_the_process(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_rows, "MAPPED_BYTES", 2**20)
+    array = np.arange(1_000_000, dtype=np.float32).reshape(-1, width)
+    write_lmdb_rows(tmp_path / "x.lmdb", array)
+    file = tmp_path / "x.lmdb" / "data.mdb"
+    rows, most = LmdbRows(tmp_path / "x.lmdb", dtype="float32", shape=array.shape), []
+    forget = Environment.forget
+    monkeypatch.setattr(Environment, "forget", lambda held: (most.append(resident(file)), forget(held)))
+    ids = np.random.default_rng(0).integers(0, len(array), min(len(array), 500))
+    np.testing.assert_array_equal(read(rows, *ids.tolist()), array[ids])
+    assert 0 < max(most) <= 2**20 + 2**19 < array.nbytes / 2  # inner pages of the tree on top
+    assert resident(file) == 0
+    rows.close()
 
 
 def test_a_missing_record_names_the_row(path: Path) -> None:

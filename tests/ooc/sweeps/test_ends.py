@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ooc import sweeps
+from ooc.clock import Clock
 from ooc.order import Cursor
 from ooc.rowcache import shelf_of
 from stores.dataset import Dataset
@@ -16,7 +18,7 @@ from stores.rows import ArrayRows
 from tests.ooc.batches import same
 from tests.ooc.sweeps.sweeping import in_memory, loader_of, outcome, piece_threads
 from tests.ooc.test_windows import Behind, Broken
-from tests.waiting import eventually, no_threads
+from tests.waiting import NoMoreThreads, eventually, no_threads
 
 
 @pytest.mark.parametrize("bad", [3, 47, 155, 299])
@@ -30,7 +32,7 @@ def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x:
         got.extend(loader)
     assert caught.value.__notes__ == [f"in stage 'sum' at step {first} of the pipeline"]
     assert same(got, want[:first])
-    assert shelf_of(loader._work.x)._sweeps == 0
+    assert not shelf_of(loader._work.x)._sweeps
 
 
 @pytest.mark.parametrize("failing", [0, 1, 11])
@@ -73,9 +75,64 @@ def test_an_epoch_left_halfway_leaves_nothing(path: Any, ds: Dataset, taken: int
             leave()
         gc.collect()
         assert eventually(lambda: no_threads() and not piece_threads())
-        assert shelf_of(rows)._sweeps == 0
+        assert not shelf_of(rows)._sweeps
     loader.set_epoch(0)
     assert same(list(loader), in_memory(path)[0][:15])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("at", range(6))
+def test_an_epoch_that_cannot_begin_leaves_nothing(path: Any, ds: Dataset, monkeypatch: Any, at: int, error: Any) -> None:
+    loader = loader_of(ds)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread, start=NoMoreThreads(at, error): start(thread))
+        with pytest.raises(type(error)):
+            iter(loader)
+    assert eventually(lambda: no_threads() and not piece_threads())
+    assert not shelf_of(loader._work.x)._sweeps
+    loader.set_epoch(0)
+    assert same(list(loader), in_memory(path)[0][:15])
+
+
+def test_an_epoch_after_one_that_was_dropped_has_all_the_memory(
+    path: Any, ds: Dataset, x: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the reads under way still take."""
+    pools, reading, slow = [], threading.Event(), threading.Event()
+    chain = sweeps._chain
+    monkeypatch.setattr(sweeps, "_chain", lambda *a: (pools.append(a[4]), chain(*a))[1])
+
+    class Slow(ArrayRows):
+        def read(self, ids: Any, out: Any, at: Any = None) -> int:
+            reading.set()
+            slow.wait(60)
+            return super().read(ids, out, at)
+
+    loader = loader_of(ds)
+    loader._work = dataclasses.replace(loader._work, x=Behind(Slow(x)))
+    epoch = iter(loader)
+    assert reading.wait(60)
+    del epoch
+    threading.Timer(0.2, slow.set).start()
+    loader.set_epoch(0)
+    assert same(list(loader), in_memory(path)[0][:15])
+    assert pools == [loader.budget.batches] * 2
+
+
+def test_a_collection_in_the_middle_of_a_request_to_read_stops_the_sweeper(ds: Dataset) -> None:
+    """By the thread that makes the request, in which the collection of a dropped epoch may happen."""
+    loader = loader_of(ds)
+    sweeper = sweeps.Sweeper(loader._work, loader._work.x, Clock(), loader.budget.batches)
+
+    def request() -> None:
+        with sweeper._readers._shutdown_lock:
+            sweeper.stop()
+
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    sweeper.close()
 
 
 def test_closing_waits_for_the_reads_under_way(ds: Dataset, x: Any) -> None:
@@ -102,3 +159,4 @@ def test_closing_waits_for_the_reads_under_way(ds: Dataset, x: Any) -> None:
     closing.join(60)
     assert not closing.is_alive()
     assert not under_way
+    assert not piece_threads()

@@ -154,12 +154,14 @@ def test_a_loader_of_rows_beside_one_of_sums_shares_the_memory_too(ds: Dataset) 
     shelf = shelf_of(ds.stored("x"))
     sums, rows = iter(loader_of(ds)), iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
     next(sums), next(rows)
-    assert (shelf._sweeps, shelf._lease) == (1, None)  # the rows' pipeline has a smaller cache of its own
+    assert (len(shelf._sweeps), shelf._lease) == (1, None)  # the rows' pipeline has a smaller cache of its own
     sums.close(), rows.close()
     rows = iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
     next(rows)
-    assert not shelf.begin_sweeps()  # and a sweep would have to do with less
-    shelf.end_sweeps()
+    second = shelf.begin_sweeps()
+    assert not second.alone  # and a sweep would have to do with less
+    second.end()
     rows.close()
-    assert shelf.begin_sweeps()
-    shelf.end_sweeps()
+    first = shelf.begin_sweeps()
+    assert first.alone
+    first.end()
