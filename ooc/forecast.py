@@ -56,7 +56,8 @@ def plan_of(job: Job, step: Callable[[Job, Any], None], seconds: float, variants
         scored[split] = 1
     scored[config.val_split] = scored.get(config.val_split, 0) + -(-epochs // config.eval_every)
     upkeep = _upkeep(job, steps, found.asked)
-    return plan(found, job.loader.budget, Run(job.steps_per_epoch, steps, job.row_bytes, scored, upkeep))
+    made = plan(found, job.loader.budget, Run(job.steps_per_epoch, steps, job.row_bytes, scored, upkeep))
+    return replace(made, reading=job.dataset.reading("x"))
 
 
 def _trial(job: Job, step: Callable[[Job, Any], None], steps: int) -> Trial:

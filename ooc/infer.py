@@ -46,6 +46,8 @@ class Made:
     columns: int
     bytes_read: int
     bytes_written: int
+    reading: str
+    """how features were read: by which engine, and why"""
 
 
 def infer(
@@ -93,7 +95,8 @@ def embed(
 
 
 def _made(out: Path, sweep: LayerSweep) -> Made:
-    return Made(out, sweep.shape.num_nodes, sweep.shape.out, sweep.spent.read, sweep.spent.written)
+    moved = sweep.spent.read, sweep.spent.written
+    return Made(out, sweep.shape.num_nodes, sweep.shape.out, *moved, sweep.dataset.reading("x"))
 
 
 def _shown(progress: Progress | None) -> list[Progress]:

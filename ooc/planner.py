@@ -95,6 +95,8 @@ class Plan:
     profiled_steps: int
     """batches sampled for it"""
     profile_seconds: float
+    reading: str = ""
+    """how features are read: by which engine, and why"""
 
     def __str__(self) -> str:
         """The prediction in one line."""

@@ -194,6 +194,7 @@ def plan(
         console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
     for table in tables(made):
         console.print(table)
+    console.print(f"features are read: {made.reading}", markup=False)
     console.print(made.advice, markup=False)
 
 
@@ -244,7 +245,7 @@ def infer(
     with StepBars() as bars:
         made = run(store, checkpoint, out, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
     moved = f"{format_bytes(made.bytes_read)} read, {format_bytes(made.bytes_written)} written"
-    print(f"{made.path}: {made.rows:,} nodes, {made.columns} columns of the model; {moved}")
+    print(f"{made.path}: {made.rows:,} nodes, {made.columns} columns of the model; {moved}; features by {made.reading}")
 
 
 @app.command()
@@ -264,4 +265,4 @@ def embed(
     with StepBars() as bars:
         made = run(store, checkpoint, out, layer, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
     moved = f"{format_bytes(made.bytes_read)} read, {format_bytes(made.bytes_written)} written"
-    print(f"{made.path}/x: {made.rows:,} nodes x {made.columns}; {moved}")
+    print(f"{made.path}/x: {made.rows:,} nodes x {made.columns}; {moved}; features by {made.reading}")

@@ -82,6 +82,7 @@ def test_a_kill_after_the_output_was_there(make_store: MakeStore, tmp_path: Path
     monkeypatch.setattr(LayerSweep, "discard", LayerSweep.close)
     table, group = tmp_path / "p.parquet", tmp_path / "e.zarr"
     made, other = infer(store, run, table), embed(store, run, group)
+    assert made.reading.startswith("engine ")
     assert (tmp_path / "p.parquet.sweep").is_dir()
     monkeypatch.undo()
     with pytest.raises(StoreError, match="exists already"):
