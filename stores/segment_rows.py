@@ -28,7 +28,11 @@ class SegmentRows(Background):
         self.dtype: np.dtype[Any] = dtype
         self.segments = segments
         self.engine: Engine = open_engine(engine, segments)
-        profile = profile_for(segments.paths[0] if segments.paths else Path("/"), self.engine.name)
+        try:
+            profile = profile_for(segments.paths[0] if segments.paths else Path("/"), self.engine.name)
+        except BaseException:
+            self.engine.close()
+            raise
         self.cost: ReadCost = profile.cost
         if isinstance(self.engine, PreadEngine):
             self.engine.depth = profile.depth
