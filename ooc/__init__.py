@@ -12,6 +12,7 @@ from stores.errors import BudgetError, ConfigError, InputError, OocError, StoreE
 if TYPE_CHECKING:
     from ooc.induced import ClusterLoader, SaintLoader
     from ooc.loaders import NeighborLoader
+    from ooc.snapshots import SnapshotLoader
     from stores.dataset import Dataset
 
 __all__ = [
@@ -23,11 +24,12 @@ __all__ = [
     "NeighborLoader",
     "OocError",
     "SaintLoader",
+    "SnapshotLoader",
     "StoreError",
     "open",
 ]
 
-_LAZY = {"Dataset": "stores.dataset", "NeighborLoader": "ooc.loaders"}
+_LAZY = {"Dataset": "stores.dataset", "NeighborLoader": "ooc.loaders", "SnapshotLoader": "ooc.snapshots"}
 _LAZY |= dict.fromkeys(("ClusterLoader", "SaintLoader"), "ooc.induced")
 
 

@@ -40,6 +40,10 @@ class Union:
         self.size = int(_number(self._table, self._node, self.size, node, number))
         return number
 
+    def nodes(self) -> NDArray[np.int64]:
+        """int64[size]: the node of each number."""
+        return self._node[: self.size].copy()
+
     def ascending(self, size: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """(int64[size], int32[size]): the first `size` nodes in ascending order, and where in it each number's node stands."""
         order = np.argsort(self._node[:size])

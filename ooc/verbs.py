@@ -102,6 +102,7 @@ def _info_lines(found: dict[str, Any]) -> list[str]:
         f"  edges        {'undirected' if found['undirected'] else 'directed'}, {'' if found['weighted'] else 'un'}weighted, "
         f"{'with' if found['has_self_loops'] else 'without'} self-loops",
         *([f"  parts        {_parts(found['partition'])}"] if found.get("partition") else []),
+        *([f"  events       {found['time']['events']:,}, {_time(found['time'])}"] if found.get("time") else []),
         *(["  order        by degree, the sources of most edges first"] if found["order"] == "degree" else []),
         f"  format       {found['format_version']}",
         f"  fingerprint  {found['fingerprint']}",
@@ -111,6 +112,12 @@ def _info_lines(found: dict[str, Any]) -> list[str]:
         shape = " x ".join(f"{size:,}" for size in array["shape"])
         lines.append(f"    {name:<24} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}")
     return lines
+
+
+def _time(time: dict[str, Any]) -> str:
+    kind = "whole numbers" if time["dtype"] == "int64" else "numbers"
+    order = "in the input's order" if time["sorted"] else "put in order of time"
+    return f"times are {kind} in {time['unit']}, {order}"
 
 
 @app.command()

@@ -12,6 +12,7 @@ from stores import manifest as names
 from stores.encoding import DecodedRows, Encoding, encoding_of, names_of_scales
 from stores.engines import describe
 from stores.errors import ConfigError, InputError, StoreError
+from stores.events import Events
 from stores.features import open_features
 from stores.files import Segments
 from stores.graph import Graph, check_parts, index_dtype
@@ -60,6 +61,7 @@ class Dataset:
         self._replaced: dict[str, str] = {}
         self._members: dict[str, Members] = {}
         self._edge_rows: dict[str, Rows] = {}
+        self._events: Events | None = None
         self.engine = engine
         """how rows are read, as it was asked for"""
 
@@ -160,6 +162,18 @@ class Dataset:
             self._edge_rows[name] = open_zarr_rows(self.path, path, self.engine)
         return self._edge_rows[name]
 
+    @property
+    def events(self) -> Events:
+        """The edges in time order, of a store whose edges have a time. Raises InputError for any other.
+
+        >>> ds.events.read(0, 1000).time
+        """
+        if self.manifest.time is None:
+            raise InputError(f"{self.path} has no times: ingest it with --time COLUMN")
+        if self._events is None:
+            self._events = Events(self.path, self.manifest, self.engine)
+        return self._events
+
     def reading(self, name: str) -> str:
         """How the rows of a node array are read: by which engine, and why where it is another than was asked for."""
         rows = self.stored(name)
@@ -215,6 +229,8 @@ class Dataset:
         """Give back files and threads; idempotent. Arrays already taken (graph, labels) stay valid."""
         _close(self._values)
         _close(self._edge_rows)
+        if self._events is not None:
+            self._events.close()
         if self._ids is not None:
             self._ids.close()
 
@@ -246,7 +262,9 @@ def _open_graph(path: Path, manifest: Manifest, in_memory: bool) -> Graph:
     indptr = take(names.INDPTR, nodes + 1, np.dtype(np.int64))
     if indptr[0] != 0 or indptr[-1] != edges:
         raise StoreError(f"{path / names.INDPTR} must go from 0 to {edges}: build the store again")
-    columns = {name: take(names.column(name), edges, names.COLUMN_DTYPES.get(name)) for name in manifest.columns}
+    times = {} if manifest.time is None else {"time": np.dtype(manifest.time.dtype)}
+    dtypes = names.COLUMN_DTYPES | times
+    columns = {name: take(names.column(name), edges, dtypes.get(name)) for name in manifest.columns}
     loops = take(names.SELF_LOOPS, None, np.dtype(np.int64)) if manifest.has_self_loops else np.empty(0, np.int64)
     total = loop_weight = None
     if manifest.weighted:

@@ -130,6 +130,12 @@ def expected_rows(manifest: Manifest) -> dict[str, int | None]:
         expected[names.PARTS] = manifest.partition.parts + 1
     for node_type in manifest.node_types:
         expected |= {names.node_array(name, node_type.name): node_type.count for name in node_type.arrays}
+    events = None if manifest.time is None else manifest.time.events
+    if manifest.time is not None:
+        own = ["src", "dst", "time", *(["weight"] if manifest.weighted else []), *([] if manifest.time.sorted else ["input"])]
+        expected |= {names.event_array(name): events for name in own}
+    for edge_type in manifest.edge_types:
+        expected |= {names.edge_array(name, edge_type.name): events for name in edge_type.arrays}
     return expected
 
 

@@ -25,6 +25,8 @@ SPLIT_CODES = {"train": 0, "val": 1, "test": 2}
 INDPTR, INDICES = "graph/indptr", "graph/indices"
 SELF_LOOPS, LOOP_WEIGHT, WEIGHT_SUM = "graph/self_loops", "graph/loop_weight", "graph/weight_sum"
 PARTS = "graph/parts"
+EVENTS = "events"
+"""group of the edges of a temporal graph once more, in time order"""
 CHECKSUMS = "checksums"
 IDS = "ids.lmdb"
 
@@ -33,6 +35,7 @@ COLUMN_DTYPES: dict[str, np.dtype[Any]] = {"edge_id": np.dtype(np.int64), "weigh
 
 Task = Literal["multiclass", "binary", "multilabel"]
 IdKind = Literal["int", "str"]
+TimeUnit = Literal["s", "ms", "us", "ns"]
 
 
 def column(name: str) -> str:
@@ -43,6 +46,16 @@ def column(name: str) -> str:
 def node_array(name: str, node_type: str = NODE) -> str:
     """Path of a node array in the group: `node_array("x")` is `"node/node/x"`."""
     return f"node/{node_type}/{name}"
+
+
+def event_array(name: str) -> str:
+    """Path of an array of the events: `event_array("time")` is `"events/time"`."""
+    return f"{EVENTS}/{name}"
+
+
+def edge_array(name: str, edge_type: str = EDGE) -> str:
+    """Path of an edge array in the group, a row an edge id: `edge_array("msg")` is `"edge/edge/msg"`."""
+    return f"edge/{edge_type}/{name}"
 
 
 def split_array(name: str, node_type: str = NODE) -> str:
@@ -96,6 +109,19 @@ class EdgeType(_Part):
     source: str = NODE
     target: str = NODE
     count: int = Field(ge=0)
+    arrays: list[str] = []
+    """names of the edge arrays, a row an edge id"""
+
+
+class Time(_Part):
+    """The events of a temporal graph: edges in time order, whose number is the edge id."""
+
+    events: int = Field(ge=1)
+    dtype: Literal["int64", "float64"]
+    unit: TimeUnit
+    """of a time; timestamps are microseconds since 1970, UTC"""
+    sorted: bool
+    """whether the input was in this order: else `events/input` has each event's position in it"""
 
 
 class Partition(_Part):
@@ -133,6 +159,8 @@ class Manifest(_Part):
     num_classes: int | None = None
     partition: Partition | None = None
     """None where nodes are not numbered by parts"""
+    time: Time | None = None
+    """None for a graph whose edges have no time"""
     order: Literal["input", "degree"] = "input"
     """of the nodes, or of a part's nodes among themselves: the input's, or the sources of most edges first"""
     fingerprints: dict[str, str] = {}
@@ -146,6 +174,7 @@ class Manifest(_Part):
         num_edges: int,
         *,
         arrays: list[str] | None = None,
+        edge_arrays: list[str] | None = None,
         splits: dict[str, int] | None = None,
         id_kind: IdKind | None = None,
         **fields: Any,
@@ -158,7 +187,7 @@ class Manifest(_Part):
             splits=splits or {},
             id_kind=id_kind,
         )
-        edge = EdgeType(count=num_edges)
+        edge = EdgeType(count=num_edges, arrays=sorted(edge_arrays or []))
         return cls(node_types=[node], edge_types=[edge], num_nodes=num_nodes, num_edges=num_edges, **fields)
 
     @model_validator(mode="after")
@@ -186,8 +215,12 @@ class Manifest(_Part):
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in `zarr.json`: of what came later than format 1, only what the store has."""
-        plain = {name for name, value in (("partition", None), ("order", "input")) if getattr(self, name) == value}
-        return self.model_dump(mode="json", exclude=plain)
+        plain = {name for name, value in (("partition", None), ("order", "input"), ("time", None)) if getattr(self, name) == value}
+        found = self.model_dump(mode="json", exclude=plain)
+        for edge_type in found["edge_types"]:
+            if not edge_type["arrays"]:
+                del edge_type["arrays"]
+        return found
 
 
 def write_manifest(path: Path | str, manifest: Manifest) -> None:

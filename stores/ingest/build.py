@@ -2,8 +2,9 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ from numpy.typing import NDArray
 from stores import manifest as names
 from stores.atomic import check_absent, partial_path, write_error
 from stores.build import finish_store
-from stores.encoding import scale_name
 from stores.errors import ConfigError, InputError, StoreError
 from stores.ingest import duck as sql
 from stores.ingest import edges as csc
-from stores.ingest import ids, labels, nodes, splits
-from stores.ingest.arrange import MakeSink, in_input_order
+from stores.ingest import ids
+from stores.ingest.arrange import MakeSink
 from stores.ingest.datasets import Inputs, gather, input_files
 from stores.ingest.duck import Duck, Progress, silent
+from stores.ingest.edge_features import EdgeFeatures
+from stores.ingest.events import Events
 from stores.ingest.ids import EdgeColumns, EdgeScan
+from stores.ingest.node_arrays import NodeArrays
 from stores.ingest.node_inputs import NodeInputs
 from stores.ingest.renumber import Renumbering
 from stores.ingest.spec import IngestResult, IngestSpec
 from stores.ingest.steps import Steps, fingerprint
+from stores.ingest.times import TimeColumn, time_column
 from stores.manifest import Manifest, Partition
 from stores.zarr_write import Appender
 
@@ -100,6 +104,7 @@ class _Build:
         self.store, self.stage = steps.store, steps.stage
         self.order: Renumbering | None = None
         self.make_sink: MakeSink = Appender
+        self.events: Events | None = None
 
     def run(self, arrays: Mapping[str, NDArray[Any]] | None) -> dict[str, Any]:
         raw = self.steps.run(
@@ -108,24 +113,32 @@ class _Build:
         self.inputs = Inputs.from_json(raw)
         self.columns = self._columns()
         self.arrays = NodeInputs(self.spec, self.inputs, self.duck)
+        self.edge_features = EdgeFeatures(self.spec, self.steps, self.duck, self.progress, self.columns)
         space = self._id_space()
         self.num_nodes = int(space["num_nodes"])
         self._check_counts()
         relation = self._mapped(space)
         if self.spec.parts is not None or self.spec.order != "input":
             self.order = Renumbering(self.spec, self.steps, self.duck, self.progress, self.num_nodes)
-            relation = self.order.edges(relation, space["edges"], self.columns.weight is not None)
+            relation = self.order.edges(relation, space["edges"], self.columns.rest)
             self.make_sink = self.order.arranging().sink
         self._write_ids(space)
+        relation = self._events(space, relation)
         graph = self._graph(space, relation)
         partition = None if self.order is None else self.order.parts()
-        split = self._splits()
-        found = self._labels()
-        features = self._features(split)
-        manifest = self._manifest(space, graph, split, found, [*features], partition)
+        new = None if self.order is None else self.order.new
+        of_nodes = NodeArrays(
+            self.spec, self.steps, self.duck, self.progress, self.inputs, self.num_nodes, self.make_sink, new
+        )
+        split = of_nodes.splits()
+        found = of_nodes.labels()
+        features = of_nodes.features(split)
+        births = of_nodes.births(self.columns.time)
+        of_edges = self.edge_features.write(lambda: Appender if self.events is None else self.events.sink())
+        manifest = self._manifest(space, graph, split, found, [*features, *births], [*of_edges], partition)
         finish_store(self.store, self.spec.out, manifest)
         dropped = {name: int(graph[name]) for name in ("missing", "self_loops", "duplicates") if graph[name]}
-        wild = int(space["wild"]) + sum(int(each["wild"]) for each in features.values())
+        wild = int(space["wild"]) + sum(int(each["wild"]) for each in [*features.values(), *of_edges.values()])
         return {
             "path": self.spec.out,
             "num_nodes": self.num_nodes,
@@ -141,7 +154,14 @@ class _Build:
         src = table.column(self.spec.src if plain or table.text else "src", "sources", ("src", 0))
         dst = table.column(self.spec.dst if plain or table.text else "dst", "destinations", ("dst", 1))
         weight = self.inputs.weight
-        return EdgeColumns(table, src, dst, None if weight is None else table.column(weight, "weights"))
+        held = None if weight is None else table.column(weight, "weights")
+        time = None if self.spec.time is None else TimeColumn(**self.steps.run("time", self._look_at_time))
+        return EdgeColumns(table, src, dst, held, time)
+
+    def _look_at_time(self) -> dict[str, Any]:
+        assert self.spec.time is not None
+        found = time_column(self.duck, self.inputs.edges, self.spec.time, "times", self.spec.time_unit)
+        return asdict(found)
 
     def _rows_known(self) -> tuple[int, str] | None:
         """The number of nodes that the inputs fix, and which of them does."""
@@ -212,6 +232,7 @@ class _Build:
         for rows in [*(self.arrays.features(name) for name in self.arrays.names), self.arrays.labels()]:
             if rows is not None:
                 rows.expect(self.num_nodes, self.why)
+        self.edge_features.check()
 
     def _ids_relation(self, kind: names.IdKind) -> str:
         if self.inputs.nodes is not None:
@@ -254,20 +275,34 @@ class _Build:
         self.steps.run("ids.lmdb", fill, [path])
 
     def _map(self, space: dict[str, Any], relation: str, pairs: str) -> dict[str, Any]:
-        weighted, nodes_table = self.columns.weight is not None, self.inputs.nodes
-        left = ids.map_edges(self.duck, relation, space["edges"], pairs, self.stage, weighted, self.progress)
+        nodes_table, rest = self.inputs.nodes, self.columns.rest
+        left = ids.map_edges(self.duck, relation, space["edges"], pairs, self.stage, rest, self.progress)
         if left < space["edges"] and not self.spec.drop_missing:
             assert nodes_table is not None
             ids.refuse_missing(self.duck, self.columns, space["kind"], pairs, nodes_table)
         return {"left": left}
 
-    def _graph(self, space: dict[str, Any], relation: str) -> dict[str, Any]:
-        """Steps dedup and graph: {slots, loops, missing, self_loops, duplicates}."""
-        weighted, spec = self.columns.weight is not None, self.spec
+    def _events(self, space: dict[str, Any], relation: str) -> str:
+        """Steps time order and events, where edges have a time: SQL of the edges by number. Counts the self-loops left out."""
         left = space["edges"] - space["missing"]
         if left == 0:
             raise InputError(f"{self.inputs.edges.shown}: every edge was dropped, no endpoint is a node; check the ids")
-        slots = csc.directed(relation, spec.undirected, spec.drop_self_loops, weighted)
+        space["self_loops"] = csc.count_self_loops(self.duck, relation) if self.spec.drop_self_loops else 0
+        if space["self_loops"] == left:
+            raise InputError(f"{self.inputs.edges.shown}: every edge is a self-loop, so none is left without them")
+        if self.columns.time is None:
+            return relation
+        if self.spec.drop_self_loops:
+            relation = f"SELECT * FROM ({relation}) WHERE src <> dst"
+        self.events = Events(self.spec, self.steps, self.duck, self.progress, self.columns, self.num_nodes)
+        in_order = not space["mapped"] and self.order is None
+        return self.events.relation(relation, space["edges"], left - space["self_loops"], in_order)
+
+    def _graph(self, space: dict[str, Any], relation: str) -> dict[str, Any]:
+        """Steps dedup and graph: {slots, loops, missing, self_loops, duplicates}."""
+        rest, spec = self.columns.rest, self.spec
+        left = space["edges"] - space["missing"]
+        slots = csc.directed(relation, spec.undirected, spec.drop_self_loops, list(rest))
         total, unique = left * (2 if spec.undirected else 1), self.stage / "unique.parquet"
         duplicates = 0
         if spec.drop_duplicates:
@@ -275,89 +310,16 @@ class _Build:
             duplicates, total = counts["before"] - counts["left"], counts["left"]
             slots = csc.parquet_relation(unique)
         outputs = [self.store / "graph", self.store / names.CHECKSUMS / "graph"]
-        dropped = csc.count_self_loops(self.duck, relation) if spec.drop_self_loops else 0
-        if dropped == left:
-            raise InputError(f"{self.inputs.edges.shown}: every edge is a self-loop, so none is left without them")
 
         def write() -> dict[str, Any]:
-            return dict(
-                csc.write_csc(self.duck, self.store, slots, self.num_nodes, space["edges"], total, weighted, self.progress)
-            )
+            return dict(csc.write_csc(self.duck, self.store, slots, self.num_nodes, space["edges"], total, rest, self.progress))
 
         counts = self.steps.run("graph", write, outputs)
-        return counts | {"missing": space["missing"], "self_loops": dropped, "duplicates": duplicates}
+        return counts | {"missing": space["missing"], "self_loops": space["self_loops"], "duplicates": duplicates}
 
     def _dedup(self, slots: str, total: int, unique: Path) -> dict[str, Any]:
         before, left = csc.drop_duplicates(self.duck, slots, total, unique, self.progress)
         return {"before": before, "left": left}
-
-    def _outputs(self, *arrays: str) -> list[Path]:
-        paths = [names.node_array(array) for array in arrays]
-        return [self.store / part for path in paths for part in (path, names.checksum_array(path))]
-
-    def _splits(self) -> dict[str, Any]:
-        """Step splits: {sizes: {split: nodes}, arrays: [names], notes: [lines]}."""
-
-        if self.spec.split_index is not None and not self.inputs.splits:
-            raise ConfigError("--split-index chooses among the splits of masks, and there are none: leave it out")
-        if self.spec.split is None and not self.inputs.splits:
-            return {"sizes": {}, "arrays": [], "notes": []}
-        stage = self.stage / "splits.bits"
-
-        def write() -> dict[str, Any]:
-            return splits.write_splits(self.store, self._split_bits(), stage, self.inputs.splits, self.make_sink)
-
-        outputs = self._outputs("split", *(f"split_{name}" for name in names.SPLIT_CODES))
-        return self.steps.run("splits", write, [*outputs, stage])
-
-    def _split_bits(self) -> Iterator[NDArray[np.uint8]]:
-        if self.spec.split is not None:
-            assert self.inputs.nodes is not None
-            return splits.bits_of_table(self.duck, self.inputs.nodes, self.inputs.nodes.column(self.spec.split, "splits"))
-        shown, index = self.inputs.name, self.spec.split_index
-        opened = {
-            name: splits.open_split(path, shown(path), self.num_nodes, index) for name, path in self.inputs.splits.items()
-        }
-        return splits.bits_of(opened, self.num_nodes)
-
-    def _labels(self) -> dict[str, Any]:
-        """Step labels: {task, num_classes}, both None without labels."""
-        rows = self.arrays.labels()
-        if rows is None:
-            return {"task": None, "num_classes": None}
-
-        def write() -> dict[str, Any]:
-            found = labels.look_at_labels(rows, self.num_nodes)
-            labels.write_labels(self.store, rows, found, self.make_sink)
-            return {"task": found.task, "num_classes": found.num_classes}
-
-        return self.steps.run("labels", write, self._outputs("y"))
-
-    def _features(self, split: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Steps features NAME: {name: {wild}}."""
-        if self.spec.normalize != "none" and not self.arrays.names:
-            raise ConfigError(f"--normalize {self.spec.normalize} scales features, and there are none: leave it out")
-        return {
-            name: self.steps.run(f"features {name}", self._feature_step(name, split), self._outputs(name, scale_name(name)))
-            for name in self.arrays.names
-        }
-
-    def _feature_step(self, name: str, split: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-        def write() -> dict[str, Any]:
-            rows = self.arrays.features(name)
-            scale = nodes.fit_scale(rows, self.spec.normalize, self._training(split), self.progress)
-            storage = nodes.fit_storage(rows, self.spec.dtype, scale, self.progress)
-            settings = storage, scale, self.spec.allow_nan, self.progress
-            return {"wild": nodes.write_features(self.store, name, rows, *settings, self.make_sink)}
-
-        return write
-
-    def _training(self, split: dict[str, Any]) -> Callable[[int, int], NDArray[np.bool_]] | None:
-        """Which rows are training rows, read back from the store (the splits may have come from an earlier run)."""
-        if self.spec.normalize != "standard" or "train" not in split["sizes"]:
-            return None
-        training = splits.training_rows(self.store, split["arrays"])
-        return training if self.order is None else in_input_order(training, self.order.new)
 
     def _manifest(
         self,
@@ -366,6 +328,7 @@ class _Build:
         split: dict[str, Any],
         found: dict[str, Any],
         features: list[str],
+        of_edges: list[str],
         partition: Partition | None,
     ) -> Manifest:
         weighted = self.columns.weight is not None
@@ -376,7 +339,7 @@ class _Build:
             arrays=arrays,
             splits=split["sizes"],
             id_kind=space["kind"] if space["mapped"] or self.order is not None else None,
-            columns=["edge_id", *(["weight"] if weighted else [])],
+            columns=["edge_id", *self.columns.rest],
             has_self_loops=graph["loops"] > 0,
             weighted=weighted,
             undirected=self.spec.undirected,
@@ -384,5 +347,7 @@ class _Build:
             num_classes=found["num_classes"],
             partition=partition,
             order=self.spec.order,
+            time=None if self.events is None else self.events.described(),
+            edge_arrays=of_edges,
             created_by=_creator(),
         )

@@ -72,6 +72,7 @@ def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Mapping[str, NDArr
 def input_files(spec: IngestSpec) -> list[Path]:
     """Every file the spec names, for the fingerprint. Raises InputError for one that is not there."""
     patterns = [spec.edges, spec.nodes, *spec.feature_globs().values()]
+    patterns += [pattern for pattern in spec.edge_feature_patterns().values() if pattern.endswith(".npy")]
     patterns += [str(path) for path in (spec.labels, spec.train, spec.val, spec.test, spec.npz) if path is not None]
     files = [path for pattern in patterns if pattern is not None for path in find(pattern)]
     if spec.ogb is not None:

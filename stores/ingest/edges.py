@@ -5,7 +5,7 @@ while N < 2**31) as payload: fewer bytes to spill and one comparison (measured: 
 here is held for longer than a batch, so memory does not depend on the edges, nor on the nodes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -37,15 +37,15 @@ def pack_bits(num_nodes: int, num_edges: int) -> int | None:
     return bits if (num_nodes - 1).bit_length() + bits <= 63 else None
 
 
-def directed(relation: str, undirected: bool, drop_self_loops: bool, weighted: bool) -> str:
-    """SQL of the slots of `relation` (src, dst, edge_id, weight): both directions of an edge, a self-loop once."""
-    rest = ", weight" if weighted else ""
+def directed(relation: str, undirected: bool, drop_self_loops: bool, rest: Sequence[str]) -> str:
+    """SQL of the slots of `relation` (src, dst, edge_id, and the columns `rest`): both directions of an edge, a self-loop once."""
+    columns = ", ".join(["edge_id", *rest])
     if drop_self_loops:
         relation = f"SELECT * FROM ({relation}) WHERE src <> dst"
-    forth = f"SELECT src, dst, edge_id{rest} FROM ({relation})"
+    forth = f"SELECT src, dst, {columns} FROM ({relation})"
     if not undirected:
         return forth
-    return f"{forth} UNION ALL SELECT dst, src, edge_id{rest} FROM ({relation}) WHERE src <> dst"
+    return f"{forth} UNION ALL SELECT dst, src, {columns} FROM ({relation}) WHERE src <> dst"
 
 
 def drop_duplicates(duck: Duck, slots: str, total: int, path: Path, progress: Progress) -> tuple[int, int]:
@@ -70,35 +70,34 @@ def drop_duplicates(duck: Duck, slots: str, total: int, path: Path, progress: Pr
 
 
 def sorted_slots(
-    duck: Duck, slots: str, num_nodes: int, num_edges: int, weighted: bool
-) -> Iterator[tuple[Ints, NDArray[Any], Ints, NDArray[np.float32] | None]]:
-    """(dst int64, src int32|int64, edge_id int64, weight float32 or None) in canonical order, batch by batch."""
+    duck: Duck, slots: str, num_nodes: int, num_edges: int, rest: Sequence[str]
+) -> Iterator[tuple[Ints, NDArray[Any], Ints, dict[str, NDArray[Any]]]]:
+    """(dst int64, src int32|int64, edge_id int64, the columns `rest` by name) in canonical order, batch by batch."""
     bits = pack_bits(num_nodes, num_edges)
     source = "INTEGER" if index_dtype(num_nodes).itemsize == 4 else "BIGINT"
-    rest = f"src::{source} AS src{', weight' if weighted else ''}"
     key = "dst, edge_id" if bits is None else "key"
     made = "dst::BIGINT AS dst, edge_id" if bits is None else f"dst::BIGINT * {1 << bits} + edge_id AS key"
-    for batch in duck.stream(
-        f"SELECT {key}, src{', weight' if weighted else ''} FROM (SELECT {made}, {rest} FROM ({slots})) ORDER BY {key}",
-        ordered=False,
-    ):
+    payload = ", ".join(["src", *rest])
+    inner = ", ".join([made, f"src::{source} AS src", *rest])
+    for batch in duck.stream(f"SELECT {key}, {payload} FROM (SELECT {inner} FROM ({slots})) ORDER BY {key}", ordered=False):
         column = {field: batch.column(field).to_numpy() for field in batch.schema.names}
         dst = column["key"] >> bits if bits is not None else column["dst"]
         edge_id = column["key"] & ((1 << bits) - 1) if bits is not None else column["edge_id"]
-        yield dst, column["src"], edge_id, column.get("weight")
+        yield dst, column["src"], edge_id, {name: column[name] for name in rest}
 
 
 class CscWriter:
     """Appends slots in canonical order to a store's graph arrays, with indptr, weight sums and self-loops as they follow.
 
-    store: the group; num_nodes: N. Call `add` with batches whose destinations never fall. A context manager: leaving it fills
-    up to the last node and finishes every array; leaving it by an exception finishes none, and closes their files.
+    store: the group; num_nodes: N; rest: name and dtype of the slots' further columns, of which `weight` has sums too. Call
+    `add` with batches whose destinations never fall. A context manager: leaving it fills up to the last node and finishes
+    every array; leaving it by an exception finishes none, and closes their files.
 
-    >>> with CscWriter(store, num_nodes=3, weighted=False) as writer:
-    ...     writer.add(dst, src, edge_id, None)  # int64[b], int32[b], int64[b]
+    >>> with CscWriter(store, num_nodes=3, rest={}) as writer:
+    ...     writer.add(dst, src, edge_id, {})  # int64[b], int32[b], int64[b]
     """
 
-    def __init__(self, store: Path, num_nodes: int, weighted: bool) -> None:
+    def __init__(self, store: Path, num_nodes: int, rest: Mapping[str, DTypeLike]) -> None:
         self.num_nodes = num_nodes
         self.slots = 0
         self.loops = 0
@@ -108,14 +107,15 @@ class CscWriter:
         self._edge_id = append(store, names.column("edge_id"), np.int64)
         self._indptr = append(store, names.INDPTR, np.int64, num_nodes + 1)
         self._self_loops = append(store, names.SELF_LOOPS, np.int64)
-        self._weight = append(store, names.column("weight"), np.float32) if weighted else None
+        self._rest = {name: append(store, names.column(name), dtype) for name, dtype in rest.items()}
+        weighted = "weight" in rest
         self._sums = append(store, names.WEIGHT_SUM, np.float32, num_nodes) if weighted else None
         self._loop_weight = append(store, names.LOOP_WEIGHT, np.float32) if weighted else None
         self._next = 0  # the first node without an entry in indptr
         self._open = 0  # the first node whose weight sum is not written
         self._carry = 0.0  # its sum so far
 
-    def add(self, dst: Ints, src: NDArray[Any], edge_id: Ints, weight: NDArray[np.float32] | None) -> None:
+    def add(self, dst: Ints, src: NDArray[Any], edge_id: Ints, rest: Mapping[str, NDArray[Any]]) -> None:
         """Append a batch; a node's slots may go on in the next one."""
         if not len(dst):
             return
@@ -126,9 +126,10 @@ class CscWriter:
         if loop.any():
             self._self_loops.append(dst[loop])
             self.loops += int(loop.sum())
-        if self._weight is not None and self._loop_weight is not None:
-            assert weight is not None
-            self._weight.append(weight)
+        for name, column in self._rest.items():
+            column.append(rest[name])
+        if self._loop_weight is not None:
+            weight = rest["weight"]
             self._loop_weight.append(weight[loop])
             self._sum_weights(dst, np.where(loop, 0.0, weight.astype(np.float64)))
         self.slots += len(dst)
@@ -170,16 +171,23 @@ class CscWriter:
 
 
 def write_csc(
-    duck: Duck, store: Path, slots: str, num_nodes: int, num_edges: int, num_slots: int, weighted: bool, progress: Progress
+    duck: Duck,
+    store: Path,
+    slots: str,
+    num_nodes: int,
+    num_edges: int,
+    num_slots: int,
+    rest: Mapping[str, DTypeLike],
+    progress: Progress,
 ) -> dict[str, int]:
-    """Sort `slots` (SQL: src, dst, edge_id, weight) and write the graph; {"slots", "loops"}.
+    """Sort `slots` (SQL: src, dst, edge_id, and the columns `rest`) and write the graph; {"slots", "loops"}.
 
     num_edges: edges in the input, one more than the greatest edge id; num_slots: how many to expect, for the progress.
     """
     progress("sort edges", 0, num_slots)
-    with CscWriter(store, num_nodes, weighted) as writer:
-        for dst, src, edge_id, weight in sorted_slots(duck, slots, num_nodes, num_edges, weighted):
-            writer.add(dst, src, edge_id, weight)
+    with CscWriter(store, num_nodes, rest) as writer:
+        for dst, src, edge_id, columns in sorted_slots(duck, slots, num_nodes, num_edges, list(rest)):
+            writer.add(dst, src, edge_id, columns)
             progress("sort edges", writer.slots, num_slots)
     return {"slots": writer.slots, "loops": writer.loops}
 

@@ -5,7 +5,7 @@ one, its rank among the sorted distinct ids.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from stores.ids import write_ids
 from stores.ingest import duck as sql
 from stores.ingest.duck import Duck, MemoryShort, Progress
 from stores.ingest.sources import TEXT_TYPES, Table
+from stores.ingest.times import TimeColumn
 from stores.manifest import IdKind
 
 ID_BYTES = 300
@@ -45,18 +46,34 @@ class EdgeScan:
 
 @dataclass(frozen=True)
 class EdgeColumns:
-    """The edge table's columns and the SQL of its rows: src, dst (BIGINT or VARCHAR), edge_id, and weight if there is one."""
+    """The edge table's columns and the SQL of its rows: src, dst (BIGINT or VARCHAR), edge_id, and weight and time if there
+    are any."""
 
     table: Table
     src: str
     dst: str
     weight: str | None
+    time: TimeColumn | None = None
+
+    @property
+    def rest(self) -> dict[str, np.dtype[Any]]:
+        """Names of what comes with an edge, and how it stands in the store."""
+        weight = {} if self.weight is None else {"weight": np.dtype(np.float32)}
+        return weight if self.time is None else weight | {"time": self.time.dtype}
+
+    @property
+    def taken(self) -> set[str]:
+        """Columns that are no features."""
+        time = [] if self.time is None else [self.time.column]
+        return {self.src, self.dst, *time, *([] if self.weight is None else [self.weight])}
 
     def relation(self, kind: IdKind) -> str:
         columns = f"{cast(self.table, self.src, kind)} AS src, {cast(self.table, self.dst, kind)} AS dst"
         columns += f", {self.table.position()} AS edge_id"
         if self.weight is not None:
             columns += f", {self.table.number(self.weight, 'FLOAT')} AS weight"
+        if self.time is not None:
+            columns += f", {self.time.sql(self.table)} AS time"
         return f"SELECT {columns} FROM {self.table.relation()}"
 
 
@@ -199,12 +216,12 @@ def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind) -> bool:
     return False
 
 
-def map_edges(duck: Duck, edges: str, total: int, ids: str, stage: Path, weighted: bool, progress: Progress) -> int:
-    """Write stage/mapped.parquet (src, dst as rows, edge_id, weight): an inner join for each end; returns the rows left.
+def map_edges(duck: Duck, edges: str, total: int, ids: str, stage: Path, columns: Iterable[str], progress: Progress) -> int:
+    """Write stage/mapped.parquet (src, dst as rows, edge_id, `columns`): an inner join for each end; returns the rows left.
 
     One end at a time, so that one hash table of the ids is in memory. Rows come in no particular order.
     """
-    rest = "edge_id, weight" if weighted else "edge_id"
+    rest = ", ".join(["edge_id", *columns])
     half = stage / "half.parquet"
     join = f"SELECT i.row AS src, dst, {rest} FROM ({edges}) e JOIN ({ids}) i ON e.src = i.id"
     duck.copy(join, half, ordered=False, progress=progress, step="map sources", total=total)

@@ -30,7 +30,7 @@ class NodeInputs:
             return nodes.table_rows(self._duck, table, list(table.columns))
         assert self._inputs.nodes is not None
         assert self._spec.x_cols is not None
-        taken = {self._spec.id, *(each for each in (self._spec.label, self._spec.split) if each)}
+        taken = {self._spec.id, *(each for each in (self._spec.label, self._spec.split, self._spec.birth) if each)}
         columns = nodes.match_columns(self._inputs.nodes, self._spec.x_cols, taken)
         return nodes.table_rows(self._duck, self._inputs.nodes, columns)
 

@@ -39,10 +39,10 @@ class Rows:
     columns: tuple[str, ...] = ()
     """names of the columns, of a table"""
 
-    def expect(self, num_nodes: int, why: str) -> "Rows":
-        """This, if it has a row a node. Raises InputError."""
-        if self.count != num_nodes:
-            raise InputError(f"{self.shown} has {self.count} rows, but there are {num_nodes} nodes ({why}); one row a node")
+    def expect(self, count: int, why: str, what: str = "node") -> "Rows":
+        """This, if it has a row a node (or whatever it is). Raises InputError."""
+        if self.count != count:
+            raise InputError(f"{self.shown} has {self.count} rows, but there are {count} {what}s ({why}); one row a {what}")
         return self
 
 
@@ -120,14 +120,14 @@ def _word(duck: Duck, table: Table, columns: list[str], row: int) -> str:
     return "not numbers"
 
 
-def match_columns(table: Table, patterns: str, taken: set[str]) -> list[str]:
-    """The columns that `f*,age` names, in the table's order without the `taken` ones. Raises InputError."""
+def match_columns(table: Table, patterns: str, taken: set[str], flag: str = "--x-cols") -> list[str]:
+    """The columns that `f*,age` names, in the table's order without the `taken` ones. Raises InputError naming the flag."""
     found: list[str] = []
     for pattern in patterns.split(","):
         matches = [column for column in table.columns if fnmatch.fnmatchcase(column, pattern.strip()) and column not in taken]
         if not matches:
             there = ", ".join(list(table.columns)[:20])
-            raise InputError(f"{table.shown} has no column like {pattern!r} for --x-cols: it has {there}")
+            raise InputError(f"{table.shown} has no column like {pattern!r} for {flag}: it has {there}")
         found += [column for column in matches if column not in found]
     for column in found:
         kind = table.columns[column]
@@ -260,8 +260,10 @@ def write_features(
     allow_nan: bool,
     progress: Progress,
     make_sink: MakeSink = Appender,
+    array: Callable[[str], str] = node_array,
 ) -> int:
-    """Append the rows as node array `name` [N, F], with its scales beside it; returns how many values are not finite.
+    """Append the rows as node array `name` [N, F] (or as `array(name)`), with its scales beside it; returns how many values
+    are not finite.
 
     Raises InputError for such values unless `allow_nan`: how many, and the first one's file, row and column. A value that
     the type cannot hold has become infinite, and counts.
@@ -269,8 +271,8 @@ def write_features(
     wild, at, done = 0, (-1, -1), 0
     attributes = storage.attributes(name) | ({} if scale.kind == "none" else {"normalize": scale.kind})
     if storage.step is not None:
-        write_array(store, node_array(scale_name(name)), storage.step)
-    with make_sink(store, node_array(name), (rows.width or 1,), storage.stored, attributes, count=rows.count) as sink:
+        write_array(store, array(scale_name(name)), storage.step)
+    with make_sink(store, array(name), (rows.width or 1,), storage.stored, attributes, count=rows.count) as sink:
         for final, suspicious in _ahead(_finished(block, scale, storage) for block in rows.blocks()):
             if suspicious:
                 bad = storage.wild(final)

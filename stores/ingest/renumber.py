@@ -4,6 +4,7 @@ Most reads of a graph with hubs are of hubs: where those lie together, in few pa
 the rest. (Caches of hot vertices rest on degrees, as in PaGraph, Lin et al., SoCC 2020; here the file does.)
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ class Renumbering:
         self._new = self.stage / "new.npy"
         self.method = ""
 
-    def edges(self, relation: str, num_edges: int, weighted: bool) -> str:
-        """Steps neighbors (where there are parts), order, renumber: SQL of the edges of `relation` (src, dst, edge_id, weight)
-        by new ids.
+    def edges(self, relation: str, num_edges: int, rest: Mapping[str, np.dtype[Any]]) -> str:
+        """Steps neighbors (where there are parts), order, renumber: SQL of the edges of `relation` (src, dst, edge_id, and the
+        columns `rest`) by new ids.
 
         num_edges: edges of the input, one more than the greatest edge id.
         """
@@ -61,7 +62,7 @@ class Renumbering:
         remove(folder)  # as large as the graph
 
         def renumber() -> dict[str, Any]:
-            return {"edges": self._write_edges(relation, num_edges, weighted, target)}
+            return {"edges": self._write_edges(relation, num_edges, rest, target)}
 
         self.steps.run("renumber", renumber, [target])
         return csc.parquet_relation(target)
@@ -95,16 +96,16 @@ class Renumbering:
         found: NDArray[Any] = np.load(self._new, mmap_mode="r")
         return found
 
-    def _write_edges(self, relation: str, num_edges: int, weighted: bool, target: Path) -> int:
+    def _write_edges(self, relation: str, num_edges: int, rest: Mapping[str, np.dtype[Any]], target: Path) -> int:
         new, done = np.load(self._new), 0
         kind = pa.from_numpy_dtype(new.dtype)
         fields: list[tuple[str, pa.DataType]] = [("src", kind), ("dst", kind), ("edge_id", pa.int64())]
-        schema = pa.schema([*fields, *([("weight", pa.float32())] if weighted else [])])
+        schema = pa.schema([*fields, *((name, pa.from_numpy_dtype(dtype)) for name, dtype in rest.items())])
         with pq.ParquetWriter(target, schema, use_dictionary=False) as writer:
             for batch in self.duck.stream(f"SELECT {', '.join(schema.names)} FROM ({relation})", ordered=False):
                 ends = {end: new[batch.column(end).to_numpy()] for end in ("src", "dst")}
-                rest = {name: batch.column(name) for name in schema.names[2:]}
-                writer.write_table(pa.table({**ends, **rest}, schema=schema))
+                others = {name: batch.column(name) for name in schema.names[2:]}
+                writer.write_table(pa.table({**ends, **others}, schema=schema))
                 done += batch.num_rows
                 self.progress("renumber edges", done, num_edges)
         return done

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stores.errors import ConfigError
-from stores.manifest import Partition
+from stores.manifest import Partition, TimeUnit
 from stores.sizes import parse_bytes
 
 
@@ -29,6 +29,12 @@ class IngestSpec(BaseModel):
     dst: str = "dst"
     """column names; in a table without a header the defaults mean the first and second column, `column7` the eighth"""
     weight: str | None = None
+    time: str | None = None
+    """column of the edges' times, numbers or timestamps: events in that order, ties in the input's"""
+    time_unit: TimeUnit = "s"
+    """of times that are numbers; timestamps are kept in microseconds"""
+    edge_features: list[str] = []
+    """NAME=PATTERNS of the edge table's columns, joined by commas (msg=f*), or NAME=GLOB of npy files in the edges' order"""
     header: bool | None = None
     """whether text tables begin with a line of names; None: look"""
     id_type: Literal["auto", "int", "str"] = "auto"
@@ -44,6 +50,8 @@ class IngestSpec(BaseModel):
     id: str = "id"
     label: str | None = None
     split: str | None = None
+    birth: str | None = None
+    """column of the nodes' first times; empty: there from the beginning"""
     x_cols: str | None = None
     """patterns of the node table's feature columns, joined by commas: `f*` or `age,f_*`"""
     num_nodes: int | None = Field(default=None, ge=1)
@@ -78,16 +86,18 @@ class IngestSpec(BaseModel):
             found = " and ".join(f"--{name}" for name in given) or "none"
             raise ConfigError(f"edges come from exactly one of --edges, --npz, --pyg and --ogb; given: {found}")
         if given != ["edges"]:
-            self._refuse(given[0], ("nodes", "features", "labels", "train", "val", "test", "weight", "num_nodes", "header"))
+            own = ("nodes", "features", "labels", "train", "val", "test", "weight", "num_nodes", "header", "time", "edge_features")
+            self._refuse(given[0], own)
             for name, default in (("src", "src"), ("dst", "dst"), ("id_type", "auto")):
                 if getattr(self, name) != default:
                     self._refuse(given[0], (name,))
         if self.nodes is None:
-            for name in ("label", "split", "x_cols"):
+            for name in ("label", "split", "birth", "x_cols"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"--{name.replace('_', '-')} names a column of the node table: give --nodes too")
             if self.id != "id":
                 raise ConfigError("--id names a column of the node table: give --nodes too")
+        self._check_times()
         if self.arg and self.pyg is None:
             raise ConfigError("--arg is an argument of a PyG data set: give --pyg too")
         for one, other in (("label", "labels"), ("split", "train"), ("split", "val"), ("split", "test")):
@@ -97,7 +107,18 @@ class IngestSpec(BaseModel):
             raise ConfigError(f"--partitioner {self.partitioner} makes parts: say how many with --parts")
         parse_bytes(self.memory)
         self.feature_globs()
+        self.edge_feature_patterns()
         return self
+
+    def _check_times(self) -> None:
+        if self.time is None and self.birth is not None:
+            raise ConfigError("--birth is in the time of the edges: give --time too")
+        if self.time is None and self.time_unit != "s":
+            raise ConfigError("--time-unit says what the times' numbers mean: give --time too")
+        if self.time is None and self.edge_features:
+            raise ConfigError("--edge-features come with events: give --time too")
+        if self.time is not None and self.drop_duplicates:
+            raise ConfigError("--drop-duplicates does not go with --time: an event may come again, at another time")
 
     def _refuse(self, source: str, names: tuple[str, ...]) -> None:
         for name in names:
@@ -118,6 +139,23 @@ class IngestSpec(BaseModel):
             if self.dtype == "int8" and f"{name}_scale" in found:
                 raise ConfigError(
                     f"--features {name}_scale=...: with --dtype int8 {name}'s scales have that name; choose another"
+                )
+        return found
+
+    def edge_feature_patterns(self) -> dict[str, str]:
+        """Name -> patterns of columns, or glob of npy files, of each `--edge-features NAME=...`."""
+        found: dict[str, str] = {}
+        for text in self.edge_features:
+            name, sign, pattern = text.partition("=")
+            if not sign or not pattern or not name.isidentifier():
+                raise ConfigError(f"--edge-features {text!r}: write it NAME=COLUMNS or NAME=FILE.npy, as in msg=f*")
+            if name in found:
+                raise ConfigError(f"--edge-features {text!r}: the name {name!r} is taken; choose another")
+            found[name] = pattern
+        for name in found:
+            if self.dtype == "int8" and f"{name}_scale" in found:
+                raise ConfigError(
+                    f"--edge-features {name}_scale=...: with --dtype int8 {name}'s scales have that name; choose another"
                 )
         return found
 

@@ -183,9 +183,9 @@ def test_writer_offsets_and_sums_go_on_across_batches(tmp_path: Path) -> None:
     weight = rng.random(1000).astype(np.float32)
     for name, cuts in (("one", [1000]), ("many", sorted({*rng.integers(1, 1000, 60).tolist(), 1000}))):
         first = 0
-        with CscWriter(tmp_path / name, 60, weighted=True) as writer:
+        with CscWriter(tmp_path / name, 60, {"weight": np.float32}) as writer:
             for cut in cuts:
-                writer.add(dst[first:cut], src[first:cut], np.arange(first, cut), weight[first:cut])
+                writer.add(dst[first:cut], src[first:cut], np.arange(first, cut), {"weight": weight[first:cut]})
                 first = cut
     assert tree(tmp_path / "one") == tree(tmp_path / "many")
     sums = np.bincount(dst, np.where(dst == src, 0, weight.astype(np.float64)), minlength=60).astype(np.float32)

@@ -1,0 +1,219 @@
+"""`SnapshotLoader`: windows of a temporal graph, each a PyG `Data` cut from the events by one sequential read.
+
+A window is a range of the events' arrays, so nothing is sampled or searched: the next windows are read, numbered and their nodes'
+features gathered while the model computes. (Discrete-time graphs as in ROLAND, You et al., KDD 2022, and PyG Temporal, which
+keep all snapshots in memory.)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch_geometric.data import Data
+
+from ooc.budget import Budget, Room, words_for
+from ooc.buffers import Buffers
+from ooc.clock import Clock
+from ooc.device import OnDevice, on_device
+from ooc.gather import Gather
+from ooc.loaders import budget_of
+from ooc.pipeline import Pipeline, Stage
+from ooc.timewindows import CountWindows, TimeWindows, Window, windows
+from ooc.union import Union
+from stores.dataset import Dataset
+from stores.errors import BudgetError, ConfigError
+from stores.events import EventBlock, Events
+from stores.rows import AnyArray, Rows
+
+PREFETCH = 4
+"""windows between the disk and the model at most; fewer where they are large"""
+_EVENT_BYTES = 2 * 8 + 8 + 8 + 2 * 4
+"""of an event in a batch beside its columns: edge_index, its time and its number; what numbering holds"""
+_NODE_BYTES = 8 + 8 + 4 + 8
+"""of a node beside its features and label: its id, and the table that numbers it"""
+
+
+class Cut(NamedTuple):
+    """A window on its way: its events, its nodes (int64[n], in the order they come up), and edge_index int64[2, k] by them."""
+
+    window: Window
+    events: EventBlock
+    node: NDArray[np.int64]
+    edge_index: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """What the pipeline's threads do. gather, x, y: of node features and labels, None where there are none."""
+
+    events: Events
+    columns: tuple[str, ...]
+    gather: Gather | None
+    x: Rows | None
+    y: AnyArray | None
+    num_nodes: int
+    max_bytes: int
+    transform: Callable[[Data], Any] | None
+    buffers: Buffers = field(default_factory=lambda: Buffers(2))
+
+    def nbytes(self, window: Window) -> int:
+        """Bytes of the window's batch at most. Raises BudgetError for more than there may be."""
+        count = window.last - window.first
+        values = sum(int(np.prod(self.events.width(name), dtype=np.int64)) for name in self.columns)
+        labels = 0 if self.y is None else 8 * int(np.prod(self.y.shape[1:], dtype=np.int64))
+        rows = 0 if self.gather is None or self.x is None else self.gather.row_bytes(self.x.shape[1:])
+        nodes = min(2 * count, self.num_nodes)
+        need = count * (_EVENT_BYTES + 8 * values + self.events.row_bytes(list(self.columns))) + nodes * (_NODE_BYTES + rows + labels)
+        if need > self.max_bytes:
+            raise BudgetError(
+                f"window {window.number} has {count:,} events and may need {words_for(need, self.max_bytes)}; "
+                "take shorter windows, fewer columns or more memory"
+            )
+        return need
+
+    def read(self, window: Window) -> Cut:
+        """The window's events, and its nodes."""
+        block = self.events.read(window.first, window.last, list(self.columns))
+        union = Union()
+        ends = np.concatenate([block.src, block.dst]).astype(np.int64, copy=False)
+        edge_index = union.add(ends).astype(np.int64).reshape(2, len(block))
+        return Cut(window, block, union.nodes(), edge_index)
+
+    def collate(self, cut: Cut) -> tuple[int, Any]:
+        """(the number of the window behind it, its batch)."""
+        window, block, node, edge_index = cut
+        data = Data(edge_index=torch.from_numpy(edge_index), num_nodes=len(node))
+        if self.x is not None and self.gather is not None:
+            data.x = self.gather.tensor(self.gather.read(self.x, node, self.buffers)[0])
+        if self.y is not None:
+            data.y = torch.from_numpy(self.y[node].astype(np.int64))
+        data.t = torch.from_numpy(np.ascontiguousarray(block.time))
+        data.n_id = torch.from_numpy(node)
+        data.e_id = torch.arange(window.first, window.last)
+        for name, values in block.columns.items():
+            data["edge_weight" if name == "weight" else name] = torch.from_numpy(np.ascontiguousarray(values))
+        features = [name for name in block.columns if name != "weight"]
+        if len(features) == 1:
+            data.edge_attr = data[features[0]]
+        data.window, data.begin, data.end = window.number, window.begin, window.end
+        return window.number + 1, data if self.transform is None else self.transform(data)
+
+
+class SnapshotLoader:
+    """Windows of a store's events in time order, each a PyG `Data`; each `iter` goes over all of them again.
+
+    window, stride: durations ("7d", "12h", "250ms", or a number in the store's unit of time), or numbers of events where `by` is
+    "count"; without a stride windows tumble: each event is in just one. start: where the first window begins, by default at
+    the first event. columns: of the events to read, None for all (edge features, and the weight). features, labels: whether to
+    give x and y. empty: give windows without events too. prefetch: windows made in advance, as far as the memory goes.
+    transform: called with every window, in a thread. device: windows are moved there.
+
+    A window is a `Data` with edge_index int64[2, k] in time order, t [k] (the events' times), e_id int64[k] (their numbers), a field
+    for every column (`msg` [k, d]; the only one also as edge_attr; the weight as edge_weight), n_id int64[n] (the nodes it
+    meets, by which state is carried from window to window), x [n, f], y [n], window (its number), begin and end.
+    Raises ConfigError for an argument that does not fit, InputError for a store without times; while iterating, BudgetError
+    for a window that does not fit the memory.
+
+    >>> for snapshot in SnapshotLoader(ds, window="7d", stride="1d"):
+    ...     model(snapshot.x, snapshot.edge_index, snapshot.edge_attr)
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        window: str | float,
+        stride: str | float | None = None,
+        *,
+        by: str = "time",
+        start: Any = None,
+        columns: Sequence[str] | None = None,
+        features: bool = True,
+        labels: bool = True,
+        empty: bool = False,
+        prefetch: int = PREFETCH,
+        transform: Callable[[Data], Any] | None = None,
+        device: torch.device | str | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        events = data.events
+        self.windows: TimeWindows | CountWindows = windows(events, window, stride, by, start)
+        self.data, self.empty, self.prefetch = data, empty, prefetch
+        if prefetch < 1:
+            raise ConfigError(f"prefetch is 1 window or more, not {prefetch}")
+        self.device = None if device is None else torch.device(device)
+        self.budget = budget or budget_of(data)
+        wanted = tuple(events.columns if columns is None else columns)
+        for name in wanted:
+            events.width(name)
+        x = data.stored("x") if features and data.num_features else None
+        gather = None if x is None else Gather(data.encoding("x"))
+        most = Room(self.budget.max_batch, 5, self.budget)
+        self._work = Snapshots(
+            events, wanted, gather, x, data.labels if labels else None, data.num_nodes, most, transform
+        )
+        self._clocks: dict[str, Clock] = {}
+        self._start = self._next = 0
+
+    def __len__(self) -> int:
+        """Windows that an `iter` from the beginning gives."""
+        return sum(1 for _ in self.windows.of(self.data.events, self.empty))
+
+    def __iter__(self) -> "Pass":
+        start, self._start = self._start, 0
+        self._next = start
+        return Pass(self, self._pipeline(start))
+
+    def _pipeline(self, start: int) -> Pipeline | OnDevice:
+        """(number of the window behind it, batch) from window number `start` on."""
+        found = (window for window in self.windows.of(self.data.events, self.empty) if window.number >= start)
+        work = self._work
+        stages = [Stage("read", work.read, nbytes=work.nbytes), Stage("collate", work.collate)]
+        pipeline = Pipeline(found, stages, self.budget.in_flight, self.prefetch, self._clocks)
+        if self.device is None or self.device.type == "cpu":
+            return pipeline
+        return on_device(pipeline, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which window comes next, and what that is only valid with."""
+        return {"next": self._next, "windows": repr(self.windows), "events": len(self.data.events)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter` begins there. Raises ConfigError where this loader's windows are other ones.
+
+        >>> loader.load_state_dict(saved)
+        """
+        if state["windows"] != repr(self.windows):
+            raise ConfigError(f"cannot resume: windows were {state['windows']} and are {self.windows!r} now; use the old ones")
+        if state["events"] > len(self.data.events):
+            raise ConfigError(f"cannot resume: there were {state['events']} events and are {len(self.data.events)} now")
+        self._start = self._next = int(state["next"])
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """Seconds of work and waiting, and items, by stage, over all passes so far; see `Pipeline.times`."""
+        return {name: clock.sums() for name, clock in self._clocks.items()}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.windows!r}, events={len(self.data.events)})"
+
+
+class Pass:
+    """Iterator over the windows. `close` ends its threads; so do the end, an exception, and its collection."""
+
+    def __init__(self, loader: SnapshotLoader, batches: Pipeline | OnDevice) -> None:
+        self._loader, self._batches = loader, batches
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        behind, batch = next(self._batches)
+        self._loader._next = behind
+        return batch
+
+    def close(self) -> None:
+        """Stop working ahead; idempotent."""
+        self._batches.close()
+

@@ -1,0 +1,159 @@
+"""`Events`: the edges of a temporal graph in time order, read by ranges and found by time.
+
+An event's number is its edge id. So a window of time is one range of every array, and one sequential read of each.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores import manifest as names
+from stores.encoding import Encoding, encoding_of, names_of_scales
+from stores.errors import InputError, StoreError
+from stores.manifest import EDGE, Manifest, TimeUnit
+from stores.rows import AnyArray, Rows
+from stores.segment_rows import read_range
+from stores.zarr_rows import open_zarr_rows
+
+
+
+class EventBlock(NamedTuple):
+    """Events first, first + 1, ... of a store."""
+
+    first: int
+    src: NDArray[Any]
+    """int32|int64[k]"""
+    dst: NDArray[Any]
+    """int32|int64[k]"""
+    time: NDArray[Any]
+    """int64|float64[k], never falling"""
+    columns: dict[str, AnyArray]
+    """name -> [k, ...]: edge features, and "weight" where edges have one"""
+    nbytes: int
+    """read from the disk"""
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+
+class Events:
+    """The events of a store: opened with it (`Dataset.events`), and closed with it. Any number of threads may read.
+
+    Raises StoreError where an array is missing, truncated or not of the manifest's size.
+
+    >>> begin, end = ds.events.at(t0), ds.events.at(t1)
+    >>> ds.events.read(begin, end, ["msg"]).columns["msg"].shape
+    (end - begin, 16)
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, engine: str) -> None:
+        assert manifest.time is not None
+        self.unit: TimeUnit = manifest.time.unit
+        self.dtype: np.dtype[Any] = np.dtype(manifest.time.dtype)
+        self.count = manifest.time.events
+        folder = path / names.edge_array("", EDGE)
+        features = {metadata.parent.name for metadata in folder.glob("*/zarr.json")} - names_of_scales(folder)
+        features |= {name for each in manifest.edge_types for name in each.arrays}
+        paths = {name: names.event_array(name) for name in ("src", "dst", "time", *(["weight"] if manifest.weighted else []))}
+        paths |= {name: names.edge_array(name) for name in sorted(features)}
+        self._rows: dict[str, Rows] = {}
+        self._encodings: dict[str, Encoding] = {}
+        try:
+            for name, array in paths.items():
+                self._rows[name] = open_zarr_rows(path, array, engine)
+                self._encodings[name] = encoding_of(self._rows[name], (path / array).parent)
+                if self._rows[name].shape[0] != self.count:
+                    found = self._rows[name].shape[0]
+                    raise StoreError(f"{path / array} has {found} rows; the store has {self.count} events: build it again")
+            self._time = self._mapped(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _mapped(self, path: Path) -> AnyArray:
+        """The times in a map: a search meets a page or two of it."""
+        rows = open_zarr_rows(path, names.event_array("time"), "mmap")
+        try:
+            return rows.map()
+        finally:
+            rows.close()
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of what `read` gives beside ends and times: edge features, and "weight"."""
+        return [name for name in self._rows if name not in ("src", "dst", "time")]
+
+    def width(self, name: str) -> tuple[int, ...]:
+        """The row shape of a column. Raises InputError where there is none of that name."""
+        return self._column(name).shape[1:]
+
+    @property
+    def span(self) -> tuple[Any, Any]:
+        """(the first event's time, the last one's)."""
+        return self._time[0].item(), self._time[-1].item()
+
+    @property
+    def whole(self) -> bool:
+        """Whether times are whole numbers."""
+        return self.dtype.kind == "i"
+
+    def time(self, event: int) -> Any:
+        """The time of one event."""
+        return self._time[event].item()
+
+    def at(self, time: Any, side: str = "left") -> int:
+        """How many events come before `time`, so the number of the first one at it or later; side "right": later only."""
+        found: Any = np.searchsorted(self._time, self.dtype.type(time), side=side)  # type: ignore[call-overload]
+        return int(found)
+
+    def rows(self, name: str) -> Rows:
+        """A column as it is stored, [events, ...], a row an edge id; see `encoding`. Raises as `width`."""
+        return self._column(name)
+
+    def encoding(self, name: str) -> Encoding:
+        """What the rows of a column mean. Raises as `width`."""
+        self._column(name)
+        return self._encodings[name]
+
+    def read(self, first: int, last: int, columns: list[str] | None = None) -> EventBlock:
+        """Events first..last-1 with some columns (None: all), float32 where they are stored in fewer bits.
+
+        Raises IndexError for a range that is not there, InputError for a column that is not, StoreError as reading does.
+        """
+        wanted = self.columns if columns is None else columns
+        for name in wanted:
+            self._column(name)
+        found, nbytes = {}, 0
+        for name in ("src", "dst", "time", *wanted):
+            held, read = read_range(self._rows[name], first, last)
+            found[name], nbytes = self._values(name, held), nbytes + read
+        return EventBlock(first, found["src"], found["dst"], found["time"], {name: found[name] for name in wanted}, nbytes)
+
+    def _values(self, name: str, held: AnyArray) -> AnyArray:
+        encoding = self._encodings[name]
+        if not encoding.is_short:
+            return held
+        out = np.empty(held.shape, encoding.dtype)
+        encoding.gather(np.ascontiguousarray(held), np.arange(len(held)), out)
+        return out
+
+    def _column(self, name: str) -> Rows:
+        if name not in self._rows:
+            raise InputError(f"the events have no column {name!r}: there are {', '.join(self.columns) or 'none'}")
+        return self._rows[name]
+
+    def row_bytes(self, columns: list[str] | None = None) -> int:
+        """Bytes of an event's ends, time and columns on disk."""
+        wanted = self.columns if columns is None else columns
+        return sum(self._rows[name].row_bytes for name in ("src", "dst", "time", *wanted))
+
+    def close(self) -> None:
+        """Give back files and threads; idempotent."""
+        for rows in self._rows.values():
+            rows.close()
+

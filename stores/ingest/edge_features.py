@@ -1,0 +1,59 @@
+"""Features of edges: columns of the edge table or npy files, a row an edge id."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stores import manifest as names
+from stores.encoding import scale_name
+from stores.ingest import nodes
+from stores.ingest.arrange import MakeSink
+from stores.ingest.duck import Duck, Progress
+from stores.ingest.ids import EdgeColumns
+from stores.ingest.sources import find
+from stores.ingest.spec import IngestSpec
+from stores.ingest.steps import Steps
+
+
+class EdgeFeatures:
+    """The edge features of an ingest: `names` of them."""
+
+    def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, columns: EdgeColumns) -> None:
+        self.spec, self.steps, self.duck, self.progress, self.columns = spec, steps, duck, progress, columns
+        self._patterns = spec.edge_feature_patterns()
+
+    def rows(self, name: str) -> nodes.Rows:
+        """In the order of the input's edges. Raises InputError where files or columns do not fit."""
+        table, pattern = self.columns.table, self._patterns[name]
+        if pattern.endswith(".npy"):
+            found = nodes.npy_rows([str(path) for path in find(pattern, natural=True)])
+        else:
+            matched = nodes.match_columns(table, pattern, self.columns.taken, f"--edge-features {name}")
+            found = nodes.table_rows(self.duck, table, matched)
+        return found.expect(table.rows, table.shown, "edge")
+
+    def check(self) -> None:
+        """That all of them fit, before the long work begins."""
+        for name in self._patterns:
+            self.rows(name)
+
+    def write(self, make_sink: Callable[[], MakeSink]) -> dict[str, dict[str, Any]]:
+        """Steps edge features NAME: {name: {wild}}. make_sink: see `Events.sink`."""
+        return {
+            name: self.steps.run(f"edge features {name}", partial(self._write, name, make_sink), self._outputs(name))
+            for name in self._patterns
+        }
+
+    def _outputs(self, name: str) -> list[Path]:
+        arrays = [names.edge_array(each) for each in (name, scale_name(name))]
+        return [self.steps.store / part for array in arrays for part in (array, names.checksum_array(array))]
+
+    def _write(self, name: str, make_sink: Callable[[], MakeSink]) -> dict[str, Any]:
+        rows, unscaled = self.rows(name), nodes.Scale("none", np.zeros(1))
+        storage = nodes.fit_storage(rows, self.spec.dtype, unscaled, self.progress)
+        settings = storage, unscaled, self.spec.allow_nan, self.progress
+        wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), names.edge_array)
+        return {"wild": wild}

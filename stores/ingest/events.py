@@ -1,0 +1,189 @@
+"""The steps of an ingest whose edges have a time: the same edges once more, as events in time order.
+
+An event's number, its place in the order of (time, position in the input), is its edge id: so one number leads from a slot of
+the CSC to the event's time, ends and features, a window of time is one range of every array, and since ids rise with time the
+CSC's canonical order (destination, edge id) is (destination, time, position). Where the input is in time order already, as
+logs are, the number is the position, and nothing is sorted.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.lib.format import open_memmap
+from numpy.typing import DTypeLike, NDArray
+
+from stores import manifest as names
+from stores.graph import index_dtype
+from stores.ingest import edges as csc
+from stores.ingest.arrange import Arranging, MakeSink, Sink
+from stores.ingest.duck import Duck, Progress
+from stores.ingest.ids import EdgeColumns
+from stores.ingest.renumber import ARRANGE_SHARE
+from stores.ingest.spec import IngestSpec
+from stores.ingest.steps import Steps
+from stores.zarr_write import Appender
+
+INPUT = "input"
+"""the array of events' positions in the input, where those are not their numbers"""
+
+
+class Events:
+    """One ingest's events. Each method is a step or two, resumable as all steps are; call `relation` first."""
+
+    def __init__(
+        self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, columns: EdgeColumns, num_nodes: int
+    ) -> None:
+        self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
+        self.store, self.stage = steps.store, steps.stage
+        self.columns, self.num_nodes = columns, num_nodes
+        self._staged = self.stage / "events.parquet"
+        self._position, self._number = self.stage / "position.npy", self.stage / "number.npy"
+        self.count = 0
+        self.sorted = False
+
+    def relation(self, relation: str, given: int, left: int, in_order: bool) -> str:
+        """Steps order and events: SQL of the edges of `relation` (src, dst, edge_id, weight, time), with their numbers as edge ids.
+
+        given: edges of the input; left: those in `relation`; in_order: it comes in the order of the input.
+        """
+        ascending = bool(self.steps.run("time order", self._look)["ascending"])
+        self.sorted = ascending and left == given
+        straight = ascending and in_order
+        outputs = [self.store / names.EVENTS, self.store / names.CHECKSUMS / names.EVENTS, self._staged]
+        self.count = self.steps.run("events", lambda: self._write(relation, left, straight), outputs)["events"]
+        return csc.parquet_relation(self._staged)
+
+    def _look(self) -> dict[str, Any]:
+        """{ascending}: whether the input's times never fall."""
+        time, table = self.columns.time, self.columns.table
+        assert time is not None
+        before, ascending = None, True
+        for batch in self.duck.stream(f"SELECT {time.sql(table)} AS time FROM {table.relation()}"):
+            found = batch.column(0).to_numpy()
+            if not len(found):
+                continue
+            if (before is not None and found[0] < before) or bool((found[1:] < found[:-1]).any()):
+                ascending = False
+                break
+            before = found[-1]
+        return {"ascending": ascending}
+
+    def _write(self, relation: str, left: int, straight: bool) -> dict[str, Any]:
+        rest = self.columns.rest
+        query = f"SELECT {', '.join(['src', 'dst', 'edge_id', *rest])} FROM ({relation})"
+        if not straight:
+            query += " ORDER BY time, edge_id"
+        index = index_dtype(self.num_nodes)
+        kinds: dict[str, np.dtype[Any]] = {"src": index, "dst": index, **rest}
+        if not self.sorted:
+            kinds[INPUT] = np.dtype(np.int64)
+        schema = pa.schema([(name, pa.from_numpy_dtype(kind)) for name, kind in {**kinds, "edge_id": np.dtype(np.int64)}.items()])
+        done = 0
+        with _Arrays(self.store, kinds) as arrays, pq.ParquetWriter(self._staged, schema, use_dictionary=False) as writer:
+            for batch in self.duck.stream(query, ordered=straight):
+                found = {name: batch.column(name).to_numpy() for name in batch.schema.names}
+                found[INPUT] = found["edge_id"]
+                found["edge_id"] = np.arange(done, done + batch.num_rows)
+                held = {name: found[name].astype(kind, copy=False) for name, kind in kinds.items()}
+                arrays.append(held)
+                writer.write_table(pa.table({**held, "edge_id": found["edge_id"]}, schema=schema))
+                done += batch.num_rows
+                self.progress("order events", done, left)
+        return {"events": done}
+
+    def sink(self) -> MakeSink:
+        """What an array with a row an edge of the input is appended to, so that it gets a row an event."""
+        if self.sorted:
+            return Appender
+        self.steps.run("event places", self._write_places, [self._position, self._number])
+        position, number = (np.load(path, mmap_mode="r") for path in (self._position, self._number))
+        arranging = Arranging(number, self.stage / "arranged", self.spec.memory_bytes // ARRANGE_SHARE)
+        return partial(_placed, arranging, position)
+
+    def _write_places(self) -> dict[str, Any]:
+        """position.npy, number.npy: int64[events], each event's place in the input, ascending, and its number."""
+        paths = self._position, self._number
+        files = [open_memmap(path, "w+", np.int64, (self.count,)) for path in paths]
+        done = 0
+        query = f'SELECT "{INPUT}", edge_id FROM ({csc.parquet_relation(self._staged)}) ORDER BY "{INPUT}"'
+        for batch in self.duck.stream(query, ordered=False):
+            for file, column in zip(files, batch.columns, strict=True):
+                file[done : done + batch.num_rows] = column.to_numpy()
+            done += batch.num_rows
+            self.progress("place events", done, self.count)
+        for file in files:
+            file.flush()
+        return {}
+
+    def described(self) -> names.Time:
+        """What the manifest says."""
+        time = self.columns.time
+        assert time is not None
+        dtype: Any = time.dtype.name
+        return names.Time(events=self.count, dtype=dtype, unit=time.unit, sorted=self.sorted)
+
+
+class _Arrays:
+    """The arrays of the events, appended together; a context manager that finishes all, or after an exception none."""
+
+    def __init__(self, store: Path, kinds: Mapping[str, DTypeLike]) -> None:
+        self._open = ExitStack()
+        self._arrays = {
+            name: self._open.enter_context(Appender(store, names.event_array(name), (), kind)) for name, kind in kinds.items()
+        }
+
+    def append(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        for name, array in self._arrays.items():
+            array.append(columns[name])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._open.__exit__(kind, error, trace)
+
+
+def _placed(
+    arranging: Arranging,
+    position: NDArray[np.int64],
+    group_path: Path,
+    name: str,
+    row_shape: tuple[int, ...],
+    dtype: DTypeLike,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    count: int,
+) -> Sink:
+    """A sink for rows in the order of the input's edges; position: int64[events], ascending, of those that became events."""
+    inner = arranging.sink(group_path, name, row_shape, dtype, attributes, count=len(position))
+    return inner if len(position) == count else _Kept(inner, position)
+
+
+class _Kept:
+    """Passes on the rows at `position` (int64[k], ascending) of all that is appended."""
+
+    def __init__(self, inner: Sink, position: NDArray[np.int64]) -> None:
+        self._inner, self._position = inner, position
+        self._rows = self._done = 0
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Rows [b, *row_shape], the next ones."""
+        wanted = np.asarray(self._position[self._done : self._done + len(rows)]) - self._rows  # one a row at most
+        wanted = wanted[wanted < len(rows)]
+        self._inner.append(rows[wanted])
+        self._rows += len(rows)
+        self._done += len(wanted)
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._inner.__exit__(kind, error, trace)

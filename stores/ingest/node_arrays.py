@@ -1,0 +1,150 @@
+"""The steps of an ingest that write the node arrays: splits, labels, features, births."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores import manifest as names
+from stores.encoding import scale_name
+from stores.errors import ConfigError, InputError
+from stores.ingest import labels as label_rows
+from stores.ingest import nodes
+from stores.ingest import splits as split_files
+from stores.ingest.arrange import MakeSink, in_input_order
+from stores.ingest.datasets import Inputs
+from stores.ingest.duck import Duck, Progress
+from stores.ingest.node_inputs import NodeInputs
+from stores.ingest.spec import IngestSpec
+from stores.ingest.steps import Steps
+from stores.ingest.times import TimeColumn, time_column
+
+BIRTH = "birth"
+"""node array of the nodes' first times, in the edges' time and dtype; its least value: from the beginning"""
+
+
+class NodeArrays:
+    """One ingest's node arrays. Each method is a step or two, resumable as all steps are.
+
+    make_sink: of an array with a row a node of the input; new: [N], mapped, the row of each in the store, None where they are
+    the input's.
+    """
+
+    def __init__(
+        self,
+        spec: IngestSpec,
+        steps: Steps,
+        duck: Duck,
+        progress: Progress,
+        inputs: Inputs,
+        num_nodes: int,
+        make_sink: MakeSink,
+        new: NDArray[Any] | None,
+    ) -> None:
+        self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
+        self.store, self.stage = steps.store, steps.stage
+        self.inputs, self.num_nodes, self.make_sink, self.new = inputs, num_nodes, make_sink, new
+        self.held = NodeInputs(spec, inputs, duck)
+
+    def _outputs(self, *arrays: str) -> list[Path]:
+        paths = [names.node_array(array) for array in arrays]
+        return [self.store / part for path in paths for part in (path, names.checksum_array(path))]
+
+    def splits(self) -> dict[str, Any]:
+        """Step splits: {sizes: {split: nodes}, arrays: [names], notes: [lines]}."""
+
+        if self.spec.split_index is not None and not self.inputs.splits:
+            raise ConfigError("--split-index chooses among the splits of masks, and there are none: leave it out")
+        if self.spec.split is None and not self.inputs.splits:
+            return {"sizes": {}, "arrays": [], "notes": []}
+        stage = self.stage / "splits.bits"
+
+        def write() -> dict[str, Any]:
+            return split_files.write_splits(self.store, self._split_bits(), stage, self.inputs.splits, self.make_sink)
+
+        outputs = self._outputs("split", *(f"split_{name}" for name in names.SPLIT_CODES))
+        return self.steps.run("splits", write, [*outputs, stage])
+
+    def _split_bits(self) -> Iterator[NDArray[np.uint8]]:
+        if self.spec.split is not None:
+            assert self.inputs.nodes is not None
+            return split_files.bits_of_table(self.duck, self.inputs.nodes, self.inputs.nodes.column(self.spec.split, "splits"))
+        shown, index = self.inputs.name, self.spec.split_index
+        opened = {
+            name: split_files.open_split(path, shown(path), self.num_nodes, index) for name, path in self.inputs.splits.items()
+        }
+        return split_files.bits_of(opened, self.num_nodes)
+
+    def labels(self) -> dict[str, Any]:
+        """Step labels: {task, num_classes}, both None without labels."""
+        rows = self.held.labels()
+        if rows is None:
+            return {"task": None, "num_classes": None}
+
+        def write() -> dict[str, Any]:
+            found = label_rows.look_at_labels(rows, self.num_nodes)
+            label_rows.write_labels(self.store, rows, found, self.make_sink)
+            return {"task": found.task, "num_classes": found.num_classes}
+
+        return self.steps.run("labels", write, self._outputs("y"))
+
+    def features(self, split: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Steps features NAME: {name: {wild}}."""
+        if self.spec.normalize != "none" and not self.held.names:
+            raise ConfigError(f"--normalize {self.spec.normalize} scales features, and there are none: leave it out")
+        return {
+            name: self.steps.run(f"features {name}", self._feature_step(name, split), self._outputs(name, scale_name(name)))
+            for name in self.held.names
+        }
+
+    def _feature_step(self, name: str, split: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+        def write() -> dict[str, Any]:
+            rows = self.held.features(name)
+            scale = nodes.fit_scale(rows, self.spec.normalize, self._training(split), self.progress)
+            storage = nodes.fit_storage(rows, self.spec.dtype, scale, self.progress)
+            settings = storage, scale, self.spec.allow_nan, self.progress
+            return {"wild": nodes.write_features(self.store, name, rows, *settings, self.make_sink)}
+
+        return write
+
+    def _training(self, split: dict[str, Any]) -> Callable[[int, int], NDArray[np.bool_]] | None:
+        """Which rows are training rows, read back from the store (the splits may have come from an earlier run)."""
+        if self.spec.normalize != "standard" or "train" not in split["sizes"]:
+            return None
+        training = split_files.training_rows(self.store, split["arrays"])
+        return training if self.new is None else in_input_order(training, self.new)
+
+    def births(self, time: TimeColumn | None) -> list[str]:
+        """Steps birth time and birth: ["birth"], or none. Raises InputError where the column is not in the edges' time."""
+        if self.spec.birth is None:
+            return []
+        table, wanted = self.inputs.nodes, self.spec.birth
+        assert table is not None
+        assert time is not None
+
+        def look() -> dict[str, Any]:
+            return asdict(time_column(self.duck, table, wanted, "births", time.unit, optional=True))
+
+        found = TimeColumn(**self.steps.run("birth time", look))
+        if (found.kind == "timestamp") != (time.kind == "timestamp"):
+            raise InputError(
+                f"{table.shown} column {wanted!r} holds {found.kind}s, the edges' times are {time.kind}s: give both alike"
+            )
+
+        def write() -> dict[str, Any]:
+            done, least = 0, np.iinfo(np.int64).min if time.dtype.kind == "i" else -np.inf
+            with self.make_sink(self.store, names.node_array(BIRTH), (), time.dtype, count=self.num_nodes) as sink:
+                for batch in self.duck.stream(f"SELECT {found.sql(table)} AS birth FROM {table.relation()}"):
+                    column = batch.column(0)
+                    values = column.fill_null(0).to_numpy().astype(time.dtype)
+                    values[column.is_null().to_numpy(zero_copy_only=False)] = least
+                    sink.append(values)
+                    done += len(values)
+                    self.progress("births", done, self.num_nodes)
+            return {}
+
+        self.steps.run("birth", write, self._outputs(BIRTH))
+        return [BIRTH]

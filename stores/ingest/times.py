@@ -1,0 +1,105 @@
+"""Times of edges and nodes: what a column of them holds, and the SQL of it as one number."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from stores.errors import InputError
+from stores.ingest import duck as sql
+from stores.ingest.duck import Duck
+from stores.ingest.sources import TEXT_TYPES, Table
+from stores.manifest import TimeUnit
+
+Kind = Literal["int", "float", "timestamp"]
+_WHOLE = ("int", "uint")
+_MOMENTS = ("timestamp", "date")
+_EXACT = 2**53
+"""below it every whole number is a double"""
+
+
+@dataclass(frozen=True)
+class TimeColumn:
+    """A column of times. kind: what it holds; whole: that doubles are whole numbers; unit: of the numbers in the store,
+    microseconds since 1970 (UTC) for timestamps and dates."""
+
+    column: str
+    kind: Kind
+    whole: bool
+    unit: TimeUnit
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """int64, or float64 where the input has fractions."""
+        return np.dtype(np.float64 if self.kind == "float" and not self.whole else np.int64)
+
+    def sql(self, table: Table) -> str:
+        """SQL of the time as BIGINT or DOUBLE; NULL where there is none."""
+        if self.kind == "int":
+            return table.whole(self.column)
+        if self.kind == "timestamp":
+            return _moment(table, self.column)
+        number = table.number(self.column, "DOUBLE")
+        return f"CAST({number} AS BIGINT)" if self.whole else number
+
+
+def _moment(table: Table, column: str) -> str:
+    held = sql.name(column)
+    return f"epoch_us(try_cast({held} AS TIMESTAMP))" if table.columns[column] in TEXT_TYPES else f"epoch_us({held})"
+
+
+def time_column(duck: Duck, table: Table, wanted: str, what: str, unit: TimeUnit, optional: bool = False) -> TimeColumn:
+    """The column called `wanted`, looked at once. unit: of numbers; optional: a row may have no time.
+
+    Text is numbers where all of it is, else timestamps (ISO 8601, UTC where it names no zone).
+    Raises InputError where there is no such column, its type cannot be a time, or a row has no finite time.
+    """
+    column = table.column(wanted, what)
+    kind = table.columns[column]
+    if kind.startswith(_MOMENTS):
+        found = TimeColumn(column, "timestamp", True, "us")
+    elif kind.startswith(_WHOLE):
+        found = TimeColumn(column, "int", True, unit)
+    elif kind in TEXT_TYPES:
+        found = _of_text(duck, table, column, unit)
+    elif kind.startswith(("float", "double", "halffloat", "decimal")):
+        found = _of_numbers(duck, table, column, unit)
+    else:
+        raise InputError(f"{table.shown} column {column!r} holds {kind}: {what} are numbers, timestamps or dates")
+    _refuse(duck, table, found, optional)
+    return found
+
+
+def _of_numbers(duck: Duck, table: Table, column: str, unit: TimeUnit) -> TimeColumn:
+    number = table.number(column, "DOUBLE")
+    whole = duck.one(f"SELECT bool_and(t = floor(t) AND abs(t) < {_EXACT}) FROM (SELECT {number} AS t FROM {table.relation()})")
+    return TimeColumn(column, "float", bool(whole[0]), unit)
+
+
+def _of_text(duck: Duck, table: Table, column: str, unit: TimeUnit) -> TimeColumn:
+    held = sql.name(column)
+    ways = table.whole(column), table.number(column, "DOUBLE"), _moment(table, column)
+    counts = ", ".join(f"count({way})" for way in ways)
+    total, whole, number, moment = duck.one(f"SELECT count({held}), {counts} FROM {table.relation()}")
+    if whole == total:
+        return TimeColumn(column, "int", True, unit)
+    if number == total or number > moment:
+        return _of_numbers(duck, table, column, unit)
+    return TimeColumn(column, "timestamp", True, "us")
+
+
+def _refuse(duck: Duck, table: Table, time: TimeColumn, optional: bool) -> None:
+    """Raise InputError for the first row without a finite time; of an optional one, for the first that is something else."""
+    held, number = sql.name(time.column), time.sql(table)
+    wrong = f"{number} IS NULL" + (f" AND {held} IS NOT NULL" if optional else "")
+    if time.dtype.kind == "f":
+        wrong = f"({wrong}) OR NOT isfinite({number})"
+    position, value = duck.one(
+        f"SELECT min(place), arg_min(value, place) FROM "
+        f"(SELECT {table.position()} AS place, {held}::VARCHAR AS value FROM {table.relation()} WHERE {wrong})"
+    )
+    if position is None:
+        return
+    is_text = {"int": "not a whole number", "float": "not a finite number", "timestamp": "neither a number nor a timestamp"}
+    fault = "empty" if value is None else f"{value!r}, {is_text[time.kind]}"
+    raise InputError(f"{table.where(position)}: {time.column} is {fault}; correct it")
