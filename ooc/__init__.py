@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 
 if TYPE_CHECKING:
+    from ooc.eventloader import EventLoader
     from ooc.induced import ClusterLoader, SaintLoader
     from ooc.loaders import NeighborLoader
     from ooc.snapshots import SnapshotLoader
@@ -20,6 +21,7 @@ __all__ = [
     "ClusterLoader",
     "ConfigError",
     "Dataset",
+    "EventLoader",
     "InputError",
     "NeighborLoader",
     "OocError",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 _LAZY = {"Dataset": "stores.dataset", "NeighborLoader": "ooc.loaders", "SnapshotLoader": "ooc.snapshots"}
+_LAZY["EventLoader"] = "ooc.eventloader"
 _LAZY |= dict.fromkeys(("ClusterLoader", "SaintLoader"), "ooc.induced")
 
 

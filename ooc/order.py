@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     EVALUATE = 5
     DRIFT = 6
     NORMALISE = 7
+    NEGATIVE = 8
 
 
 def mix(value: int) -> int:

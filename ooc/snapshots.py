@@ -66,7 +66,9 @@ class Snapshots:
         labels = 0 if self.y is None else 8 * int(np.prod(self.y.shape[1:], dtype=np.int64))
         rows = 0 if self.gather is None or self.x is None else self.gather.row_bytes(self.x.shape[1:])
         nodes = min(2 * count, self.num_nodes)
-        need = count * (_EVENT_BYTES + 8 * values + self.events.row_bytes(list(self.columns))) + nodes * (_NODE_BYTES + rows + labels)
+        need = count * (_EVENT_BYTES + 8 * values + self.events.row_bytes(list(self.columns))) + nodes * (
+            _NODE_BYTES + rows + labels
+        )
         if need > self.max_bytes:
             raise BudgetError(
                 f"window {window.number} has {count:,} events and may need {words_for(need, self.max_bytes)}; "
@@ -151,9 +153,7 @@ class SnapshotLoader:
         x = data.stored("x") if features and data.num_features else None
         gather = None if x is None else Gather(data.encoding("x"))
         most = Room(self.budget.max_batch, 5, self.budget)
-        self._work = Snapshots(
-            events, wanted, gather, x, data.labels if labels else None, data.num_nodes, most, transform
-        )
+        self._work = Snapshots(events, wanted, gather, x, data.labels if labels else None, data.num_nodes, most, transform)
         self._clocks: dict[str, Clock] = {}
         self._start = self._next = 0
 
@@ -216,4 +216,3 @@ class Pass:
     def close(self) -> None:
         """Stop working ahead; idempotent."""
         self._batches.close()
-

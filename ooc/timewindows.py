@@ -74,7 +74,9 @@ def duration(value: str | float, unit: TimeUnit, whole: bool) -> int | float:
     if not whole:
         return float(exact)
     if exact.denominator != 1:
-        raise ConfigError(f"{value!r} is {float(exact):g} {unit}, and times are whole numbers of {unit}: take a multiple of 1{unit}")
+        raise ConfigError(
+            f"{value!r} is {float(exact):g} {unit}, and times are whole numbers of {unit}: take a multiple of 1{unit}"
+        )
     return int(exact)
 
 

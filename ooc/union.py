@@ -40,6 +40,12 @@ class Union:
         self.size = int(_number(self._table, self._node, self.size, node, number))
         return number
 
+    def find(self, node: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The numbers of `node` (int64[n]): int32[n], -1 for those not met."""
+        number = np.empty(len(node), np.int32)
+        _find(self._table, self._node, node, number)
+        return number
+
     def nodes(self) -> NDArray[np.int64]:
         """int64[size]: the node of each number."""
         return self._node[: self.size].copy()
@@ -73,6 +79,19 @@ def _number(
             table[at] = size
         number[i] = table[at] - 1
     return size
+
+
+@kernel
+def _find(table: NDArray[np.int32], node: NDArray[np.int64], ids: NDArray[np.int64], number: NDArray[np.int32]) -> None:
+    """number[i]: where ids[i] stands in `node`, or -1; see `_number`."""
+    bits = 0
+    while (1 << bits) < len(table):
+        bits += 1
+    for i in range(len(ids)):
+        at = np.int64((np.uint64(ids[i]) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
+        while table[at] != 0 and node[table[at] - 1] != ids[i]:
+            at = (at + 1) & (len(table) - 1)
+        number[i] = table[at] - 1
 
 
 @kernel

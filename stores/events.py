@@ -18,7 +18,6 @@ from stores.segment_rows import read_range
 from stores.zarr_rows import open_zarr_rows
 
 
-
 class EventBlock(NamedTuple):
     """Events first, first + 1, ... of a store."""
 
@@ -58,6 +57,7 @@ class Events:
         features |= {name for each in manifest.edge_types for name in each.arrays}
         paths = {name: names.event_array(name) for name in ("src", "dst", "time", *(["weight"] if manifest.weighted else []))}
         paths |= {name: names.edge_array(name) for name in sorted(features)}
+        self._path, self._arrays = path, paths
         self._rows: dict[str, Rows] = {}
         self._encodings: dict[str, Encoding] = {}
         try:
@@ -67,14 +67,15 @@ class Events:
                 if self._rows[name].shape[0] != self.count:
                     found = self._rows[name].shape[0]
                     raise StoreError(f"{path / array} has {found} rows; the store has {self.count} events: build it again")
-            self._time = self._mapped(path)
+            self._time = self.map("time")  # a search meets a page or two of it
         except BaseException:
             self.close()
             raise
 
-    def _mapped(self, path: Path) -> AnyArray:
-        """The times in a map: a search meets a page or two of it."""
-        rows = open_zarr_rows(path, names.event_array("time"), "mmap")
+    def map(self, name: str) -> AnyArray:
+        """A column as a map, [events, ...] as stored: for what meets a few events anywhere. Raises as `width`."""
+        self._column(name)
+        rows = open_zarr_rows(self._path, self._arrays[name], "mmap")
         try:
             return rows.map()
         finally:
@@ -110,6 +111,10 @@ class Events:
         """How many events come before `time`, so the number of the first one at it or later; side "right": later only."""
         found: Any = np.searchsorted(self._time, self.dtype.type(time), side=side)  # type: ignore[call-overload]
         return int(found)
+
+    def before(self, times: AnyArray) -> NDArray[np.int64]:
+        """int64[k]: how many events come strictly before each of `times` ([k])."""
+        return np.asarray(np.searchsorted(self._time, times.astype(self.dtype), side="left"), np.int64)
 
     def rows(self, name: str) -> Rows:
         """A column as it is stored, [events, ...], a row an edge id; see `encoding`. Raises as `width`."""
@@ -156,4 +161,3 @@ class Events:
         """Give back files and threads; idempotent."""
         for rows in self._rows.values():
             rows.close()
-

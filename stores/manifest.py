@@ -215,7 +215,9 @@ class Manifest(_Part):
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in `zarr.json`: of what came later than format 1, only what the store has."""
-        plain = {name for name, value in (("partition", None), ("order", "input"), ("time", None)) if getattr(self, name) == value}
+        plain = {
+            name for name, value in (("partition", None), ("order", "input"), ("time", None)) if getattr(self, name) == value
+        }
         found = self.model_dump(mode="json", exclude=plain)
         for edge_type in found["edge_types"]:
             if not edge_type["arrays"]:

@@ -58,7 +58,7 @@ class TemporalSampler:
     def __init__(
         self, graph: Graph, fanout: Sequence[int], strategy: Strategy = "last", max_bytes: int | None = None, row_bytes: int = 0
     ) -> None:
-        if not fanout or any(k != int(k) or k < -1 for k in fanout):
+        if any(k != int(k) or k < -1 for k in fanout):
             raise ConfigError(f"fan-out {list(fanout)}: give one number a hop, each 0 or more, or -1 for all of the past")
         if "time" not in graph.columns:
             raise ConfigError("the graph's edges have no times: ingest the store with --time COLUMN")
@@ -70,11 +70,16 @@ class TemporalSampler:
         self.indptr: Ids = np.asarray(graph.indptr)
         self._indices: NDArray[Any] = np.asarray(graph.indices)
         self._time: NDArray[Any] = np.asarray(graph.columns["time"])
+        self._graph = graph
 
     @property
     def num_nodes(self) -> int:
         """Nodes of the graph."""
         return len(self.indptr) - 1
+
+    def edge_ids(self, slots: Ids) -> Ids:
+        """int64[e]: the events that stand in these slots."""
+        return self._graph.edge_ids(slots)
 
     def sample(self, nodes: Ids, times: NDArray[Any], key: int) -> TemporalSubgraph:
         """The sampled past of queries nodes[i] at times[i] (int64[b], [b]); a draw depends on (key, node, time).
@@ -135,9 +140,7 @@ class TemporalSampler:
 
 
 @kernel
-def pasts(
-    indptr: Ids, slot_time: NDArray[Any], node: Ids, time: NDArray[Any], start: int, fanout: int, past: Ids
-) -> int:
+def pasts(indptr: Ids, slot_time: NDArray[Any], node: Ids, time: NDArray[Any], start: int, fanout: int, past: Ids) -> int:
     """past[i] = how many in-edges of node[start + i] come before time[start + i]; returns how many edges the hop draws, or -1
     where indptr is none."""
     edges = 0

@@ -3,8 +3,8 @@
 import hashlib
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +127,7 @@ class _Build:
         graph = self._graph(space, relation)
         partition = None if self.order is None else self.order.parts()
         new = None if self.order is None else self.order.new
-        of_nodes = NodeArrays(
-            self.spec, self.steps, self.duck, self.progress, self.inputs, self.num_nodes, self.make_sink, new
-        )
+        of_nodes = NodeArrays(self.spec, self.steps, self.duck, self.progress, self.inputs, self.num_nodes, self.make_sink, new)
         split = of_nodes.splits()
         found = of_nodes.labels()
         features = of_nodes.features(split)

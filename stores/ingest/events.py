@@ -84,7 +84,9 @@ class Events:
         kinds: dict[str, np.dtype[Any]] = {"src": index, "dst": index, **rest}
         if not self.sorted:
             kinds[INPUT] = np.dtype(np.int64)
-        schema = pa.schema([(name, pa.from_numpy_dtype(kind)) for name, kind in {**kinds, "edge_id": np.dtype(np.int64)}.items()])
+        schema = pa.schema(
+            [(name, pa.from_numpy_dtype(kind)) for name, kind in {**kinds, "edge_id": np.dtype(np.int64)}.items()]
+        )
         done = 0
         with _Arrays(self.store, kinds) as arrays, pq.ParquetWriter(self._staged, schema, use_dictionary=False) as writer:
             for batch in self.duck.stream(query, ordered=straight):

@@ -86,7 +86,19 @@ class IngestSpec(BaseModel):
             found = " and ".join(f"--{name}" for name in given) or "none"
             raise ConfigError(f"edges come from exactly one of --edges, --npz, --pyg and --ogb; given: {found}")
         if given != ["edges"]:
-            own = ("nodes", "features", "labels", "train", "val", "test", "weight", "num_nodes", "header", "time", "edge_features")
+            own = (
+                "nodes",
+                "features",
+                "labels",
+                "train",
+                "val",
+                "test",
+                "weight",
+                "num_nodes",
+                "header",
+                "time",
+                "edge_features",
+            )
             self._refuse(given[0], own)
             for name, default in (("src", "src"), ("dst", "dst"), ("id_type", "auto")):
                 if getattr(self, name) != default:

@@ -44,8 +44,10 @@ class TimeColumn:
 
 
 def _moment(table: Table, column: str) -> str:
-    held = sql.name(column)
-    return f"epoch_us(try_cast({held} AS TIMESTAMP))" if table.columns[column] in TEXT_TYPES else f"epoch_us({held})"
+    held, kind = sql.name(column), table.columns[column]
+    if kind in TEXT_TYPES:
+        return f"epoch_us(try_cast({held} AS TIMESTAMP))"
+    return f"epoch_us({held}::{'TIMESTAMPTZ' if 'tz=' in kind else 'TIMESTAMP'})"
 
 
 def time_column(duck: Duck, table: Table, wanted: str, what: str, unit: TimeUnit, optional: bool = False) -> TimeColumn:

@@ -6,30 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 import ooc
 from stores.errors import BudgetError, ConfigError, InputError
-from stores.ingest import IngestSpec, ingest
 from tests.ooc.runs import tight
+from tests.ooc.temporal import Edges
 from tests.waiting import no_threads
 
-N, E = 30, 400
-
-
-class Edges:
-    """A temporal graph in memory, in the order of its events."""
-
-    def __init__(self, seed: int = 0) -> None:
-        rng = np.random.default_rng(seed)
-        self.src, self.dst = rng.integers(0, N, (2, E))
-        self.time = np.sort(rng.integers(0, 10**6, E))
-        self.msg = rng.normal(size=(E, 3)).astype(np.float32)
-        self.x = rng.normal(size=(N, 5)).astype(np.float32)
-        self.y = rng.integers(0, 4, N)
+E = 400
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +25,7 @@ def edges() -> Edges:
 
 @pytest.fixture(scope="module")
 def store(edges: Edges, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("temporal")
-    msg = {f"m{j}": edges.msg[:, j] for j in range(3)}
-    pq.write_table(pa.table({"src": edges.src, "dst": edges.dst, "t": edges.time, **msg}), folder / "e.parquet")
-    np.save(folder / "x.npy", edges.x)
-    np.save(folder / "y.npy", edges.y)
-    spec: dict[str, Any] = {"features": [f"x={folder}/x.npy"], "labels": folder / "y.npy"}
-    spec |= {"time": "t", "time_unit": "ms", "edge_features": ["msg=m*"]}
-    ingest(IngestSpec(out=folder / "s.ooc", edges=str(folder / "e.parquet"), **spec))
-    return folder / "s.ooc"
+    return edges.store(tmp_path_factory.mktemp("temporal"))
 
 
 def check(snapshot: Any, edges: Edges, first: int, last: int) -> None:

@@ -81,7 +81,12 @@ def test_uniform_draws_are_of_the_past_and_distinct(events: Any, queries: Any, f
 
 @LAWS
 @given(
-    events=EVENTS, future=EVENTS, queries=QUERIES, fanout=FANOUT, strategy=st.sampled_from(["last", "uniform"]), now=st.integers(0, 9)
+    events=EVENTS,
+    future=EVENTS,
+    queries=QUERIES,
+    fanout=FANOUT,
+    strategy=st.sampled_from(["last", "uniform"]),
+    now=st.integers(0, 9),
 )
 def test_the_future_changes_nothing(events: Any, future: Any, queries: Any, fanout: Any, strategy: Any, now: int) -> None:
     """Whatever happens from `now` on: what is drawn for times up to it is the same, to the bit."""

@@ -73,7 +73,14 @@ def test_events_and_graph_are_the_reference(  # type: ignore[no-untyped-def]
     out, folder = fresh(tmp_path), fresh(tmp_path).with_suffix(".in")
     ends = [[f"n{v}" if strings else v for v in column] for column in list(zip(*edges, strict=True))[:2]]
     position = np.arange(len(edges))
-    held = {"src": ends[0], "dst": ends[1], "t": [edge[2] for edge in edges], "w": position / 4, "f1": position, "f2": -position}
+    held = {
+        "src": ends[0],
+        "dst": ends[1],
+        "t": [edge[2] for edge in edges],
+        "w": position / 4,
+        "f1": position,
+        "f2": -position,
+    }
     np.save(folder.parent / f"{folder.name}.npy", np.stack([position, position + 1], axis=1).astype(np.float32))
     for k, part in enumerate(np.array_split(position, 2)):
         table(folder / f"p{k}.parquet", **{name: pa.array(np.asarray(column)[part]) for name, column in held.items()})
@@ -196,7 +203,10 @@ def test_settings_that_contradict(tmp_path: Path, settings_: dict[str, Any], mes
 def test_features_that_do_not_fit(tmp_path: Path) -> None:
     edges = table(tmp_path / "e.parquet", src=[0, 1], dst=[1, 0], t=[1, 2])
     np.save(tmp_path / "short.npy", np.zeros((1, 3), np.float32))
-    for pattern, message in (("g*", "no column like 'g\\*' for --edge-features msg"), (f"{tmp_path}/short.npy", "one row a edge")):
+    for pattern, message in (
+        ("g*", "no column like 'g\\*' for --edge-features msg"),
+        (f"{tmp_path}/short.npy", "one row a edge"),
+    ):
         with pytest.raises(InputError, match=message):
             ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, time="t", edge_features=[f"msg={pattern}"]))
 

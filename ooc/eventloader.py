@@ -1,0 +1,348 @@
+"""`EventLoader`: the events of a temporal graph in order, in batches, each with the past that its nodes are asked about.
+
+Batches are ranges of the events' arrays, read front to back in blocks; for the next ones negatives are drawn, the past is sampled
+(`ooc.sampling.temporal`) and features are gathered while the model computes. What is drawn depends on (seed, epoch, event) alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch_geometric.data import TemporalData
+
+from ooc.budget import Budget, Room, words_for
+from ooc.buffers import Buffers
+from ooc.clock import Clock
+from ooc.device import OnDevice, on_device
+from ooc.gather import Gather
+from ooc.loaders import budget_of
+from ooc.negatives import Negatives
+from ooc.order import Purpose, key
+from ooc.pipeline import Pipeline, Stage
+from ooc.sampling.temporal import Strategy, TemporalSampler, TemporalSubgraph
+from ooc.union import Union
+from stores.dataset import Dataset
+from stores.errors import BudgetError, ConfigError
+from stores.events import EventBlock, Events
+from stores.rows import AnyArray, Rows
+
+Ids = NDArray[np.int64]
+PREFETCH = 8
+BLOCK_EVENTS = 2**16
+"""read at once, of which batches are parts"""
+SPLITS = ("train", "val", "test")
+
+
+def chronological(events: Events, val: float = 0.15, test: float = 0.15) -> dict[str, tuple[int, int]]:
+    """Name -> (first, last) event of each split: the last `test` of the events, before them `val`, before these the rest.
+
+    Events of one time are in one split: that of the time at the quantile (PyG's `TemporalData.train_val_test_split`).
+    Raises ConfigError for shares that leave nothing to train on.
+
+    >>> chronological(ds.events)["train"]
+    (0, 41884)
+    """
+    if not (val >= 0 and test >= 0 and val + test < 1):
+        raise ConfigError(f"val and test are shares of the events, and leave some to train on, not {val} and {test}")
+    ends = [events.at(_quantile(events, share), "right") for share in (1 - val - test, 1 - test)]
+    return dict(zip(SPLITS, zip([0, *ends], [*ends, len(events)], strict=True), strict=True))
+
+
+def _quantile(events: Events, share: float) -> Any:
+    """numpy's linear interpolation between the two events at that share of the way."""
+    place = share * (len(events) - 1)
+    low = int(np.floor(place))
+    before, after = (np.float64(events.time(min(k, len(events) - 1))) for k in (low, low + 1))
+    value = before + (after - before) * (place - low)
+    return np.floor(value) if events.whole else value
+
+
+class Batch(NamedTuple):
+    """A batch on its way: events first, first + 1, ...; its negatives, int64[k, ratio]."""
+
+    number: int
+    block: EventBlock
+    negative: Ids | None
+
+
+class Sampled(NamedTuple):
+    """A batch with its queries' past: sources, destinations, negatives, one behind the other, at their event's time.
+
+    node: int64[m], distinct; entry: int64[n], where each of the past's entries stands in it.
+    """
+
+    batch: Batch
+    past: TemporalSubgraph
+    node: Ids
+    entry: Ids
+
+
+@dataclass(frozen=True)
+class EventWork:
+    """What the pipeline's threads do. sampler: None for no past; x: node features."""
+
+    events: Events
+    columns: tuple[str, ...]
+    first: int
+    last: int
+    batch_size: int
+    whole_times: bool
+    negatives: Negatives | None
+    sampler: TemporalSampler
+    gather: Gather | None
+    x: Rows | None
+    seed: int
+    max_bytes: int
+    transform: Callable[[Any], Any] | None
+    buffers: Buffers = field(default_factory=lambda: Buffers(2))
+
+    def borders(self, start: int) -> Iterator[tuple[int, int]]:
+        """(first, last) event of every batch, from event `start` on."""
+        while start < self.last:
+            stop = min(start + self.batch_size, self.last)
+            if self.whole_times and stop < self.last:
+                stop = min(self.events.at(self.events.time(stop - 1), "right"), self.last)
+            yield start, stop
+            start = stop
+
+    def blocks(self, start: int) -> Iterator[EventBlock]:
+        """The batches' events, read some batches at a time."""
+        held: EventBlock | None = None
+        for first, last in self.borders(start):
+            if held is None or last > held.first + len(held):
+                held = self.events.read(first, min(self.last, max(last, first + BLOCK_EVENTS)), list(self.columns))
+            yield part_of(held, first, last)
+
+    def draw(self, epoch: int, block: EventBlock) -> Sampled:
+        """Negatives and the past. Raises BudgetError where that does not fit."""
+        negative = None
+        if self.negatives is not None:
+            past = self.events.before(block.time)
+            negative = self.negatives.draw(block, past, key(self.seed, Purpose.NEGATIVE, epoch))
+        nodes, times = queries(block, negative)
+        found = self.sampler.sample(nodes, times, key(self.seed, Purpose.SAMPLE, epoch))
+        union = Union()
+        entry = union.add(found.node).astype(np.int64)
+        return Sampled(Batch(block.first, block, negative), found, union.nodes(), entry)
+
+    def nbytes(self, sampled: Sampled) -> int:
+        """Bytes of the batch from here to the model. Raises BudgetError for more than there may be."""
+        values = sum(int(np.prod(self.events.width(name), dtype=np.int64)) for name in self.columns)
+        rows = 0 if self.gather is None or self.x is None else self.gather.row_bytes(self.x.shape[1:])
+        edges, block = len(sampled.past.source), sampled.batch.block
+        need = sampled.past.nbytes + len(sampled.entry) * 24 + edges * (32 + 4 * values)
+        need += len(sampled.node) * (8 + rows) + len(block) * (40 + 4 * values)
+        if need > self.max_bytes:
+            raise BudgetError(
+                f"a batch of {len(block)} events needs {words_for(need, self.max_bytes)}; take smaller batches, a smaller "
+                "fan-out or more memory"
+            )
+        return need
+
+    def collate(self, sampled: Sampled) -> tuple[int, Any]:
+        """(the event behind it, the batch)."""
+        (_, block, negative), past, node, entry = sampled
+        count = len(block)
+        fields = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in block.columns.items()}
+        data = TemporalData(
+            src=torch.from_numpy(block.src.astype(np.int64)),
+            dst=torch.from_numpy(block.dst.astype(np.int64)),
+            t=torch.from_numpy(np.ascontiguousarray(block.time)),
+            **fields,
+        )
+        if negative is not None:
+            data.neg_dst = torch.from_numpy(negative[:, 0].copy() if negative.shape[1] == 1 else negative)
+        data.e_id = torch.arange(block.first, block.first + count)
+        data.n_id, data.entry = torch.from_numpy(node), torch.from_numpy(entry)
+        data.entry_t, data.entry_query = torch.from_numpy(past.time), torch.from_numpy(past.query % count)
+        target = np.repeat(np.arange(len(past.indptr) - 1), np.diff(past.indptr))
+        data.edge_index = torch.from_numpy(np.stack([past.source, target]))
+        edge_id = self.sampler.edge_ids(past.slot)
+        data.edge_id = torch.from_numpy(edge_id)
+        for name in self.columns:
+            data[f"edge_{name}"] = torch.from_numpy(self._read(name, edge_id))
+        data.num_sampled_nodes, data.num_sampled_edges = list(past.num_nodes), list(past.num_edges)
+        if self.x is not None and self.gather is not None:
+            data.x = self.gather.tensor(self.gather.read(self.x, node, self.buffers)[0])
+        return block.first + count, data if self.transform is None else self.transform(data)
+
+    def _read(self, name: str, edge_id: Ids) -> AnyArray:
+        """A column's values of these events."""
+        return Gather(self.events.encoding(name)).read(self.events.rows(name), edge_id, self.buffers)[0]
+
+
+def part_of(block: EventBlock, first: int, last: int) -> EventBlock:
+    """Events first..last-1 of a block that has them."""
+    part = slice(first - block.first, last - block.first)
+    columns = {name: values[part] for name, values in block.columns.items()}
+    return EventBlock(first, block.src[part], block.dst[part], block.time[part], columns, 0)
+
+
+def queries(block: EventBlock, negative: Ids | None) -> tuple[Ids, AnyArray]:
+    """(nodes, times): sources, destinations, negatives (event by event), each at its event's time."""
+    ends = [block.src.astype(np.int64), block.dst.astype(np.int64)]
+    times = [block.time, block.time]
+    if negative is not None:
+        for column in negative.T:
+            ends.append(column)
+            times.append(block.time)
+    return np.concatenate(ends), np.concatenate(times)
+
+
+class EventLoader:
+    """Batches of consecutive events, as PyG `TemporalData`, with the past of their nodes; each `iter` is the next epoch.
+
+    batch_size: events, more where `whole_times` keeps those of one time together, so that what a batch teaches is never of the
+    time that the next one asks about. events: "train", "val" or "test" (`chronological`), (first, last), or None for all.
+    num_neighbors: edges of the past drawn at a node, per hop ([]: none), the latest or, with strategy="uniform", any of them.
+    negatives: of `ooc.negatives`, or None. columns: of the events to read, None for all. features: whether to give x.
+    seed: of negatives and uniform draws. prefetch: batches made in advance, as far as the memory goes. device: where to.
+
+    A batch has src, dst, t [k], its columns (`msg` [k, d]), neg_dst ([k], or [k, ratio] for several), e_id int64[k]; n_id int64[m], all
+    nodes it meets, and x [m, f] of them. Its past is a forest over entries, which are nodes at times: first the sources, the
+    destinations and the negatives, then what was drawn. entry int64[n]: where each stands in n_id; entry_t [n]: its time;
+    entry_query int64[n]: the event it is for; edge_index int64[2, e]: from an entry to the one it was drawn for; edge_id int64[e],
+    edge_msg [e, d]: of the past event; num_sampled_nodes, num_sampled_edges: per hop.
+    Raises ConfigError for an argument that does not fit, InputError for a store without times; while iterating, BudgetError
+    for a batch that does not fit the memory.
+
+    >>> loader = EventLoader(ds, batch_size=200, events="train", negatives=RandomNegatives(0, ds.num_nodes))
+    >>> for batch in loader:
+    ...     z = memory(batch.n_id)[batch.entry]
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        batch_size: int = 200,
+        *,
+        events: str | tuple[int, int] | None = None,
+        num_neighbors: Sequence[int] = (10,),
+        strategy: Strategy = "last",
+        negatives: Negatives | None = None,
+        columns: Sequence[str] | None = None,
+        features: bool = True,
+        whole_times: bool = True,
+        seed: int = 0,
+        prefetch: int = PREFETCH,
+        transform: Callable[[Any], Any] | None = None,
+        device: torch.device | str | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        if batch_size < 1 or prefetch < 1:
+            raise ConfigError(f"batch_size and prefetch are 1 or more, not {batch_size} and {prefetch}")
+        self.data, self.prefetch = data, prefetch
+        self.device = None if device is None else torch.device(device)
+        self.budget = budget or budget_of(data)
+        held = data.events
+        wanted = tuple(held.columns if columns is None else columns)
+        for name in wanted:
+            held.width(name)
+        x = data.stored("x") if features and data.num_features else None
+        most = Room(self.budget.max_batch, 5, self.budget)
+        self._work = EventWork(
+            events=held,
+            columns=wanted,
+            first=(span := _span(held, events))[0],
+            last=span[1],
+            batch_size=batch_size,
+            whole_times=whole_times,
+            negatives=negatives,
+            sampler=TemporalSampler(data.graph, list(num_neighbors), strategy, most),
+            gather=None if x is None else Gather(data.encoding("x")),
+            x=x,
+            seed=seed,
+            max_bytes=most,
+            transform=transform,
+        )
+        self._clocks: dict[str, Clock] = {}
+        self._start = self._next = (0, self._work.first)
+
+    def __len__(self) -> int:
+        """Batches an epoch."""
+        return sum(1 for _ in self._work.borders(self._work.first))
+
+    @property
+    def num_events(self) -> int:
+        """Events an epoch."""
+        return self._work.last - self._work.first
+
+    def __iter__(self) -> "EventEpoch":
+        epoch, start = self._next = self._start
+        self._start = epoch + 1, self._work.first
+        return EventEpoch(self, self._pipeline(epoch, start), epoch)
+
+    def _pipeline(self, epoch: int, start: int) -> Pipeline | OnDevice:
+        work = self._work
+        stages = [
+            Stage("sample", lambda block: work.draw(epoch, block)),
+            Stage("collate", work.collate, nbytes=work.nbytes),
+        ]
+        pipeline = Pipeline(work.blocks(start), stages, self.budget.in_flight, self.prefetch, self._clocks)
+        if self.device is None or self.device.type == "cpu":
+            return pipeline
+        return on_device(pipeline, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which event of which epoch comes next, and what that is only valid with."""
+        epoch, event = self._next
+        return {"epoch": epoch, "event": event, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter` goes on there. Raises ConfigError where this loader's batches are other ones.
+
+        >>> loader.load_state_dict(saved)
+        """
+        for name, value in self._identity().items():
+            if state[name] != value:
+                raise ConfigError(f"cannot resume: {name} was {state[name]!r} and is {value!r} now; use the old value")
+        self._start = self._next = (int(state["epoch"]), int(state["event"]))
+
+    def _identity(self) -> dict[str, Any]:
+        work = self._work
+        kept = {name: getattr(work, name) for name in ("first", "last", "batch_size", "whole_times", "seed")}
+        return {**kept, "fanout": list(work.sampler.fanout), "strategy": work.sampler.strategy}
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
+        return {name: clock.sums() for name, clock in self._clocks.items()}
+
+
+def _span(events: Events, wanted: str | tuple[int, int] | None) -> tuple[int, int]:
+    if wanted is None:
+        return 0, len(events)
+    if isinstance(wanted, str):
+        if wanted not in SPLITS:
+            raise ConfigError(f"no split of the events is called {wanted!r}: {', '.join(SPLITS)}, or (first, last)")
+        return chronological(events)[wanted]
+    first, last = wanted
+    if not 0 <= first <= last <= len(events):
+        raise ConfigError(f"events {first}..{last - 1} are not there: the store has {len(events)}")
+    return int(first), int(last)
+
+
+class EventEpoch:
+    """Iterator over an epoch's batches. `close` ends its threads; so do the end, an exception, and its collection."""
+
+    def __init__(self, loader: EventLoader, batches: Pipeline | OnDevice, epoch: int) -> None:
+        self._loader, self._batches, self._epoch = loader, batches, epoch
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            behind, batch = next(self._batches)
+        except StopIteration:
+            if self._loader._next == (self._epoch, self._loader._work.last):
+                self._loader._next = self._epoch + 1, self._loader._work.first
+            raise
+        self._loader._next = self._epoch, behind
+        return batch
+
+    def close(self) -> None:
+        """Stop working ahead; idempotent."""
+        self._batches.close()

@@ -1,0 +1,218 @@
+"""Batches of events against the edges in plain Python; negatives; EdgeBank; no look into the future."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import TemporalData
+
+import ooc
+from ooc.edgebank import EdgeBank
+from ooc.eventloader import chronological
+from ooc.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives
+from stores.errors import ConfigError, InputError
+from stores.events import EventBlock
+from tests.ooc.temporal import Edges
+from tests.waiting import no_threads
+
+SPAN = 150  # so that many events share a time
+
+
+@pytest.fixture(scope="module")
+def edges() -> Edges:
+    return Edges(span=SPAN)
+
+
+@pytest.fixture(scope="module")
+def store(edges: Edges, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return edges.store(tmp_path_factory.mktemp("events"), undirected=True)
+
+
+def test_batches_are_the_events_in_order_and_times_stay_whole(store: Path, edges: Edges) -> None:
+    with ooc.open(store) as ds:
+        loader = ooc.EventLoader(ds, 32, num_neighbors=[])
+        found = list(loader)
+        assert len(found) == len(loader)
+        for name, want in (("src", edges.src), ("dst", edges.dst), ("t", edges.time), ("msg", edges.msg)):
+            np.testing.assert_array_equal(np.concatenate([getattr(batch, name) for batch in found]), want)
+        assert all(isinstance(batch, TemporalData) for batch in found)
+        for before, after in zip(found, found[1:], strict=False):
+            assert before.t[-1] < after.t[0]
+            assert len(before.src) >= 32
+        sizes = [len(batch.src) for batch in ooc.EventLoader(ds, 32, num_neighbors=[], whole_times=False)]
+        assert sizes == [32] * 12 + [16]
+
+
+def test_the_past_is_the_reference(store: Path, edges: Edges) -> None:
+    """Both directions count; strictly before; the latest three, of these the latest two each."""
+    with ooc.open(store) as ds:
+        seen = 0
+        for batch in ooc.EventLoader(ds, 50, num_neighbors=[3, 2], negatives=RandomNegatives(0, 30)):
+            count = len(batch.src)
+            queries = torch.cat([batch.src, batch.dst, batch.neg_dst])
+            hops = batch.num_sampled_nodes
+            node = batch.n_id[batch.entry].numpy()
+            np.testing.assert_array_equal(node[: hops[0]], queries)
+            np.testing.assert_array_equal(batch.entry_t[: hops[0]], torch.cat([batch.t] * 3))
+            np.testing.assert_array_equal(batch.entry_query[: hops[0]], np.tile(np.arange(count), 3))
+            assert len(set(batch.n_id.tolist())) == len(batch.n_id)
+            np.testing.assert_array_equal(batch.x, edges.x[batch.n_id])
+            source, target = batch.edge_index.numpy()
+            edge_id = batch.edge_id.numpy()
+            np.testing.assert_array_equal(batch.edge_msg, edges.msg[edge_id])
+            np.testing.assert_array_equal(batch.entry_t[source], edges.time[edge_id])
+            assert (batch.entry_query[source] == batch.entry_query[target]).all()
+            for entry in range(hops[0] + hops[1]):
+                mine = edge_id[target == entry].tolist()
+                v, t = node[entry], int(batch.entry_t[entry])
+                past = [k for k in range(400) if edges.time[k] < t and v in (edges.src[k], edges.dst[k])]
+                assert mine == past[-(3 if entry < hops[0] else 2) :]
+                seen += len(mine)
+        assert seen > 1000
+
+
+def test_splits_are_those_of_pyg(store: Path, edges: Edges) -> None:
+    held = TemporalData(src=torch.from_numpy(edges.src), dst=torch.from_numpy(edges.dst), t=torch.from_numpy(edges.time))
+    with ooc.open(store) as ds:
+        for val, test in ((0.15, 0.15), (0.1, 0.3), (0.0, 0.5)):
+            sizes = [len(part.src) for part in held.train_val_test_split(val, test)]
+            assert [last - first for first, last in chronological(ds.events, val, test).values()] == sizes
+        batches = list(ooc.EventLoader(ds, 20, events="val"))
+        first, last = chronological(ds.events)["val"]
+        np.testing.assert_array_equal(torch.cat([batch.e_id for batch in batches]), np.arange(first, last))
+        with pytest.raises(ConfigError, match="no split of the events"):
+            ooc.EventLoader(ds, 20, events="dev")
+        with pytest.raises(ConfigError, match="shares of the events"):
+            chronological(ds.events, 0.5, 0.5)
+
+
+def test_negatives_and_draws_do_not_depend_on_batches(store: Path) -> None:
+    with ooc.open(store) as ds:
+
+        def drawn(batch_size: int, **options: Any) -> Any:
+            loader = ooc.EventLoader(ds, batch_size, num_neighbors=[], negatives=RandomNegatives(0, 30, 2), **options)
+            return [np.concatenate([batch.neg_dst for batch in loader]) for _ in range(2)]
+
+        first, second = drawn(16)
+        assert (first != second).any(), "another epoch draws others"
+        for other in (drawn(50), drawn(16, prefetch=1)):
+            np.testing.assert_array_equal(first, other[0])
+            np.testing.assert_array_equal(second, other[1])
+        assert (first != drawn(16, seed=1)[0]).any()
+
+
+def test_goes_on_where_it_stood(store: Path) -> None:
+    with ooc.open(store) as ds:
+
+        def make() -> Any:
+            return ooc.EventLoader(ds, 25, strategy="uniform", num_neighbors=[2], negatives=RandomNegatives(0, 30))
+
+        whole, loader = make(), make()
+        wanted = [*whole, *whole]
+        taken = list(loader)
+        for batch in loader:
+            taken.append(batch)
+            if len(taken) == len(loader) + 4:
+                break
+        other = make()
+        other.load_state_dict(loader.state_dict())
+        taken += list(other)
+        assert len(taken) == len(wanted)
+        for a, b in zip(taken, wanted, strict=True):
+            for name in ("e_id", "neg_dst", "n_id", "entry", "edge_id", "x"):
+                assert torch.equal(getattr(a, name), getattr(b, name)), name
+        with pytest.raises(ConfigError, match="batch_size was 25 and is 26 now"):
+            ooc.EventLoader(ds, 26, strategy="uniform", num_neighbors=[2]).load_state_dict(loader.state_dict())
+        one = iter(make())
+        next(one)
+        one.close()
+    assert no_threads()
+
+
+def test_the_future_changes_no_batch(tmp_path: Path, edges: Edges) -> None:
+    """Events from some time on are replaced by others: all batches before are the same, to the bit."""
+    now, found = 90, []
+    for k in range(2):
+        other = Edges(span=SPAN)
+        late = other.time >= now
+        if k:
+            rng = np.random.default_rng(5)
+            order = rng.permutation(np.flatnonzero(late))
+            for name in ("src", "dst", "msg"):
+                getattr(other, name)[late] = getattr(other, name)[order]
+        (tmp_path / str(k)).mkdir()
+        with ooc.open(other.store(tmp_path / str(k), undirected=True)) as ds:
+            otherwise = RandomNegatives(0, 30)
+            negatives = HistoricalNegatives(ds.events.map("dst"), otherwise)
+            options: dict[str, Any] = {"events": (0, int(np.flatnonzero(late)[0])), "strategy": "uniform", "num_neighbors": [3, 2]}
+            found.append(list(ooc.EventLoader(ds, 20, negatives=negatives, **options)))
+    assert len(found[0]) > 5
+    for a, b in zip(*found, strict=True):
+        for name in ("src", "neg_dst", "n_id", "entry", "entry_t", "edge_index", "edge_id", "edge_msg", "x"):
+            assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+def block_of(first: int, dst: Any, time: Any) -> EventBlock:
+    dst = np.asarray(dst)
+    return EventBlock(first, dst, dst, np.asarray(time), {}, 0)
+
+
+def test_random_negatives_are_born_and_not_the_positive() -> None:
+    birth = np.arange(10) * 10
+    dst, time = np.arange(200) % 10, np.arange(200) % 100
+    found = RandomNegatives(2, 10, 3, birth).draw(block_of(0, dst, time), np.zeros(200, np.int64), 7)
+    assert found.shape == (200, 3)
+    assert found.min() >= 2
+    late = time >= 70  # there is more than one to choose from: no run of bad luck
+    assert (birth[found[late]] <= time[late, None]).mean() > 0.99
+    assert (found[late] != dst[late, None]).mean() > 0.99
+    many = RandomNegatives(0, 5).draw(block_of(0, np.full(5000, 9), np.zeros(5000)), np.zeros(5000, np.int64), 1)
+    np.testing.assert_allclose(np.bincount(many[:, 0], minlength=5), 1000, atol=150)
+    with pytest.raises(ConfigError, match="two nodes to choose from"):
+        RandomNegatives(3, 4)
+
+
+def test_historical_negatives_are_of_the_past() -> None:
+    destination = np.arange(1000) % 97
+    past = np.arange(400)
+    block = block_of(0, np.full(400, 3), np.arange(400))
+    found = HistoricalNegatives(destination, RandomNegatives(500, 600)).draw(block, past, 5)[:, 0]
+    assert found[0] >= 500, "nothing came before the first"
+    assert all(value in destination[:k] for k, value in enumerate(found.tolist()) if k > 10)
+    assert (found[10:] != 3).all()
+
+
+def test_negatives_of_a_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "n.npy", np.arange(12).reshape(6, 2))
+    given = GivenNegatives(tmp_path / "n.npy", 100, 12)
+    np.testing.assert_array_equal(given.draw(block_of(102, [0, 0], [0, 0]), np.zeros(2, np.int64), 0), [[4, 5], [6, 7]])
+    with pytest.raises(InputError, match=r"negatives for events 100\.\.105, not for 105\.\.106"):
+        given.draw(block_of(105, [0, 0], [0, 0]), np.zeros(2, np.int64), 0)
+    with pytest.raises(InputError, match=r"row 5: 11 is no node \(0\.\.10\)"):
+        GivenNegatives(tmp_path / "n.npy", 0, 11).draw(block_of(4, [0, 0], [0, 0]), np.zeros(2, np.int64), 0)
+    np.save(tmp_path / "f.npy", np.zeros(3))
+    with pytest.raises(InputError, match="node ids"):
+        GivenNegatives(tmp_path / "f.npy", 0, 11)
+    with pytest.raises(InputError, match="cannot be read"):
+        GivenNegatives(tmp_path / "none.npy", 0, 11)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_edgebank_is_a_set_of_pairs(edges: Edges, window: int | None) -> None:
+    bank, last = EdgeBank(30, window), dict[tuple[int, int], int]()
+    rng = np.random.default_rng(1)
+    for first in range(0, 400, 37):
+        part = slice(first, first + 37)
+        src, dst, time = edges.src[part], edges.dst[part], edges.time[part]
+        other = rng.integers(0, 30, len(src))
+        for ends in (dst, other):
+            want = [
+                float((s, d) in last and (window is None or t - last[s, d] <= window))
+                for s, d, t in zip(src.tolist(), ends.tolist(), time.tolist(), strict=True)
+            ]
+            np.testing.assert_array_equal(bank.score(src, ends, time), want)
+        bank.update(src, dst, time)
+        last |= {(s, d): t for s, d, t in zip(src.tolist(), dst.tolist(), time.tolist(), strict=True)}
+    assert len(last) > 200
