@@ -1,7 +1,8 @@
 """`EventLoader`: the events of a temporal graph in order, in batches, each with the past that its nodes are asked about.
 
-Batches are ranges of the events' arrays, read front to back in blocks; for the next ones negatives are drawn, the past is sampled
-(`ooc.sampling.temporal`) and features are gathered while the model computes. What is drawn depends on (seed, epoch, event) alone.
+Batches are ranges of the events' arrays, read front to back in blocks; for the next ones negatives are drawn, the past is
+sampled (`ooc.sampling.temporal`) and features are gathered while the model computes. What is drawn depends on (seed, epoch,
+event) alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -201,13 +202,13 @@ class EventLoader:
     negatives: of `ooc.negatives`, or None. columns: of the events to read, None for all. features: whether to give x.
     seed: of negatives and uniform draws. prefetch: batches made in advance, as far as the memory goes. device: where to.
 
-    A batch has src, dst, t [k], its columns (`msg` [k, d]), neg_dst ([k], or [k, ratio] for several), e_id int64[k]; n_id int64[m], all
-    nodes it meets, and x [m, f] of them. Its past is a forest over entries, which are nodes at times: first the sources, the
-    destinations and the negatives, then what was drawn. entry int64[n]: where each stands in n_id; entry_t [n]: its time;
-    entry_query int64[n]: the event it is for; edge_index int64[2, e]: from an entry to the one it was drawn for; edge_id int64[e],
-    edge_msg [e, d]: of the past event; num_sampled_nodes, num_sampled_edges: per hop.
-    Raises ConfigError for an argument that does not fit, InputError for a store without times; while iterating, BudgetError
-    for a batch that does not fit the memory.
+    A batch has src, dst, t [k], its columns (`msg` [k, d]), neg_dst ([k], or [k, ratio] for several), e_id int64[k]; n_id
+    int64[m], all nodes it meets, and x [m, f] of them. Its past is a forest over entries, which are nodes at times: first the
+    sources, the destinations and the negatives, then what was drawn. entry int64[n]: where each stands in n_id; entry_t [n]:
+    its time; entry_query int64[n]: the event it is for; edge_index int64[2, e]: from an entry to the one it was drawn for;
+    edge_id int64[e], edge_msg [e, d]: of the past event; num_sampled_nodes, num_sampled_edges: per hop. Raises ConfigError
+    for an argument that does not fit, InputError for a store without times; while iterating, BudgetError for a batch that
+    does not fit the memory.
 
     >>> loader = EventLoader(ds, batch_size=200, events="train", negatives=RandomNegatives(0, ds.num_nodes))
     >>> for batch in loader:

@@ -91,9 +91,9 @@ class GivenNegatives:
         """See `Negatives`; the key plays no part. Raises InputError for an event that the file leaves out."""
         begin = block.first - self._first
         if begin < 0 or begin + len(block) > len(self._held):
-            last = self._first + len(self._held) - 1
+            last, wanted = self._first + len(self._held) - 1, block.first + len(block) - 1
             raise InputError(
-                f"{self._path} has negatives for events {self._first}..{last}, not for {block.first}..{block.first + len(block) - 1}"
+                f"{self._path} has negatives for events {self._first}..{last}, not for {block.first}..{wanted}: give those too"
             )
         found = np.asarray(self._held[begin : begin + len(block)], np.int64)
         wrong = (found < 0) | (found >= self._num_nodes)

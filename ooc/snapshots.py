@@ -1,8 +1,8 @@
 """`SnapshotLoader`: windows of a temporal graph, each a PyG `Data` cut from the events by one sequential read.
 
-A window is a range of the events' arrays, so nothing is sampled or searched: the next windows are read, numbered and their nodes'
-features gathered while the model computes. (Discrete-time graphs as in ROLAND, You et al., KDD 2022, and PyG Temporal, which
-keep all snapshots in memory.)
+A window is a range of the events' arrays, so nothing is sampled or searched: the next windows are read, numbered and their
+nodes' features gathered while the model computes. (Discrete-time graphs as in ROLAND, You et al., KDD 2022, and PyG Temporal,
+which keep all snapshots in memory.)
 """
 
 from collections.abc import Callable, Sequence
@@ -107,15 +107,15 @@ class Snapshots:
 class SnapshotLoader:
     """Windows of a store's events in time order, each a PyG `Data`; each `iter` goes over all of them again.
 
-    window, stride: durations ("7d", "12h", "250ms", or a number in the store's unit of time), or numbers of events where `by` is
-    "count"; without a stride windows tumble: each event is in just one. start: where the first window begins, by default at
-    the first event. columns: of the events to read, None for all (edge features, and the weight). features, labels: whether to
-    give x and y. empty: give windows without events too. prefetch: windows made in advance, as far as the memory goes.
-    transform: called with every window, in a thread. device: windows are moved there.
+    window, stride: durations ("7d", "12h", "250ms", or a number in the store's unit of time), or numbers of events where `by`
+    is "count"; without a stride windows tumble: each event is in just one. start: where the first window begins, by default
+    at the first event. columns: of the events to read, None for all (edge features, and the weight). features, labels:
+    whether to give x and y. empty: give windows without events too. prefetch: windows made in advance, as far as the memory
+    goes. transform: called with every window, in a thread. device: windows are moved there.
 
-    A window is a `Data` with edge_index int64[2, k] in time order, t [k] (the events' times), e_id int64[k] (their numbers), a field
-    for every column (`msg` [k, d]; the only one also as edge_attr; the weight as edge_weight), n_id int64[n] (the nodes it
-    meets, by which state is carried from window to window), x [n, f], y [n], window (its number), begin and end.
+    A window is a `Data` with edge_index int64[2, k] in time order, t [k] (the events' times), e_id int64[k] (their numbers),
+    a field for every column (`msg` [k, d]; the only one also as edge_attr; the weight as edge_weight), n_id int64[n] (the
+    nodes it meets, by which state is carried from window to window), x [n, f], y [n], window (its number), begin and end.
     Raises ConfigError for an argument that does not fit, InputError for a store without times; while iterating, BudgetError
     for a window that does not fit the memory.
 

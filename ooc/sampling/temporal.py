@@ -1,9 +1,9 @@
 """Temporal neighbor sampling: edges strictly before the time at which a node is asked about.
 
-A query is a node and a time. A hop draws among a node's in-edges of earlier times, the latest or any, and every edge drawn leads
-to a query of its own: its source, at the edge's time. So nothing on a path is later than what came before it, down to the query,
-and two queries share nothing: the subgraph is a forest, as PyG's `disjoint` sampling with times gives it. (TGAT, Xu et al., ICLR
-2020, and TGN, Rossi et al., 2020, sample so.)
+A query is a node and a time. A hop draws among a node's in-edges of earlier times, the latest or any, and every edge drawn
+leads to a query of its own: its source, at the edge's time. So nothing on a path is later than what came before it, down to
+the query, and two queries share nothing: the subgraph is a forest, as PyG's `disjoint` sampling with times gives it. (TGAT,
+Xu et al., ICLR 2020, and TGN, Rossi et al., 2020, sample so.)
 
 Slots of a node stand in the order of their times, so the edges before a time are a prefix, found by bisection, and whatever
 happens later changes neither the prefix nor the draw.
@@ -44,10 +44,10 @@ class TemporalSubgraph(Subgraph):
 class TemporalSampler:
     """Samples the past of queries, hop by hop. Stateless: any number of threads may share one.
 
-    graph: with the column `time` (a store ingested with --time). fanout: edges drawn at a query, per hop; -1 takes all of its past.
-    strategy: "last" takes the latest; "uniform" any, each set equally likely. max_bytes, row_bytes: limit on the bytes of a batch
-    (its arrays, and `row_bytes` a node).
-    Raises ConfigError for a graph without times or a fan-out that does not fit.
+    graph: with the column `time` (a store ingested with --time). fanout: edges drawn at a query, per hop; -1 takes all of its
+    past. strategy: "last" takes the latest; "uniform" any, each set equally likely. max_bytes, row_bytes: limit on the bytes
+    of a batch (its arrays, and `row_bytes` a node). Raises ConfigError for a graph without times or a fan-out that does not
+    fit.
 
     >>> sampler = TemporalSampler(ds.graph, [10, 10])
     >>> found = sampler.sample(np.array([4, 7]), np.array([1000, 1000]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -175,7 +175,8 @@ def draw_past(
     slot: Ids,
     ends: Ids,
 ) -> None:
-    """Draw slots of the first past[i] of node[start + i], the last of them or any, into `slot`; ends[i]: where they end there."""
+    """Draw slots of the first past[i] of node[start + i], the last of them or any, into `slot`; ends[i]: where they end
+    there."""
     at = 0
     for i in range(len(past)):
         first, degree = indptr[node[start + i]], past[i]

@@ -38,7 +38,8 @@ def pack_bits(num_nodes: int, num_edges: int) -> int | None:
 
 
 def directed(relation: str, undirected: bool, drop_self_loops: bool, rest: Sequence[str]) -> str:
-    """SQL of the slots of `relation` (src, dst, edge_id, and the columns `rest`): both directions of an edge, a self-loop once."""
+    """SQL of the slots of `relation` (src, dst, edge_id, and the columns `rest`): both directions of an edge, a self-loop
+    once."""
     columns = ", ".join(["edge_id", *rest])
     if drop_self_loops:
         relation = f"SELECT * FROM ({relation}) WHERE src <> dst"

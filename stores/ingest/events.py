@@ -49,7 +49,8 @@ class Events:
         self.sorted = False
 
     def relation(self, relation: str, given: int, left: int, in_order: bool) -> str:
-        """Steps order and events: SQL of the edges of `relation` (src, dst, edge_id, weight, time), with their numbers as edge ids.
+        """Steps order and events: SQL of the edges of `relation` (src, dst, edge_id, weight, time), with their numbers as
+        edge ids.
 
         given: edges of the input; left: those in `relation`; in_order: it comes in the order of the input.
         """

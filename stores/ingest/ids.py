@@ -18,7 +18,7 @@ from stores.errors import InputError
 from stores.ids import write_ids
 from stores.ingest import duck as sql
 from stores.ingest.duck import Duck, MemoryShort, Progress
-from stores.ingest.sources import TEXT_TYPES, Table
+from stores.ingest.sources import TEXT_TYPES, Table, first
 from stores.ingest.times import TimeColumn
 from stores.manifest import IdKind
 
@@ -104,17 +104,17 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
     if asked == "auto" and held - numbers > WORDS_SHARE * held:
         return "str"
     wrong = " OR ".join(f"({sql.name(c)} IS NOT NULL AND {cast(table, c, 'int')} IS NULL)" for c in texts)
-    position, *values = first(duck, table, wrong, texts)
+    position, *values = _found(duck, table, wrong, texts)
     column, value = next((c, v) for c, v in zip(texts, values, strict=True) if not _whole(v))
     hint = "" if asked == "int" else " (if ids are words here, say so with --id-type str)"
     raise InputError(f"{table.where(position)}: {column} {value!r} is not a whole number; correct it{hint}")
 
 
-def first(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...]:
-    """(position, values of `columns`) of the first row of `table` that meets an SQL condition."""
-    shown = ", ".join(sql.name(column) for column in columns)
-    order = f"SELECT {table.position()} AS place, {shown} FROM {table.relation()} WHERE {condition}"
-    return duck.one(f"SELECT * FROM ({order}) ORDER BY place LIMIT 1")
+def _found(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...]:
+    """`first` of a condition that some row is known to meet."""
+    row = first(duck, table, condition, columns)
+    assert row is not None
+    return row
 
 
 def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow_nan: bool) -> tuple[EdgeScan, int]:
@@ -131,13 +131,13 @@ def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow
         raise InputError(f"{edges.table.shown} has no edges: a graph needs at least one")
     for column, count in ((edges.src, src), (edges.dst, dst)):
         if count < total:
-            position, value = first(duck, edges.table, f"{cast(edges.table, column, kind)} IS NULL", [column])
+            position, value = _found(duck, edges.table, f"{cast(edges.table, column, kind)} IS NULL", [column])
             what = "empty" if value is None else f"{value!r}, not a whole number of 64 bits"
             raise InputError(f"{edges.table.where(position)}: {column} is {what}; correct it")
     if edges.weight is not None and (weighted < total or (wild and not allow_nan)):
         number = edges.table.number(edges.weight, "FLOAT")
         wrong = f"{number} IS NULL" if weighted < total else f"NOT isfinite({number})"
-        position, value = first(duck, edges.table, wrong, [edges.weight])
+        position, value = _found(duck, edges.table, wrong, [edges.weight])
         advice = "correct it" if weighted < total else f"{wild} weights are not finite: correct them or pass --allow-nan"
         raise InputError(f"{edges.table.where(position)}: {edges.weight} is {value!r}, not a finite number; {advice}")
     return EdgeScan(total, kind, low, high, ids), int(wild)
@@ -149,7 +149,7 @@ def refuse_out_of_range(duck: Duck, edges: EdgeColumns, found: EdgeScan, num_nod
         return
     ends = [(column, cast(edges.table, column, "int")) for column in (edges.src, edges.dst)]
     wrong = " OR ".join(f"{end} NOT BETWEEN 0 AND {num_nodes - 1}" for _, end in ends)
-    position, *values = first(duck, edges.table, wrong, [edges.src, edges.dst])
+    position, *values = _found(duck, edges.table, wrong, [edges.src, edges.dst])
     column, value = next((c, v) for (c, _), v in zip(ends, values, strict=True) if not 0 <= int(v) < num_nodes)
     raise InputError(
         f"{edges.table.where(position)}: {column} {value} is out of range 0..{num_nodes - 1} ({why}); "
@@ -195,7 +195,7 @@ def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind) -> bool:
     same = "count_if(id = row)" if kind == "int" else "0"
     held, identical = duck.one(f"SELECT count(id), {same} FROM ({rows})")
     if held < table.rows:
-        position, value = first(duck, table, f"{cast(table, column, kind)} IS NULL", [column])
+        position, value = _found(duck, table, f"{cast(table, column, kind)} IS NULL", [column])
         raise InputError(
             f"{table.where(position)}: {column} is {'empty' if value is None else repr(value)}; give every node an id"
         )

@@ -194,6 +194,18 @@ def open_table(
     return Table(tuple(files), columns, kinds == {True}, headed)
 
 
+def first(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...] | None:
+    """(position, values of `columns`) of the first row of `table` that meets an SQL condition; None where none does.
+
+    The condition filters an aggregate, not the rows: DuckDB would ask a Parquet file's statistics, which leave NaN out.
+    """
+    position = duck.one(f"SELECT min({table.position()}) FILTER (WHERE {condition}) FROM {table.relation()}")[0]
+    if position is None:
+        return None
+    shown = ", ".join(sql.name(column) for column in columns)
+    return int(position), *duck.one(f"SELECT {shown} FROM {table.relation()} WHERE {table.position()} = {position}")
+
+
 def _parquet_file(path: Path) -> tuple[TableFile, dict[str, str]]:
     try:
         with pq.ParquetFile(path) as file:

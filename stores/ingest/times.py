@@ -8,7 +8,7 @@ import numpy as np
 from stores.errors import InputError
 from stores.ingest import duck as sql
 from stores.ingest.duck import Duck
-from stores.ingest.sources import TEXT_TYPES, Table
+from stores.ingest.sources import TEXT_TYPES, Table, first
 from stores.manifest import TimeUnit
 
 Kind = Literal["int", "float", "timestamp"]
@@ -96,12 +96,10 @@ def _refuse(duck: Duck, table: Table, time: TimeColumn, optional: bool) -> None:
     wrong = f"{number} IS NULL" + (f" AND {held} IS NOT NULL" if optional else "")
     if time.dtype.kind == "f":
         wrong = f"({wrong}) OR NOT isfinite({number})"
-    position, value = duck.one(
-        f"SELECT min(place), arg_min(value, place) FROM "
-        f"(SELECT {table.position()} AS place, {held}::VARCHAR AS value FROM {table.relation()} WHERE {wrong})"
-    )
-    if position is None:
+    found = first(duck, table, wrong, [time.column])
+    if found is None:
         return
+    position, value = found
     is_text = {"int": "not a whole number", "float": "not a finite number", "timestamp": "neither a number nor a timestamp"}
-    fault = "empty" if value is None else f"{value!r}, {is_text[time.kind]}"
+    fault = "empty" if value is None else f"{str(value)!r}, {is_text[time.kind]}"
     raise InputError(f"{table.where(position)}: {time.column} is {fault}; correct it")

@@ -1,5 +1,6 @@
 """Batches of events against the edges in plain Python; negatives; EdgeBank; no look into the future."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_batches_are_the_events_in_order_and_times_stay_whole(store: Path, edges
         for name, want in (("src", edges.src), ("dst", edges.dst), ("t", edges.time), ("msg", edges.msg)):
             np.testing.assert_array_equal(np.concatenate([getattr(batch, name) for batch in found]), want)
         assert all(isinstance(batch, TemporalData) for batch in found)
-        for before, after in zip(found, found[1:], strict=False):
+        for before, after in pairwise(found):
             assert before.t[-1] < after.t[0]
             assert len(before.src) >= 32
         sizes = [len(batch.src) for batch in ooc.EventLoader(ds, 32, num_neighbors=[], whole_times=False)]
@@ -146,7 +147,11 @@ def test_the_future_changes_no_batch(tmp_path: Path, edges: Edges) -> None:
         with ooc.open(other.store(tmp_path / str(k), undirected=True)) as ds:
             otherwise = RandomNegatives(0, 30)
             negatives = HistoricalNegatives(ds.events.map("dst"), otherwise)
-            options: dict[str, Any] = {"events": (0, int(np.flatnonzero(late)[0])), "strategy": "uniform", "num_neighbors": [3, 2]}
+            options: dict[str, Any] = {
+                "events": (0, int(np.flatnonzero(late)[0])),
+                "strategy": "uniform",
+                "num_neighbors": [3, 2],
+            }
             found.append(list(ooc.EventLoader(ds, 20, negatives=negatives, **options)))
     assert len(found[0]) > 5
     for a, b in zip(*found, strict=True):

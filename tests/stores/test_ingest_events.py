@@ -140,7 +140,9 @@ TIMES = {
         pa.array([datetime(1970, 1, 1, 0, 0, s, tzinfo=UTC) for s in (5, 3, 3)], pa.timestamp("ns", "Europe/Rome")),
         [3e6, 3e6, 5e6], "int64", "us",
     ),
-    "dates": (pa.array([datetime(1970, 1, d) for d in (5, 3, 3)], pa.date32()), [2 * 864e8, 2 * 864e8, 4 * 864e8], "int64", "us"),
+    "dates": (
+        pa.array([datetime(1970, 1, d) for d in (5, 3, 3)], pa.date32()), [2 * 864e8, 2 * 864e8, 4 * 864e8], "int64", "us",
+    ),
     "number words": (["5", "3", "3.5"], [3.0, 3.5, 5.0], "float64", "s"),
     "iso words": (["1970-01-01T00:00:05", "1970-01-01 00:00:03", "1970-01-01T00:00:03Z"], [3e6, 3e6, 5e6], "int64", "us"),
 }  # fmt: skip
