@@ -1,7 +1,7 @@
 """Scores of link prediction, in the way of the Temporal Graph Benchmark: a true destination against its negatives.
 
-AP and ROC AUC treat every pair alike and are for one negative an event; the rank of the true destination among its own negatives
-gives MRR and Hits@k, for any number of them. Ties count half, so a model that says the same of all gains nothing by it.
+AP and ROC AUC treat every pair alike and are for one negative an event; the rank of the true destination among its own
+negatives gives MRR and Hits@k, for any number of them. Ties count half, so a model that says the same of all gains nothing.
 (Huang et al., "Temporal Graph Benchmark for Machine Learning on Temporal Graphs", NeurIPS 2023.)
 """
 
@@ -44,7 +44,9 @@ class LinkScores:
         self._within += torch.stack([(rank <= k).sum() for k in self._hits])
         if negative.size(1) == 1:
             self._pairs = True
-            values = torch.cat([positive, negative[:, 0]]).sigmoid()  # in 0..1 whatever they are, else torchmetrics decides by batch
+            values = torch.cat(
+                [positive, negative[:, 0]]
+            ).sigmoid()  # in 0..1 whatever they are, else torchmetrics decides by batch
             target = torch.cat([torch.ones(len(positive)), torch.zeros(len(positive))]).long()
             self._ap.update(values, target)
             self._auroc.update(values, target)

@@ -192,6 +192,13 @@ def test_writer_offsets_and_sums_go_on_across_batches(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(zarr.open_group(tmp_path / "one")["graph/weight_sum"]), sums)
 
 
+def test_a_weight_that_is_nan_among_equal_ones_is_named(tmp_path: Path) -> None:
+    """A Parquet file's statistics leave NaN out: by them all weights are 1."""
+    edges = table(tmp_path / "e.parquet", src=[0, 1, 2], dst=[1, 2, 0], w=[1.0, 1.0, float("nan")])
+    with pytest.raises(InputError, match=r"e\.parquet row 2: w is nan, not a finite number; 1 weights"):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, weight="w"))
+
+
 def test_missing_endpoints_are_dropped_and_counted(tmp_path: Path) -> None:
     edges = table(tmp_path / "e.parquet", src=["a", "b", "zz"], dst=["b", "q", "a"])
     nodes = table(tmp_path / "n.parquet", id=["b", "a"])
