@@ -17,7 +17,8 @@ from stores.errors import InputError
 from stores.ingest import duck as sql
 from stores.ingest.arrange import MakeSink
 from stores.ingest.duck import Duck
-from stores.ingest.sources import Table, first, open_array, read_column, read_items
+from stores.ingest.sources import Table, open_array, read_column, read_items
+from stores.ingest.sources import first as first_row
 from stores.manifest import SPLIT_CODES, node_array, split_array
 from stores.zarr_write import Appender
 
@@ -108,7 +109,7 @@ def bits_of_table(duck: Duck, table: Table, column: str) -> Iterator[Bits]:
     word = f"lower(trim({sql.name(column)}::VARCHAR))"
     known = ", ".join(sql.text(each) for each in (*_WORDS, *_NO_SPLIT))
     strange = f"{word} NOT IN ({known})"  # NULL is neither in nor not in
-    found = first(duck, table, strange, [column])
+    found = first_row(duck, table, strange, [column])
     if found is not None:
         at, value = found
         raise InputError(f"{table.where(at)}: {column} is {str(value)!r}: a split is train, val or test (or 0, 1, 2)")

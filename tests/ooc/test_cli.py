@@ -83,7 +83,15 @@ def test_a_plan_takes_the_flags_of_training_and_writes_nothing(
     before = sorted(tmp_path.iterdir())
     assert main(["plan", str(store), *SMALL, "--mode", "sampled", "--memory", "4GB"]) == 0
     shown = capsys.readouterr().out
-    for text in ("process", "predicted peak", "seconds an epoch", "rows served from memory", "bottleneck", "features are read: engine "):
+    told = (
+        "process",
+        "predicted peak",
+        "seconds an epoch",
+        "rows served from memory",
+        "bottleneck",
+        "features are read: engine ",
+    )
+    for text in told:
         assert text in shown
     assert main(["plan", str(store), *SMALL, "--mode", "sampled", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
