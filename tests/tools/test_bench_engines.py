@@ -60,6 +60,6 @@ def test_the_whole_without_fio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     found = json.loads(capsys.readouterr().out)
     assert found["fio"].startswith("not installed")
     assert list(found["blocks"]) == ["4096", "16384"]
-    assert set(found["blocks"]["4096"]) == set(engines.ENGINES)
+    assert set(found["blocks"]["4096"]) == {*engines.ENGINES, engines.STRAIGHT}
     assert set(found["engines"]) == set(engines.ENGINES)
     assert [path.name for path in tmp_path.iterdir()] == ["p.png"]

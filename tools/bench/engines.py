@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ooc.buffers import Buffers
 from stores.engines import describe as name_of
 from stores.engines import open_engine
 from stores.files import Segments
@@ -29,6 +30,8 @@ from stores.sizes import parse_bytes
 from tools.bench.machine import describe
 
 ENGINES = ("uring", "pread", "mmap")
+STRAIGHT = "uring, straight"
+"""extents into place, without the copy to where each row is wanted"""
 BLOCKS = (4096, 16 * 1024, 128 * 1024, 2**20)
 REQUEST_BYTES = 256 * 2**20
 _PIECE_BYTES = 64 * 2**20
@@ -55,11 +58,15 @@ def drop(path: Path) -> None:
         os.close(fd)
 
 
-def measure(engine: Any, path: Path, nbytes: int, block: int, seconds: float, seed: int) -> Figures:
-    """Reads a second, and CPU seconds of this process a second, of whole requests until `seconds` of them have passed."""
+def measure(engine: Any, path: Path, nbytes: int, block: int, seconds: float, seed: int, straight: bool = False) -> Figures:
+    """Reads a second, and CPU seconds of this process a second, of whole requests until `seconds` of them have passed.
+
+    straight: extents as they lie in the file (`Engine.read`), which io_uring brings straight into place, as fio does.
+    """
     rng = np.random.default_rng(seed)
     count = nbytes // block
-    out = np.ones(min(REQUEST_BYTES // block, count // 2) * block, np.uint8)
+    out = Buffers(1, direct=True, least_bytes=1).empty((min(REQUEST_BYTES // block, count // 2) * block,), np.dtype(np.uint8))
+    out[:] = 1
     wall = cpu = 0.0
     reads = 0
     while wall < seconds:
@@ -67,7 +74,7 @@ def measure(engine: Any, path: Path, nbytes: int, block: int, seconds: float, se
         plan = plan_reads(ids, block, count=count, gap_bytes=0, max_extent_bytes=block)
         drop(path)  # what the map read before
         began, cpu_began = time.perf_counter(), time.process_time()
-        engine.gather(plan, out)
+        _ = engine.read(plan, out) if straight else engine.gather(plan, out)
         wall += time.perf_counter() - began
         cpu += time.process_time() - cpu_began
         reads += len(plan.length)
@@ -114,6 +121,8 @@ def compare(path: Path, nbytes: int, blocks: list[int], seconds: float, rounds: 
                 results.setdefault("engines", {})[name] = name_of(engine)
                 engine.gather(plan_reads(np.arange(0, 99, 2), 4096, count=99), np.empty(50 * 4096, np.uint8))  # compiled by now
                 one[name] = measure(engine, path, nbytes, block, seconds, number)
+                if name == "uring":
+                    one[STRAIGHT] = measure(engine, path, nbytes, block, seconds, number, straight=True)
                 engine.close()
             print(
                 block, number, {key: (round(f["reads_per_s"]), round(f["core"], 2)) for key, f in one.items()}, file=sys.stderr
