@@ -59,20 +59,34 @@ class Union:
 
 
 @kernel
-def _number(
-    table: NDArray[np.int32], node: NDArray[np.int64], size: int, ids: NDArray[np.int64], number: NDArray[np.int32]
-) -> int:
-    """number[i]: where ids[i] stands in node[:size], behind which it is put where it is not there. Returns the new size.
-
-    Linear probing over a power of two, with Fibonacci hashing (the product's high bits).
-    """
+def _bits(table: NDArray[np.int32]) -> int:
+    """Of a number below the table's length."""
     bits = 0
     while (1 << bits) < len(table):
         bits += 1
+    return bits
+
+
+@kernel
+def _place(table: NDArray[np.int32], node: NDArray[np.int64], bits: int, wanted: int) -> np.int64:
+    """Where a node stands in the table, or the empty place where it would.
+
+    Linear probing over a power of two, with Fibonacci hashing (the product's high bits).
+    """
+    at = np.int64((np.uint64(wanted) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
+    while table[at] != 0 and node[table[at] - 1] != wanted:
+        at = (at + 1) & (len(table) - 1)
+    return at
+
+
+@kernel
+def _number(
+    table: NDArray[np.int32], node: NDArray[np.int64], size: int, ids: NDArray[np.int64], number: NDArray[np.int32]
+) -> int:
+    """number[i]: where ids[i] stands in node[:size], behind which it is put where it is not there. Returns the new size."""
+    bits = _bits(table)
     for i in range(len(ids)):
-        at = np.int64((np.uint64(ids[i]) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
-        while table[at] != 0 and node[table[at] - 1] != ids[i]:
-            at = (at + 1) & (len(table) - 1)
+        at = _place(table, node, bits, ids[i])
         if table[at] == 0:
             node[size] = ids[i]
             size += 1
@@ -83,15 +97,10 @@ def _number(
 
 @kernel
 def _find(table: NDArray[np.int32], node: NDArray[np.int64], ids: NDArray[np.int64], number: NDArray[np.int32]) -> None:
-    """number[i]: where ids[i] stands in `node`, or -1; see `_number`."""
-    bits = 0
-    while (1 << bits) < len(table):
-        bits += 1
+    """number[i]: where ids[i] stands in `node`, or -1."""
+    bits = _bits(table)
     for i in range(len(ids)):
-        at = np.int64((np.uint64(ids[i]) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
-        while table[at] != 0 and node[table[at] - 1] != ids[i]:
-            at = (at + 1) & (len(table) - 1)
-        number[i] = table[at] - 1
+        number[i] = table[_place(table, node, bits, ids[i])] - 1
 
 
 @kernel

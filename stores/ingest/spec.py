@@ -139,37 +139,33 @@ class IngestSpec(BaseModel):
 
     def feature_globs(self) -> dict[str, str]:
         """Name -> glob of each `--features NAME=GLOB`."""
-        found: dict[str, str] = {}
-        for text in self.features:
-            name, sign, pattern = text.partition("=")
-            if not sign or not pattern or not name.isidentifier():
-                raise ConfigError(f"--features {text!r}: write it NAME=FILE, as in x=x.npy")
-            if name in found or name in ("y", "split") or name.startswith("split_") or (name == "x" and self.x_cols):
-                raise ConfigError(f"--features {text!r}: the name {name!r} is taken; choose another")
-            found[name] = pattern
-        for name in {**found, **({"x": ""} if self.x_cols else {})}:
-            if self.dtype == "int8" and f"{name}_scale" in found:
-                raise ConfigError(
-                    f"--features {name}_scale=...: with --dtype int8 {name}'s scales have that name; choose another"
-                )
+        own = ["x"] if self.x_cols else []
+        found = self._named("features", self.features, "NAME=FILE, as in x=x.npy", ("y", "split", *own))
+        for name in own:
+            self._check_scale("features", name, found)
         return found
 
     def edge_feature_patterns(self) -> dict[str, str]:
         """Name -> patterns of columns, or glob of npy files, of each `--edge-features NAME=...`."""
+        return self._named("edge-features", self.edge_features, "NAME=COLUMNS or NAME=FILE.npy, as in msg=f*", ())
+
+    def _named(self, flag: str, given: list[str], form: str, taken: tuple[str, ...]) -> dict[str, str]:
+        """NAME=WHAT of a repeatable flag, by name."""
         found: dict[str, str] = {}
-        for text in self.edge_features:
-            name, sign, pattern = text.partition("=")
-            if not sign or not pattern or not name.isidentifier():
-                raise ConfigError(f"--edge-features {text!r}: write it NAME=COLUMNS or NAME=FILE.npy, as in msg=f*")
-            if name in found:
-                raise ConfigError(f"--edge-features {text!r}: the name {name!r} is taken; choose another")
-            found[name] = pattern
+        for text in given:
+            name, sign, what = text.partition("=")
+            if not sign or not what or not name.isidentifier():
+                raise ConfigError(f"--{flag} {text!r}: write it {form}")
+            if name in found or name in taken or ("split" in taken and name.startswith("split_")):
+                raise ConfigError(f"--{flag} {text!r}: the name {name!r} is taken; choose another")
+            found[name] = what
         for name in found:
-            if self.dtype == "int8" and f"{name}_scale" in found:
-                raise ConfigError(
-                    f"--edge-features {name}_scale=...: with --dtype int8 {name}'s scales have that name; choose another"
-                )
+            self._check_scale(flag, name, found)
         return found
+
+    def _check_scale(self, flag: str, name: str, found: dict[str, str]) -> None:
+        if self.dtype == "int8" and f"{name}_scale" in found:
+            raise ConfigError(f"--{flag} {name}_scale=...: with --dtype int8 {name}'s scales have that name; choose another")
 
     @property
     def memory_bytes(self) -> int:
