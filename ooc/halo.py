@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -114,8 +113,8 @@ class Halo:
         logits: Tensor = run_model(model, batch.x, blocks, checkpoint, between)
         self.met += len(batch.n_id)
         if self.history is not None:
-            ranges = _ranges(batch.n_id[: batch.batch_size].cpu().numpy())
-            self.history.push(batch.step, ranges, [rows.float().cpu().numpy() for rows in own])
+            ids = batch.n_id[: batch.batch_size].cpu().numpy()
+            self.history.push(batch.step, ids, [rows.float().cpu().numpy() for rows in own])
         return logits
 
     def _pulled(self, batch: Any) -> list[Tensor]:
@@ -143,15 +142,6 @@ class Halo:
         """End what is written in the background."""
         if self.history is not None:
             self.history.close()
-
-
-def _ranges(ids: Ids) -> Ids:
-    """int64[q, 2]: ascending ids as ranges."""
-    if not len(ids):
-        return np.empty((0, 2), np.int64)
-    jumps = np.flatnonzero(np.diff(ids) != 1)
-    first, last = ids[np.concatenate([[0], jumps + 1])], ids[np.concatenate([jumps, [len(ids) - 1]])] + 1
-    return np.stack([first, last], axis=1)
 
 
 def open_halo(

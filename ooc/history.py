@@ -28,36 +28,39 @@ NEVER = -1
 """the step of a row that was never written"""
 
 
+def common(ids: Ids, held: Ids) -> tuple[Ids, Ids]:
+    """(places in `ids`, places in `held`) of the ids that are in both; each ascending, no id twice.
+
+    >>> common(np.array([1, 4, 6]), np.array([0, 4, 5, 6]))
+    (array([1, 2]), array([1, 3]))
+    """
+    at = np.searchsorted(held, ids)
+    there = at < len(held)
+    there[there] = held[at[there]] == ids[there]
+    return np.flatnonzero(there), at[there]
+
+
 @dataclass(frozen=True)
 class Push:
     """The rows of one step's own nodes, every layer's."""
 
     step: int
-    ranges: Ids
-    """int64[q, 2], ascending: nodes [first, last) each"""
+    ids: Ids
+    """int64[n], ascending: the nodes"""
     rows: tuple[AnyArray, ...]
     """[n, width] of each layer, as stored"""
 
     @property
     def nbytes(self) -> int:
-        return sum(rows.nbytes for rows in self.rows)
-
-    @property
-    def ids(self) -> Ids:
-        """int64[n]: the nodes."""
-        return np.concatenate([np.arange(first, last) for first, last in self.ranges.tolist()])
+        return self.ids.nbytes + sum(rows.nbytes for rows in self.rows)
 
     def patch(self, ids: Ids, rows: Sequence[AnyArray], steps: NDArray[np.int64] | None = None) -> None:
         """Put this push's rows in the places of `rows` ([k, width] a layer) whose nodes `ids` (int64[k], ascending) it has."""
-        base = 0
-        for first, last in self.ranges.tolist():
-            low, high = np.searchsorted(ids, [first, last]).tolist()
-            source = ids[low:high] - first + base
-            for to, own in zip(rows, self.rows, strict=True):
-                to[low:high] = own[source]
-            if steps is not None:
-                steps[low:high] = self.step
-            base += last - first
+        to, source = common(ids, self.ids)
+        for held, own in zip(rows, self.rows, strict=True):
+            held[to] = own[source]
+        if steps is not None:
+            steps[to] = self.step
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,9 @@ class Hot:
 
     def read(self, layer: int, rows: DiskRows, ids: Ids, out: AnyArray) -> int:
         """out[i] = row ids[i] of a layer, from RAM or from disk; returns the bytes read."""
-        at = np.searchsorted(self.ids, ids)
-        there = at < len(self.ids)
-        there[there] = self.ids[at[there]] == ids[there]
-        out[there] = self.rows[layer][at[there]]
-        missing = np.flatnonzero(~there)
+        to, source = common(ids, self.ids)
+        out[to] = self.rows[layer][source]
+        missing = np.delete(np.arange(len(ids)), to)
         return rows.read(ids[missing], out, missing) if len(missing) else 0
 
 
@@ -132,19 +133,24 @@ def most_asked(asked: NDArray[np.uint16], most: int) -> Ids:
 class History:
     """The rows [N, width] of every inner layer, and the step that wrote each; use `create` or `open`.
 
+    Any state of nodes is kept so, that is pushed step by step: "layers" are then what a node has, maybe of several types.
+
     lag: see above; max_bytes: of pushes that wait to be written, and of hot rows, each. `fetch` may run in another thread than
     the rest, for steps in ascending order. After a failed write every call raises it.
 
     >>> fetched = history.fetch(step, halo)            # ahead
     >>> rows = history.pull(fetched, layer=0)          # when it is the step's turn
-    >>> history.push(step, ranges, [rows_of_layer_0])
+    >>> history.push(step, own, [rows_of_layer_0])
     """
 
-    def __init__(self, rows: Sequence[DiskRows], steps: DiskRows, log: UndoLog, lag: int, max_bytes: int, step: int) -> None:
+    def __init__(
+        self, rows: Sequence[DiskRows], steps: DiskRows, log: UndoLog, lag: int, max_bytes: int, step: int, floor: int = 0
+    ) -> None:
         self.rows, self.steps, self.log, self.lag = rows, steps, log, lag
         self.counts = Counts()
         self._max_bytes = max_bytes
         self._next = step  # the step whose push comes next
+        self._floor = floor  # rows of earlier steps are forgotten
         self._written = step - 1 - lag
         self._pushes: list[Push] = []  # ascending: those pending, and those rows read before them may want
         self._waiting: dict[int, int] = {}  # step -> version of the rows fetched for it
@@ -159,15 +165,25 @@ class History:
 
     @classmethod
     def create(
-        cls, path: Path, num_nodes: int, widths: Sequence[int], dtype: str, *, lag: int, max_bytes: int, engine: str = "auto"
+        cls,
+        path: Path,
+        num_nodes: int,
+        widths: Sequence[int],
+        dtype: str | Sequence[str],
+        *,
+        lag: int,
+        max_bytes: int,
+        engine: str = "auto",
     ) -> "History":
         """Histories of zeros in the directory `path`, in place of what a run without a checkpoint left there.
 
-        Raises StoreError where the disk has no room for N x sum(widths) numbers.
+        dtype: of all layers, or of each. Raises StoreError where the disk has no room for N x sum(widths) numbers.
         """
         shutil.rmtree(path, ignore_errors=True)
+        dtypes = [dtype] * len(widths) if isinstance(dtype, str) else dtype
         rows = [
-            DiskRows.create(path / f"layer{layer}", (num_nodes, width), dtype, engine) for layer, width in enumerate(widths)
+            DiskRows.create(path / f"layer{layer}", (num_nodes, width), kind, engine)
+            for layer, (width, kind) in enumerate(zip(widths, dtypes, strict=True))
         ]
         steps = DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap")  # one more than the step is kept
         return cls(rows, steps, UndoLog.open(path / "undo.log", [*rows, steps], 0), lag, max_bytes, 0)
@@ -180,10 +196,10 @@ class History:
         rows = [DiskRows.open(path / f"layer{layer}", engine) for layer in range(layers)]
         steps = DiskRows.open(path / "steps", "mmap")
         log = UndoLog.open(path / "undo.log", [*rows, steps], int(state["generation"]))
-        history = cls(rows, steps, log, lag, max_bytes, int(state["step"]))
+        history = cls(rows, steps, log, lag, max_bytes, int(state["step"]), int(state["floor"]))
         for each in state["pending"]:
             held = tuple(np.asarray(part) for part in each["rows"])
-            history._pushes.append(Push(int(each["step"]), np.asarray(each["ranges"]), held))
+            history._pushes.append(Push(int(each["step"]), np.asarray(each["ids"]), held))
         return history
 
     def fetch(self, step: int, ids: Ids) -> Fetched:
@@ -198,10 +214,15 @@ class History:
             out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
             nbytes += rows.read(ids, out) if self._hot is None else self._hot.read(layer, rows, ids, out)
             found.append(out)
-        steps = np.empty(len(ids), np.int32)
-        self.steps.read(ids, steps)
+        held = np.empty(len(ids), np.int32)
+        self.steps.read(ids, held)
+        steps = held.astype(np.int64) - 1
+        if (forgotten := steps < self._floor).any():
+            steps[forgotten] = NEVER
+            for out in found:
+                out[forgotten] = 0
         self.counts.bytes_read += nbytes
-        return Fetched(step, version, ids, tuple(found), steps.astype(np.int64) - 1)
+        return Fetched(step, version, ids, tuple(found), steps)
 
     def pull(self, fetched: Fetched) -> tuple[AnyArray, ...]:
         """[k, width] of every layer: the rows as step `fetched.step` is to see them. Once for each, in the steps' order."""
@@ -219,13 +240,13 @@ class History:
         self.counts.age += int((fetched.step - fetched.steps[known]).sum())
         return fetched.rows
 
-    def push(self, step: int, ranges: Ids, rows: Sequence[AnyArray]) -> None:
-        """Give the rows of step `step`'s own nodes, [n, width] a layer in any floating dtype; written in the background.
+    def push(self, step: int, ids: Ids, rows: Sequence[AnyArray]) -> None:
+        """Give the rows of step `step`'s own nodes `ids` (int64[n], ascending), [n, width] a layer; written in the background.
 
         Waits while more than `max_bytes` wait to be written, but for two, which the batches' memory has room for. Raises
         OocError where a number is too large for float16, BudgetError where the pushes of `lag` steps do not fit `max_bytes`.
         """
-        push = Push(step, ranges, tuple(self._as_stored(own, to) for own, to in zip(rows, self.rows, strict=True)))
+        push = Push(step, ids, tuple(self._as_stored(own, to) for own, to in zip(rows, self.rows, strict=True)))
         if self.lag * push.nbytes > self._max_bytes:
             raise BudgetError(
                 f"pushes of {format_bytes(push.nbytes)} wait for {self.lag} steps, in {format_bytes(self._max_bytes)}: "
@@ -245,10 +266,9 @@ class History:
         self.log.sync()
         pending = [push for push in self._pushes if push.step > self._written]
         kept = [
-            {"step": p.step, "ranges": torch.from_numpy(p.ranges), "rows": [torch.from_numpy(r) for r in p.rows]}
-            for p in pending
+            {"step": p.step, "ids": torch.from_numpy(p.ids), "rows": [torch.from_numpy(r) for r in p.rows]} for p in pending
         ]
-        return {"generation": self.log.generation + 1, "step": self._next, "pending": kept}
+        return {"generation": self.log.generation + 1, "step": self._next, "floor": self._floor, "pending": kept}
 
     def commit(self) -> None:
         """The state taken last is what a crash leads back to from now on."""
@@ -264,7 +284,18 @@ class History:
         self._settle()
         if self._hot is not None:
             self._chosen, self._hot = self._hot.ids, None
+        self._drop()
+
+    def forget(self) -> None:
+        """From the next step on all rows are as if never written: zeros. Nothing is rewritten, and no rows fetched may wait."""
+        self._settle()
+        self._drop()
+        self._floor = self._next
+
+    def _drop(self) -> None:
+        """Nobody is to see what was pushed and is not on disk."""
         with self._changed:
+            assert not self._waiting, "rows are fetched anew after an epoch's end"
             self._pushes.clear()
             self._written = self._next - 1 - self.lag
 
@@ -351,9 +382,8 @@ class History:
                 self._changed.notify_all()
 
     def _write(self, push: Push) -> None:
-        ids = push.ids
-        stamp = (self.steps, ids, np.full(len(ids), push.step + 1, np.int32))
-        layers = [(rows, ids, own) for rows, own in zip(self.rows, push.rows, strict=True)]
+        stamp = (self.steps, push.ids, np.full(len(push.ids), push.step + 1, np.int32))
+        layers = [(rows, push.ids, own) for rows, own in zip(self.rows, push.rows, strict=True)]
         self.counts.bytes_written += self.log.write([*layers, stamp])
         if self._hot is not None:
             push.patch(self._hot.ids, self._hot.rows)

@@ -109,7 +109,7 @@ def replay_histories(shape: HistoryShape, drawn: Sequence[Drawn], whole: bool) -
     state = shape.num_nodes * (_ASKED_BYTES + STAMP_BYTES + (shape.node_bytes + STAMP_BYTES) // PAGE_BYTES)
     held = (
         most_halo * (shape.ahead * (shape.node_bytes + 12) + 4 * shape.widest)
-        + most_own * pending * shape.node_bytes
+        + most_own * pending * (shape.node_bytes + 8)
         + state
         + _WRITERS * 2 * PIECE_BYTES
     )
