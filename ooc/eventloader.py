@@ -113,9 +113,9 @@ class EventWork:
         """The batches' events, read some batches at a time."""
         held: EventBlock | None = None
         for first, last in self.borders(start):
-            if held is None or last > held.first + len(held):
+            if held is None or last > held.last:
                 held = self.events.read(first, min(self.last, max(last, first + BLOCK_EVENTS)), list(self.columns))
-            yield part_of(held, first, last)
+            yield held.part(first, last)
 
     def draw(self, epoch: int, block: EventBlock) -> Sampled:
         """Negatives and the past. Raises BudgetError where that does not fit."""
@@ -173,13 +173,6 @@ class EventWork:
     def _read(self, name: str, edge_id: Ids) -> AnyArray:
         """A column's values of these events."""
         return Gather(self.events.encoding(name)).read(self.events.rows(name), edge_id, self.buffers)[0]
-
-
-def part_of(block: EventBlock, first: int, last: int) -> EventBlock:
-    """Events first..last-1 of a block that has them."""
-    part = slice(first - block.first, last - block.first)
-    columns = {name: values[part] for name, values in block.columns.items()}
-    return EventBlock(first, block.src[part], block.dst[part], block.time[part], columns, 0)
 
 
 def queries(block: EventBlock, negative: Ids | None) -> tuple[Ids, AnyArray]:

@@ -7,6 +7,7 @@ which keep all snapshots in memory.)
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -24,8 +25,8 @@ from ooc.pipeline import Pipeline, Stage
 from ooc.timewindows import CountWindows, TimeWindows, Window, windows
 from ooc.union import Union
 from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
-from stores.events import EventBlock, Events
+from stores.errors import BudgetError, ConfigError, InputError
+from stores.events import EventBlock, Events, Reader
 from stores.rows import AnyArray, Rows
 
 PREFETCH = 4
@@ -47,10 +48,15 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshots:
-    """What the pipeline's threads do. gather, x, y: of node features and labels, None where there are none."""
+    """What the pipeline's threads do. gather, x, y: of node features and labels, None where there are none.
+
+    columns: read; label: that of them which holds the labels of the sources, or None.
+    """
 
     events: Events
     columns: tuple[str, ...]
+    label: str | None
+    overlap: bool
     gather: Gather | None
     x: Rows | None
     y: AnyArray | None
@@ -63,12 +69,11 @@ class Snapshots:
         """Bytes of the window's batch at most. Raises BudgetError for more than there may be."""
         count = window.last - window.first
         values = sum(int(np.prod(self.events.width(name), dtype=np.int64)) for name in self.columns)
-        labels = 0 if self.y is None else 8 * int(np.prod(self.y.shape[1:], dtype=np.int64))
+        labels = 8 if self.y is None else 8 * int(np.prod(self.y.shape[1:], dtype=np.int64))
         rows = 0 if self.gather is None or self.x is None else self.gather.row_bytes(self.x.shape[1:])
         nodes = min(2 * count, self.num_nodes)
-        need = count * (_EVENT_BYTES + 8 * values + self.events.row_bytes(list(self.columns))) + nodes * (
-            _NODE_BYTES + rows + labels
-        )
+        stored = self.events.row_bytes(list(self.columns)) * (2 if self.overlap else 1)
+        need = count * (_EVENT_BYTES + 8 * values + stored) + nodes * (_NODE_BYTES + rows + labels)
         if need > self.max_bytes:
             raise BudgetError(
                 f"window {window.number} has {count:,} events and may need {words_for(need, self.max_bytes)}; "
@@ -76,9 +81,9 @@ class Snapshots:
             )
         return need
 
-    def read(self, window: Window) -> Cut:
+    def read(self, reader: Reader, window: Window) -> Cut:
         """The window's events, and its nodes."""
-        block = self.events.read(window.first, window.last, list(self.columns))
+        block = reader.read(window.first, window.last, keep=None if self.overlap else window.last)
         union = Union()
         ends = np.concatenate([block.src, block.dst]).astype(np.int64, copy=False)
         edge_index = union.add(ends).astype(np.int64).reshape(2, len(block))
@@ -90,18 +95,39 @@ class Snapshots:
         data = Data(edge_index=torch.from_numpy(edge_index), num_nodes=len(node))
         if self.x is not None and self.gather is not None:
             data.x = self.gather.tensor(self.gather.read(self.x, node, self.buffers)[0])
-        if self.y is not None:
+        if self.label is not None:
+            data.y = torch.from_numpy(last_labels(len(node), edge_index[0], block.columns[self.label]))
+        elif self.y is not None:
             data.y = torch.from_numpy(self.y[node].astype(np.int64))
         data.t = torch.from_numpy(np.ascontiguousarray(block.time))
         data.n_id = torch.from_numpy(node)
         data.e_id = torch.arange(window.first, window.last)
-        for name, values in block.columns.items():
+        given = {name: values for name, values in block.columns.items() if name != self.label}
+        for name, values in given.items():
             data["edge_weight" if name == "weight" else name] = torch.from_numpy(np.ascontiguousarray(values))
-        features = [name for name in block.columns if name != "weight"]
+        features = [name for name in given if name != "weight"]
         if len(features) == 1:
             data.edge_attr = data[features[0]]
         data.window, data.begin, data.end = window.number, window.begin, window.end
         return window.number + 1, data if self.transform is None else self.transform(data)
+
+
+def last_labels(count: int, node: NDArray[np.int64], label: AnyArray) -> NDArray[np.int64]:
+    """int64[count, ...]: of each node the label of its last event; -1 for one that has none, or whose label is NaN.
+
+    node: int64[k] below `count`; label: [k], [k, 1] or [k, C], in time order. InputError for one that is no whole number.
+
+    >>> last_labels(3, np.array([0, 1, 0]), np.array([2.0, 5.0, 3.0]))
+    array([ 3,  5, -1])
+    """
+    label = label[:, 0] if label.shape[1:] == (1,) else label
+    if label.dtype.kind == "f":
+        label = np.where(np.isnan(label), -1, label)
+        if (wrong := label != np.floor(label)).any():
+            raise InputError(f"an event's label is {label[wrong][0]}: labels are classes, whole numbers; choose another column")
+    found = np.full((count, *label.shape[1:]), -1, np.int64)
+    found[node] = label  # of equal nodes the last counts
+    return found
 
 
 class SnapshotLoader:
@@ -109,9 +135,11 @@ class SnapshotLoader:
 
     window, stride: durations ("7d", "12h", "250ms", or a number in the store's unit of time), or numbers of events where `by`
     is "count"; without a stride windows tumble: each event is in just one. start: where the first window begins, by default
-    at the first event. columns: of the events to read, None for all (edge features, and the weight). features, labels:
-    whether to give x and y. empty: give windows without events too. prefetch: windows made in advance, as far as the memory
-    goes. transform: called with every window, in a thread. device: windows are moved there.
+    at the first event. columns: of the events to read, None for all (edge features, and the weight). features: whether to give
+    x. labels: whether to give y, the nodes' of the store, the same in all windows; or the name of a column of the events:
+    labels that change are what the events say of their sources, so a node's in a window is that of the last event it is the
+    source of, -1 where there is none. empty: give windows without events too. prefetch: windows made in advance, as far as the
+    memory goes. transform: called with every window, in a thread. device: windows are moved there.
 
     A window is a `Data` with edge_index int64[2, k] in time order, t [k] (the events' times), e_id int64[k] (their numbers),
     a field for every column (`msg` [k, d]; the only one also as edge_attr; the weight as edge_weight), n_id int64[n] (the
@@ -133,7 +161,7 @@ class SnapshotLoader:
         start: Any = None,
         columns: Sequence[str] | None = None,
         features: bool = True,
-        labels: bool = True,
+        labels: bool | str = True,
         empty: bool = False,
         prefetch: int = PREFETCH,
         transform: Callable[[Data], Any] | None = None,
@@ -147,13 +175,17 @@ class SnapshotLoader:
             raise ConfigError(f"prefetch is 1 window or more, not {prefetch}")
         self.device = None if device is None else torch.device(device)
         self.budget = budget or budget_of(data)
-        wanted = tuple(events.columns if columns is None else columns)
+        label = labels if isinstance(labels, str) else None
+        wanted = tuple(name for name in (events.columns if columns is None else columns) if name != label)
+        wanted += () if label is None else (label,)
         for name in wanted:
             events.width(name)
+        overlap = self.windows.stride < self.windows.length
         x = data.stored("x") if features and data.num_features else None
         gather = None if x is None else Gather(data.encoding("x"))
         most = Room(self.budget.max_batch, 5, self.budget)
-        self._work = Snapshots(events, wanted, gather, x, data.labels if labels else None, data.num_nodes, most, transform)
+        y = data.labels if labels is True else None
+        self._work = Snapshots(events, wanted, label, overlap, gather, x, y, data.num_nodes, most, transform)
         self._clocks: dict[str, Clock] = {}
         self._start = self._next = 0
 
@@ -170,7 +202,8 @@ class SnapshotLoader:
         """(number of the window behind it, batch) from window number `start` on."""
         found = (window for window in self.windows.of(self.data.events, self.empty) if window.number >= start)
         work = self._work
-        stages = [Stage("read", work.read, nbytes=work.nbytes), Stage("collate", work.collate)]
+        read = partial(work.read, Reader(self.data.events, list(work.columns)))
+        stages = [Stage("read", read, nbytes=work.nbytes), Stage("collate", work.collate)]
         pipeline = Pipeline(found, stages, self.budget.in_flight, self.prefetch, self._clocks)
         if self.device is None or self.device.type == "cpu":
             return pipeline

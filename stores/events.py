@@ -36,6 +36,17 @@ class EventBlock(NamedTuple):
     def __len__(self) -> int:
         return len(self.src)
 
+    @property
+    def last(self) -> int:
+        """The event behind it."""
+        return self.first + len(self)
+
+    def part(self, first: int, last: int) -> "EventBlock":
+        """Events first..last-1 of a block that has them, over the same memory."""
+        part = slice(first - self.first, last - self.first)
+        columns = {name: values[part] for name, values in self.columns.items()}
+        return EventBlock(first, self.src[part], self.dst[part], self.time[part], columns, 0)
+
 
 class Events:
     """The events of a store: opened with it (`Dataset.events`), and closed with it. Any number of threads may read.
@@ -161,3 +172,45 @@ class Events:
         """Give back files and threads; idempotent."""
         for rows in self._rows.values():
             rows.close()
+
+
+class Reader:
+    """Reads ranges of events that move forward and may overlap, as sliding windows do: each event once. For one thread.
+
+    >>> reader = Reader(ds.events, ["msg"])
+    >>> week = reader.read(0, 7000, keep=1000)
+    >>> reader.read(1000, 8000, keep=2000).nbytes  # of a thousand events
+    """
+
+    def __init__(self, events: Events, columns: list[str] | None = None) -> None:
+        self._events, self._columns = events, columns
+        self._held: list[EventBlock] = []
+
+    def read(self, first: int, last: int, keep: int | None = None) -> EventBlock:
+        """Events first..last-1, as `Events.read`; nbytes: read now. keep: no later range begins before that event. [first]"""
+        pieces = [
+            block.part(max(block.first, first), min(block.last, last)) for block in self._held if _meet(block, first, last)
+        ]
+        begin = max([first, *(block.last for block in self._held)])
+        nbytes = 0
+        if begin < last or not pieces:
+            new = self._events.read(min(begin, last), last, self._columns)
+            nbytes = new.nbytes
+            pieces.append(new)
+            self._held.append(new)
+        behind = first if keep is None else keep
+        self._held = [block for block in self._held if block.last > behind]
+        found = pieces[0] if len(pieces) == 1 else _joined(pieces)
+        assert (found.first, found.last) == (first, last), "ranges move forward"
+        return EventBlock(*found[:-1], nbytes)
+
+
+def _meet(block: EventBlock, first: int, last: int) -> bool:
+    return block.first < last and first < block.last
+
+
+def _joined(blocks: list[EventBlock]) -> EventBlock:
+    """Blocks that follow one another as one."""
+    src, dst, time = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("src", "dst", "time"))
+    columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in blocks[0].columns}
+    return EventBlock(blocks[0].first, src, dst, time, columns, 0)

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ooc
 from stores.errors import BudgetError, ConfigError, InputError
+from stores.events import Reader
 from tests.ooc.runs import tight
 from tests.ooc.temporal import Edges
 from tests.waiting import no_threads
@@ -64,6 +67,50 @@ def test_windows_of_events(store: Path, edges: Edges) -> None:
     with ooc.open(store) as ds:
         for k, snapshot in enumerate(ooc.SnapshotLoader(ds, 64, by="count")):
             check(snapshot, edges, 64 * k, min(64 * k + 64, E))
+
+
+def test_labels_that_change_are_those_of_the_last_event_as_a_source(edges: Edges, tmp_path: Path) -> None:
+    store = edges.store(tmp_path, edge_features=["msg=m*", "state=s"], allow_nan=True)
+    with ooc.open(store) as ds:
+        for snapshot in ooc.SnapshotLoader(ds, "60s", "20s", labels="state"):
+            assert not hasattr(snapshot, "state")
+            assert snapshot.edge_attr is snapshot.msg
+            wanted = dict.fromkeys(snapshot.n_id.tolist(), -1)
+            for event in snapshot.e_id.tolist():
+                wanted[int(edges.src[event])] = -1 if np.isnan(edges.state[event]) else int(edges.state[event])
+            assert snapshot.y.tolist() == list(wanted.values())
+        with pytest.raises(InputError, match=r"an event's label is .*: labels are classes"):
+            list(ooc.SnapshotLoader(ds, "60s", labels="msg"))
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_events_of_overlapping_ranges_are_read_once(store: Path, length: int, stride: int, targets: bool) -> None:
+    """targets: behind each range the next one's own events are asked for first, as forecasts do."""
+    read = []
+
+    class Counting:
+        def __init__(self, events: Any) -> None:
+            self.events = events
+
+        def read(self, first: int, last: int, columns: Any) -> Any:
+            read.extend(range(first, last))
+            return self.events.read(first, last, columns)
+
+    with ooc.open(store) as ds:
+        reader = Reader(Counting(ds.events), ["msg"])  # type: ignore[arg-type]
+        for first in range(0, E, stride):
+            spans = [(first, min(first + length, E))]
+            if targets:
+                spans.append((max(first + stride, spans[0][1]), max(first + stride, min(first + stride + length, E))))
+            for begin, end in [span for span in spans if span[0] <= E and span[1] <= E]:
+                block, whole = reader.read(begin, end, keep=first), ds.events.read(begin, end, ["msg"])
+                assert block.first == begin
+                for name in ("src", "dst", "time"):
+                    np.testing.assert_array_equal(getattr(block, name), getattr(whole, name))
+                np.testing.assert_array_equal(block.columns["msg"], whole.columns["msg"])
+    assert len(read) == len(set(read))
+    assert stride > length or set(read) == set(range(E))
 
 
 def test_columns_and_fields_that_are_not_wanted(store: Path) -> None:
