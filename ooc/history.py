@@ -134,7 +134,6 @@ class History:
     """The rows [N, width] of every inner layer, and the step that wrote each; use `create` or `open`.
 
     Any state of nodes is kept so, that is pushed step by step: "layers" are then what a node has, maybe of several types.
-
     lag: see above; max_bytes: of pushes that wait to be written, and of hot rows, each. `fetch` may run in another thread than
     the rest, for steps in ascending order. After a failed write every call raises it.
 
