@@ -174,7 +174,7 @@ class EvolveGCN(WindowModel):
     def keep(self, weights: Sequence[Tensor]) -> None:
         """See `WindowModel`."""
         for layer, weight in zip(self._evolving(), weights, strict=True):
-            layer.carried.copy_(weight.detach())
+            layer.carried = weight.detach()  # not written into: backward needs the old ones
             layer.begun.fill_(True)
 
     def begin(self) -> None:
