@@ -8,12 +8,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ooc.buffers import PAGE_BYTES, Buffers
+from stores import segment_rows
 from stores.mutable_rows import DiskRows
-from stores.plan import MAX_EXTENT_BYTES, ReadPlan
 from stores.rows import AnyArray, ArrayRows, MutableRows, Rows
-from stores.segment_rows import SegmentRows
 
-_NO_ROWS = np.empty(0, np.int64)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -45,27 +43,7 @@ def read_range(rows: Rows, first: int, stop: int, buffers: Buffers) -> tuple[Any
 
     >>> values, nbytes = read_range(ds.stored("x"), 0, 8192, Buffers(kept=2, direct=True))
     """
-    if isinstance(rows, ArrayRows):
-        return rows.array[first:stop], 0
-    if not isinstance(rows, SegmentRows) or first == stop:
-        out = buffers.empty((stop - first, *rows.shape[1:]), rows.dtype)
-        return out, rows.read(np.arange(first, stop), out)
-    plan = range_plan(rows, first, stop)
-    buffer = buffers.empty((plan.nbytes,), np.dtype(np.uint8))
-    nbytes = rows.engine.read(plan, buffer)
-    at = first * rows.row_bytes - int(plan.offset[0])
-    held = buffer[at : at + (stop - first) * rows.row_bytes]
-    return held.view(rows.dtype).reshape(stop - first, *rows.shape[1:]), nbytes
-
-
-def range_plan(rows: SegmentRows, first: int, stop: int) -> ReadPlan:
-    """The reads of rows first:stop, not empty, in extents of a MiB; it names no single rows."""
-    alignment = rows.engine.alignment
-    low = first * rows.row_bytes // alignment * alignment
-    high = -(-stop * rows.row_bytes // alignment) * alignment
-    offset = np.arange(low, high, MAX_EXTENT_BYTES)
-    length = np.minimum(offset + MAX_EXTENT_BYTES, high) - offset
-    return ReadPlan(rows.row_bytes, offset, length, _NO_ROWS, _NO_ROWS, np.zeros(len(offset) + 1, np.int64))
+    return segment_rows.read_range(rows, first, stop, lambda nbytes: buffers.empty((nbytes,), np.dtype(np.uint8)))
 
 
 def write_range(rows: "MutableRows | DiskRows | MemoryRows", first: int, values: AnyArray) -> int:

@@ -1,13 +1,12 @@
 """`SnapshotLoader`: windows of a temporal graph, each a PyG `Data` cut from the events by one sequential read.
 
-A window is a range of the events' arrays, so nothing is sampled or searched: the next windows are read, numbered and their
-nodes' features gathered while the model computes. (Discrete-time graphs as in ROLAND, You et al., KDD 2022, and PyG Temporal,
-which keep all snapshots in memory.)
+A window is a range of the events' arrays, so nothing is sampled or searched: the next windows are read, straight into memory
+that is used again, numbered and their nodes' features gathered while the model computes. (Discrete-time graphs as in ROLAND,
+You et al., KDD 2022, and PyG Temporal, which keep all snapshots in memory.)
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -31,10 +30,19 @@ from stores.rows import AnyArray, Rows
 
 PREFETCH = 4
 """windows between the disk and the model at most; fewer where they are large"""
-_EVENT_BYTES = 2 * 8 + 8 + 8 + 2 * 4
-"""of an event in a batch beside its columns: edge_index, its time and its number; what numbering holds"""
+READERS = 2
+"""windows read at once: the disk has work while one's last bytes come, and the next one's reads are prepared"""
+_EVENT_BYTES = 2 * 8 + 8
+"""of an event in a batch beside what is read: edge_index and its number"""
 _NODE_BYTES = 8 + 8 + 4 + 8
 """of a node beside its features and label: its id, and the table that numbers it"""
+
+
+class Read(NamedTuple):
+    """A window on its way, and its events."""
+
+    window: Window
+    events: EventBlock
 
 
 class Cut(NamedTuple):
@@ -64,16 +72,16 @@ class Snapshots:
     max_bytes: int
     transform: Callable[[Data], Any] | None
     buffers: Buffers = field(default_factory=lambda: Buffers(2))
+    reads: Buffers = field(default_factory=lambda: Buffers(READERS, direct=True))
 
     def nbytes(self, window: Window) -> int:
         """Bytes of the window's batch at most. Raises BudgetError for more than there may be."""
         count = window.last - window.first
-        values = sum(int(np.prod(self.events.width(name), dtype=np.int64)) for name in self.columns)
         labels = 8 if self.y is None else 8 * int(np.prod(self.y.shape[1:], dtype=np.int64))
         rows = 0 if self.gather is None or self.x is None else self.gather.row_bytes(self.x.shape[1:])
         nodes = min(2 * count, self.num_nodes)
-        stored = self.events.row_bytes(list(self.columns)) * (2 if self.overlap else 1)
-        need = count * (_EVENT_BYTES + 8 * values + stored) + nodes * (_NODE_BYTES + rows + labels)
+        held = (self.events.row_bytes(list(self.columns)) + self._decoded) * (2 if self.overlap else 1)
+        need = count * (_EVENT_BYTES + held) + nodes * (_NODE_BYTES + rows + labels)
         if need > self.max_bytes:
             raise BudgetError(
                 f"window {window.number} has {count:,} events and may need {words_for(need, self.max_bytes)}; "
@@ -81,12 +89,37 @@ class Snapshots:
             )
         return need
 
-    def read(self, reader: Reader, window: Window) -> Cut:
-        """The window's events, and its nodes."""
-        block = reader.read(window.first, window.last, keep=None if self.overlap else window.last)
-        union = Union()
-        ends = np.concatenate([block.src, block.dst]).astype(np.int64, copy=False)
-        edge_index = union.add(ends).astype(np.int64).reshape(2, len(block))
+    @property
+    def _decoded(self) -> int:
+        """Bytes of an event's values where they are stored in fewer bits."""
+        total = 0
+        for name in self.columns:
+            encoding, width = self.events.encoding(name), int(np.prod(self.events.width(name), dtype=np.int64))
+            total += encoding.dtype.itemsize * width if encoding.is_short else 0
+        return total
+
+    def reading(self) -> Stage:
+        """Window -> its events. Windows that overlap are read by one thread, which has what they share."""
+        columns = list(self.columns)
+        reader = Reader(self.events, columns, self._memory) if self.overlap else None
+
+        def read(window: Window) -> Read:
+            if reader is not None:
+                return Read(window, reader.read(window.first, window.last))
+            return Read(window, self.events.read(window.first, window.last, columns, self._memory))
+
+        return Stage("read", read, READERS if reader is None else 1, nbytes=self.nbytes)
+
+    def _memory(self, nbytes: int) -> NDArray[np.uint8]:
+        return self.reads.empty((nbytes,), np.dtype(np.uint8))
+
+    def number(self, read: Read) -> Cut:
+        """Its nodes, and its ends by them."""
+        window, block = read
+        union = Union(min(2 * len(block), self.num_nodes))
+        edge_index = np.empty((2, len(block)), np.int64)
+        for ends, number in zip((block.src, block.dst), edge_index, strict=True):
+            union.add(ends, number)
         return Cut(window, block, union.nodes(), edge_index)
 
     def collate(self, cut: Cut) -> tuple[int, Any]:
@@ -202,8 +235,7 @@ class SnapshotLoader:
         """(number of the window behind it, batch) from window number `start` on."""
         found = (window for window in self.windows.of(self.data.events, self.empty) if window.number >= start)
         work = self._work
-        read = partial(work.read, Reader(self.data.events, list(work.columns)))
-        stages = [Stage("read", read, nbytes=work.nbytes), Stage("collate", work.collate)]
+        stages = [work.reading(), Stage("number", work.number), Stage("collate", work.collate)]
         pipeline = Pipeline(found, stages, self.budget.in_flight, self.prefetch, self._clocks)
         if self.device is None or self.device.type == "cpu":
             return pipeline

@@ -1,8 +1,11 @@
 """`Union`: the distinct nodes of many batches, numbered as they come up."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.sampling.kernels import AHEAD, prefetch
 from stores.jit import kernel
 
 _TABLE_LEAST = 2**10
@@ -16,27 +19,29 @@ class Union:
     (array([0, 1], dtype=int32), array([2, 0], dtype=int32), 3)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int = 0) -> None:
+        """expected: nodes there may be; with more it grows."""
         self.size = 0
-        self._node = np.empty(0, np.int64)
-        self._table = np.zeros(_TABLE_LEAST, np.int32)  # number + 1 of a node, 0 where empty
+        self._node = np.empty(expected, np.int64)
+        self._table = np.zeros(max(_TABLE_LEAST, _places(expected)), np.int32)  # number + 1 of a node, 0 where empty
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory it holds."""
         return self._node.nbytes + self._table.nbytes
 
-    def add(self, node: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The numbers of `node` (int64[n], duplicates allowed): int32[n]. Those not met before get the next ones."""
+    def add(self, node: NDArray[Any], number: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The numbers of `node` (int32|int64[n], duplicates allowed), int32[n], or in `number` (int32|int64[n]) where given.
+        Nodes not met before get the next ones."""
         most = self.size + len(node)
         if most > len(self._node):
             grown = np.empty(max(most, self.size * 5 // 4), np.int64)
             grown[: self.size] = self._node[: self.size]
             self._node = grown
         if most * 4 > len(self._table) * 3:
-            self._table = np.zeros(1 << (most * 4 // 3).bit_length(), np.int32)
+            self._table = np.zeros(_places(most), np.int32)
             _number(self._table, self._node, 0, self._node[: self.size].copy(), np.empty(self.size, np.int32))
-        number = np.empty(len(node), np.int32)
+        number = np.empty(len(node), np.int32) if number is None else number
         self.size = int(_number(self._table, self._node, self.size, node, number))
         return number
 
@@ -58,6 +63,11 @@ class Union:
         return self._node[order], rank
 
 
+def _places(nodes: int) -> int:
+    """Of a table that so many fill to three quarters at most."""
+    return 1 << (nodes * 4 // 3).bit_length()
+
+
 @kernel
 def _bits(table: NDArray[np.int32]) -> int:
     """Of a number below the table's length."""
@@ -68,24 +78,30 @@ def _bits(table: NDArray[np.int32]) -> int:
 
 
 @kernel
+def _home(bits: int, wanted: int) -> np.int64:
+    """Where a node would stand in an empty table."""
+    return np.int64((np.uint64(wanted) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
+
+
+@kernel
 def _place(table: NDArray[np.int32], node: NDArray[np.int64], bits: int, wanted: int) -> np.int64:
     """Where a node stands in the table, or the empty place where it would.
 
     Linear probing over a power of two, with Fibonacci hashing (the product's high bits).
     """
-    at = np.int64((np.uint64(wanted) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
+    at = _home(bits, wanted)
     while table[at] != 0 and node[table[at] - 1] != wanted:
         at = (at + 1) & (len(table) - 1)
     return at
 
 
 @kernel
-def _number(
-    table: NDArray[np.int32], node: NDArray[np.int64], size: int, ids: NDArray[np.int64], number: NDArray[np.int32]
-) -> int:
+def _number(table: NDArray[np.int32], node: NDArray[np.int64], size: int, ids: NDArray[Any], number: NDArray[Any]) -> int:
     """number[i]: where ids[i] stands in node[:size], behind which it is put where it is not there. Returns the new size."""
     bits = _bits(table)
     for i in range(len(ids)):
+        if i + AHEAD < len(ids):
+            prefetch(table, _home(bits, ids[i + AHEAD]))
         at = _place(table, node, bits, ids[i])
         if table[at] == 0:
             node[size] = ids[i]

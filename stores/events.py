@@ -12,10 +12,15 @@ from numpy.typing import NDArray
 from stores import manifest as names
 from stores.encoding import Encoding, encoding_of, names_of_scales
 from stores.errors import InputError, StoreError
+from stores.files import forget
 from stores.manifest import EDGE, Manifest, TimeUnit
 from stores.rows import AnyArray, Rows
-from stores.segment_rows import read_range
+from stores.segment_rows import Empty, SegmentRows, check_range, fresh, read_range
 from stores.zarr_rows import open_zarr_rows
+
+_PAGE_BYTES = 4096
+_MOST_SEARCHES = 256
+"""of the map of times, until its pages are given back: each meets some twenty"""
 
 
 class EventBlock(NamedTuple):
@@ -78,7 +83,8 @@ class Events:
                 if self._rows[name].shape[0] != self.count:
                     found = self._rows[name].shape[0]
                     raise StoreError(f"{path / array} has {found} rows; the store has {self.count} events: build it again")
-            self._time = self.map("time")  # a search meets a page or two of it
+            self._time = self.map("time")
+            self._searches = 0
         except BaseException:
             self.close()
             raise
@@ -120,12 +126,21 @@ class Events:
 
     def at(self, time: Any, side: str = "left") -> int:
         """How many events come before `time`, so the number of the first one at it or later; side "right": later only."""
+        self._will_search(1)
         found: Any = np.searchsorted(self._time, self.dtype.type(time), side=side)  # type: ignore[call-overload]
         return int(found)
 
     def before(self, times: AnyArray) -> NDArray[np.int64]:
         """int64[k]: how many events come strictly before each of `times` ([k])."""
+        self._will_search(len(times))
         return np.asarray(np.searchsorted(self._time, times.astype(self.dtype), side="left"), np.int64)
+
+    def _will_search(self, times: int) -> None:
+        """Gives back the map's pages now and then, or a pass over many windows would come to hold them all."""
+        self._searches += times
+        if self._searches > _MOST_SEARCHES:
+            self._searches = times
+            forget(self._time)
 
     def rows(self, name: str) -> Rows:
         """A column as it is stored, [events, ...], a row an edge id; see `encoding`. Raises as `width`."""
@@ -136,18 +151,20 @@ class Events:
         self._column(name)
         return self._encodings[name]
 
-    def read(self, first: int, last: int, columns: list[str] | None = None) -> EventBlock:
+    def read(self, first: int, last: int, columns: list[str] | None = None, empty: Empty = fresh) -> EventBlock:
         """Events first..last-1 with some columns (None: all), float32 where they are stored in fewer bits.
 
-        Raises IndexError for a range that is not there, InputError for a column that is not, StoreError as reading does.
+        empty: gives the memory for all that is read, asked once. Raises IndexError for a range that is not there, InputError
+        for a column that is not, StoreError as reading does.
         """
         wanted = self.columns if columns is None else columns
-        for name in wanted:
-            self._column(name)
+        read = {name: self._column(name) for name in ("src", "dst", "time", *wanted)}
+        check_range(self.count, first, last)
+        part = _parts_of(empty(sum(_aligned(_range_bytes(rows, first, last)) for rows in read.values())))
         found, nbytes = {}, 0
-        for name in ("src", "dst", "time", *wanted):
-            held, read = read_range(self._rows[name], first, last)
-            found[name], nbytes = self._values(name, held), nbytes + read
+        for name, rows in read.items():
+            held, taken = read_range(rows, first, last, part)
+            found[name], nbytes = self._values(name, held), nbytes + taken
         return EventBlock(first, found["src"], found["dst"], found["time"], {name: found[name] for name in wanted}, nbytes)
 
     def _values(self, name: str, held: AnyArray) -> AnyArray:
@@ -174,6 +191,26 @@ class Events:
             rows.close()
 
 
+def _range_bytes(rows: Rows, first: int, last: int) -> int:
+    return rows.range_bytes(first, last) if isinstance(rows, SegmentRows) else (last - first) * rows.row_bytes
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _parts_of(whole: NDArray[np.uint8]) -> Empty:
+    """Memory for one thing after the other, out of `whole`, each from a page on."""
+    taken = 0
+
+    def part(nbytes: int) -> NDArray[np.uint8]:
+        nonlocal taken
+        begin, taken = taken, taken + _aligned(nbytes)
+        return whole[begin : begin + nbytes]
+
+    return part
+
+
 class Reader:
     """Reads ranges of events that move forward and may overlap, as sliding windows do: each event once. For one thread.
 
@@ -182,8 +219,8 @@ class Reader:
     >>> reader.read(1000, 8000, keep=2000).nbytes  # of a thousand events
     """
 
-    def __init__(self, events: Events, columns: list[str] | None = None) -> None:
-        self._events, self._columns = events, columns
+    def __init__(self, events: Events, columns: list[str] | None = None, empty: Empty = fresh) -> None:
+        self._events, self._columns, self._empty = events, columns, empty
         self._held: list[EventBlock] = []
 
     def read(self, first: int, last: int, keep: int | None = None) -> EventBlock:
@@ -194,7 +231,7 @@ class Reader:
         begin = max([first, *(block.last for block in self._held)])
         nbytes = 0
         if begin < last or not pieces:
-            new = self._events.read(min(begin, last), last, self._columns)
+            new = self._events.read(min(begin, last), last, self._columns, self._empty)
             nbytes = new.nbytes
             pieces.append(new)
             self._held.append(new)

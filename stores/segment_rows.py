@@ -1,9 +1,11 @@
 """Rows whose bytes stand one behind the other in files: read by an engine, by plan, straight from them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stores.disk import profile_for
 from stores.engines import Engine, open_engine
@@ -12,6 +14,15 @@ from stores.files import Segments, map_segments
 from stores.plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost
 from stores.rows import AnyArray, ArrayRows, Ids, Rows, check_request
 from stores.threads import Background
+
+Empty = Callable[[int], NDArray[np.uint8]]
+"""Gives memory for so many bytes, whose content does not matter"""
+_NO_ROWS = np.empty(0, np.int64)
+
+
+def fresh(nbytes: int) -> NDArray[np.uint8]:
+    """An `Empty`: new memory every time."""
+    return np.empty(nbytes, np.uint8)
 
 
 class SegmentRows(Background):
@@ -60,19 +71,33 @@ class SegmentRows(Background):
         """
         return plan_by_cost(ids, self.row_bytes, self.cost, count=self.shape[0], alignment=self.engine.alignment)
 
-    def read_range(self, first: int, last: int) -> tuple[AnyArray, int]:
-        """(rows first..last-1, bytes read): neighbors need no plan row by row, nor a copy. Raises as `read` does."""
-        _check_range(self.shape[0], first, last)
-        begin, stop, page = first * self.row_bytes, last * self.row_bytes, self.engine.alignment
-        low, high = begin // page * page, -(-stop // page) * page
-        offset = np.arange(low, high, MAX_EXTENT_BYTES // page * page)
-        length = np.diff(offset, append=high)
-        none = np.empty(0, np.int64)
-        plan = ReadPlan(self.row_bytes, offset, length, none, none, np.zeros(len(offset) + 1, np.int64))
-        buffer = np.empty(plan.nbytes, np.uint8)
+    def range_bytes(self, first: int, last: int) -> int:
+        """Bytes that `read_range` takes memory for: those of the rows, up to the engine's alignment on both sides."""
+        begin, end = self._range(first, last)
+        return end - begin
+
+    def read_range(self, first: int, last: int, empty: Empty = fresh) -> tuple[AnyArray, int]:
+        """(rows first..last-1, bytes read): neighbors need no plan row by row, nor a copy. Raises as `read` does.
+
+        empty: gives the memory; where that begins on a page, io_uring reads straight into it.
+        """
+        check_range(self.shape[0], first, last)
+        low, high = self._range(first, last)
+        offset = np.arange(low, high, MAX_EXTENT_BYTES // self.engine.alignment * self.engine.alignment)
+        plan = ReadPlan(
+            self.row_bytes, offset, np.diff(offset, append=high), _NO_ROWS, _NO_ROWS, np.zeros(len(offset) + 1, np.int64)
+        )
+        buffer = empty(plan.nbytes)
         nbytes = self.engine.read(plan, buffer) if len(offset) else 0
-        rows = buffer[begin - low : stop - low].view(self.dtype)
+        begin = first * self.row_bytes - low
+        rows = buffer[begin : begin + (last - first) * self.row_bytes].view(self.dtype)
         return rows.reshape(last - first, *self.shape[1:]), nbytes
+
+    def _range(self, first: int, last: int) -> tuple[int, int]:
+        """The virtual bytes of rows first..last-1, aligned; none where there are no rows."""
+        begin, end, page = first * self.row_bytes, last * self.row_bytes, self.engine.alignment
+        low = begin // page * page
+        return low, -(-end // page) * page if first < last else low
 
     def map(self) -> AnyArray:
         """The whole array [count, *row shape] as one read-only memory map over all files (MADV_RANDOM).
@@ -88,21 +113,24 @@ class SegmentRows(Background):
         self.engine.close()
 
 
-def read_range(rows: Rows, first: int, last: int) -> tuple[AnyArray, int]:
+def read_range(rows: Rows, first: int, last: int, empty: Empty = fresh) -> tuple[AnyArray, int]:
     """(rows first..last-1, bytes read) of any Rows; of rows in memory a view. Raises IndexError for rows out of range.
+
+    empty: gives the memory of others.
 
     >>> read_range(ds.edge_rows("indices"), 1_000_000, 2_000_000)[0].shape
     (1000000,)
     """
     if isinstance(rows, SegmentRows):
-        return rows.read_range(first, last)
-    _check_range(rows.shape[0], first, last)
+        return rows.read_range(first, last, empty)
+    check_range(rows.shape[0], first, last)
     if isinstance(rows, ArrayRows):
         return rows.array[first:last], 0
-    out = np.empty((last - first, *rows.shape[1:]), rows.dtype)
+    out = empty((last - first) * rows.row_bytes).view(rows.dtype).reshape(last - first, *rows.shape[1:])
     return out, rows.read(np.arange(first, last), out)
 
 
-def _check_range(count: int, first: int, last: int) -> None:
+def check_range(count: int, first: int, last: int) -> None:
+    """Raises IndexError unless rows first..last-1 are there, of `count`."""
     if not 0 <= first <= last <= count:
         raise IndexError(f"rows {first} to {last - 1} are out of range: there are {count} rows")

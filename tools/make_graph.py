@@ -3,6 +3,8 @@
     python -m tools.make_graph OUT --nodes 8000000 --edges 80000000 --features 128 --kind uniform --seed 0
 
 OUT/edges/part-*.parquet (src, dst), OUT/x.npy float32[N, F], OUT/y.npy int64[N], OUT/{train,val,test}.npy int64 ids.
+`--temporal W` gives the edges a time t (int64, milliseconds, in rising order) and features m0, m1, ... m<W-1> (float32 of 256
+different values, so that a Parquet file keeps each in a byte): `ooc ingest ... --time t --edge-features 'msg=m*'`.
 Kinds: `uniform` (both ends uniform), `rmat` (Chakrabarti et al., 2004; .57 .19 .19 .05), `communities` (labels can be learnt:
 most edges stay within a class, and features are a class centroid under heavy noise, so that neighbors help).
 """
@@ -20,6 +22,9 @@ from numpy.typing import NDArray
 
 CHUNK_EDGES = 5_000_000
 CHUNK_BYTES = 64 << 20
+GAP_MS = 10
+"""between two events, on average"""
+_LEVELS = 256
 Ints = NDArray[np.int64]
 
 
@@ -51,21 +56,40 @@ def communities(rng: np.random.Generator, nodes: int, count: int, classes: int) 
 KINDS = {"uniform": uniform, "rmat": rmat, "communities": communities}
 
 
-def edge_chunks(kind: str, nodes: int, edges: int, classes: int, seed: int) -> Iterator[tuple[Ints, Ints]]:
-    """The edges in pieces of at most CHUNK_EDGES; piece i depends on (seed, i) alone."""
+def edge_chunks(kind: str, nodes: int, edges: int, classes: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The edges' columns in pieces of at most CHUNK_EDGES; piece i depends on (seed, i) alone."""
     for i, start in enumerate(range(0, edges, CHUNK_EDGES)):
         rng = np.random.default_rng([seed, 1, i])
-        yield KINDS[kind](rng, nodes, min(CHUNK_EDGES, edges - start), classes)
+        ends = KINDS[kind](rng, nodes, min(CHUNK_EDGES, edges - start), classes)
+        yield dict(zip(("src", "dst"), ends, strict=True))
 
 
-def write_edges(out: Path, chunks: Iterator[tuple[Ints, Ints]], strings: bool) -> None:
-    """Write one Parquet file per chunk; with `strings` an id v becomes the text `n<v>`."""
-    out.mkdir(parents=True)
+def with_events(chunks: Iterator[dict[str, Any]], nodes: int, width: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The same pieces with times and `width` features; ends as narrow as they go. Piece i depends on (seed, i) alone."""
+    index = np.int32 if nodes <= 2**31 else np.int64
+    begin = 0
     for i, ends in enumerate(chunks):
-        columns: dict[str, Any] = dict(zip(("src", "dst"), ends, strict=True))
+        count = len(ends["src"])
+        columns: dict[str, Any] = {name: ids.astype(index) for name, ids in ends.items()}
+        rng = np.random.default_rng([seed, 5, i])
+        columns["t"] = begin + np.sort(rng.integers(0, GAP_MS * count, count))
+        begin += GAP_MS * count
+        for j in range(width):
+            levels = np.random.default_rng([seed, 6, j]).standard_normal(_LEVELS, np.float32)
+            columns[f"m{j}"] = pa.DictionaryArray.from_arrays(rng.integers(0, _LEVELS, count, np.uint8), levels)
+        yield columns
+
+
+def write_edges(out: Path, chunks: Iterator[dict[str, Any]], strings: bool) -> None:
+    """Write one Parquet file per piece; with `strings` an id v becomes the text `n<v>`."""
+    out.mkdir(parents=True)
+    for i, columns in enumerate(chunks):
         if strings:
-            columns = {name: pa.array(np.char.add("n", ids.astype("U"))) for name, ids in columns.items()}
-        pq.write_table(pa.table(columns), out / f"part-{i:04d}.parquet", row_group_size=1_000_000)
+            texts = {name: pa.array(np.char.add("n", columns[name].astype("U"))) for name in ("src", "dst")}
+            columns |= texts
+        features = [name for name, column in columns.items() if isinstance(column, pa.DictionaryArray)]
+        settings: dict[str, Any] = {"use_dictionary": features, "store_schema": False} if features else {}
+        pq.write_table(pa.table(columns), out / f"part-{i:04d}.parquet", row_group_size=1_000_000, **settings)
 
 
 def feature_blocks(labels: Ints, features: int, classes: int, seed: int) -> Iterator[NDArray[np.float32]]:
@@ -99,15 +123,18 @@ def make_graph(
     kind: str = "uniform",
     seed: int = 0,
     strings: bool = False,
+    temporal: int | None = None,
     train_share: float = 0.5,
     eval_share: float | None = None,
 ) -> None:
     """Write the graph's files below `out` (see the module's text).
 
+    temporal: features of an event (None: edges have no times).
     Split: train_share of the nodes, then eval_share each for val and test (None: the rest, halved).
     """
     out.mkdir(parents=True, exist_ok=True)
-    write_edges(out / "edges", edge_chunks(kind, nodes, edges, classes, seed), strings)
+    chunks = edge_chunks(kind, nodes, edges, classes, seed)
+    write_edges(out / "edges", chunks if temporal is None else with_events(chunks, nodes, temporal, seed), strings)
     labels = np.arange(nodes, dtype=np.int64) % classes
     np.save(out / "y.npy", labels)
     if features:
@@ -131,6 +158,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=sorted(KINDS), default="uniform")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strings", action="store_true", help="ids are texts")
+    parser.add_argument("--temporal", type=int, metavar="W", help="times, and W features of the events")
     parser.add_argument("--train-share", type=float, default=0.5)
     parser.add_argument("--eval-share", type=float, help="share of val and of test; default: half of the rest each")
     make_graph(**vars(parser.parse_args()))

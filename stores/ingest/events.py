@@ -59,7 +59,7 @@ class Events:
         straight = ascending and in_order
         outputs = [self.store / names.EVENTS, self.store / names.CHECKSUMS / names.EVENTS, self._staged]
         self.count = self.steps.run("events", lambda: self._write(relation, left, straight), outputs)["events"]
-        return csc.parquet_relation(self._staged)
+        return relation if self.sorted else csc.parquet_relation(self._staged)  # a place in time order is the number already
 
     def _look(self) -> dict[str, Any]:
         """{ascending}: whether the input's times never fall."""
@@ -85,18 +85,16 @@ class Events:
         kinds: dict[str, np.dtype[Any]] = {"src": index, "dst": index, **rest}
         if not self.sorted:
             kinds[INPUT] = np.dtype(np.int64)
-        schema = pa.schema(
-            [(name, pa.from_numpy_dtype(kind)) for name, kind in {**kinds, "edge_id": np.dtype(np.int64)}.items()]
-        )
         done = 0
-        with _Arrays(self.store, kinds) as arrays, pq.ParquetWriter(self._staged, schema, use_dictionary=False) as writer:
+        with _Arrays(self.store, kinds) as arrays, ExitStack() as files:
+            staged = None if self.sorted else files.enter_context(_Staged(self._staged, kinds))
             for batch in self.duck.stream(query, ordered=straight):
                 found = {name: batch.column(name).to_numpy() for name in batch.schema.names}
                 found[INPUT] = found["edge_id"]
-                found["edge_id"] = np.arange(done, done + batch.num_rows)
                 held = {name: found[name].astype(kind, copy=False) for name, kind in kinds.items()}
                 arrays.append(held)
-                writer.write_table(pa.table({**held, "edge_id": found["edge_id"]}, schema=schema))
+                if staged is not None:
+                    staged.append(held, done)
                 done += batch.num_rows
                 self.progress("order events", done, left)
         return {"events": done}
@@ -131,6 +129,26 @@ class Events:
         assert time is not None
         dtype: Any = time.dtype.name
         return names.Time(events=self.count, dtype=dtype, unit=time.unit, sorted=self.sorted)
+
+
+class _Staged:
+    """A Parquet file of the events by number; a context manager, as its writer is."""
+
+    def __init__(self, path: Path, kinds: Mapping[str, np.dtype[Any]]) -> None:
+        numbered = {**kinds, "edge_id": np.dtype(np.int64)}
+        self._schema = pa.schema([(name, pa.from_numpy_dtype(kind)) for name, kind in numbered.items()])
+        self._writer = pq.ParquetWriter(path, self._schema, use_dictionary=False)
+
+    def append(self, columns: Mapping[str, NDArray[Any]], first: int) -> None:
+        """Events first, first + 1, ..."""
+        number = np.arange(first, first + len(columns["src"]))
+        self._writer.write_table(pa.table({**columns, "edge_id": number}, schema=self._schema))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._writer.close()
 
 
 class _Arrays:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from stores.encoding import DTYPE, SCALE, scale_name, scale_of, to_bfloat16, to_int8
@@ -79,31 +80,43 @@ def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
 
 
 def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:
-    """Numeric columns of a table as float64 [count, len(columns)]; an empty cell is NaN.
+    """Numeric columns of a table as [count, len(columns)], float32 where all of them are in no more, else float64; an empty
+    cell is NaN.
 
     Raises InputError, from `blocks`, for a word where a number belongs.
     """
-    numbers = ", ".join(f"{table.number(column, 'DOUBLE')} AS c{i}" for i, column in enumerate(columns))
-    wrong = " OR ".join(f"({sql.name(column)} IS NOT NULL AND {table.number(column, 'DOUBLE')} IS NULL)" for column in columns)
+    short = all(table.columns[column] in ("float", "halffloat") for column in columns)
+    kind, dtype = ("FLOAT", np.dtype(np.float32)) if short else ("DOUBLE", np.dtype(np.float64))
+    numbers = ", ".join(f"{table.number(column, kind)} AS c{i}" for i, column in enumerate(columns))
+    texts = [column for column in columns if table.is_text(column)]
+    wrong = " OR ".join(f"({sql.name(column)} IS NOT NULL AND {table.number(column, kind)} IS NULL)" for column in texts)
     step = max(1, BLOCK_BYTES // (8 * len(columns)))
 
     def blocks() -> Iterator[Block]:
         found = duck.rows(f"SELECT min({table.position()}) FROM {table.relation()} WHERE {wrong}")[0][0] if wrong else None
         if found is not None:
             raise InputError(f"{table.where(found)}: {_word(duck, table, columns, found)}; correct it")
-        query = f"SELECT {numbers} FROM {table.relation()}"
-        held: list[Block] = []
-        for batch in duck.stream(query, batch_rows=min(step, sql.BATCH_ROWS)):
-            columns_ = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
-            held.append(np.stack(columns_, axis=1).astype(np.float64, copy=False))
-            while sum(map(len, held)) >= step:  # blocks of one size, so that sums do not depend on the engine's batches
-                joined = np.concatenate(held)
-                yield joined[:step]
-                held = [joined[step:]]
-        if held and sum(map(len, held)):
-            yield np.concatenate(held)
+        batches = duck.stream(f"SELECT {numbers} FROM {table.relation()}", batch_rows=min(step, sql.BATCH_ROWS))
+        yield from _joined(batches, step, len(columns), dtype)
 
-    return Rows(table.shown, table.rows, len(columns), np.dtype(np.float64), blocks, table.where, tuple(columns))
+    return Rows(table.shown, table.rows, len(columns), dtype, blocks, table.where, tuple(columns))
+
+
+def _joined(batches: Iterator[pa.RecordBatch], step: int, width: int, dtype: np.dtype[Any]) -> Iterator[Block]:
+    """The batches' rows [step, width]: blocks of one size, so that sums do not depend on the engine's batches."""
+    block, filled = np.empty((step, width), dtype), 0
+    for batch in batches:
+        taken = 0
+        while taken < batch.num_rows:
+            count = min(step - filled, batch.num_rows - taken)
+            for j, column in enumerate(batch.columns):
+                block[filled : filled + count, j] = column.slice(taken, count).to_numpy(zero_copy_only=False)
+            taken, filled = taken + count, filled + count
+            if filled == step:
+                yield block
+                block, filled = np.empty((step, width), dtype), 0
+    if filled:
+        yield block[:filled]
 
 
 def _word(duck: Duck, table: Table, columns: list[str], row: int) -> str:

@@ -92,16 +92,17 @@ class Table:
     def whole(self, column: str) -> str:
         """SQL of a column as BIGINT, NULL where it is no whole number: DuckDB would round 1.5 and read 1e1 and 1_000."""
         number = f"try_cast({sql.name(column)} AS BIGINT)"
-        if not self._is_text(column):
+        if not self.is_text(column):
             return number
         return f"CASE WHEN regexp_full_match(trim({sql.name(column)}), '[+-]?[0-9]+') THEN {number} END"
 
     def number(self, column: str, kind: str) -> str:
         """SQL of a column as FLOAT or DOUBLE (`kind`), NULL where it is no number: DuckDB would read 1_000."""
         number = f"try_cast({sql.name(column)} AS {kind})"
-        return f"CASE WHEN NOT contains({sql.name(column)}, '_') THEN {number} END" if self._is_text(column) else number
+        return f"CASE WHEN NOT contains({sql.name(column)}, '_') THEN {number} END" if self.is_text(column) else number
 
-    def _is_text(self, column: str) -> bool:
+    def is_text(self, column: str) -> bool:
+        """Whether a column holds text, in which numbers may be written."""
         return self.columns[column] in TEXT_TYPES
 
     def column(self, wanted: str, what: str, default: tuple[str, int] | None = None) -> str:

@@ -93,9 +93,9 @@ def test_events_of_overlapping_ranges_are_read_once(store: Path, length: int, st
         def __init__(self, events: Any) -> None:
             self.events = events
 
-        def read(self, first: int, last: int, columns: Any) -> Any:
+        def read(self, first: int, last: int, *how: Any) -> Any:
             read.extend(range(first, last))
-            return self.events.read(first, last, columns)
+            return self.events.read(first, last, *how)
 
     with ooc.open(store) as ds:
         reader = Reader(Counting(ds.events), ["msg"])  # type: ignore[arg-type]

@@ -20,6 +20,20 @@ def test_the_union_numbers_nodes_as_they_come(parts):
     assert node[rank].tolist() == list(number)
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    parts=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=60) | st.lists(st.integers(0, 9), max_size=60), max_size=6),
+    expected=st.integers(0, 100),
+)
+def test_numbers_go_where_they_are_wanted(parts, expected):
+    union, other = Union(expected), Union()
+    for part in parts:
+        number = np.full(len(part), -1, np.int64)
+        assert union.add(np.array(part, np.int32), number) is number
+        assert number.tolist() == other.add(np.array(part, np.int64)).tolist()
+    assert union.nodes().tolist() == other.nodes().tolist()
+
+
 def test_the_union_of_many_nodes():
     rng = np.random.default_rng(1)
     parts = [rng.integers(0, 30_000, 5000) for _ in range(12)]
@@ -31,6 +45,7 @@ def test_the_union_of_many_nodes():
         assert np.array_equal(node[rank[position]], part)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40))
 def test_rows_are_given_up_after_their_last_use(rows):
     last = np.array([batch for batch, _ in rows], np.int32)

@@ -115,6 +115,42 @@ def test_events_and_graph_are_the_reference(  # type: ignore[no-untyped-def]
     assert verify(out) == []
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_events_are_read_into_memory_that_is_given(tmp_path: Path, dtype: str) -> None:
+    count = 3001
+    values = np.arange(count, dtype=np.float32) % 777
+    number = np.arange(count)
+    edges = table(tmp_path / "e.parquet", src=number % 40, dst=number % 39, time=number, f=values, w=values)
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, time="time", edge_features=["msg=f"], dtype=dtype, weight="w"))
+    given: list[np.ndarray] = []
+
+    def empty(nbytes: int) -> np.ndarray:
+        given.append(np.full(nbytes, 0xFF, np.uint8))
+        return given[-1]
+
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        for first, last in [(0, count), (17, 2003), (5, 5), (3000, 3001)]:
+            given.clear()
+            block, plain = ds.events.read(first, last, empty=empty), ds.events.read(first, last)
+            assert len(given) == 1
+            for name in ("src", "dst", "time"):
+                np.testing.assert_array_equal(getattr(block, name), getattr(plain, name))
+                assert first == last or np.shares_memory(getattr(block, name), given[0])
+            np.testing.assert_array_equal(block.columns["msg"][:, 0], values[first:last])
+            np.testing.assert_array_equal(block.columns["weight"], values[first:last])
+            assert block.time.tolist() == list(range(first, last))
+
+
+def test_searches_go_on_where_the_map_was_given_back(tmp_path: Path) -> None:
+    time = np.sort(np.random.default_rng(0).integers(0, 5000, 4000))
+    edges = table(tmp_path / "e.parquet", src=np.zeros(4000, int), dst=np.ones(4000, int), time=time)
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, time="time"))
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        for t in range(0, 5000, 7):
+            assert ds.events.at(t) == np.searchsorted(time, t)
+        np.testing.assert_array_equal(ds.events.before(time), np.searchsorted(time, time))
+
+
 @pytest.mark.parametrize("options", [{}, {"order": "degree"}, {"parts": 3}])
 def test_new_numbers_of_nodes_change_no_event(tmp_path: Path, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)

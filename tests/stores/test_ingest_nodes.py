@@ -308,3 +308,21 @@ def test_nan_in_a_table_names_its_column(tmp_path: Path) -> None:
         ingest(
             IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv"), nodes=str(tmp_path / "n.csv"), x_cols="age,size")
         )
+
+
+@pytest.mark.parametrize("other", ["float32", "float64", "int64", "float16"])
+def test_features_from_columns_of_any_width(tmp_path: Path, other: str) -> None:
+    """Short floats are read as such, and columns longer than a block come in order."""
+    count = 100_001
+    one = np.arange(count, dtype=np.float32) / 7
+    two = (np.arange(count) % 2000).astype(other)
+    table = pa.table({"id": np.arange(count), "one": pa.array(one, mask=np.arange(count) == 5), "two": two})
+    pq.write_table(table, tmp_path / "n.parquet", row_group_size=9999)
+    pq.write_table(pa.table({"src": [0], "dst": [1]}), tmp_path / "e.parquet")
+    nodes = {"nodes": str(tmp_path / "n.parquet"), "x_cols": "one,two"}
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.parquet"), allow_nan=True, **nodes))
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        x = np.empty((count, 2), np.float32)
+        ds.rows("x").read(np.arange(count), x)
+    one[5] = np.nan
+    np.testing.assert_array_equal(x, np.stack([one, two.astype(np.float32)], axis=1))

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tools.make_graph import make_graph
+from tools.make_graph import GAP_MS, make_graph, with_events
 
 
 def edges_of(folder: Path) -> np.ndarray:
@@ -38,3 +38,30 @@ def test_strings(tmp_path: Path) -> None:
     make_graph(tmp_path, nodes=50, edges=100, features=0, strings=True)
     assert pq.read_table(tmp_path / "edges")["src"][0].as_py().startswith("n")
     assert not (tmp_path / "x.npy").exists()
+
+
+def test_temporal(tmp_path: Path) -> None:
+    shape: dict[str, int] = {"nodes": 300, "edges": 4000, "features": 0, "seed": 5}
+    make_graph(tmp_path / "a", **shape, temporal=3)
+    make_graph(tmp_path / "b", **shape, temporal=3)
+    make_graph(tmp_path / "plain", **shape)
+    np.testing.assert_array_equal(edges_of(tmp_path / "a"), edges_of(tmp_path / "plain"))
+    table = pq.read_table(tmp_path / "a/edges")
+    assert table.equals(pq.read_table(tmp_path / "b/edges"))
+    time = table["t"].to_numpy()
+    assert (np.diff(time) >= 0).all()
+    assert 0 <= time[0] <= time[-1] < 4000 * GAP_MS
+    assert time[-1] > 3900 * GAP_MS
+    for name in ("m0", "m1", "m2"):
+        assert str(table.schema.field(name).type) == "float"
+        assert 200 < len(np.unique(table[name])) <= 256
+    assert not np.array_equal(table["m0"], table["m1"])
+
+
+def test_times_rise_from_piece_to_piece() -> None:
+    chunks = [{"src": np.zeros(50, np.int64), "dst": np.ones(50, np.int64)} for _ in range(4)]
+    pieces = [piece["t"] for piece in with_events(iter(chunks), 10, 1, seed=0)]
+    assert (np.diff(np.concatenate(pieces)) >= 0).all()
+    assert not np.array_equal(pieces[1] - pieces[0][0], pieces[0] - pieces[0][0])
+    again = list(with_events(iter(chunks[:2]), 10, 1, seed=0))
+    np.testing.assert_array_equal(again[1]["t"], pieces[1])

@@ -15,12 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stores.sizes import parse_bytes
 from tools.bench.cost import Job, Result, run_cold
-from tools.bench.machine import describe, drop_page_cache
-
-_LIMITED = "import sys; from tools.bench.machine import limit_memory; limit_memory(sys.argv.pop(1)); from ooc.cli import main; "
-_LIMITED += "sys.exit(main(sys.argv[1:]))"
+from tools.bench.machine import describe, drop_page_cache, ooc_command
 
 
 def history(a: argparse.Namespace) -> Result:
@@ -31,7 +27,7 @@ def history(a: argparse.Namespace) -> Result:
     flags = ["--mode", "history", "--layers", str(layers), "--parts", str(a.parts), "--parts-per-batch", str(a.parts_per_batch)]
     flags += ["--history-dtype", a.history_dtype, "--hidden", str(a.hidden), "--max-steps", str(a.history_steps)]
     flags += ["--memory", a.memory or a.limit, "--eval-splits", "", "--no-plan"]
-    command = [sys.executable, "-c", _LIMITED, str(parse_bytes(a.limit)), "train", str(a.store), "--out", str(run), *flags]
+    command = [*ooc_command(a.limit), "train", str(a.store), "--out", str(run), *flags]
     drop_page_cache()
     subprocess.run(command, check=True, stdout=sys.stderr)
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.bench.machine import describe, drop_page_cache
+from tools.bench.machine import describe, drop_page_cache, ooc_command
 from tools.make_graph import make_graph
 
 
@@ -35,12 +35,16 @@ def write_rate(path: Path, size: int) -> float:
     return size // len(piece) * len(piece) / seconds
 
 
-def ingest(store: Path, flags: list[str]) -> dict[str, float]:
-    """Run `ooc ingest` in a process of its own; wall seconds (start included) and the process's peak RSS in bytes."""
+def ingest(store: Path, flags: list[str], limit: str = "") -> dict[str, float]:
+    """Run `ooc ingest` in a process of its own; wall seconds (start included) and the process's peak RSS in bytes.
+
+    limit: of its memory, page cache counted.
+    """
     shutil.rmtree(store, ignore_errors=True)
     drop_page_cache()
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "ooc.cli", "ingest", str(store), *flags], check=True, stderr=subprocess.DEVNULL)
+    command = [*ooc_command(limit), "ingest", str(store), *flags]
+    subprocess.run(command, check=True, stdout=sys.stderr, stderr=subprocess.DEVNULL)
     seconds = time.perf_counter() - begin
     return {"seconds": seconds, "peak_rss_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024}
 

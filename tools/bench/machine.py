@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 
 from stores.sizes import parse_bytes
@@ -17,6 +18,14 @@ def limit_memory(size: str, name: str = "ooc_bench") -> None:
     group.mkdir(exist_ok=True)
     (group / ("memory.limit_in_bytes" if legacy else "memory.max")).write_text(str(parse_bytes(size)))
     (group / ("tasks" if legacy else "cgroup.procs")).write_text(str(os.getpid()))
+
+
+def ooc_command(limit: str = "") -> list[str]:
+    """The words before those of an `ooc` command; limit: of its memory, page cache counted, "" for none."""
+    if not limit:
+        return [sys.executable, "-m", "ooc.cli"]
+    limited = "import sys; from tools.bench.machine import limit_memory; limit_memory(sys.argv.pop(1)); "
+    return [sys.executable, "-c", limited + "from ooc.cli import main; sys.exit(main(sys.argv[1:]))", limit]
 
 
 def drop_page_cache() -> None:

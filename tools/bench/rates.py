@@ -1,7 +1,7 @@
 """What the disk does, measured between the runs of a benchmark: a virtual disk's speed drifts by the minute.
 
-Sequential reads of 1 MiB and random reads of 4 KiB, O_DIRECT, many in flight, over the files of the feature rows: by fio where
-it is installed, else by `ooc`'s own engine.
+Sequential reads of 1 MiB and random reads of 4 KiB, O_DIRECT, many in flight, over the files of feature rows, of nodes or of
+events: by fio where it is installed, else by `ooc`'s own engine.
 """
 
 import json
@@ -30,18 +30,18 @@ _DEPTH = {SCAN_BYTES: 32, PAGE_BYTES: 128}
 class Rates:
     """Takes measurements and keeps them; `median` is what a bound is reckoned with.
 
-    store: whose rows `x` are read; seconds: of each of the two measurements.
+    store: whose rows `x` are read, or this column of its events; seconds: of each of the two measurements.
 
     >>> rates = Rates("graph.ooc")
     >>> rates.measure()
     >>> rates.median().sequential_bytes_per_s
     """
 
-    def __init__(self, store: Path | str, seconds: float = 3.0) -> None:
+    def __init__(self, store: Path | str, seconds: float = 3.0, events: str | None = None) -> None:
         import ooc
 
         with ooc.open(store) as ds:
-            rows = ds.stored("x")
+            rows = ds.stored("x") if events is None else ds.events.rows(events)
             if not isinstance(rows, ShardedRows):
                 raise ConfigError(f"the features of {store} are not plain shards: measure on a store that ooc ingested")
             self._segments = rows.segments

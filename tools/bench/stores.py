@@ -1,9 +1,13 @@
 """Stores for benchmarks, made where they are missing, without the features lying on the disk twice.
 
 python -m tools.bench.stores STORE --nodes 32000000 --edges 80000000 --kind rmat
+python -m tools.bench.stores STORE --nodes 20000000 --edges 200000000 --temporal 16 --limit 2GB
+
+With --temporal the edges are events with so many features, ingested as a user's would be; printed is what that took, as JSON.
 """
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +18,8 @@ import numpy as np
 from stores.dataset import Dataset
 from stores.manifest import node_array
 from stores.zarr_write import Appender
+from tools.bench.ingest import ingest
+from tools.bench.machine import describe
 from tools.make_graph import feature_blocks, make_graph
 
 
@@ -44,6 +50,23 @@ def make_store(
     unfinished.rename(store)
 
 
+def make_events(
+    store: Path, *, nodes: int, events: int, width: int, kind: str, seed: int = 0, memory: str = "2GB", limit: str = ""
+) -> dict[str, float]:
+    """Ingest a temporal graph of `tools.make_graph` into `store`: times and `width` features from Parquet, as a user has them.
+
+    limit: of the ingest's memory, page cache counted. The input is removed. Returns seconds and peak RSS.
+    """
+    files = store.with_name(store.name + ".files")
+    shutil.rmtree(files, ignore_errors=True)
+    make_graph(files, nodes=nodes, edges=events, features=0, kind=kind, seed=seed, temporal=width)
+    flags = ["--edges", f"{files}/edges/*.parquet", "--num-nodes", str(nodes), "--time", "t", "--time-unit", "ms"]
+    flags += ["--edge-features", "msg=m*"] if width else []
+    found = ingest(store, [*flags, "--memory", memory], limit)
+    shutil.rmtree(files)
+    return {**found, "events_per_s": events / found["seconds"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
@@ -54,7 +77,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--order", default="input", choices=["input", "degree"], help="of the nodes, for ingest")
     parser.add_argument("--memory", default="2GB", help="for ingest")
-    make_store(**vars(parser.parse_args()))
+    parser.add_argument("--temporal", type=int, metavar="W", help="events with W features; nodes have none")
+    parser.add_argument("--limit", default="", help="of a temporal graph's ingest, page cache counted")
+    a = parser.parse_args()
+    if a.temporal is None:
+        make_store(
+            a.store, nodes=a.nodes, edges=a.edges, width=a.width, kind=a.kind, seed=a.seed, memory=a.memory, order=a.order
+        )
+        return
+    shape = {"nodes": a.nodes, "events": a.edges, "width": a.temporal, "kind": a.kind, "seed": a.seed}
+    found = make_events(a.store, **shape, memory=a.memory, limit=a.limit)
+    print(json.dumps({"machine": describe(), **shape, "memory": a.memory, "limit": a.limit, **found}))
 
 
 if __name__ == "__main__":
