@@ -72,13 +72,15 @@ class Batch(NamedTuple):
 class Sampled(NamedTuple):
     """A batch with its queries' past: sources, destinations, negatives, one behind the other, at their event's time.
 
-    node: int64[m], distinct; entry: int64[n], where each of the past's entries stands in it.
+    node: int64[m], distinct; entry: int64[n], where each of the past's entries stands in it; query: int64[queries], each one's
+    entry.
     """
 
     batch: Batch
     past: TemporalSubgraph
     node: Ids
     entry: Ids
+    query: Ids
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class EventWork:
     x: Rows | None
     seed: int
     max_bytes: int
+    beside: int
+    shared: bool
     transform: Callable[[Any], Any] | None
     buffers: Buffers = field(default_factory=lambda: Buffers(2))
 
@@ -124,10 +128,16 @@ class EventWork:
             past = self.events.before(block.time)
             negative = self.negatives.draw(block, past, key(self.seed, Purpose.NEGATIVE, epoch))
         nodes, times = queries(block, negative)
+        query = np.arange(len(nodes))
+        if self.shared:
+            asked = Union()
+            query = asked.add(nodes).astype(np.int64)
+            nodes = asked.nodes()
+            times = np.full(len(nodes), block.time[0])
         found = self.sampler.sample(nodes, times, key(self.seed, Purpose.SAMPLE, epoch))
         union = Union()
         entry = union.add(found.node).astype(np.int64)
-        return Sampled(Batch(block.first, block, negative), found, union.nodes(), entry)
+        return Sampled(Batch(block.first, block, negative), found, union.nodes(), entry, query)
 
     def nbytes(self, sampled: Sampled) -> int:
         """Bytes of the batch from here to the model. Raises BudgetError for more than there may be."""
@@ -135,7 +145,7 @@ class EventWork:
         rows = 0 if self.gather is None or self.x is None else self.gather.row_bytes(self.x.shape[1:])
         edges, block = len(sampled.past.source), sampled.batch.block
         need = sampled.past.nbytes + len(sampled.entry) * 24 + edges * (32 + 4 * values)
-        need += len(sampled.node) * (8 + rows) + len(block) * (40 + 4 * values)
+        need += len(sampled.node) * (8 + rows + self.beside) + len(block) * (40 + 4 * values)
         if need > self.max_bytes:
             raise BudgetError(
                 f"a batch of {len(block)} events needs {words_for(need, self.max_bytes)}; take smaller batches, a smaller "
@@ -145,7 +155,7 @@ class EventWork:
 
     def collate(self, sampled: Sampled) -> tuple[int, Any]:
         """(the event behind it, the batch)."""
-        (_, block, negative), past, node, entry = sampled
+        (_, block, negative), past, node, entry, query = sampled
         count = len(block)
         fields = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in block.columns.items()}
         data = TemporalData(
@@ -158,7 +168,9 @@ class EventWork:
             data.neg_dst = torch.from_numpy(negative[:, 0].copy() if negative.shape[1] == 1 else negative)
         data.e_id = torch.arange(block.first, block.first + count)
         data.n_id, data.entry = torch.from_numpy(node), torch.from_numpy(entry)
-        data.entry_t, data.entry_query = torch.from_numpy(past.time), torch.from_numpy(past.query % count)
+        data.entry_t, data.query = torch.from_numpy(past.time), torch.from_numpy(query)
+        if not self.shared:
+            data.entry_query = torch.from_numpy(past.query % count)
         target = np.repeat(np.arange(len(past.indptr) - 1), np.diff(past.indptr))
         data.edge_index = torch.from_numpy(np.stack([past.source, target]))
         edge_id = self.sampler.edge_ids(past.slot)
@@ -193,12 +205,15 @@ class EventLoader:
     time that the next one asks about. events: "train", "val" or "test" (`chronological`), (first, last), or None for all.
     num_neighbors: edges of the past drawn at a node, per hop ([]: none), the latest or, with strategy="uniform", any of them.
     negatives: of `ooc.negatives`, or None. columns: of the events to read, None for all. features: whether to give x.
+    shared: ask about each node once a batch, at the time of its first event, as models with a memory do (then what an event of
+    the batch asks about knows nothing of the others, as in PyG's TGN). beside: bytes a node that a subclass's stages hold.
     seed: of negatives and uniform draws. prefetch: batches made in advance, as far as the memory goes. device: where to.
 
     A batch has src, dst, t [k], its columns (`msg` [k, d]), neg_dst ([k], or [k, ratio] for several), e_id int64[k]; n_id
     int64[m], all nodes it meets, and x [m, f] of them. Its past is a forest over entries, which are nodes at times: first the
     sources, the destinations and the negatives, then what was drawn. entry int64[n]: where each stands in n_id; entry_t [n]:
-    its time; entry_query int64[n]: the event it is for; edge_index int64[2, e]: from an entry to the one it was drawn for;
+    its time; entry_query int64[n]: the event it is for; query: which entries the sources, destinations and negatives are (the
+    first ones; with `shared`, where entry_query is left out, one for each node that is asked about); edge_index int64[2, e]: from an entry to the one it was drawn for;
     edge_id int64[e], edge_msg [e, d]: of the past event; num_sampled_nodes, num_sampled_edges: per hop. Raises ConfigError
     for an argument that does not fit, InputError for a store without times; while iterating, BudgetError for a batch that
     does not fit the memory.
@@ -220,6 +235,8 @@ class EventLoader:
         columns: Sequence[str] | None = None,
         features: bool = True,
         whole_times: bool = True,
+        shared: bool = False,
+        beside: int = 0,
         seed: int = 0,
         prefetch: int = PREFETCH,
         transform: Callable[[Any], Any] | None = None,
@@ -250,6 +267,8 @@ class EventLoader:
             x=x,
             seed=seed,
             max_bytes=most,
+            beside=beside,
+            shared=shared,
             transform=transform,
         )
         self._clocks: dict[str, Clock] = {}
@@ -270,15 +289,16 @@ class EventLoader:
         return EventEpoch(self, self._pipeline(epoch, start), epoch)
 
     def _pipeline(self, epoch: int, start: int) -> Pipeline | OnDevice:
-        work = self._work
-        stages = [
-            Stage("sample", lambda block: work.draw(epoch, block)),
-            Stage("collate", work.collate, nbytes=work.nbytes),
-        ]
-        pipeline = Pipeline(work.blocks(start), stages, self.budget.in_flight, self.prefetch, self._clocks)
+        pipeline = Pipeline(self._work.blocks(start), self._stages(epoch), self.budget.in_flight, self.prefetch, self._clocks)
         if self.device is None or self.device.type == "cpu":
             return pipeline
         return on_device(pipeline, self.device)
+
+    def _stages(self, epoch: int) -> list[Stage]:
+        """What is done to a block of events; the last stage gives (the event behind it, the batch)."""
+        work = self._work
+        sample = Stage("sample", lambda block: work.draw(epoch, block))
+        return [sample, Stage("collate", work.collate, nbytes=work.nbytes)]
 
     def state_dict(self) -> dict[str, Any]:
         """Which event of which epoch comes next, and what that is only valid with."""
@@ -297,7 +317,7 @@ class EventLoader:
 
     def _identity(self) -> dict[str, Any]:
         work = self._work
-        kept = {name: getattr(work, name) for name in ("first", "last", "batch_size", "whole_times", "seed")}
+        kept = {name: getattr(work, name) for name in ("first", "last", "batch_size", "whole_times", "shared", "seed")}
         return {**kept, "fanout": list(work.sampler.fanout), "strategy": work.sampler.strategy}
 
     def times(self) -> dict[str, dict[str, float]]:

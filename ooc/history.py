@@ -201,6 +201,11 @@ class History:
             history._pushes.append(Push(int(each["step"]), np.asarray(each["ids"]), held))
         return history
 
+    @property
+    def next_step(self) -> int:
+        """The step that pushes next."""
+        return self._next
+
     def fetch(self, step: int, ids: Ids) -> Fetched:
         """Read the rows of nodes `ids` (int64[k], ascending) for step `step`, ahead of it."""
         with self._changed:

@@ -1,0 +1,229 @@
+"""Models of event streams: rows for the nodes that a batch of an `EventLoader` asks about, each at its time.
+
+TGN (Rossi et al., 2020, in the form of PyG's TGNMemory and its example), TGAT (Xu et al., ICLR 2020) and GraphMixer (Cong et al.,
+ICLR 2023). What a model knows of the past is in the batch: the events drawn for each query, and with TGN the memory.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import TransformerConv
+
+from ooc.nodememory import Remembered
+
+ModelName = Literal["tgn", "tgat", "graphmixer"]
+
+
+class Sizes(NamedTuple):
+    """Widths: of node features (0: none), of an event's columns together, and of what the model keeps."""
+
+    features: int
+    msg: int
+    hidden: int
+    time: int
+    memory: int = 0
+
+
+class Updated(NamedTuple):
+    """Memory rows [n, d] and times [n] of a batch's nodes, their last events taken up."""
+
+    memory: Tensor
+    time: Tensor
+
+
+class TimeEncoder(nn.Module):
+    """cos(t w + b) for times [n]: [n, width]. w begins with periods from 1 to 10^9 (as GraphMixer's, which stay so)."""
+
+    def __init__(self, width: int, learned: bool = True) -> None:
+        super().__init__()
+        self.lin = nn.Linear(1, width)
+        with torch.no_grad():
+            self.lin.weight.copy_(10 ** -torch.linspace(0, 9, width)[:, None])
+            self.lin.bias.zero_()
+        self.requires_grad_(learned)
+
+    def forward(self, t: Tensor) -> Tensor:
+        """[n] of any type -> [n, width]."""
+        encoded: Tensor = self.lin(t.to(self.lin.weight.dtype).view(-1, 1)).cos()
+        return encoded
+
+
+class MemoryCell(nn.Module):
+    """How a node's row takes up its last event: TGN's identity message, of the last event alone, into a GRU.
+
+    The same function, by the same names of parameters, as PyG's TGNMemory with IdentityMessage and LastAggregator in training;
+    it is used in evaluation too (as in the authors' own code), where PyG's takes an event up one batch sooner.
+    """
+
+    def __init__(self, msg: int, width: int, time: int) -> None:
+        super().__init__()
+        self.time_enc = TimeEncoder(time)
+        self.gru = nn.GRUCell(2 * width + msg + time, width)
+
+    def forward(self, held: Remembered) -> Updated:
+        """The rows of the batch's nodes with their last events taken up, and the times of these."""
+        encoded = self.time_enc(held.time - held.updated)
+        message = torch.cat([held.memory, held.other, held.msg, encoded], dim=1)
+        memory = self.gru(message * held.known[:, None], held.memory)
+        return Updated(memory, held.time)
+
+
+def columns_of(batch: Any, columns: tuple[str, ...], dtype: torch.dtype) -> list[Tensor]:
+    """The drawn events' columns, [e, width] each."""
+    return [batch[f"edge_{name}"].reshape(len(batch.edge_id), -1).to(dtype) for name in columns]
+
+
+class TGN(nn.Module):
+    """Attention of a node over its latest events, on the memory of both ends, and on node features where there are some."""
+
+    def __init__(self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.columns = columns
+        self.memory = MemoryCell(sizes.msg, sizes.memory, sizes.time)
+        width = sizes.memory + sizes.features
+        self.conv = TransformerConv(
+            (width, width), sizes.hidden // heads, heads=heads, dropout=dropout, edge_dim=sizes.msg + sizes.time
+        )
+
+    def forward(self, batch: Any, held: Remembered | None) -> tuple[Tensor, Updated | None]:
+        """([queries, hidden], the nodes' new memory), of a batch whose nodes are each asked about once (`shared`)."""
+        assert held is not None, "TGN has a memory"
+        updated = self.memory(held)
+        rows = updated.memory if "x" not in batch else torch.cat([updated.memory, batch.x.to(updated.memory.dtype)], dim=1)
+        source, target = batch.entry[batch.edge_index[0]], batch.edge_index[1]
+        past = self.memory.time_enc(updated.time[source] - batch.entry_t[batch.edge_index[0]])
+        edges = torch.cat([past, *columns_of(batch, self.columns, past.dtype)], dim=1)
+        asked = rows[batch.entry[: batch.num_sampled_nodes[0]]]
+        found = self.conv((rows, asked), torch.stack([source, target]), edges)
+        return found[batch.query], updated
+
+
+class TGAT(nn.Module):
+    """Attention over the events of a node's past, a layer a hop; without node features it begins with one row for all nodes."""
+
+    def __init__(self, sizes: Sizes, columns: tuple[str, ...], layers: int = 2, heads: int = 2, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.columns = columns
+        self.time_enc = TimeEncoder(sizes.time)
+        self.encoder = nn.Linear(sizes.features, sizes.hidden) if sizes.features else None
+        self.start = None if sizes.features else nn.Parameter(torch.zeros(sizes.hidden))
+        self.convs = nn.ModuleList(
+            TransformerConv(sizes.hidden, sizes.hidden // heads, heads=heads, dropout=dropout, edge_dim=sizes.msg + sizes.time)
+            for _ in range(layers)
+        )
+
+    def forward(self, batch: Any, held: Remembered | None = None) -> tuple[Tensor, Updated | None]:
+        """([queries, hidden], None), of a batch with as many hops as there are layers."""
+        source, target = batch.edge_index
+        past = self.time_enc(batch.entry_t[target] - batch.entry_t[source])
+        edges = torch.cat([past, *columns_of(batch, self.columns, past.dtype)], dim=1)
+        if self.encoder is None:
+            assert self.start is not None
+            rows = self.start.expand(len(batch.entry), -1)
+        else:
+            rows = self.encoder(batch.x.to(past.dtype))[batch.entry]
+        for layer, conv in enumerate(self.convs):
+            hops = len(self.convs) - layer
+            count, nodes = sum(batch.num_sampled_edges[:hops]), sum(batch.num_sampled_nodes[:hops])
+            rows = conv((rows, rows[:nodes]), batch.edge_index[:, :count], edges[:count]).relu()
+        return rows[batch.query], None
+
+
+class Mixer(nn.Module):
+    """MLP-Mixer on [n, k, width]: over the k, then over the width (Tolstikhin et al., NeurIPS 2021)."""
+
+    def __init__(self, tokens: int, width: int, dropout: float) -> None:
+        super().__init__()
+
+        def mlp(size: int, inner: int) -> nn.Sequential:
+            drop = nn.Dropout(dropout)
+            return nn.Sequential(nn.Linear(size, inner), nn.GELU(), drop, nn.Linear(inner, size), drop)
+
+        self.token_norm, self.tokens = nn.LayerNorm(width), mlp(tokens, max(1, tokens // 2))
+        self.width_norm, self.widths = nn.LayerNorm(width), mlp(width, 4 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, k, width] -> the same."""
+        x = x + self.tokens(self.token_norm(x).transpose(1, 2)).transpose(1, 2)
+        mixed: Tensor = x + self.widths(self.width_norm(x))
+        return mixed
+
+
+class GraphMixer(nn.Module):
+    """A mixer over a node's k latest events, with fixed encodings of how long ago they were, beside the mean of the features of
+    itself and of their other ends, where nodes have features."""
+
+    def __init__(self, sizes: Sizes, columns: tuple[str, ...], latest: int, layers: int = 2, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.columns, self.latest = columns, latest
+        self.time_enc = TimeEncoder(sizes.time, learned=False)
+        self.links = nn.Linear(sizes.msg + sizes.time, sizes.hidden)
+        self.mixers = nn.Sequential(*(Mixer(latest, sizes.hidden, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(sizes.hidden)
+        self.out = nn.Linear(sizes.hidden + sizes.features, sizes.hidden)
+
+    def forward(self, batch: Any, held: Remembered | None = None) -> tuple[Tensor, Updated | None]:
+        """([queries, hidden], None), of a batch of one hop with at most `latest` events a query."""
+        source, target = batch.edge_index
+        asked = batch.num_sampled_nodes[0]
+        past = self.time_enc(batch.entry_t[target] - batch.entry_t[source])
+        links = self.links(torch.cat([past, *columns_of(batch, self.columns, past.dtype)], dim=1))
+        count = torch.bincount(target, minlength=asked)
+        place = torch.arange(len(target), device=target.device) - (count.cumsum(0) - count)[target]
+        tokens = links.new_zeros((asked * self.latest, links.size(1)))
+        tokens = tokens.index_copy(0, target * self.latest + place, links)
+        rows = self.norm(self.mixers(tokens.view(asked, self.latest, -1))).mean(1)
+        if "x" in batch:
+            own = batch.x.to(rows.dtype)[batch.entry]
+            total = own.new_zeros((asked, own.size(1))).index_add(0, target, own[source])
+            rows = torch.cat([rows, own[:asked] + total / count.clamp(min=1)[:, None]], dim=1)
+        return self.out(rows)[batch.query], None
+
+
+class LinkPredictor(nn.Module):
+    """Scores (logits) of links from the rows of their ends, as in PyG's example of TGN."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lin_src, self.lin_dst = nn.Linear(width, width), nn.Linear(width, width)
+        self.lin_final = nn.Linear(width, 1)
+
+    def forward(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """(float[k] of the true links, float[k, r] of the negatives); rows: [k (2 + r), width] of the sources, destinations,
+        and each negative in turn; count: k."""
+        source = self.lin_src(rows[:count])
+        others = self.lin_dst(rows[count:]).view(-1, count, rows.size(1))  # destinations, then negatives
+        scores = self.lin_final((source + others).relu()).squeeze(-1)
+        return scores[0], scores[1:].T
+
+
+class LinkModel(nn.Module):
+    """A model and its decoder: what is trained and saved."""
+
+    def __init__(self, model: nn.Module, width: int) -> None:
+        super().__init__()
+        self.model, self.decoder = model, LinkPredictor(width)
+
+    def forward(self, batch: Any, held: Remembered | None = None) -> tuple[Tensor, Tensor, Updated | None]:
+        """(scores float[k] of the batch's events, float[k, r] of their negatives, the new memory of its nodes)."""
+        rows, updated = self.model(batch, held)
+        positive, negative = self.decoder(rows, len(batch.src))
+        return positive, negative, updated
+
+
+def build_event_model(
+    name: ModelName, sizes: Sizes, columns: tuple[str, ...], *, hops: int = 1, latest: int = 10, heads: int = 2, dropout: float = 0.1
+) -> LinkModel:
+    """A model of that name with its decoder; hops, latest: of what is drawn for a query.
+
+    >>> build_event_model("tgat", Sizes(0, 16, hidden=100, time=100), ("msg",), hops=2)
+    """
+    made: nn.Module
+    if name == "tgn":
+        made = TGN(sizes, columns, heads, dropout)
+    elif name == "tgat":
+        made = TGAT(sizes, columns, hops, heads, dropout)
+    else:
+        made = GraphMixer(sizes, columns, latest, dropout=dropout)
+    return LinkModel(made, sizes.hidden)
