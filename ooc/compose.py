@@ -5,10 +5,11 @@ Nothing is written before everything that can be refused has been checked, so a 
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +17,9 @@ from torch import nn
 
 from ooc import checkpoint
 from ooc.arguments import weight_column_of
+from ooc.baserun import Run, environment
 from ooc.compiled import compile_model
-from ooc.config import TrainConfig, changed, parse, read_config
+from ooc.config import RunConfig, TrainConfig, changed, class_of, parse, read_config
 from ooc.epochs import BatchLoader
 from ooc.exact import ExactScores
 from ooc.halo import AHEAD, SHARE, Halo, HaloLoader, open_halo, widths_of
@@ -28,21 +30,36 @@ from ooc.metrics import Loss, class_weights, metric_names, out_channels
 from ooc.models import build_model, summing_of
 from ooc.order import Purpose, key
 from ooc.progress import TensorBoardWatcher, Watchers
-from ooc.refresh import Refresh
-from ooc.run import SWEEP, Job, State, environment
+from ooc.run import SWEEP, Job
 from ooc.user_models import kind_of, load_model
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 
 CONFIG = "config.json"
 _LABELS_AT_ONCE = 2**18
+AnyRun = TypeVar("AnyRun", bound=Run, covariant=True)
 KEPT_A_NODE = {"saint": 4, "history": 6}
 """bytes in memory for every node: how often it came; the step that wrote its histories, and how often they were asked for"""
 
 
+class Compose(Protocol[AnyRun]):
+    """Puts a run together, and takes up the checkpoint `saved` where there is one."""
+
+    def __call__(
+        self,
+        dataset: Dataset,
+        watchers: Watchers,
+        meter: MemoryMeter,
+        run_dir: checkpoint.RunDir,
+        saved: dict[str, Any] | None,
+    ) -> AnyRun: ...
+
+
 @contextmanager
-def open_job(config: TrainConfig, resume: bool, watchers: Watchers, dataset: Dataset | None = None) -> Iterator[Job]:
-    """Compose the run of `config`, anew or from its checkpoint; everything is closed at the end, but `dataset` where given.
+def open_run(
+    config: RunConfig, resume: bool, watchers: Watchers, make: Compose[AnyRun], dataset: Dataset | None = None
+) -> Iterator[AnyRun]:
+    """What `make` composes of `config`, anew or from its checkpoint; all is closed at the end, but `dataset` where given.
 
     Raises ConfigError, StoreError or BudgetError where something does not fit; a run that fails before its first step
     leaves no directory.
@@ -56,16 +73,11 @@ def open_job(config: TrainConfig, resume: bool, watchers: Watchers, dataset: Dat
             open_dataset(config) if dataset is None else nullcontext(dataset) as opened,
         ):
             try:
-                job = compose(config, opened, watchers, meter, run_dir, saved)
+                run = make(opened, watchers, meter, run_dir, saved)
                 try:
-                    yield job
+                    yield run
                 finally:
-                    if job.halo is not None:
-                        job.halo.close()
-                    if isinstance(job.loader, SaintLoader):
-                        job.loader.close()
-                    if job.exact is not None:
-                        job.exact.close()
+                    run.close()
             finally:
                 watchers.close()
     except (OocError, OSError):
@@ -75,14 +87,21 @@ def open_job(config: TrainConfig, resume: bool, watchers: Watchers, dataset: Dat
         run_dir.close()
 
 
-def open_dataset(config: TrainConfig) -> Dataset:
+def open_job(
+    config: TrainConfig, resume: bool, watchers: Watchers, dataset: Dataset | None = None
+) -> AbstractContextManager[Job]:
+    """The run on nodes of `config`; see `open_run`."""
+    return open_run(config, resume, watchers, partial(compose, config), dataset)
+
+
+def open_dataset(config: RunConfig) -> Dataset:
     """The store, as configured."""
     return Dataset.open(
         config.store, memory=config.memory, engine=config.engine, in_memory=config.in_memory, features=config.features
     )
 
 
-def check_out(config: TrainConfig, resume: bool) -> dict[str, Any] | None:
+def check_out(config: RunConfig, resume: bool) -> dict[str, Any] | None:
     """The checkpoint to go on from, None to begin. Raises ConfigError where `out` exists, or holds another run."""
     out = config.out
     if not resume:
@@ -96,8 +115,9 @@ def check_out(config: TrainConfig, resume: bool) -> dict[str, Any] | None:
         if not out.is_dir() or not all(_left_by_a_killed_start(path) for path in out.iterdir()):
             raise ConfigError(f"{out} is not a run of `ooc train`: it holds no {CONFIG}, so there is nothing to resume")
         return None
-    for name in config.differences(parse(TrainConfig, before, where=f"{out / CONFIG}: ")):
-        was, now = before[name], config.model_dump(mode="json")[name]
+    where = f"{out / CONFIG}: "
+    for name in config.differences(parse(class_of(before, where), before, where)):
+        was, now = before.get(name), config.model_dump(mode="json")[name]
         raise ConfigError(f"{out} was trained with {name} = {was!r}, not {now!r}: resume it unchanged, or start another run")
     return checkpoint.load(out)
 
@@ -113,7 +133,7 @@ def saved_config(out: Path) -> dict[str, Any] | None:
     return read_config(out / CONFIG) if (out / CONFIG).is_file() else None
 
 
-def write_config(config: TrainConfig) -> None:
+def write_config(config: RunConfig) -> None:
     """Keep the configuration in the run's directory; only under its log's lock."""
     checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))
 
@@ -155,7 +175,7 @@ def make_model(config: TrainConfig, in_channels: int, channels: int) -> nn.Modul
     return build_model(config.model, **shape, **own)
 
 
-def model_bytes(config: TrainConfig, model: nn.Module) -> int:
+def model_bytes(config: RunConfig, model: nn.Module) -> int:
     """What training adds to a model that stands in the process's memory: gradients, the optimizer's state, and the best
     model so far with one being saved. Nothing where it stands on a GPU, but for the latter."""
     sizes = [p.numel() * p.element_size() for p in model.parameters() if p.device.type == "cpu"]
@@ -170,7 +190,7 @@ def columns_met(config: TrainConfig, dataset: Dataset) -> set[str]:
     return {name for name in ("weight", drawn_by) if name is not None and name in dataset.graph.columns}
 
 
-def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Adam, AdamW or SGD, weight decay on every parameter."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
@@ -337,7 +357,7 @@ def compose(
         meter=meter,
     )
     if saved:
-        restore(job, saved)
+        job.restore(saved)
     if config.evaluate == "layerwise":
         engine = "auto" if config.engine == "gds" else config.engine
         job.exact = ExactScores(model, dataset, config.out / SWEEP, engine)
@@ -363,7 +383,7 @@ def make_halo(config: TrainConfig, loader: HaloLoader, model: nn.Module, saved: 
     return open_halo(config.out, loader, widths, saved and saved["halo"], zero=config.history == "zero", **settings)
 
 
-def check_environment(config: TrainConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:
+def check_environment(config: RunConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise ConfigError where a checkpoint was taken with another store, model, device or number of processes."""
     for name, what in (
         ("store_fingerprint", f"another store than {config.store}: give the one it was trained on"),
@@ -374,13 +394,3 @@ def check_environment(config: TrainConfig, saved: dict[str, Any], now: dict[str,
     ):
         if saved[name] != now[name]:
             raise ConfigError(f"cannot resume {config.out}: it was trained with {what}, or start another run")
-
-
-def restore(job: Job, saved: dict[str, Any]) -> None:
-    """Take up a checkpoint: parameters, optimizer, scaler, best model, cursor."""
-    job.model.load_state_dict(saved["model"])
-    job.optimizer.load_state_dict(saved["optimizer"])
-    job.scaler.load_state_dict(saved["scaler"])
-    job.best_model, job.spent_before = saved["best_model"], saved["spent"]
-    job.state = State(**saved["state"])
-    job.refresh = None if saved.get("refresh") is None else Refresh(**saved["refresh"])

@@ -1,6 +1,7 @@
 """One typed configuration for a training run: the keys of a TOML or JSON file are the flags with underscores.
 
-Nothing heavy is imported here: the command line builds its flags from `TrainConfig`, and `ooc --help` must be fast.
+What runs have in common stands in `RunConfig`; the mode says which class a configuration is of (`class_of`). Nothing heavy is
+imported here: the command line builds its flags from these classes, and `ooc --help` must be fast.
 """
 
 import difflib
@@ -8,7 +9,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -79,23 +80,78 @@ def changed(config: BaseModel, *names: str) -> list[str]:
     return [name for name in names if getattr(config, name) != type(config).model_fields[name].default]
 
 
-class TrainConfig(BaseModel):
-    """Everything a run depends on; frozen, and saved resolved as RUN/config.json.
-
-    >>> TrainConfig(store="cora.ooc", out="runs/cora", model="gcn", fanout=[-1, -1]).layers
-    2
-    """
+class RunConfig(BaseModel):
+    """What every run has, whatever its batches are; frozen, and saved resolved as RUN/config.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     store: Path = Field(description="The store to train on.")
     out: Path = Field(description="Directory of the run; it must not exist unless --resume.")
+    mode: str
+    model: str
+    hidden: Positive = Field(64, description="Channels of the hidden layers.")
+    dropout: Fraction = Field(0.5, description="Dropout on every layer's input (and on gat's attention).")
+    # the optimisation
+    epochs: Positive = Field(100, description="Epochs.")
+    max_steps: Positive | None = Field(None, description="Stop after so many batches in all.")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd.")
+    lr: float = Field(0.01, gt=0, description="Learning rate.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay, on every parameter.")
+    grad_clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
+    eval_every: Positive = Field(1, description="Epochs between evaluations on validation.")
+    monitor: str | None = Field(None, description="Validation metric that chooses the best model: accuracy, auroc, loss, ...")
+    patience: Positive | None = Field(None, description="Stop after so many evaluations without a better one.")
+    # the machine
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
+    memory: str | None = Field(None, description="Memory for the process, such as 2GB.")
+    engine: Literal["auto", "uring", "pread", "mmap", "gds"] = Field(
+        "auto", description="How rows are read: auto, uring, pread, mmap, or gds (needs CUDA and the extra ooc[gds])."
+    )
+    in_memory: bool = Field(False, description="The same run with all rows in RAM.")
+    features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
+        default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."
+    )
+    threads: Positive | None = Field(None, description="torch's threads; a resumed run keeps the recorded number.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of every random choice.")
+    checkpoint_every: Positive | None = Field(
+        None, description="Steps between checkpoints; by default every few seconds, at most a twentieth of the time."
+    )
+    tensorboard: bool = Field(False, description="Write TensorBoard events too (needs the extra ooc[tensorboard]).")
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _size(cls, value: object) -> object:
+        if value is not None:
+            parse_bytes(value if isinstance(value, int) else str(value))
+            return str(value)
+        return value
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` in bytes."""
+        return None if self.memory is None else parse_bytes(self.memory)
+
+    def differences(self, other: "RunConfig") -> list[str]:
+        """Keys on which the two would give other losses."""
+        return [
+            key
+            for key in type(self).model_fields
+            if key not in FREE_TO_CHANGE and getattr(self, key) != getattr(other, key, None)
+        ]
+
+
+class TrainConfig(RunConfig):
+    """Everything that training on nodes depends on.
+
+    >>> TrainConfig(store="cora.ooc", out="runs/cora", model="gcn", fanout=[-1, -1]).layers
+    2
+    """
+
     # the model
     model: str = Field("sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class of your own.")
     model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Further arguments of your own class, as a JSON object."
     )
-    hidden: Positive = Field(64, description="Channels of the hidden layers.")
     layers: Positive = Field(_DEFAULT_LAYERS, description="Layers; by default as many as --fanout has numbers, or 2.")
     heads: Positive = Field(8, description="Attention heads of the hidden layers (gat); --hidden is their width together.")
     output_heads: Positive = Field(1, description="Attention heads of the last layer (gat), averaged.")
@@ -106,7 +162,6 @@ class TrainConfig(BaseModel):
     rescale: bool = Field(
         True, description="Rescale sampled sums to the full aggregate's expectation (gcn, gin, gcnii, appnp, sgc)."
     )
-    dropout: Fraction = Field(0.5, description="Dropout on every layer's input (and on gat's attention).")
     input_dropout: Fraction | None = Field(
         None, description="Dropout of the features; by default --dropout for gcn, gat, gcnii and appnp, else 0."
     )
@@ -146,48 +201,15 @@ class TrainConfig(BaseModel):
     train_split: str = Field("train", description="Name of the split to train on.")
     val_split: str = Field("val", description="Name of the split that chooses the best model.")
     eval_splits: Words = Field(["train", "val", "test"], description="Splits scored at the end, those the store has.")
-    # the optimisation
-    epochs: Positive = Field(100, description="Epochs.")
-    max_steps: Positive | None = Field(None, description="Stop after so many batches in all.")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd.")
-    lr: float = Field(0.01, gt=0, description="Learning rate.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay, on every parameter.")
+    # the loss, and how steps are made
     label_smoothing: Fraction = Field(0.0, description="Label smoothing.")
     class_weights: Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)] = Field(
         "none", description="none, balanced, or a weight a class (binary and multi-label: of the positives): 1,2.5."
     )
-    grad_clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
     accumulate: Positive = Field(1, description="Batches whose gradients make one optimizer step.")
-    eval_every: Positive = Field(1, description="Epochs between evaluations on validation.")
-    monitor: str | None = Field(None, description="Validation metric that chooses the best model: accuracy, auroc, loss, ...")
-    patience: Positive | None = Field(None, description="Stop after so many evaluations without a better one.")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Autocast: fp32 (none), bf16 or fp16.")
     compile: bool = Field(False, description="Compile the model by torch.compile: for GPUs; on CPUs it has not paid off.")
-    # the machine
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
-    memory: str | None = Field(None, description="Memory for the process, such as 2GB.")
-    engine: Literal["auto", "uring", "pread", "mmap", "gds"] = Field(
-        "auto", description="How rows are read: auto, uring, pread, mmap, or gds (needs CUDA and the extra ooc[gds])."
-    )
-    in_memory: bool = Field(False, description="The same run with all rows in RAM.")
-    features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
-        default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."
-    )
-    threads: Positive | None = Field(None, description="torch's threads; a resumed run keeps the recorded number.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of every random choice.")
-    checkpoint_every: Positive | None = Field(
-        None, description="Steps between checkpoints; by default every few seconds, at most a twentieth of the time."
-    )
     plan: bool = Field(True, description="Predict the run before it begins, from a profile of a second or a few.")
-    tensorboard: bool = Field(False, description="Write TensorBoard events too (needs the extra ooc[tensorboard]).")
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _size(cls, value: object) -> object:
-        if value is not None:
-            parse_bytes(value if isinstance(value, int) else str(value))
-            return str(value)
-        return value
 
     @field_validator("fanout", "eval_fanout")
     @classmethod
@@ -256,17 +278,6 @@ class TrainConfig(BaseModel):
             raise ValueError("drift_tolerance decides when refresh = auto refreshes: give that too, or leave it out")
         return self
 
-    @property
-    def memory_bytes(self) -> int | None:
-        """`memory` in bytes."""
-        return None if self.memory is None else parse_bytes(self.memory)
-
-    def differences(self, other: "TrainConfig") -> list[str]:
-        """Keys on which the two would give other losses."""
-        return [
-            key for key in TrainConfig.model_fields if key not in FREE_TO_CHANGE and getattr(self, key) != getattr(other, key)
-        ]
-
 
 def read_config(path: Path) -> dict[str, Any]:
     """The keys of a TOML or JSON file, unchecked. Raises ConfigError where it cannot be read or parsed."""
@@ -282,7 +293,24 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
-def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> TrainConfig:
+def classes() -> dict[str, type[RunConfig]]:
+    """Mode -> the configuration of its runs; the first is the one without a mode."""
+    from ooc.temporal.eventsconfig import EventsConfig  # it is made of this module
+
+    modes = get_args(TrainConfig.model_fields["mode"].annotation)
+    return {**dict.fromkeys(modes, TrainConfig), "events": EventsConfig}
+
+
+def class_of(values: Mapping[str, Any], where: str = "") -> type[RunConfig]:
+    """The class of a configuration of these values. Raises ConfigError for an unknown mode."""
+    known = classes()
+    mode = values.get("mode", next(iter(known)))
+    if mode not in known:
+        raise ConfigError(f"{where}mode = {mode!r} does not do: expected {', '.join(map(repr, known))}")
+    return known[mode]
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> RunConfig:
     """The configuration of `path` (TOML, or JSON by its suffix), with `overrides` (flags; None means not given) over it.
 
     base: keys below both, such as those of the run being resumed.
@@ -294,12 +322,18 @@ def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[s
     """
     flags = {key: value for key, value in overrides.items() if value is not None}
     values = {**(base or {}), **(read_config(path) if path else {}), **flags}
+    where = f"{path}: " if path else ""
+    model = class_of(values, where)
+    known = {key for each in classes().values() for key in each.model_fields}
     for key in values:
-        if key not in TrainConfig.model_fields:
-            close = difflib.get_close_matches(key, TrainConfig.model_fields, n=1, cutoff=0.5)
+        if key in known - model.model_fields.keys():
+            mode = values.get("mode", "sampled")
+            raise ConfigError(f"{where}{key} means nothing in mode {mode}: leave it out, or choose another mode")
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else "`ooc train --help` lists the keys"
-            raise ConfigError(f"{f'{path}: ' if path else ''}unknown key {key!r}; {hint}")
-    return parse(TrainConfig, values, where=f"{path}: " if path else "")
+            raise ConfigError(f"{where}unknown key {key!r}; {hint}")
+    return parse(model, values, where)
 
 
 def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> Settings:

@@ -31,6 +31,11 @@ class EdgeBank:
         self._pairs = Union()
         self._last = np.empty(0, np.float64)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it holds."""
+        return self._pairs.nbytes + self._last.nbytes
+
     def _pair(self, src: Ids, dst: Ids) -> Ids:
         return np.asarray(src, np.int64) * self._num_nodes + np.asarray(dst, np.int64)
 

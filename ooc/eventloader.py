@@ -16,7 +16,7 @@ from torch_geometric.data import TemporalData
 
 from ooc.budget import Budget, Room, words_for
 from ooc.buffers import Buffers
-from ooc.clock import Clock
+from ooc.clock import Clock, Span
 from ooc.device import OnDevice, on_device
 from ooc.gather import Gather
 from ooc.loaders import budget_of
@@ -83,6 +83,15 @@ class Sampled(NamedTuple):
     query: Ids
 
 
+@dataclass
+class Moved:
+    """Bytes read from the disk, each counted by one thread; rows of features asked for."""
+
+    events: int = 0
+    gathered: int = 0
+    rows: int = 0
+
+
 @dataclass(frozen=True)
 class EventWork:
     """What the pipeline's threads do. sampler: None for no past; x: node features."""
@@ -103,6 +112,7 @@ class EventWork:
     shared: bool
     transform: Callable[[Any], Any] | None
     buffers: Buffers = field(default_factory=lambda: Buffers(2))
+    moved: Moved = field(default_factory=Moved)
 
     def borders(self, start: int) -> Iterator[tuple[int, int]]:
         """(first, last) event of every batch, from event `start` on."""
@@ -119,6 +129,7 @@ class EventWork:
         for first, last in self.borders(start):
             if held is None or last > held.last:
                 held = self.events.read(first, min(self.last, max(last, first + BLOCK_EVENTS)), list(self.columns))
+                self.moved.events += held.nbytes
             yield held.part(first, last)
 
     def draw(self, epoch: int, block: EventBlock) -> Sampled:
@@ -179,12 +190,17 @@ class EventWork:
             data[f"edge_{name}"] = torch.from_numpy(self._read(name, edge_id))
         data.num_sampled_nodes, data.num_sampled_edges = list(past.num_nodes), list(past.num_edges)
         if self.x is not None and self.gather is not None:
-            data.x = self.gather.tensor(self.gather.read(self.x, node, self.buffers)[0])
+            rows, nbytes = self.gather.read(self.x, node, self.buffers)
+            data.x = self.gather.tensor(rows)
+            self.moved.gathered += nbytes
+            self.moved.rows += len(node)
         return block.first + count, data if self.transform is None else self.transform(data)
 
     def _read(self, name: str, edge_id: Ids) -> AnyArray:
         """A column's values of these events."""
-        return Gather(self.events.encoding(name)).read(self.events.rows(name), edge_id, self.buffers)[0]
+        values, nbytes = Gather(self.events.encoding(name)).read(self.events.rows(name), edge_id, self.buffers)
+        self.moved.gathered += nbytes
+        return values
 
 
 def queries(block: EventBlock, negative: Ids | None) -> tuple[Ids, AnyArray]:
@@ -213,10 +229,10 @@ class EventLoader:
     int64[m], all nodes it meets, and x [m, f] of them. Its past is a forest over entries, which are nodes at times: first the
     sources, the destinations and the negatives, then what was drawn. entry int64[n]: where each stands in n_id; entry_t [n]:
     its time; entry_query int64[n]: the event it is for; query: which entries the sources, destinations and negatives are (the
-    first ones; with `shared`, where entry_query is left out, one for each node that is asked about); edge_index int64[2, e]: from an entry to the one it was drawn for;
-    edge_id int64[e], edge_msg [e, d]: of the past event; num_sampled_nodes, num_sampled_edges: per hop. Raises ConfigError
-    for an argument that does not fit, InputError for a store without times; while iterating, BudgetError for a batch that
-    does not fit the memory.
+    first ones; with `shared`, where entry_query is left out, one for each node that is asked about); edge_index int64[2, e]:
+    from an entry to the one it was drawn for; edge_id int64[e], edge_msg [e, d]: of the past event; num_sampled_nodes,
+    num_sampled_edges: per hop. Raises ConfigError for an argument that does not fit, InputError for a store without times;
+    while iterating, BudgetError for a batch that does not fit the memory.
 
     >>> loader = EventLoader(ds, batch_size=200, events="train", negatives=RandomNegatives(0, ds.num_nodes))
     >>> for batch in loader:
@@ -283,6 +299,15 @@ class EventLoader:
         """Events an epoch."""
         return self._work.last - self._work.first
 
+    @property
+    def moved(self) -> Moved:
+        """What was read so far, for batches not yet delivered too."""
+        return self._work.moved
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next `iter` is this epoch, from its beginning."""
+        self._start = self._next = (epoch, self._work.first)
+
     def __iter__(self) -> "EventEpoch":
         epoch, start = self._next = self._start
         self._start = epoch + 1, self._work.first
@@ -323,6 +348,10 @@ class EventLoader:
     def times(self) -> dict[str, dict[str, float]]:
         """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
         return {name: clock.sums() for name, clock in self._clocks.items()}
+
+    def spans(self) -> dict[str, list[Span]]:
+        """When each stage worked on what, as far as it was kept (see `ooc.clock`)."""
+        return {name: list(clock.spans) for name, clock in self._clocks.items()}
 
 
 def _span(events: Events, wanted: str | tuple[int, int] | None) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Flags of the command line from the fields of a pydantic model, or from a table that a test holds against one."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -19,6 +19,8 @@ class Flag(NamedTuple):
     """what its value is called; None makes it a switch"""
     help: str
     repeat: bool = False
+    panel: str | None = None
+    """where the help shows it; None: among the others"""
 
 
 def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: Iterable[str] = ()) -> list[Flag]:
@@ -36,6 +38,31 @@ def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: It
             text += f" [{','.join(map(str, default)) if isinstance(default, list | tuple) else default}]"
         flags.append(Flag(name, metavar_of(field.annotation), text, name in repeatable))
     return flags
+
+
+def flags_of_modes(
+    models: Mapping[str, type[BaseModel]], without: Iterable[str] = (), repeatable: Iterable[str] = ()
+) -> list[Flag]:
+    """The flags of several models, each once, in the order they come up: of the first, then what the others have besides.
+
+    models: mode -> model; one model may stand for several. What only one has is shown in a panel of its mode; defaults and
+    words that differ are told for each.
+    """
+    main = next(iter(models.values()))
+    found: dict[str, Flag] = {flag.name: flag for flag in flags_of(main, without, repeatable)}
+    for mode, model in models.items():
+        if model is main:
+            continue
+        for flag in flags_of(model, without, repeatable):
+            known = found.get(flag.name)
+            if known is None:
+                found[flag.name] = flag._replace(panel=f"Mode {mode}")
+            elif known.panel is not None:
+                found[flag.name] = known._replace(panel=f"{known.panel} and {mode}")
+            elif known.help != flag.help:
+                kind = known.metavar if known.metavar == flag.metavar else "|".join(filter(None, [known.metavar, flag.metavar]))
+                found[flag.name] = known._replace(help=f"{known.help} {mode}: {flag.help}", metavar=kind)
+    return list(found.values())
 
 
 def metavar_of(annotation: Any) -> str | None:
@@ -83,7 +110,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
     annotation: Any = list[str] | None if flag.repeat else str | None
     if flag.metavar is None:
         text, annotation = f"{text}/--no-{text[2:]}", bool | None
-    option = typer.Option(text, help=flag.help, show_default=False, metavar=flag.metavar)
+    option = typer.Option(text, help=flag.help, show_default=False, metavar=flag.metavar, rich_help_panel=flag.panel)
     return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option])
 
 

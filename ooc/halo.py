@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ooc.batch import Block
 from ooc.clock import Clock
-from ooc.history import Counts, Fetched, History
+from ooc.history import History
+from ooc.historyrows import Counts, Fetched
 from ooc.layers import run_model
 from ooc.models import full_blocks
 from ooc.order import Cursor

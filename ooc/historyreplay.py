@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.collate import Drawn
-from ooc.history import most_asked
+from ooc.historyrows import most_asked
 from stores.pages import PAGE_BYTES
 from stores.plan import ReadCost
 from stores.rows import Ids

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from ooc import checkpoint
+from ooc.baserun import MODEL
 from ooc.compose import make_model, saved_config
-from ooc.config import TrainConfig, parse
+from ooc.config import TrainConfig, class_of, parse
 from ooc.layerwise import LayerSweep, Progress
 from ooc.metrics import out_channels
-from ooc.run import MODEL
 from stores.atomic import check_absent, disk_errors, partial_path, publish, removed_path, sync_dir
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
@@ -107,6 +107,8 @@ def _config(run: Path) -> TrainConfig:
     found = saved_config(run)
     if found is None:
         raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory that --out named")
+    if class_of(found) is not TrainConfig:
+        raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes, not of times")
     return parse(TrainConfig, found, where=f"{run}: ")
 
 

@@ -6,6 +6,7 @@ all batches before it, whatever was read ahead. A node's message is kept nowhere
 store knows; so all that a batch needs is known from the events alone, before the model is there.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from torch import Tensor
 from ooc.buffers import Buffers
 from ooc.eventloader import EventLoader
 from ooc.gather import Gather
-from ooc.history import Fetched, History
+from ooc.history import History
+from ooc.historyrows import Fetched
 from ooc.pipeline import Stage
 from stores.dataset import Dataset
 from stores.errors import InputError
@@ -144,11 +146,10 @@ class NodeMemory:
         wanted: Wanted = batch.wanted
         rows, at = map(torch.from_numpy, self.history.pull(wanted.fetched))
         own, other = torch.from_numpy(wanted.own), torch.from_numpy(wanted.other)
-        messages = [torch.from_numpy(values).reshape(len(own), -1).to(rows.dtype) for values in wanted.columns.values()]
+        messages = [flat(torch.from_numpy(values)).to(rows.dtype) for values in wanted.columns.values()]
         msg = torch.cat(messages, dim=1) if messages else rows.new_empty((len(own), 0))
-        held = Remembered(
-            rows[own], at[own, 0] + self.origin, rows[other], *map(torch.from_numpy, (wanted.time, wanted.known)), msg
-        )
+        time, known = torch.from_numpy(wanted.time), torch.from_numpy(wanted.known)
+        held = Remembered(rows[own], at[own, 0] + self.origin, rows[other], time, known, msg)
         return Remembered(*(tensor.to(device) for tensor in held))
 
     def push(self, batch: Any, memory: Tensor, updated: Tensor) -> None:
@@ -167,6 +168,11 @@ class NodeMemory:
         """Nothing has happened yet: rows of zeros, without writing any."""
         self.end_pass()
         self.history.forget()
+
+
+def flat(values: Tensor) -> Tensor:
+    """[n, ...] as [n, width]."""
+    return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
 class MemoryLoader(EventLoader):

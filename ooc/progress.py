@@ -18,11 +18,15 @@ LINE_SECONDS = 10.0
 """Seconds between two plain lines within an epoch."""
 
 
+Rate = tuple[str, float]
+BATCHES: Rate = ("batches", 1)
+
+
 class Watcher(Protocol):
     """What a run tells while it goes."""
 
-    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
-        """Training begins at a cursor."""
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
+        """Training begins at a cursor; rate: what a batch is made of, and how many of it, by which speeds are told."""
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         """A batch is done; `step` counts within the epoch, from 0, `total_steps` over the whole run."""
@@ -43,9 +47,9 @@ class Watchers:
     def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
         self.all = list(watchers)
 
-    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
         for watcher in self.all:
-            watcher.start(epoch, step, epochs, steps_per_epoch)
+            watcher.start(epoch, step, epochs, steps_per_epoch, rate)
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         for watcher in self.all:
@@ -64,11 +68,15 @@ class Watchers:
             watcher.close()
 
 
-def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "auroc")) -> str:
-    """The epoch line's main figures for a person."""
+def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "ap", "mrr", "auroc")) -> str:
+    """The epoch line's main figures for a person; what a model must beat in brackets."""
     parts = [f"loss {line['train_loss']:.4f}"] if line.get("train_loss") is not None else []
-    val = line.get("val") or {}
-    parts += [f"val {name} {val[name]:.4f}" for name in names if val.get(name) is not None]
+    for split in ("val", "test"):
+        scores = line.get(split) or {}
+        for name in names:
+            if scores.get(name) is not None:
+                beside = [f"{who} {each[split][name]:.4f}" for who, each in line.get("baselines", {}).items()]
+                parts.append(f"{split} {name} {scores[name]:.4f}" + (f" ({', '.join(beside)})" if beside else ""))
     return ", ".join(parts) + (" (best)" if line.get("best") else "")
 
 
@@ -83,24 +91,32 @@ class LineWatcher:
 
     def __init__(self) -> None:
         self._epochs = self._steps_per_epoch = self._seen = 0
-        self._since = self._spoke = time.monotonic()
+        self._since = self._spoke = self._stepped = time.monotonic()
+        self._unit, self._per_step = BATCHES
 
-    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
+        self._unit, self._per_step = rate
+        self._since = time.monotonic()
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         self._seen += 1
-        now = time.monotonic()
+        self._stepped = now = time.monotonic()
         if now - self._spoke >= LINE_SECONDS:
-            rate = self._seen / (now - self._since)
-            left = (self._steps_per_epoch - step - 1) / rate
+            left = (self._steps_per_epoch - step - 1) * (now - self._since) / self._seen
             where = f"epoch {epoch + 1}/{self._epochs} step {step + 1}/{self._steps_per_epoch}"
-            self.note(f"{where}: loss {loss:.4f}, {rate:.3g} batches/s, {left:.0f} s to the epoch's end")
+            self.note(f"{where}: loss {loss:.4f}, {self._speed()}, {left:.0f} s to the epoch's end")
 
     def epoch(self, line: dict[str, Any]) -> None:
         now = time.monotonic()
         if now - self._spoke >= 1 or line["epoch"] + 1 == self._epochs or line["epoch"] == 0:
-            self.note(f"epoch {line['epoch'] + 1}/{self._epochs}: {_scores(line)}")
+            speed = f", {self._speed()}" if self._seen else ""
+            self.note(f"epoch {line['epoch'] + 1}/{self._epochs}: {_scores(line)}{speed}")
+        self._since, self._seen = time.monotonic(), 0
+
+    def _speed(self) -> str:
+        """Of this epoch's steps so far."""
+        return f"{self._seen * self._per_step / max(self._stepped - self._since, 1e-9):,.4g} {self._unit}/s"
 
     def note(self, text: str) -> None:
         _say(text)
@@ -126,20 +142,23 @@ class BarWatcher:
             console=Console(stderr=True),
         )
         self._seen, self._since = 0, time.monotonic()
+        self._unit, self._per_step = BATCHES
 
-    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
         self._epochs = self._bars.add_task("epochs", total=epochs, completed=epoch, note="")
         self._steps = self._bars.add_task("steps", total=steps_per_epoch, completed=step, note="")
         self._since = time.monotonic()
+        self._unit, self._per_step = rate
         self._bars.start()
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         self._seen += 1
-        rate = self._seen / max(time.monotonic() - self._since, 1e-9)
-        self._bars.update(self._steps, completed=step + 1, note=f"loss {loss:.4f}, {rate:.3g} batches/s")
+        rate = self._seen * self._per_step / max(time.monotonic() - self._since, 1e-9)
+        self._bars.update(self._steps, completed=step + 1, note=f"loss {loss:.4f}, {rate:,.4g} {self._unit}/s")
 
     def epoch(self, line: dict[str, Any]) -> None:
-        self._bars.update(self._epochs, completed=line["epoch"] + 1, note=_scores(line, ["accuracy"]))
+        self._bars.update(self._epochs, completed=line["epoch"] + 1, note=_scores(line, ["accuracy", "ap", "mrr"]))
+        self._seen, self._since = 0, time.monotonic()
 
     def note(self, text: str) -> None:
         self._bars.console.print(text, highlight=False, markup=False)
@@ -159,7 +178,7 @@ class TensorBoardWatcher:
         self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=total_steps)
         self._total = total_steps
 
-    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int) -> None:
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
         pass
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
@@ -167,9 +186,10 @@ class TensorBoardWatcher:
         self._writer.add_scalar("train/loss", loss, total_steps)
 
     def epoch(self, line: dict[str, Any]) -> None:
-        for name, value in (line.get("val") or {}).items():
-            if value is not None:
-                self._writer.add_scalar(f"val/{name}", value, self._total)
+        for split in ("val", "test"):
+            for name, value in (line.get(split) or {}).items():
+                if value is not None:
+                    self._writer.add_scalar(f"{split}/{name}", value, self._total)
 
     def note(self, text: str) -> None:
         pass

@@ -9,8 +9,8 @@ from ooc.planner import advise, bottleneck, hit_rate
 PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
 _SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_seconds")
 _HISTORY = ("met", "pulled", "written", "age", "bytes_read", "bytes_written", "bytes_logged")
-_READ = ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked")
-COUNTS = (*_SECONDS, "steps", *_READ, "processes", *(f"history_{name}" for name in _HISTORY))
+COUNTS_READ = ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked")
+COUNTS = (*_SECONDS, "steps", *COUNTS_READ, "processes", *(f"history_{name}" for name in _HISTORY))
 
 Stages = dict[str, dict[str, float]]
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ooc import checkpoint
+from ooc.baserun import Run
 from ooc.compose import open_job
 from ooc.config import TrainConfig
 from ooc.evaluate import autocast
@@ -96,11 +97,11 @@ def fit(job: Job) -> None:
             histories = end_of_epoch(job)
             last = state.epoch + 1 == config.epochs
             due = last or (state.epoch + 1) % config.eval_every == 0
-            job.end_epoch(job.validate() if due else None, histories)
+            job.end_nodes(job.validate() if due else None, histories)
             job.checkpoint_if_due(epoch_end=True)
     job.checkpoint()
     if state.step:
-        job.end_epoch(job.validate())  # after the checkpoint: a resumed run with more steps rolls this line back
+        job.end_nodes(job.validate())  # after the checkpoint: a resumed run with more steps rolls this line back
 
 
 def train_epoch(job: Job) -> None:
@@ -156,7 +157,7 @@ def finite(loss: Tensor, epoch: int, step: int) -> float:
 
 
 @contextmanager
-def interruptible(job: Job) -> Iterator[None]:
+def interruptible(job: Run) -> Iterator[None]:
     """Ctrl-C finishes the step, takes a checkpoint and raises KeyboardInterrupt; a second one raises at once."""
     if threading.current_thread() is not threading.main_thread():
         yield

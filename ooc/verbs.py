@@ -1,7 +1,7 @@
 """The command line's verbs: each is one call. Heavy imports stand inside them, so `ooc --help` is fast.
 
-The flags of `ingest` and `train` are the fields of `IngestSpec` and `TrainConfig`: a flag, a key of a configuration file and an
-argument in Python are one name.
+The flags of `ingest` and `train` are the fields of `IngestSpec` and of the modes' configurations: a flag, a key of a
+configuration file and an argument in Python are one name.
 """
 
 import json
@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ooc.config import TrainConfig, load_config, parse, read_config
-from ooc.flags import INGEST, flags_of, with_flags
+from ooc.config import TrainConfig, classes, load_config, parse, read_config
+from ooc.flags import INGEST, flags_of_modes, with_flags
+from stores.errors import ConfigError
 
 app = typer.Typer(
     name="ooc",
@@ -136,7 +137,7 @@ def verify(store: StoreArgument) -> None:
 
 
 @app.command()
-@with_flags(flags_of(TrainConfig, without=("store", "out"), repeatable=("features",)))
+@with_flags(flags_of_modes(classes(), without=("store", "out"), repeatable=("features",)))
 def train(
     store: Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Directory of the run, new unless --resume.")] = None,
@@ -156,14 +157,20 @@ def train(
     settings = load_config(config, given, base)
 
     from ooc.progress import terminal_watcher
-    from ooc.train import train as run
 
-    summary = run(settings, resume=resume, watcher=terminal_watcher())
+    if isinstance(settings, TrainConfig):
+        from ooc.train import train as on_nodes
+
+        summary = on_nodes(settings, resume=resume, watcher=terminal_watcher())
+    else:
+        from ooc.temporal.run import train as in_time
+
+        summary = in_time(settings, resume=resume, watcher=terminal_watcher())
     _print_summary(settings.out, summary)
 
 
 @app.command()
-@with_flags(flags_of(TrainConfig, without=("store", "out", "plan"), repeatable=("features",)))
+@with_flags(flags_of_modes(classes(), without=("store", "out", "plan"), repeatable=("features",)))
 def plan(
     store: Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)] = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML or JSON with any of these keys.")] = None,
@@ -175,6 +182,11 @@ def plan(
     Without --mode all modes are tried shortly and compared, one is recommended, and that one is planned.
     """
     settings = load_config(config, {"store": store, **flags}, {"out": "run"})
+    if not isinstance(settings, TrainConfig):
+        raise ConfigError(
+            f"`ooc plan` predicts training on nodes, not mode {settings.mode}: try `ooc train ... --mode {settings.mode} "
+            "--max-steps 200`, whose summary.json says what a batch took"
+        )
 
     choice = None
     if "mode" in settings.model_fields_set:
@@ -206,9 +218,11 @@ def plan(
 
 
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:
-    for split, scores in summary["metrics"].items():
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
-        print(f"{split}: {shown}")
+    beside = [(f" of {name}", scores) for name, scores in summary.get("baselines", {}).items()]
+    for split in summary["metrics"]:
+        for whose, metrics in [("", summary["metrics"]), *beside]:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics[split].items() if value is not None)
+            print(f"{split}{whose}: {shown}")
     print(f"{out}: {summary['total_steps']} steps; `ooc report {out}` writes the page")
 
 

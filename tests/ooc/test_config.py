@@ -120,5 +120,5 @@ def test_defaults_fill_in_a_fanout_a_layer() -> None:
 
 def test_differences_are_the_keys_that_change_a_loss() -> None:
     one, two = load_config(None, BASE), load_config(None, {**BASE, "lr": 1, "memory": "3GB", "epochs": 5, "fanout": "3,3"})
-    assert one.differences(two) == ["fanout", "eval_fanout", "lr"]
+    assert one.differences(two) == ["lr", "fanout", "eval_fanout"]
     assert set(TrainConfig.model_fields) >= FREE_TO_CHANGE

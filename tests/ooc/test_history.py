@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.history import NEVER, History
+from ooc.history import History
+from ooc.historyrows import NEVER
 from stores.errors import BudgetError, OocError, StoreError
 
 N, WIDTHS = 60, (4, 7)

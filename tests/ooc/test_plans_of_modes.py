@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ooc.batch import Subgraph
 from ooc.cli import main
 from ooc.collate import Drawn
-from ooc.history import most_asked
+from ooc.historyrows import most_asked
 from ooc.historyreplay import HistoryShape, replay_histories
 from ooc.train import plan as plan_of
 from ooc.train import train

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch_geometric.nn import SAGEConv
 
-from ooc import checkpoint, compose, run
+from ooc import baserun, checkpoint, compose
 from ooc.checkpoint import read_metrics
 from ooc.order import Purpose, key
 from ooc.train import train
@@ -203,14 +203,14 @@ def test_parameters_depend_on_the_seed_alone(make_store: MakeStore, tmp_path: Pa
 def test_by_default_checkpoints_take_little_of_the_time(make_store: MakeStore, tmp_path: Path, monkeypatch: Any) -> None:
     """Within CHECKPOINT_SECONDS only the last one is written, and with none between there is one a step."""
     saves: list[int] = []
-    save = run.checkpoint.save
-    monkeypatch.setattr(run.checkpoint, "save", lambda *a: (saves.append(1), save(*a))[1])
-    monkeypatch.setattr(run, "CHECKPOINT_SECONDS", 3600.0)
+    save = baserun.checkpoint.save
+    monkeypatch.setattr(baserun.checkpoint, "save", lambda *a: (saves.append(1), save(*a))[1])
+    monkeypatch.setattr(baserun, "CHECKPOINT_SECONDS", 3600.0)
     train(configure(make_store(), tmp_path / "rare"))
     assert len(saves) == 2  # the checkpoint and model.pt
     saves.clear()
-    monkeypatch.setattr(run, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(run, "CHECKPOINT_SHARE", 0.0)
+    monkeypatch.setattr(baserun, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(baserun, "CHECKPOINT_SHARE", 0.0)
     train(configure(make_store("b.ooc"), tmp_path / "often"))
     assert len(saves) == 12 + 3 + 1
 

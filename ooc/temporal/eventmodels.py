@@ -1,7 +1,7 @@
 """Models of event streams: rows for the nodes that a batch of an `EventLoader` asks about, each at its time.
 
-TGN (Rossi et al., 2020, in the form of PyG's TGNMemory and its example), TGAT (Xu et al., ICLR 2020) and GraphMixer (Cong et al.,
-ICLR 2023). What a model knows of the past is in the batch: the events drawn for each query, and with TGN the memory.
+TGN (Rossi et al., 2020, in the form of PyG's TGNMemory and its example), TGAT (Xu et al., ICLR 2020) and GraphMixer (Cong et
+al., ICLR 2023). What a model knows of the past is in the batch: the events drawn for each query, and with TGN the memory.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import TransformerConv
 
-from ooc.nodememory import Remembered
+from ooc.nodememory import Remembered, flat
 
 ModelName = Literal["tgn", "tgat", "graphmixer"]
 
@@ -71,7 +71,7 @@ class MemoryCell(nn.Module):
 
 def columns_of(batch: Any, columns: tuple[str, ...], dtype: torch.dtype) -> list[Tensor]:
     """The drawn events' columns, [e, width] each."""
-    return [batch[f"edge_{name}"].reshape(len(batch.edge_id), -1).to(dtype) for name in columns]
+    return [flat(batch[f"edge_{name}"]).to(dtype) for name in columns]
 
 
 class TGN(nn.Module):
@@ -213,7 +213,14 @@ class LinkModel(nn.Module):
 
 
 def build_event_model(
-    name: ModelName, sizes: Sizes, columns: tuple[str, ...], *, hops: int = 1, latest: int = 10, heads: int = 2, dropout: float = 0.1
+    name: ModelName,
+    sizes: Sizes,
+    columns: tuple[str, ...],
+    *,
+    hops: int = 1,
+    latest: int = 10,
+    heads: int = 2,
+    dropout: float = 0.1,
 ) -> LinkModel:
     """A model of that name with its decoder; hops, latest: of what is drawn for a query.
 

@@ -1,0 +1,205 @@
+"""The mode "events": a stream of events, whose destinations are to be told from others; see `ooc.temporal.run.Mode`."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ooc.clock import Span
+from ooc.compose import model_bytes
+from ooc.edgebank import EdgeBank
+from ooc.eventloader import EventLoader, chronological
+from ooc.linkscores import LinkScores
+from ooc.loaders import budget_of
+from ooc.negatives import GivenNegatives, HistoricalNegatives, Negatives, RandomNegatives
+from ooc.nodememory import MemoryLoader, NodeMemory, check_undirected
+from ooc.order import Purpose, key
+from ooc.temporal.eventmodels import Sizes, build_event_model
+from ooc.temporal.eventsconfig import EventsConfig
+from stores.dataset import Dataset
+from stores.errors import ConfigError
+from stores.segment_rows import read_range
+
+Scores = dict[str, float | None]
+FOLDER = "memory"
+SHARE = 4
+"""Of the batches' memory, 1/4 for rows of the node memory in RAM, and those that wait to be written"""
+KEPT_A_NODE = 6
+"""bytes in memory for every node: when its row was written, and how often it was asked for"""
+_BASELINE_SHARE = 2
+"""Of the batches' memory, 1/2 for the pairs that EdgeBank remembers, before there are batches of a model"""
+
+
+class EventStream:
+    """Batches of events, a model that scores links, its memory, and EdgeBank beside it."""
+
+    def __init__(self, config: EventsConfig, dataset: Dataset, device: torch.device) -> None:
+        self.config, self.dataset, self.device = config, dataset, device
+        events = dataset.events
+        self.columns = tuple(events.columns if config.columns is None else config.columns)
+        self.memory: NodeMemory | None = None
+        self._has_memory = config.model == "tgn"
+        if self._has_memory:
+            check_undirected(dataset)
+        msg = sum(int(np.prod(events.width(name), dtype=np.int64)) for name in self.columns)
+        sizes = Sizes(dataset.num_features, msg, config.hidden, config.time_dim, config.memory_dim)
+        torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
+        hops = {"hops": len(config.num_neighbors), "latest": config.num_neighbors[0]}
+        made = build_event_model(config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, **hops)
+        self.model: nn.Module = made.to(device)
+        kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 8 * ("birth" in dataset.names))
+        self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
+        self.splits = chronological(events, config.val, config.test)
+        self.loaders = {split: self._loader(split) for split in self.splits}
+        self.steps_per_epoch = len(self.loaders["train"])
+        self.rate = ("events", self.loaders["train"].num_events / max(self.steps_per_epoch, 1))
+        one = config.negatives_file is None and config.eval_ratio == 1
+        self.monitor: str = config.monitor or ("ap" if one else "mrr")
+        self.baselines: dict[str, dict[str, Scores]] = {}
+        self._resume: dict[str, Any] | None = None
+
+    def _negatives(self, split: str) -> Negatives:
+        config, nodes = self.config, self.dataset.num_nodes
+        if split != "train" and config.negatives_file is not None:
+            return GivenNegatives(config.negatives_file, self.splits["val"][0], nodes)
+        first, last = config.destinations or (0, nodes - 1)
+        if last >= nodes:
+            raise ConfigError(f"destinations {first},{last}: the store's nodes are 0..{nodes - 1}")
+        birth = read_range(self.dataset.rows("birth"), 0, nodes)[0] if "birth" in self.dataset.names else None
+        random = RandomNegatives(first, last + 1, config.ratio if split == "train" else config.eval_ratio, birth)
+        how = config.negatives if split == "train" else config.eval_negatives
+        return random if how == "random" else HistoricalNegatives(self.dataset.events.map("dst"), random)
+
+    def _loader(self, split: str, bare: bool = False) -> EventLoader:
+        """Of a split's events, with its negatives; those of scores are the same in every epoch. bare: without the past."""
+        config, share = self.config, SHARE - 1 if self._has_memory else SHARE
+        left = {name: getattr(self.budget, name) * share // SHARE for name in ("in_flight", "max_batch")}
+        options: dict[str, Any] = {
+            "events": self.splits[split],
+            "negatives": self._negatives(split),
+            "seed": config.seed if split == "train" else key(config.seed, Purpose.EVALUATE) >> 1,
+            "budget": replace(self.budget, **left),
+        }
+        if bare:
+            return EventLoader(self.dataset, config.batch_size, num_neighbors=[], columns=[], features=False, **options)
+        options |= {"num_neighbors": config.num_neighbors, "columns": self.columns, "device": self.device}
+        options |= {"strategy": config.strategy}
+        if self._has_memory:
+            return MemoryLoader(self.dataset, config.batch_size, width=config.memory_dim, **options)
+        return EventLoader(self.dataset, config.batch_size, **options)
+
+    def open(self, out: Path, state: dict[str, Any] | None) -> None:
+        """See `Mode`; EdgeBank's scores depend on the events alone, so they come first."""
+        self._resume = None if state is None else state["loader"]
+        self.baselines = edgebank(self) if state is None else state["baselines"]
+        if self._has_memory:
+            self.memory = NodeMemory.create(
+                out / FOLDER,
+                self.dataset,
+                self.config.memory_dim,
+                columns=self.columns,
+                max_bytes=self.budget.batches // SHARE // 2,
+                state=None if state is None else state["memory"],
+                engine="auto" if self.config.engine == "gds" else self.config.engine,
+            )
+            for loader in self.loaders.values():
+                loader.memory = self.memory  # type: ignore[attr-defined]
+
+    def begin(self) -> None:
+        """An empty memory."""
+        if self.memory is not None:
+            self.memory.reset()
+
+    def batches(self, epoch: int, step: int) -> Iterator[Any]:
+        """Training's; a step within an epoch is where the checkpoint was taken."""
+        loader = self.loaders["train"]
+        loader.set_epoch(epoch)
+        if step:
+            assert self._resume is not None
+            loader.load_state_dict(self._resume)
+        return iter(loader)
+
+    def loss(self, batch: Any) -> Tensor:
+        """Cross-entropy of the events, and of their negatives, each kind a mean (as in PyG's example)."""
+        positive, negative = self._scored(batch)
+        true = binary_cross_entropy_with_logits(positive, torch.ones_like(positive))
+        return true + binary_cross_entropy_with_logits(negative, torch.zeros_like(negative))
+
+    def _scored(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """(scores [k], [k, r]) of a batch; the memory takes up what came before it."""
+        held = None if self.memory is None else self.memory.pull(batch, self.device)
+        positive, negative, updated = self.model(batch, held)
+        if self.memory is not None:
+            self.memory.push(batch, *updated)
+        return positive, negative
+
+    def score(self, split: str) -> Scores | None:
+        """Scores of a split's events, the memory going on through them."""
+        self._end_pass()
+        loader, found = self.loaders[split], LinkScores()
+        loader.set_epoch(0)
+        for batch in loader:
+            found.update(*self._scored(batch))
+        return dict(found.compute()) or None
+
+    def _end_pass(self) -> None:
+        if self.memory is not None:
+            self.memory.end_pass()
+
+    def state(self) -> dict[str, Any]:
+        """Of the memory and the loader, and EdgeBank's scores."""
+        kept = None if self.memory is None else self.memory.history.state()
+        return {"memory": kept, "loader": self.loaders["train"].state_dict(), "baselines": self.baselines}
+
+    def commit(self) -> None:
+        """See `Mode`."""
+        if self.memory is not None:
+            self.memory.history.commit()
+
+    def read(self) -> dict[str, Any]:
+        """See `Mode`; rows of the memory count as history."""
+        moved = [loader.moved for loader in self.loaders.values()]
+        rows = sum(each.rows for each in moved)
+        found: dict[str, Any] = {"bytes_read": sum(each.events + each.gathered for each in moved)}
+        found |= {"rows_read": rows, "rows_asked": rows, "stages": self.loaders["train"].times()}
+        if self.memory is not None:
+            counts = replace(self.memory.history.counts, bytes_logged=self.memory.history.log.total)
+            found |= {f"history_{name}": value for name, value in asdict(counts).items()}
+        return found
+
+    def spans(self) -> dict[str, list[Span]]:
+        """Of training."""
+        return self.loaders["train"].spans()
+
+    def close(self) -> None:
+        """End the memory's writer."""
+        if self.memory is not None:
+            self.memory.history.close()
+
+
+def edgebank(stream: EventStream) -> dict[str, dict[str, Scores]]:
+    """{"EdgeBank": split -> scores}, with unlimited memory of pairs and the negatives that the model meets; {} where the pairs
+    do not fit the memory."""
+    events, most = stream.dataset.events, stream.budget.batches // _BASELINE_SHARE
+    bank, found = EdgeBank(stream.dataset.num_nodes), dict[str, Scores]()
+    first, last = stream.splits["train"]
+    for start in range(first, last, 2**16):
+        block = events.read(start, min(start + 2**16, last), [])
+        bank.update(block.src, block.dst, block.time)
+        if bank.nbytes > most:
+            return {}
+    for split in ("val", "test"):
+        scores = LinkScores()
+        for batch in stream._loader(split, bare=True):
+            source, time = batch.src.numpy(), batch.t.numpy()
+            negative = batch.neg_dst.numpy().reshape(len(source), -1)
+            wrong = [torch.from_numpy(bank.score(source, column, time)) for column in negative.T]
+            scores.update(torch.from_numpy(bank.score(source, batch.dst.numpy(), time)), torch.stack(wrong, dim=1))
+            bank.update(source, batch.dst.numpy(), time)
+        found[split] = dict(scores.compute())
+    return {"EdgeBank": {split: scores for split, scores in found.items() if scores}}

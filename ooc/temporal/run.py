@@ -1,0 +1,241 @@
+"""A run on a temporal graph, whatever its mode: the loop, its checkpoints and its results.
+
+An epoch goes through the training's time from an empty state of the nodes; validation goes on from the state that it leaves,
+and the test from that behind validation, where validation is the best so far. So no score knows of what comes after it. A
+checkpoint is taken inside the training's time and right behind it: a run killed while it is scored goes on from before that.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ooc import checkpoint, summary
+from ooc.baserun import SUMMARY, Run, environment
+from ooc.clock import Span
+from ooc.compose import check_environment, make_optimizer, open_run, pick_device, write_config
+from ooc.config import RunConfig
+from ooc.evaluate import evaluating
+from ooc.memory import MemoryMeter
+from ooc.order import Purpose, key
+from ooc.progress import TensorBoardWatcher, Watcher, Watchers
+from ooc.temporal.events import EventStream
+from ooc.trace import write_trace
+from ooc.train import finite, interruptible
+from stores.dataset import Dataset
+from stores.errors import ConfigError
+
+Scores = dict[str, float | None]
+SPLITS = ("val", "test")
+
+
+class Mode(Protocol):
+    """What a mode adds to a run: batches and losses, scores, and the state of the nodes that time carries along.
+
+    Made of (config, dataset, device) and refused there where something does not fit; nothing is written before `open`.
+    """
+
+    model: nn.Module
+    """on the device, its parameters drawn from the seed"""
+    monitor: str
+    """the score of validation that chooses the best model; of "loss" less is better"""
+    steps_per_epoch: int
+    rate: tuple[str, float]
+    """(what a batch is made of, how many of it on average), for people: ("events", 200)"""
+    baselines: dict[str, dict[str, Scores]]
+    """name -> split -> scores of what a model must beat, once `open` is called; shown beside the model's"""
+
+    def open(self, out: Path, state: dict[str, Any] | None) -> None:
+        """Make what the mode keeps in the run's directory, or take it up as it was when `state` was taken."""
+
+    def begin(self) -> None:
+        """An epoch begins: the nodes' state is as if nothing had happened."""
+
+    def batches(self, epoch: int, step: int) -> Iterator[Any]:
+        """The batches of the training's time from a step on, in order; it has `close`, for a pass that ends early."""
+
+    def loss(self, batch: Any) -> Tensor:
+        """The batch's loss; the state that it leaves behind is kept."""
+
+    def score(self, split: str) -> Scores | None:
+        """Scores of "val", right behind the training's time, or of "test", right behind "val"; None for an empty one."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it: all that this stands for is durable."""
+
+    def commit(self) -> None:
+        """The checkpoint is saved."""
+
+    def read(self) -> dict[str, Any]:
+        """Bytes and rows by the names of `summary.COUNTS`, and the "stages" of the training's pipeline."""
+
+    def spans(self) -> dict[str, list[Span]]:
+        """When each stage worked on what; see `ooc.trace`."""
+
+    def close(self) -> None:
+        """Give back files and threads; idempotent."""
+
+
+MODES: dict[str, Callable[[Any, Dataset, torch.device], Mode]] = {"events": EventStream}
+"""each made of its own kind of configuration"""
+
+
+@dataclass(kw_only=True)
+class TemporalRun(Run):
+    """A composed run of such a mode. scores: of the best model so far."""
+
+    mode: Mode
+    scores: dict[str, Scores] = field(default_factory=dict)
+
+    def evaluate(self) -> dict[str, Any]:
+        """What the epoch's line says of its scores: "val"; "best", and then "test"; "baselines" of these splits."""
+        began, found = time.perf_counter(), dict[str, Scores]()
+        better = True  # where there is nothing to validate on, the last model is the best
+        with evaluating(self.model):
+            if (val := self.mode.score("val")) is not None:
+                value, found["val"] = val[self.mode.monitor], val
+                better = self.judge(None if value is None else (-value if self.mode.monitor == "loss" else value))
+            if better and (test := self.mode.score("test")) is not None:
+                found["test"] = test
+        if better:
+            self.scores = found
+        self.book("evaluate_seconds", began)
+        beside = {name: {split: each[split] for split in found} for name, each in self.mode.baselines.items()}
+        return {**found, "best": better, "baselines": beside} if found else {}
+
+    def _kept(self) -> dict[str, Any]:
+        return {"mode": self.mode.state(), "scores": self.scores}
+
+    def _commit(self) -> None:
+        self.mode.commit()
+
+    def _read(self) -> dict[str, Any]:
+        found = self.mode.read()
+        return {**dict.fromkeys(summary.COUNTS_READ, 0), **found, "stages": self.worked(found["stages"])}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take up a checkpoint, the scores of the best model with it."""
+        super().restore(saved)
+        self.scores = saved["scores"]
+
+    def finish(self) -> dict[str, Any]:
+        """Write the model, the best on validation, and the summary with the scores that it had."""
+        self.take_best()
+        unit, per_step = self.mode.rate
+        result = {
+            "metrics": self.scores,
+            "baselines": self.mode.baselines,
+            "monitor": self.mode.monitor,
+            **self.result(self.mode.steps_per_epoch, 1),
+        }
+        each = result["seconds_per_batch"]
+        result |= {"unit": unit, "units_per_second": None if not each else per_step / each}
+        write_trace(self.config.out, self.mode.spans())
+        checkpoint.write_json(self.config.out / SUMMARY, result)
+        return result
+
+    def close(self) -> None:
+        """End what works in the background."""
+        self.mode.close()
+
+
+def train(config: RunConfig, resume: bool = False, watcher: Watcher | None = None) -> dict[str, Any]:
+    """Train, write the run's files into `config.out`, and return the summary (RUN/summary.json); see `ooc.train.train`.
+
+    >>> train(EventsConfig(store="messages.ooc", out="runs/tgn"))["metrics"]["test"]["ap"]
+    0.93
+    """
+    make = partial(compose, config)
+    with open_run(config, resume, Watchers([watcher] if watcher else []), make) as run:
+        with run.measure("training"):
+            fit(run)
+        return run.finish()
+
+
+def compose(
+    config: RunConfig,
+    dataset: Dataset,
+    watchers: Watchers,
+    meter: MemoryMeter,
+    run_dir: checkpoint.RunDir,
+    saved: dict[str, Any] | None,
+) -> TemporalRun:
+    """Put the run together, and take up the checkpoint `saved` where there is one."""
+    threads = saved["threads"] if saved else config.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    device = pick_device(config.device)
+    mode = MODES[config.mode](config, dataset, device)
+    if saved:
+        check_environment(config, saved, environment(device, dataset, mode.model))
+    log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
+    run = TemporalRun(
+        config=config,
+        dataset=dataset,
+        device=device,
+        model=mode.model,
+        optimizer=make_optimizer(config, mode.model),
+        log=log,
+        watchers=watchers,
+        meter=meter,
+        mode=mode,
+    )
+    if saved:
+        run.restore(saved)
+    else:  # from here on it is a run, which --resume takes
+        write_config(config)
+    if config.tensorboard:
+        watchers.all.append(TensorBoardWatcher(config.out, run.state.total_steps))
+    mode.open(config.out, saved["mode"] if saved else None)
+    if saved:  # settings that were refused are not those of the next --resume
+        write_config(config)
+    return run
+
+
+def fit(run: TemporalRun) -> None:
+    """Epochs until there are enough, `max_steps` is reached, or validation has not improved for `patience` evaluations."""
+    config, state, mode = run.config, run.state, run.mode
+    if not mode.steps_per_epoch:
+        raise ConfigError(f"{config.store} has no event to train on")
+    run.watchers.start(state.epoch, state.step, config.epochs, mode.steps_per_epoch, mode.rate)
+    with interruptible(run):
+        while state.epoch < config.epochs and not run.out_of_patience and run.steps_left > 0:
+            train_epoch(run)
+            if state.step < mode.steps_per_epoch:
+                break  # max_steps ends the run inside the epoch
+            due = state.epoch + 1 == config.epochs or (state.epoch + 1) % config.eval_every == 0
+            if due:
+                run.checkpoint()
+            run.end_epoch(run.evaluate() if due else {})
+            run.checkpoint_if_due(epoch_end=True)
+    run.checkpoint()
+
+
+def train_epoch(run: TemporalRun) -> None:
+    """From the cursor to the end of its epoch, or to `max_steps`."""
+    config, state, mode = run.config, run.state, run.mode
+    if state.step == mode.steps_per_epoch:  # a checkpoint between an epoch's last step and its scores
+        return
+    if not state.step:
+        mode.begin()
+    run.model.train()
+    with closing(mode.batches(state.epoch, state.step)) as batches, run.training():  # type: ignore[type-var]
+        for batch in batches:
+            torch.manual_seed(key(config.seed, Purpose.TORCH, state.epoch, state.step) >> 1)
+            loss = mode.loss(batch)
+            value = finite(loss, state.epoch, state.step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if config.grad_clip is not None:
+                nn.utils.clip_grad_norm_(run.model.parameters(), config.grad_clip)
+            run.optimizer.step()
+            run.optimizer.zero_grad(set_to_none=True)
+            run.end_step(value)
+            run.checkpoint_if_due()
+            if run.steps_left <= 0:
+                break
