@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ooc.history import Fetched
+from ooc.historyrows import Fetched
 from ooc.temporal.forecasts import Forecast
 from ooc.temporal.windownet import Outcome, WindowNet
 from stores.rows import AnyArray, Ids

@@ -20,7 +20,8 @@ from ooc.budget import words_for
 from ooc.buffers import Buffers
 from ooc.clock import Clock
 from ooc.device import OnDevice, on_device
-from ooc.history import Fetched, History
+from ooc.history import History
+from ooc.historyrows import Fetched
 from ooc.models import full_blocks
 from ooc.negatives import Negatives
 from ooc.pipeline import Pipeline, Stage

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 import ooc
 from ooc.buffers import Buffers
 from ooc.gather import Gather
-from ooc.history import Fetched, History
+from ooc.history import History
+from ooc.historyrows import Fetched
 from ooc.negatives import HistoricalNegatives, RandomNegatives
 from ooc.temporal.carrying import carried, hand_on
 from ooc.temporal.forecasts import ForecastLoader, ForecastWork, aheads

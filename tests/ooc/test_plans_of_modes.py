@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ooc.batch import Subgraph
 from ooc.cli import main
 from ooc.collate import Drawn
-from ooc.historyrows import most_asked
 from ooc.historyreplay import HistoryShape, replay_histories
+from ooc.historyrows import most_asked
 from ooc.train import plan as plan_of
 from ooc.train import train
 from stores.pages import PAGE_BYTES
