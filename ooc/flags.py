@@ -156,3 +156,9 @@ INGEST = [
     Flag("memory", "SIZE", "Memory to keep to. [2GB]"),
 ]
 """`IngestSpec`'s fields but `out`. Importing the specification would import what ingest needs, too slow for `--help`."""
+
+_APPENDED = (
+    "edges src dst weight time time_unit edge_features header drop_missing allow_nan nodes id label split birth x_cols features"
+)
+APPEND = [flag for flag in INGEST if flag.name in [*_APPENDED.split(), "labels", "memory"]]
+"""The flags of an ingest that an append has: `stores.growth.spec.FIELDS`."""

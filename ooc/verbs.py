@@ -6,13 +6,14 @@ configuration file and an argument in Python are one name.
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ooc.config import TrainConfig, classes, load_config, parse, read_config
-from ooc.flags import INGEST, flags_of_modes, with_flags
+from ooc.flags import APPEND, INGEST, flags_of_modes, with_flags
 from stores.errors import ConfigError
 
 app = typer.Typer(
@@ -70,6 +71,46 @@ def _left_out(reason: str, count: int) -> str:
 
 
 @app.command()
+@with_flags(APPEND)
+def append(store: StoreArgument, **flags: Any) -> None:
+    """Add edges, nodes, or rows of known nodes to a store, in one transaction; the next reader sees them."""
+    from ooc.progress import StepBars
+    from stores.growth.append import AppendSpec
+    from stores.growth.append import append as add
+
+    with StepBars() as bars:
+        made = add(
+            parse(AppendSpec, {"out": store, **{name: value for name, value in flags.items() if value is not None}}), bars
+        )
+    print(f"{store}: {_appended(asdict(made.appended))} appended in {made.seconds:.2f} s")
+
+
+def _appended(found: dict[str, Any]) -> str:
+    """What was appended, in words."""
+    kept = [f"{found['edges']:,} edges", f"{found['nodes']:,} new nodes"]
+    kept += [f"{count:,} rows of {name}" for name, count in sorted(found["rows"].items())]
+    return ", ".join(
+        kept + [f"{_left_out(reason, found[reason])} left out" for reason in ("missing", "self_loops") if found[reason]]
+    )
+
+
+@app.command()
+def compact(store: StoreArgument) -> None:
+    """Fold what was appended to a store into its arrays; who has the store open goes on reading the old ones."""
+    from ooc.progress import StepBars
+    from stores.growth.compact import compact as fold
+
+    with StepBars() as bars:
+        made = fold(store, lambda step: bars(step, 0, None))
+    if not made.appends:
+        print(f"{store}: nothing was appended")
+        return
+    times = "once" if made.appends == 1 else f"{made.appends:,} times"
+    now = f"{made.manifest.num_nodes:,} nodes, {made.manifest.num_edges:,} edges"
+    print(f"{store}: {_appended(asdict(made.appended))}, appended {times}, are in the arrays; {now} in {made.seconds:.1f} s")
+
+
+@app.command()
 def info(
     store: StoreArgument,
     id: Annotated[str | None, typer.Option("--id", help="Look up the row of an external id.")] = None,
@@ -105,6 +146,7 @@ def _info_lines(found: dict[str, Any]) -> list[str]:
         *([f"  parts        {_parts(found['partition'])}"] if found.get("partition") else []),
         *([f"  events       {found['time']['events']:,}, {_time(found['time'])}"] if found.get("time") else []),
         *(["  order        by degree, the sources of most edges first"] if found["order"] == "degree" else []),
+        *([f"  appended     {_appended(found['appended'])}; not counted above, see `ooc compact`"] if found["appends"] else []),
         f"  format       {found['format_version']}",
         f"  fingerprint  {found['fingerprint']}",
         "  arrays",

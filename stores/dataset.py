@@ -9,24 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.encoding import DecodedRows, Encoding, encoding_of, names_of_scales
+from stores.encoding import DecodedRows, Encoding, arrays_in, encoding_of
 from stores.engines import describe
 from stores.errors import ConfigError, InputError, StoreError
 from stores.events import Events
 from stores.features import open_features
-from stores.files import Segments
 from stores.graph import Graph, check_parts, index_dtype
-from stores.ids import IdMap, identity, whole_number
-from stores.integrity import fingerprint
+from stores.growth.place import Place, open_place
+from stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_array
+from stores.ids import GrownIds, IdMap, identity, whole_number
 from stores.lmdb_rows import LmdbRows
-from stores.manifest import Manifest, Task, read_manifest
+from stores.manifest import Task
 from stores.members import Members
 from stores.rows import AnyArray, ArrayRows, Rows
 from stores.sizes import parse_bytes
+from stores.whole import load, loaded, whole
 from stores.zarr_rows import ShardedRows, open_zarr_rows
 
 _ENGINES = ("auto", "uring", "pread", "mmap", "gds")
-_LOAD_BYTES = 2**24
 
 
 class Dataset:
@@ -38,17 +38,17 @@ class Dataset:
 
     def __init__(
         self,
-        path: Path,
-        manifest: Manifest,
+        place: Place,
         graph: Graph,
         rows: dict[str, Rows],
         encodings: dict[str, Encoding],
-        ids: IdMap | None,
+        ids: IdMap | GrownIds | None,
         memory: int | None,
         engine: str,
     ) -> None:
-        self.path = path
-        self.manifest = manifest
+        self.path = place.path
+        self.manifest = place.manifest
+        self._place = place
         self.graph = graph
         self.memory = memory
         """bytes the process may use, or None where no budget was given"""
@@ -59,6 +59,7 @@ class Dataset:
         }
         self._ids = ids
         self._replaced: dict[str, str] = {}
+        self._opened: dict[str, Any] = {}
         self._members: dict[str, Members] = {}
         self._edge_rows: dict[str, Rows] = {}
         self._events: Events | None = None
@@ -88,17 +89,20 @@ class Dataset:
         if engine not in _ENGINES:
             raise ConfigError(f"no engine is called {engine!r}: choose one of {', '.join(_ENGINES)}")
         path, budget = Path(path), None if memory is None else parse_bytes(memory)
-        manifest = read_manifest(path)
-        graph = _open_graph(path, manifest, in_memory)
-        rows, encodings = _open_rows(path, manifest, engine, features or {})
+        place = open_place(path)
+        rows: dict[str, Rows] = {}
         try:
+            graph = _open_graph(place, in_memory)
+            rows, encodings = _open_rows(place, engine, features or {})
             if in_memory:
-                rows = {name: _loaded(each) for name, each in rows.items()}
-            ids = _open_ids(path, manifest)
+                rows = {name: loaded(each) for name, each in rows.items()}
+            ids = _open_ids(place)
         except BaseException:
             _close(rows)
+            place.close()
             raise
-        dataset = cls(path, manifest, graph, rows, encodings, ids, budget, engine)
+        dataset = cls(place, graph, rows, encodings, ids, budget, engine)
+        dataset._opened = {"memory": memory, "engine": engine, "in_memory": in_memory, "features": features}
         dataset._replaced = {name: f"{encodings[name].digest}{rows[name].shape}" for name in sorted(features or {})}
         return dataset
 
@@ -159,7 +163,7 @@ class Dataset:
             raise InputError(f"{self.path} has no edge column {name!r}: there are {', '.join(self.graph.columns) or 'none'}")
         if name not in self._edge_rows:
             path = names.INDICES if name == "indices" else names.column(name)
-            self._edge_rows[name] = open_zarr_rows(self.path, path, self.engine)
+            self._edge_rows[name] = open_zarr_rows(self._place.group(path), path, self.engine)
         return self._edge_rows[name]
 
     @property
@@ -171,14 +175,17 @@ class Dataset:
         if self.manifest.time is None:
             raise InputError(f"{self.path} has no times: ingest it with --time COLUMN")
         if self._events is None:
-            self._events = Events(self.path, self.manifest, self.engine)
+            self._events = Events(self._place.group(names.event_array("time")), self.manifest, self.engine)
         return self._events
 
     def reading(self, name: str) -> str:
         """How the rows of a node array are read: by which engine, and why where it is another than was asked for."""
         rows = self.stored(name)
+        appended = ""
+        if isinstance(rows, DeltaRows):
+            rows, appended = rows.old, ", with appended rows laid over them"
         if isinstance(rows, ShardedRows):
-            return f"engine {describe(rows.engine)}"
+            return f"engine {describe(rows.engine)}{appended}"
         return "from memory" if isinstance(rows, ArrayRows) else f"through {'lmdb' if isinstance(rows, LmdbRows) else 'zarr'}"
 
     @cached_property
@@ -187,7 +194,7 @@ class Dataset:
 
         A memory map, in the dtype it has on disk (see `label_dtype`); None where the store has no labels.
         """
-        return _whole(self._rows["y"]) if "y" in self._rows else None
+        return whole(self._rows["y"]) if "y" in self._rows else None
 
     @property
     def splits(self) -> list[str]:
@@ -205,7 +212,7 @@ class Dataset:
             raise InputError(f"{self.path} has no split {name!r}: there are {', '.join(self.splits) or 'none'}")
         if name not in self._members:
             own = f"split_{name}"
-            array = _whole(self.stored(own if own in self._rows else "split"))
+            array = whole(self.stored(own if own in self._rows else "split"))
             self._members[name] = Members.of(array, 1 if own in self._rows else names.SPLIT_CODES[name])
         return self._members[name]
 
@@ -223,7 +230,15 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of the data; replaced features count by dtype, scale and shape."""
-        return "+".join([fingerprint(self.path), *(f"{name}={text}" for name, text in self._replaced.items())])
+        return "+".join([self._place.fingerprint, *(f"{name}={text}" for name, text in self._replaced.items())])
+
+    def follow(self) -> Self:
+        """The store as it is now: this data set where nothing was appended since it was opened, else one opened anew, with the
+        same settings. What is open goes on showing what was there, until it is closed. Raises as `open` does.
+
+        >>> newer = ds.follow()  # between two epochs
+        """
+        return self if self._place.is_latest() else type(self).open(self.path, **self._opened)
 
     def close(self) -> None:
         """Give back files and threads; idempotent. Arrays already taken (graph, labels) stay valid."""
@@ -233,6 +248,7 @@ class Dataset:
             self._events.close()
         if self._ids is not None:
             self._ids.close()
+        self._place.close()
 
     def __enter__(self) -> Self:
         return self
@@ -244,7 +260,8 @@ class Dataset:
         return f"Dataset({str(self.path)!r}: {self.num_nodes:,} nodes, {self.num_edges:,} edges, {', '.join(self.names)})"
 
 
-def _open_graph(path: Path, manifest: Manifest, in_memory: bool) -> Graph:
+def _open_graph(place: Place, in_memory: bool) -> Graph:
+    path, manifest = place.group(names.INDPTR), place.manifest
     nodes, edges = manifest.num_nodes, manifest.num_edges
 
     def take(name: str, count: int | None, dtype: np.dtype[Any] | None = None) -> AnyArray:
@@ -255,7 +272,7 @@ def _open_graph(path: Path, manifest: Manifest, in_memory: bool) -> Graph:
                 wanted = f"{dtype or ''}[{'k' if count is None else count}]"
                 found = f"{rows.dtype}{list(rows.shape)}"
                 raise StoreError(f"{path / name} is {found}, the manifest says {wanted}: build the store again")
-            return _load(rows) if in_memory or not isinstance(rows, ShardedRows) else rows.map()
+            return load(rows) if in_memory or not isinstance(rows, ShardedRows) else rows.map()
         finally:
             rows.close()
 
@@ -282,18 +299,16 @@ def _open_graph(path: Path, manifest: Manifest, in_memory: bool) -> Graph:
     return Graph(indptr, take(names.INDICES, edges, index_dtype(nodes)), columns, loops, total, loop_weight, parts)
 
 
-def _open_rows(
-    path: Path, manifest: Manifest, engine: str, features: Mapping[str, Path | str]
-) -> tuple[dict[str, Rows], dict[str, Encoding]]:
+def _open_rows(place: Place, engine: str, features: Mapping[str, Path | str]) -> tuple[dict[str, Rows], dict[str, Encoding]]:
     """The node arrays and what their bytes mean. Arrays of scales are no node arrays."""
-    node_type = manifest.node_type()
+    node_type, path = place.manifest.node_type(), place.root
     folder = path / names.node_array("", node_type.name)
-    there = {metadata.parent.name for metadata in folder.glob("*/zarr.json")} - names_of_scales(folder)
+    there = arrays_in(folder)
     opened: dict[str, Rows] = {}
     encodings: dict[str, Encoding] = {}
     try:
         for name in sorted({*node_type.arrays, *there} - set(features)):
-            opened[name] = open_zarr_rows(path, names.node_array(name, node_type.name), engine=engine)
+            opened[name] = _node_rows(place, name, engine)
             if opened[name].shape[0] != node_type.count:
                 found = opened[name].shape[0]
                 raise StoreError(f"{folder}/{name} has {found} rows; the store has {node_type.count} nodes")
@@ -308,6 +323,21 @@ def _open_rows(
     return opened, encodings
 
 
+def _node_rows(place: Place, name: str, engine: str) -> Rows:
+    """A node array, with what was appended to it."""
+    array = names.node_array(name)
+    rows = open_zarr_rows(place.group(array), array, engine=engine)
+    if place.view is None or not (place.view / delta_array(name, DELTA_VALUES) / "zarr.json").exists():
+        return rows
+    try:
+        row = open_zarr_rows(place.view, delta_array(name, DELTA_ROWS), engine="mmap")
+        new = open_zarr_rows(place.view, delta_array(name, DELTA_VALUES), engine=engine)
+        return DeltaRows(rows, new, row.map(), place.manifest.num_nodes)
+    except BaseException:
+        rows.close()
+        raise
+
+
 def _like(path: Path, array: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """The dtype and row shape that records which replace a node array have: as stored, but float32 where numpy's types do not
     say what the bytes mean."""
@@ -319,48 +349,18 @@ def _like(path: Path, array: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         rows.close()
 
 
-def _open_ids(path: Path, manifest: Manifest) -> IdMap | None:
-    kind = manifest.node_type().id_kind
-    return None if kind is None else IdMap(path / names.IDS, kind)
-
-
-def _load(rows: Rows) -> AnyArray:
-    """All rows in RAM, read front to back; contiguous shards as plain files, at the disk's sequential speed."""
-    out = np.empty(rows.shape, rows.dtype)
-    if isinstance(rows, ShardedRows):
-        _read_files(rows.segments, out)
-        return out
-    step = max(1, _LOAD_BYTES // rows.row_bytes)
-    for first in range(0, len(out), step):
-        part = out[first : first + step]
-        rows.read(np.arange(first, first + len(part)), part)
-    return out
-
-
-def _read_files(segments: Segments, out: AnyArray) -> None:
-    left = out.reshape(-1).view(np.uint8).data
-    for path, payload in zip(segments.paths, segments.payload.tolist(), strict=True):
-        wanted = left[: min(payload, len(left))]
-        left = left[len(wanted) :]
-        with path.open("rb", buffering=0) as file:
-            while len(wanted):
-                got = file.readinto(wanted)
-                if not got:
-                    raise StoreError(f"{path} is truncated: {len(wanted)} bytes are missing; build the store again")
-                wanted = wanted[got:]
-
-
-def _loaded(rows: Rows) -> Rows:
+def _open_ids(place: Place) -> IdMap | GrownIds | None:
+    kind = place.manifest.node_type().id_kind
+    if kind is None:
+        return None
+    ids = IdMap(place.root / names.IDS, kind)
+    if place.view is None or not (place.view / names.IDS).exists():
+        return ids
     try:
-        return ArrayRows(_load(rows))
-    finally:
-        rows.close()
-
-
-def _whole(rows: Rows) -> AnyArray:
-    if isinstance(rows, ArrayRows):
-        return rows.array
-    return rows.map() if isinstance(rows, ShardedRows) else _load(rows)
+        return GrownIds(ids, IdMap(place.view / names.IDS, kind), place.manifest.num_nodes - place.appended.nodes)
+    except BaseException:
+        ids.close()
+        raise
 
 
 def _close(rows: Mapping[str, Rows]) -> None:

@@ -189,6 +189,11 @@ def names_of_scales(folder: Path) -> set[str]:
     return {str(name) for name in found if name is not None}
 
 
+def arrays_in(folder: Path) -> list[str]:
+    """Names of the arrays in `folder`, sorted, without those that hold the scales of others."""
+    return sorted({metadata.parent.name for metadata in folder.glob("*/zarr.json")} - names_of_scales(folder))
+
+
 def _attributes(array: Path) -> dict[str, Any]:
     """{} for an array that cannot be read: whoever opens it says what is wrong."""
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.encoding import Encoding, encoding_of, names_of_scales
+from stores.encoding import Encoding, arrays_in, encoding_of
 from stores.errors import InputError, StoreError
 from stores.files import forget
 from stores.manifest import EDGE, Manifest, TimeUnit
@@ -69,7 +69,7 @@ class Events:
         self.dtype: np.dtype[Any] = np.dtype(manifest.time.dtype)
         self.count = manifest.time.events
         folder = path / names.edge_array("", EDGE)
-        features = {metadata.parent.name for metadata in folder.glob("*/zarr.json")} - names_of_scales(folder)
+        features = set(arrays_in(folder))
         features |= {name for each in manifest.edge_types for name in each.arrays}
         paths = {name: names.event_array(name) for name in ("src", "dst", "time", *(["weight"] if manifest.weighted else []))}
         paths |= {name: names.edge_array(name) for name in sorted(features)}

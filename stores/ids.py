@@ -6,7 +6,8 @@ numeric order; ids of kind "str" are UTF-8. Both databases are filled in key ord
 against 0.8 M in random order).
 """
 
-from collections.abc import Callable, Iterable
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice, pairwise
 from operator import index
 from pathlib import Path
@@ -48,16 +49,45 @@ def write_ids(path: Path | str, kind: IdKind, by_id: Pairs, by_row: Pairs, node_
     Path(path).mkdir(parents=True, exist_ok=True)
     with disk_errors(path), lmdb.open(str(path), map_size=_MAP_BYTES, max_dbs=256, sync=False, lock=False) as env:
         try:
-            keys = ((encode(external), _row_keys(rows)) for external, rows in by_id)
-            count = _fill(env, _database(node_type, "row"), keys, _SHOW[kind])
-            keys = ((_row_keys(rows), encode(external)) for external, rows in by_row)
-            back = _fill(env, _database(node_type, "id"), keys, _show_row)
+            pairs = (zip(encode(external), _row_keys(rows), strict=True) for external, rows in by_id)
+            count = _fill(env, _database(node_type, "row"), pairs, _SHOW[kind])
+            pairs = (zip(_row_keys(rows), encode(external), strict=True) for external, rows in by_row)
+            back = _fill(env, _database(node_type, "id"), pairs, _show_row)
             env.sync(True)
         except lmdb.Error as error:
             raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from None
     if count != back:
         raise InputError(f"{path}: {count} ids in order of the ids, {back} in order of the rows; each must be in both once")
     return count
+
+
+def grow_ids(
+    old: Path | str, path: Path | str, kind: IdKind, external: Sequence[Any], first: int, node_type: str = NODE
+) -> None:
+    """Write the ids of the environment `old` and those of further nodes at `path`: the bytes that `write_ids` gives them all.
+
+    external: the new ones, int or str, of rows first, first + 1, ... Memory: the new ones. Raises as `write_ids` does.
+    """
+    Path(path).mkdir(parents=True, exist_ok=True)
+    keys, rows = _ENCODERS[kind](list(external)), _row_keys(np.arange(first, first + len(external)))
+    held = environment(old)
+    try:
+        with (
+            disk_errors(path),
+            lmdb.open(str(path), map_size=_MAP_BYTES, max_dbs=256, sync=False, lock=False) as env,
+            held.env.begin() as transaction,
+        ):
+            was = {name: held.env.open_db(_database(node_type, name), transaction, create=False) for name in ("row", "id")}
+            merged = heapq.merge(transaction.cursor(was["row"]), sorted(zip(keys, rows, strict=True)))
+            _fill(env, _database(node_type, "row"), [merged], _SHOW[kind])
+            _fill(
+                env, _database(node_type, "id"), [chain(transaction.cursor(was["id"]), zip(rows, keys, strict=True))], _show_row
+            )
+            env.sync(True)
+    except lmdb.Error as error:
+        raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from None
+    finally:
+        held.close()
 
 
 class IdMap:
@@ -95,6 +125,14 @@ class IdMap:
         values = self._get(self._rows, _ENCODERS[self.kind](wanted), wanted, "id")
         return np.frombuffer(b"".join(values), ">u8").astype(np.int64)
 
+    def find(self, external: Any) -> NDArray[np.int64]:
+        """The rows (int64[n]) of many external ids (of the store's kind), -1 where there is none; in one read transaction."""
+        keys = _ENCODERS[self.kind](external)
+        with self._environment.env.begin(db=self._rows, buffers=False) as transaction:
+            found = dict(transaction.cursor().getmulti(keys))
+        self._environment.forget()
+        return np.array([int.from_bytes(found[key]) if key in found else -1 for key in keys], np.int64)
+
     def row(self, external: Any) -> int:
         """The row of one external id. Raises InputError naming an id that is not there."""
         return int(self.rows([external])[0])
@@ -125,6 +163,42 @@ class IdMap:
         return [value for _, value in found]
 
 
+class GrownIds:
+    """Ids of a store and of the nodes that it was given later, whose rows come behind; as `IdMap`."""
+
+    def __init__(self, old: IdMap, new: IdMap, first: int) -> None:
+        """first: the first new row."""
+        self.old, self.new, self.first = old, new, first
+        self.kind: IdKind = old.kind
+
+    def external(self, rows: Any) -> NDArray[np.int64] | list[str]:
+        """See `IdMap.external`."""
+        rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
+        new = rows >= self.first
+        found = np.empty(len(rows), np.int64 if self.kind == "int" else object)
+        found[~new], found[new] = self.old.external(rows[~new]), self.new.external(rows[new])
+        return found if self.kind == "int" else list(found.tolist())
+
+    def find(self, external: Any) -> NDArray[np.int64]:
+        """See `IdMap.find`."""
+        return np.maximum(self.old.find(external), self.new.find(external))
+
+    def row(self, external: Any) -> int:
+        """See `IdMap.row`."""
+        try:
+            return self.new.row(external)
+        except InputError:
+            return self.old.row(external)
+
+    def __len__(self) -> int:
+        return len(self.old) + len(self.new)
+
+    def close(self) -> None:
+        """Give back both; idempotent."""
+        self.old.close()
+        self.new.close()
+
+
 def whole_number(external: Any, where: Path) -> int:
     """`external`, an int or its text, as an int64. Raises InputError, naming `where`, for anything else."""
     try:
@@ -145,11 +219,11 @@ def _database(node_type: str, direction: str) -> bytes:
 
 
 def _fill(
-    env: lmdb.Environment, name: bytes, chunks: Iterable[tuple[list[bytes], list[bytes]]], show: Callable[[bytes], str]
+    env: lmdb.Environment, name: bytes, chunks: Iterable[Iterable[tuple[bytes, bytes]]], show: Callable[[bytes], str]
 ) -> int:
     """Append pairs in key order, a fixed number a transaction, so that the file does not depend on the chunks."""
     database = env.open_db(name)
-    pairs = chain.from_iterable(zip(keys, values, strict=True) for keys, values in chunks)
+    pairs = chain.from_iterable(chunks)
     count, last = 0, b""
     while batch := list(islice(pairs, _PUTS)):
         with env.begin(write=True, db=database) as transaction:

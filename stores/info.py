@@ -1,33 +1,41 @@
 """What `ooc info` tells about a store."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stores import manifest as names
 from stores.encoding import encoding_of
+from stores.growth.delta import Appended, reading
 from stores.integrity import array_names, fingerprint
-from stores.manifest import read_manifest
+from stores.manifest import arrays_of, read_manifest, version_of
 from stores.zarr_rows import open_zarr_rows
 
 
 def describe(path: Path | str) -> dict[str, Any]:
     """The store at `path` as plain data (JSON goes): counts, types, arrays, splits, fingerprints. Reads no rows.
 
+    What was appended since the arrays were written is told apart from them, under "appends" and "appended".
+
     Raises StoreError where there is no store, or an array of it is truncated.
 
     >>> describe("papers.ooc")["num_nodes"]
     """
-    path = Path(path)
+    store, path = Path(path), arrays_of(path)
     manifest = read_manifest(path)
+    with reading(store, version_of(store)) as delta:
+        appends = [] if delta is None else delta.appends
     arrays = {name: _array(path, name) for name in array_names(path)}
     return {
-        "path": str(path),
+        "path": str(store),
         **manifest.model_dump(mode="json"),
         "splits": dict(manifest.node_type().splits),
         "has_ids": manifest.node_type().id_kind is not None,
         "arrays": arrays,
         "bytes": sum(each["bytes"] for each in arrays.values()) + _ids_bytes(path),
         "fingerprint": fingerprint(path),
+        "appends": len(appends),
+        "appended": asdict(sum(appends, Appended())),
     }
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stores import manifest as names
 from stores.encoding import encoding_of, meaning
 from stores.errors import StoreError
-from stores.manifest import Manifest, read_manifest
+from stores.manifest import Manifest, arrays_of, read_manifest, version_of
 from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 
 Progress = Callable[[int, int], None]
@@ -52,7 +52,7 @@ def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
     >>> for damage in verify("papers.ooc"):
     ...     print(damage)
     """
-    path = Path(path)
+    path, store = arrays_of(path), Path(path)
     manifest = read_manifest(path)
     expected = expected_rows(manifest)
     damages: list[Damage] = []
@@ -78,7 +78,21 @@ def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
             if progress is not None:
                 progress(min(done, total), total)
         rows.close()
-    return damages + _check_ids(path, manifest)
+    return damages + _check_ids(path, manifest) + _check_appends(store)
+
+
+def _check_appends(store: Path) -> list[Damage]:
+    from stores.growth.delta import DELTA, reading
+
+    try:
+        with reading(store, version_of(store)) as delta:
+            if delta is not None:
+                for kind in delta.kinds():
+                    for _ in delta.records(kind):
+                        pass
+    except StoreError as error:
+        return [Damage(DELTA, str(error))]
+    return []
 
 
 def fingerprint(path: Path | str) -> str:
@@ -86,7 +100,7 @@ def fingerprint(path: Path | str) -> str:
 
     Of an array without checksums (someone else wrote it) the metadata count.
     """
-    path = Path(path)
+    path = arrays_of(path)
     digest = hashlib.sha256(read_manifest(path).canonical())
     for name in array_names(path):
         digest.update(f"\0{name}\0".encode())
@@ -99,12 +113,12 @@ def fingerprint(path: Path | str) -> str:
 
 
 def array_names(path: Path | str) -> list[str]:
-    """Paths of all arrays in the group at `path`, sorted, without the checksums."""
+    """Paths of all arrays in the group at `path`, sorted, without the checksums and other versions."""
     path = Path(path)
     found = []
     for metadata in path.rglob("zarr.json"):
         name = metadata.parent.relative_to(path).as_posix()
-        if not name.startswith(f"{names.CHECKSUMS}/") and name != "." and _may_be_array(metadata):
+        if not name.startswith((f"{names.CHECKSUMS}/", f"{names.VERSIONS}/")) and name != "." and _may_be_array(metadata):
             found.append(name)
     return sorted(found)
 

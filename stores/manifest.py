@@ -28,6 +28,8 @@ PARTS = "graph/parts"
 EVENTS = "events"
 """group of the edges of a temporal graph once more, in time order"""
 CHECKSUMS = "checksums"
+VERSIONS, VERSION = "versions", "ooc_version"
+"""folder of a store's later versions, and the attribute beside the manifest that names the current one; see `stores.growth`"""
 IDS = "ids.lmdb"
 
 COLUMN_DTYPES: dict[str, np.dtype[Any]] = {"edge_id": np.dtype(np.int64), "weight": np.dtype(np.float32)}
@@ -136,6 +138,15 @@ class Partition(_Part):
     """nodes of the largest part over the mean"""
 
 
+class Input(_Part):
+    """The edges that a store was made from, where not each of them is in it."""
+
+    edges: int = Field(ge=0)
+    """of the input, those left out included: their positions are edge ids, or those of `events/input`"""
+    drop_self_loops: bool = False
+    drop_duplicates: bool = False
+
+
 class Manifest(_Part):
     """The store's description, kept in the attributes of its `zarr.json`.
 
@@ -161,6 +172,8 @@ class Manifest(_Part):
     """None where nodes are not numbered by parts"""
     time: Time | None = None
     """None for a graph whose edges have no time"""
+    input: Input | None = None
+    """None where no edge of the input was left out, nor would have been; stores of an earlier ooc do not say"""
     order: Literal["input", "degree"] = "input"
     """of the nodes, or of a part's nodes among themselves: the input's, or the sources of most edges first"""
     fingerprints: dict[str, str] = {}
@@ -215,9 +228,8 @@ class Manifest(_Part):
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in `zarr.json`: of what came later than format 1, only what the store has."""
-        plain = {
-            name for name, value in (("partition", None), ("order", "input"), ("time", None)) if getattr(self, name) == value
-        }
+        later = {"partition": None, "order": "input", "time": None, "input": None}
+        plain = {name for name, value in later.items() if getattr(self, name) == value}
         found = self.model_dump(mode="json", exclude=plain)
         for edge_type in found["edge_types"]:
             if not edge_type["arrays"]:
@@ -229,6 +241,29 @@ def write_manifest(path: Path | str, manifest: Manifest) -> None:
     """Make directory `path` a Zarr group whose attributes hold `manifest`, atomically."""
     attributes = {ATTRIBUTE: manifest.as_json()}
     write_group(path, attributes)
+
+
+def set_version(path: Path | str, manifest: Manifest, version: str) -> None:
+    """Make `version` the current one of the store at `path`, atomically; manifest: its own. Other tools' attributes stay."""
+    write_group(path, {**_attributes(Path(path)), ATTRIBUTE: manifest.as_json(), VERSION: version})
+
+
+def version_of(path: Path | str) -> str:
+    """The current version of the store's arrays; "" for one that was never compacted. Raises StoreError for no store."""
+    found = _attributes(Path(path)).get(VERSION, "")
+    if not isinstance(found, str) or (found and not found.isdecimal()):
+        raise StoreError(f"{Path(path) / 'zarr.json'} is damaged: {VERSION} is {found!r}; build the store again")
+    return found
+
+
+def arrays_of(path: Path | str, version: str | None = None) -> Path:
+    """The folder with the arrays of a version of the store at `path` (None: the current one), a store by itself.
+
+    >>> arrays_of("papers.ooc")  # after `ooc compact papers.ooc`
+    PosixPath('papers.ooc/versions/1')
+    """
+    version = version_of(path) if version is None else version
+    return Path(path) / VERSIONS / version if version else Path(path)
 
 
 def write_group(path: Path | str, attributes: dict[str, Any]) -> None:

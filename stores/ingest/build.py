@@ -30,7 +30,7 @@ from stores.ingest.renumber import Renumbering
 from stores.ingest.spec import IngestResult, IngestSpec
 from stores.ingest.steps import Steps, fingerprint
 from stores.ingest.times import TimeColumn, time_column
-from stores.manifest import Manifest, Partition
+from stores.manifest import Input, Manifest, Partition
 from stores.zarr_write import Appender
 
 _FREE = {"memory"}
@@ -277,7 +277,7 @@ class _Build:
         left = ids.map_edges(self.duck, relation, space["edges"], pairs, self.stage, rest, self.progress)
         if left < space["edges"] and not self.spec.drop_missing:
             assert nodes_table is not None
-            ids.refuse_missing(self.duck, self.columns, space["kind"], pairs, nodes_table)
+            ids.refuse_missing(self.duck, self.columns, space["kind"], pairs, nodes_table.shown)
         return {"left": left}
 
     def _events(self, space: dict[str, Any], relation: str) -> str:
@@ -346,6 +346,14 @@ class _Build:
             partition=partition,
             order=self.spec.order,
             time=None if self.events is None else self.events.described(),
+            input=self._left_out(space),
             edge_arrays=of_edges,
             created_by=_creator(),
         )
+
+    def _left_out(self, space: dict[str, Any]) -> Input | None:
+        """What a store that grows must know: how many edges there were, and which are not wanted."""
+        if not (space["missing"] or self.spec.drop_self_loops or self.spec.drop_duplicates):
+            return None
+        drops = {name: bool(getattr(self.spec, name)) for name in ("drop_self_loops", "drop_duplicates")}
+        return Input(edges=space["edges"], **drops)

@@ -58,7 +58,8 @@ class Inputs:
 
 
 def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Mapping[str, NDArray[Any]] | None, progress: Progress) -> Inputs:
-    """Find, check and unpack the inputs of `spec`; `arrays` are those of a data set already in memory."""
+    """Find, check and unpack the inputs of `spec` (an append's may be without edges); `arrays` are those of a data set already
+    in memory."""
     if arrays is not None:
         return _from_arrays(arrays, stage, spec.pyg or "arrays")
     if spec.npz is not None:
@@ -83,8 +84,7 @@ def input_files(spec: IngestSpec) -> list[Path]:
 
 
 def _from_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -> Inputs:
-    assert spec.edges is not None
-    edges = _edge_files(spec, duck, stage, progress)
+    edges = Table((), {}, text=False) if spec.edges is None else _edge_files(spec, duck, stage, progress)
     inputs = Inputs(edges, weight=spec.weight, num_nodes=spec.num_nodes)
     if spec.nodes is not None:
         wanted = tuple(each for each in (spec.id, spec.label, spec.split) if each)

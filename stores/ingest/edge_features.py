@@ -27,13 +27,7 @@ class EdgeFeatures:
 
     def rows(self, name: str) -> nodes.Rows:
         """In the order of the input's edges. Raises InputError where files or columns do not fit."""
-        table, pattern = self.columns.table, self._patterns[name]
-        if pattern.endswith(".npy"):
-            found = nodes.npy_rows([str(path) for path in find(pattern, natural=True)])
-        else:
-            matched = nodes.match_columns(table, pattern, self.columns.taken, f"--edge-features {name}")
-            found = nodes.table_rows(self.duck, table, matched)
-        return found.expect(table.rows, table.shown, "edge")
+        return rows_of(self.duck, self.columns, name, self._patterns[name])
 
     def check(self) -> None:
         """That all of them fit, before the long work begins."""
@@ -57,3 +51,14 @@ class EdgeFeatures:
         settings = storage, unscaled, self.spec.allow_nan, self.progress
         wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), names.edge_array)
         return {"wild": wild}
+
+
+def rows_of(duck: Duck, columns: EdgeColumns, name: str, pattern: str) -> nodes.Rows:
+    """An edge feature, a row an edge of the input. Raises InputError where files or columns do not fit."""
+    table = columns.table
+    if pattern.endswith(".npy"):
+        found = nodes.npy_rows([str(path) for path in find(pattern, natural=True)])
+    else:
+        matched = nodes.match_columns(table, pattern, columns.taken, f"--edge-features {name}")
+        found = nodes.table_rows(duck, table, matched)
+    return found.expect(table.rows, table.shown, "edge")

@@ -231,8 +231,8 @@ def map_edges(duck: Duck, edges: str, total: int, ids: str, stage: Path, columns
     return left
 
 
-def refuse_missing(duck: Duck, edges: EdgeColumns, kind: IdKind, ids: str, nodes: Table) -> None:
-    """Raise InputError for the first edge with an end that is not in the node table."""
+def refuse_missing(duck: Duck, edges: EdgeColumns, kind: IdKind, ids: str, where: str) -> None:
+    """Raise InputError for the first edge with an end not among `ids` (SQL, column id); where: what holds those."""
     ends = " UNION ALL ".join(
         f"SELECT edge_id, {end} AS id, {order} AS side FROM ({edges.relation(kind)})"
         for order, end in enumerate(("src", "dst"))
@@ -243,7 +243,7 @@ def refuse_missing(duck: Duck, edges: EdgeColumns, kind: IdKind, ids: str, nodes
     )
     column = (edges.src, edges.dst)[side]
     shown = value if kind == "int" else repr(value)
-    raise InputError(f"{edges.table.where(position)}: {column} {shown} is not in {nodes.shown}; fix it or pass --drop-missing")
+    raise InputError(f"{edges.table.where(position)}: {column} {shown} is not in {where}; fix it or pass --drop-missing")
 
 
 def write_lmdb(duck: Duck, path: Path, kind: IdKind, ids: str, count: int, progress: Progress) -> None:

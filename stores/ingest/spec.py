@@ -103,24 +103,27 @@ class IngestSpec(BaseModel):
             for name, default in (("src", "src"), ("dst", "dst"), ("id_type", "auto")):
                 if getattr(self, name) != default:
                     self._refuse(given[0], (name,))
-        if self.nodes is None:
-            for name in ("label", "split", "birth", "x_cols"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(f"--{name.replace('_', '-')} names a column of the node table: give --nodes too")
-            if self.id != "id":
-                raise ConfigError("--id names a column of the node table: give --nodes too")
+        self._check_nodes()
         self._check_times()
         if self.arg and self.pyg is None:
             raise ConfigError("--arg is an argument of a PyG data set: give --pyg too")
-        for one, other in (("label", "labels"), ("split", "train"), ("split", "val"), ("split", "test")):
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ConfigError(f"--{one} and --{other} say the same thing twice: give one of them")
         if self.parts is None and self.partitioner != "auto":
             raise ConfigError(f"--partitioner {self.partitioner} makes parts: say how many with --parts")
         parse_bytes(self.memory)
         self.feature_globs()
         self.edge_feature_patterns()
         return self
+
+    def _check_nodes(self) -> None:
+        if self.nodes is None:
+            for name in ("label", "split", "birth", "x_cols"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"--{name.replace('_', '-')} names a column of the node table: give --nodes too")
+            if self.id != "id":
+                raise ConfigError("--id names a column of the node table: give --nodes too")
+        for one, other in (("label", "labels"), ("split", "train"), ("split", "val"), ("split", "test")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ConfigError(f"--{one} and --{other} say the same thing twice: give one of them")
 
     def _check_times(self) -> None:
         if self.time is None and self.birth is not None:

@@ -9,11 +9,12 @@ import pytest
 import zarr
 
 from stores.build import compact_labels, write_store
-from stores.dataset import Dataset, _load
+from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError, OocError, StoreError
 from stores.graph import Graph
 from stores.lmdb_rows import write_lmdb_rows
 from stores.rows import ArrayRows
+from stores.whole import load
 from stores.zarr_rows import ShardedRows, open_zarr_rows
 from stores.zarr_write import Appender
 
@@ -62,10 +63,10 @@ def test_loading_runs_over_all_shards_and_skips_the_padding(tmp_path) -> None:
     assert isinstance(rows, ShardedRows)
     assert len(rows.segments.paths) > 1
     assert rows.segments.total > x.nbytes
-    assert np.array_equal(_load(rows), x)
+    assert np.array_equal(load(rows), x)
     rows.segments.paths[0].write_bytes(b"short")
     with pytest.raises(StoreError, match="truncated"):
-        _load(rows)
+        load(rows)
     rows.close()
 
 

@@ -1,0 +1,201 @@
+"""`append`: new edges, new nodes and rows of known ones, checked as an ingest checks them, in one transaction."""
+
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from stores import manifest as names
+from stores.encoding import arrays_in, encoding_of
+from stores.errors import BudgetError, ConfigError, InputError
+from stores.growth.delta import EDGES, RECORD_ROWS, Appended, Delta, appending
+from stores.growth.newnodes import NewNodes, stage_features
+from stores.growth.spec import AppendSpec
+from stores.growth.versions import alone
+from stores.ingest.datasets import Inputs, gather
+from stores.ingest.duck import Duck, Progress, silent
+from stores.ingest.edge_features import rows_of
+from stores.ingest.ids import EdgeColumns
+from stores.ingest.times import TimeColumn, time_column
+from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, version_of
+from stores.rows import AnyArray
+from stores.zarr_rows import open_zarr_rows
+
+EDGE_BYTES = 256
+"""memory that a waiting edge may take when it is merged, generously"""
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    """What an append did."""
+
+    path: Path
+    appended: Appended
+    seconds: float
+
+
+def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
+    """Append to the store `spec.out`; durable when it returns, not there at all where it raises or is killed.
+
+    It costs in proportion to what is added. The next reader sees it, `compact` folds it into the arrays.
+    Raises InputError naming file, row and value, ConfigError for columns that the store's edges or nodes have and that are not
+    given, StoreError for no store, a full disk or an append that is under way, BudgetError where so many edges would wait that
+    they could not be merged in `memory`.
+
+    >>> append(AppendSpec(out="papers.ooc", edges="new.parquet")).appended.edges
+    1000000
+    """
+    begin, path = time.perf_counter(), spec.out
+    version = version_of(path)
+    with alone(path, "growth", wait=False):
+        version = version_of(path)
+        root, stage = arrays_of(path, version), path / VERSIONS / "append.partial"
+        manifest = read_manifest(root)
+        refuse(path, manifest)
+        shutil.rmtree(stage, ignore_errors=True)
+        try:
+            stage.mkdir()
+            with Duck(spec.memory_bytes, stage / "spill") as duck, appending(path, version) as delta:
+                done = _Append(spec, root, manifest, duck, delta, stage, progress).run()
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    return AppendResult(path, done, time.perf_counter() - begin)
+
+
+def refuse(path: Path, manifest: Manifest) -> None:
+    """Raise ConfigError for a store that cannot grow and stay what it says it is."""
+    why = None
+    if manifest.partition is not None:
+        why = f"numbers its nodes by {manifest.partition.parts} parts of the graph, which new edges change"
+    elif manifest.order != "input":
+        why = f"numbers its nodes by {manifest.order}, which new edges change"
+    elif manifest.input is not None and manifest.input.drop_duplicates:
+        why = "holds each edge once, and whether a new one is there already only an ingest finds out"
+    elif "edge_id" not in manifest.columns or set(manifest.columns) - {"edge_id", "weight", "time"}:
+        why = f"has the edge columns {', '.join(manifest.columns) or 'none'}, not those of an ingest"
+    elif len(manifest.node_types) != 1 or len(manifest.edge_types) != 1:
+        why = "has several types of nodes or edges"
+    if why:
+        raise ConfigError(f"nothing can be appended to {path}: it {why}; ingest everything anew")
+
+
+class _Append:
+    """One append under way."""
+
+    def __init__(
+        self, spec: AppendSpec, root: Path, manifest: Manifest, duck: Duck, delta: Delta, stage: Path, progress: Progress
+    ) -> None:
+        self.spec, self.root, self.manifest, self.duck, self.delta = spec, root, manifest, duck, delta
+        self.stage, self.progress = stage, progress
+        appends = delta.appends
+        self.number = len(appends)
+        self.before = sum(appends, Appended())
+
+    def run(self) -> Appended:
+        inputs = gather(self.spec, self.duck, self.stage, None, self.progress)
+        columns = None if self.spec.edges is None else self._columns(inputs)
+        new = NewNodes(self.spec, self.root, self.manifest, self.duck, self.delta, self.stage, inputs)
+        if columns is not None:
+            self._check_budget(columns.table.rows)
+            new.look_at_edges(columns)
+        new.settle()
+        counts = Appended() if columns is None else self._edges(columns, new)
+        rows = new.write(self.number, None if columns is None else columns.time)
+        return self.delta.finish(self.number, replace(counts, nodes=new.count, rows=rows))
+
+    def _columns(self, inputs: Inputs) -> EdgeColumns:
+        """The edges' columns: all that the store's edges have, and no other."""
+        table, spec, manifest = inputs.edges, self.spec, self.manifest
+        there = {"--weight": (spec.weight, manifest.weighted), "--time": (spec.time, manifest.time is not None)}
+        for flag, (given, has) in there.items():
+            if has and given is None:
+                raise ConfigError(
+                    f"the edges of {spec.out} have a {flag[2:]}: name the column that has the new ones', {flag} COLUMN"
+                )
+            if given is not None and not has:
+                raise ConfigError(f"the edges of {spec.out} have no {flag[2:]}: leave {flag} out")
+        src = table.column(spec.src, "sources", ("src", 0))
+        dst = table.column(spec.dst, "destinations", ("dst", 1))
+        weight = None if spec.weight is None else table.column(spec.weight, "weights")
+        return EdgeColumns(table, src, dst, weight, self._time(inputs))
+
+    def _time(self, inputs: Inputs) -> TimeColumn | None:
+        held = self.manifest.time
+        if self.spec.time is None or held is None:
+            return None
+        table = inputs.edges
+        unit = self.spec.time_unit if "time_unit" in self.spec.model_fields_set else held.unit
+        found = time_column(self.duck, table, self.spec.time, "times", unit)
+        if found.unit != held.unit:
+            raise InputError(
+                f"{table.shown}: times are in {found.unit}, those of {self.spec.out} in {held.unit}; give them alike"
+            )
+        if found.dtype.kind == "f" and held.dtype == "int64":
+            raise InputError(
+                f"{table.shown}: {found.column} has fractions, the times of {self.spec.out} are whole numbers; round them"
+            )
+        return found
+
+    def _check_budget(self, edges: int) -> None:
+        waiting, most = self.before.edges + edges, self.spec.memory_bytes // 2 // EDGE_BYTES
+        if waiting > most:
+            raise BudgetError(
+                f"{waiting:,} edges would wait to be merged, and {self.spec.memory} of memory has room for {most:,}: "
+                f"run `ooc compact {self.spec.out}`, append less at a time, or raise --memory"
+            )
+
+    def _edges(self, columns: EdgeColumns, new: NewNodes) -> Appended:
+        """Write the edges' records; how many there are and were left out."""
+        features = self._edge_features(columns)
+        held = self.manifest.time
+        kinds = {"weight": np.dtype(np.float32)} if columns.weight is not None else {}
+        kinds |= {"time": np.dtype(held.dtype)} if held is not None else {}
+        drop_loops = self.manifest.input is not None and self.manifest.input.drop_self_loops
+        counts = {"given": columns.table.rows, "edges": 0, "missing": 0, "self_loops": 0}
+        for batch in self.duck.stream(new.mapped(columns), batch_rows=RECORD_ROWS):
+            src, dst, known = _ends(batch)
+            kept = known & (src != dst) if drop_loops else known
+            counts["missing"] += int((~known).sum())
+            counts["self_loops"] += int((known & (src == dst)).sum()) if drop_loops else 0
+            place = batch.column("edge_id").to_numpy()[kept]
+            record: dict[str, AnyArray] = {"src": src[kept], "dst": dst[kept], "place": place}
+            record |= {name: batch.column(name).to_numpy()[kept].astype(kind) for name, kind in kinds.items()}
+            record |= {name: np.asarray(rows[place]) for name, rows in features.items()}
+            self.delta.put(self.number, EDGES, record)
+            counts["edges"] += len(place)
+            self.progress("append edges", counts["edges"], columns.table.rows)
+        return Appended(**counts)  # type: ignore[arg-type]
+
+    def _edge_features(self, columns: EdgeColumns) -> Mapping[str, AnyArray]:
+        """Edge features as they are stored, a row an edge of the input, in files."""
+        patterns, folder = self.spec.edge_feature_patterns(), self.root / names.edge_array("")
+        there = arrays_in(folder)
+        if set(patterns) != set(there):
+            wanted, given = ", ".join(there) or "none", ", ".join(sorted(patterns)) or "none"
+            raise ConfigError(
+                f"the edges of {self.spec.out} have the features {wanted}; given: {given} (--edge-features NAME=WHAT)"
+            )
+        staged = {}
+        for name, pattern in patterns.items():
+            with closing(open_zarr_rows(self.root, names.edge_array(name), "mmap")) as rows:
+                encoding = encoding_of(rows, folder)
+                given_rows = rows_of(self.duck, columns, name, pattern)
+                staged[name] = stage_features(self.stage, f"edge-{name}", given_rows, rows, encoding, self.spec, self.progress)
+        return staged
+
+
+def _ends(batch: pa.RecordBatch) -> tuple[AnyArray, AnyArray, AnyArray]:
+    """Rows of the sources and destinations, and whether both are nodes."""
+    known, ends = np.ones(batch.num_rows, bool), []
+    for name in ("src", "dst"):
+        column = batch.column(name)
+        if column.null_count:
+            known &= column.is_valid().to_numpy(zero_copy_only=False)
+            column = column.fill_null(-1)
+        ends.append(column.to_numpy().astype(np.int64))
+    return ends[0], ends[1], known

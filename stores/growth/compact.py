@@ -1,0 +1,52 @@
+"""`compact`: a new version of a store's arrays, with what was appended in them."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from stores.atomic import partial_path
+from stores.growth.delta import Appended, reading, remove
+from stores.growth.grow import Growing, Progress
+from stores.growth.versions import alone, remove_unused, view_folder
+from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, set_version, version_of
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction made."""
+
+    appends: int
+    """folded in"""
+    appended: Appended
+    manifest: Manifest
+    seconds: float
+
+
+def compact(path: Path | str, progress: Progress = lambda _: None) -> Compacted:
+    """Fold everything appended to the store at `path` into a new version of its arrays, and make that the current one.
+
+    Who has the store open goes on reading the old version, which is removed when nobody does (by a later append or
+    compaction, if need be). Killed at any moment, it leaves the store as it was or as it is to be; to call it again is enough.
+    Raises StoreError where there is no store, the disk is full, or an append or another compaction is under way.
+
+    >>> compact("papers.ooc").appended.edges
+    1000000
+    """
+    begin, path = time.perf_counter(), Path(path)
+    version = version_of(path)
+    with alone(path, "growth", wait=False), alone(path, "view", wait=True):
+        version = version_of(path)
+        root = arrays_of(path, version)
+        with reading(path, version) as delta:
+            appends = [] if delta is None else delta.appends
+            remove_unused(path, version, view_folder(path, version, len(appends)) if appends else None)
+            if delta is None or not appends:
+                return Compacted(0, Appended(), read_manifest(root), time.perf_counter() - begin)
+            new = str(int(version or 0) + 1)
+            final = path / VERSIONS / new
+            Growing(root, delta, partial_path(final), whole=True, progress=progress).write(final)
+        manifest = read_manifest(final)
+        set_version(path, manifest, new)
+        remove(path)
+        remove_unused(path, new, None)
+    return Compacted(len(appends), sum(appends, Appended()), manifest, time.perf_counter() - begin)

@@ -1,0 +1,113 @@
+"""Where one reader finds a store's arrays, as they were when it opened the store, appends included."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from stores.atomic import partial_path
+from stores.errors import StoreError
+from stores.growth.delta import Appended, reading
+from stores.growth.versions import AGAIN_SECONDS, Hold, alone, hold_current, remove_views, view_folder
+from stores.integrity import fingerprint
+from stores.manifest import Manifest, arrays_of, read_manifest, version_of
+
+
+@dataclass(frozen=True)
+class Place:
+    """A version of a store's arrays, and the part that appends changed. Held until `close`: nobody removes it."""
+
+    path: Path
+    root: Path
+    """the version"""
+    view: Path | None
+    """what appends changed of it (`stores.growth.grow`), None where there are none"""
+    appended: Appended
+    manifest: Manifest
+    holds: tuple[Hold, ...]
+
+    def group(self, name: str) -> Path:
+        """The group in which the array `name` is as appends made it."""
+        if self.view is not None and (self.view / name / "zarr.json").exists():
+            return self.view
+        return self.root
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the arrays and of what was appended to them."""
+        return fingerprint(self.root) + (f"+appended={self.appended.digest}" if self.view is not None else "")
+
+    def is_latest(self) -> bool:
+        """Whether no append and no compaction came since."""
+        version = version_of(self.path)
+        if self.root != arrays_of(self.path, version):
+            return False
+        with reading(self.path, version) as delta:
+            return sum(delta.appends if delta else [], Appended()) == self.appended
+
+    def close(self) -> None:
+        """Let go of the files; idempotent."""
+        for hold in self.holds:
+            hold.close()
+
+
+def open_place(path: Path) -> Place:
+    """Find the current arrays of the store at `path`; the first reader after an append merges what that changed.
+
+    Raises StoreError where there is no store, or what appends changed is not merged yet and cannot be written there.
+    """
+    while True:
+        version, hold = hold_current(path)
+        try:
+            place = _place(path, version, hold)
+        except BaseException:
+            hold.close()
+            raise
+        if place is not None:
+            return place
+        hold.close()
+
+
+def _place(path: Path, version: str, hold: Hold) -> Place | None:
+    """None where another version was published, or appends came or went, meanwhile."""
+    root = arrays_of(path, version)
+    with reading(path, version) as delta:
+        appends = [] if delta is None else delta.appends
+    if version != version_of(path):  # its appends are gone, too
+        return None
+    if not appends:
+        return Place(path, root, None, Appended(), read_manifest(root), (hold,))
+    view = view_folder(path, version, len(appends))
+    try:
+        held = Hold(view)
+    except FileNotFoundError:
+        _merge_view(path)
+        return None
+    except BlockingIOError:
+        time.sleep(AGAIN_SECONDS)
+        return None
+    try:
+        return Place(path, root, view, sum(appends, Appended()), read_manifest(view), (hold, held))
+    except BaseException:
+        held.close()
+        raise
+
+
+def _merge_view(path: Path) -> None:
+    """Merge what the appends that are there now changed, if nobody did yet."""
+    if not os.access(path, os.W_OK):
+        raise StoreError(
+            f"{path} has appends that its arrays do not hold, and nothing can be written there: "
+            f"run `ooc compact {path}` where it can be"
+        )
+    from stores.growth.grow import Growing  # an ingest's modules, which other readers do without
+
+    with alone(path, "view", wait=True):
+        version = version_of(path)
+        with reading(path, version) as delta:
+            if delta is None or not delta.appends:
+                return
+            view = view_folder(path, version, len(delta.appends))
+            if not view.exists():
+                Growing(arrays_of(path, version), delta, partial_path(view), whole=False, progress=lambda _: None).write(view)
+        remove_views(path, view)

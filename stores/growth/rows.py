@@ -1,0 +1,56 @@
+"""Rows of which some are new, or hold something else than when the array was written."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.rows import AnyArray, Ids, Rows, check_request
+from stores.threads import Background
+
+DELTA_ROWS, DELTA_VALUES = "row", "value"
+"""arrays of what appends changed: the rows that are new or given anew, ascending, and what they hold"""
+
+
+def delta_array(name: str, what: str) -> str:
+    """Path of such an array: `delta_array("x", DELTA_ROWS)` is `"delta/x/row"`."""
+    return f"delta/{name}/{what}"
+
+
+class DeltaRows(Background):
+    """`new` laid over `old`: row `row[i]` is new row i, any other the old one.
+
+    row: int64[d], ascending; a memory map goes. Each side plans its reads as always.
+
+    >>> DeltaRows(old, new, np.array([3, 1000]), count=1001).read(ids, out)
+    """
+
+    def __init__(self, old: Rows, new: Rows, row: NDArray[np.int64], count: int) -> None:
+        """count: rows in all; those behind the old ones are all among `row`."""
+        self.old, self.new, self._row = old, new, row
+        self.shape: tuple[int, ...] = (count, *old.shape[1:])
+        self.dtype: np.dtype[Any] = old.dtype
+        self.attributes: dict[str, Any] = dict(getattr(old, "attributes", {}))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as stored."""
+        return self.old.row_bytes
+
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
+        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes read from the disk."""
+        check_request(self, ids, out, at)
+        found = np.searchsorted(self._row, ids)
+        is_new = found < len(self._row)
+        is_new[is_new] = self._row[found[is_new]] == ids[is_new]
+        if not is_new.any():
+            return self.old.read(ids, out, at)
+        place = np.arange(len(ids)) if at is None else at
+        nbytes = self.old.read(ids[~is_new], out, place[~is_new])
+        return nbytes + self.new.read(found[is_new], out, place[is_new])
+
+    def close(self) -> None:
+        """Give back both sides; idempotent."""
+        self._end_background()
+        self.old.close()
+        self.new.close()

@@ -1,0 +1,131 @@
+"""Where the arrays of a store are: which version of them is current, and who uses which.
+
+A store's `zarr.json` names the folder that holds its arrays: itself, or after `compact` one of `versions/`. To publish a
+version is to replace that one small file: atomic on every file system, which exchanging two folders is not; and a path, once
+resolved, means the same files for as long as they are used, so that what is opened late belongs to what was opened early. Who
+uses a folder holds a shared lock on it; it is removed by the first who finds it out of date and gets the lock for himself.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stores import manifest as names
+from stores.atomic import disk_errors, remove_tree
+from stores.errors import StoreError
+from stores.manifest import VERSIONS, arrays_of, version_of
+
+_TOP = ("graph", names.EVENTS, "node", "edge", names.CHECKSUMS, names.IDS)
+"""what a store without versions has at its top"""
+AGAIN_SECONDS = 0.001
+"""until a folder that somebody removes, or looks at to that end, is asked for again"""
+
+
+class Hold:
+    """A shared lock on a folder, so that nobody removes it; `close` lets go, idempotent. No write access is needed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises FileNotFoundError where there is none, BlockingIOError where it is being removed."""
+        self._fd: int | None = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise
+        except OSError:  # a file system without locks: nobody can tell, so nobody removes
+            return
+        try:
+            there = os.path.samestat(os.fstat(self._fd), os.stat(folder))
+        except FileNotFoundError:
+            there = False
+        if not there:  # it was removed before it was locked
+            self.close()
+            raise FileNotFoundError(folder)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def hold_current(path: Path) -> tuple[str, Hold]:
+    """(the current version of the store at `path`, a hold on its arrays)."""
+    while True:
+        version = version_of(path)
+        try:
+            hold = Hold(arrays_of(path, version))
+        except FileNotFoundError:
+            if version == version_of(path):
+                raise StoreError(f"{arrays_of(path, version)}, where {path} has its arrays, is missing") from None
+            continue
+        except BlockingIOError:
+            time.sleep(AGAIN_SECONDS)
+            continue
+        if version == version_of(path):
+            return version, hold
+        hold.close()
+
+
+def view_folder(path: Path, version: str, appends: int) -> Path:
+    """Where the arrays that so many appends change lie merged, for all readers."""
+    return path / VERSIONS / f"view-{version or 0}-{appends}"
+
+
+@contextmanager
+def alone(path: Path, what: str, wait: bool) -> Iterator[None]:
+    """The store's lock `what`, for one process or thread at a time. Raises StoreError where another has it, unless `wait`."""
+    with disk_errors(path):
+        (path / VERSIONS).mkdir(exist_ok=True)
+        fd = os.open(path / VERSIONS / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise StoreError(f"another append to {path}, or its compaction, is under way: wait for it") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove_views(path: Path, keep: Path) -> None:
+    """Remove merged parts of earlier appends that nobody uses. Whoever calls has the view lock."""
+    for each in sorted((path / VERSIONS).glob("view-*")):
+        if each != keep:
+            _remove(each)
+
+
+def remove_unused(path: Path, version: str, keep: Path | None) -> None:
+    """Remove versions, views and half-made ones that nobody uses, but for `version` and `keep`. Whoever calls has the locks."""
+    folder = path / VERSIONS
+    for each in sorted(folder.iterdir()):
+        if each.is_dir() and each != keep and each.name != version:
+            _remove(each)
+    if version:
+        with _for_itself(path) as unused:
+            for each in (path / name for name in _TOP):
+                if unused and each.exists():
+                    remove_tree(each)
+
+
+def _remove(folder: Path) -> None:
+    with _for_itself(folder) as unused:
+        if unused:
+            remove_tree(folder)
+
+
+@contextmanager
+def _for_itself(folder: Path) -> Iterator[bool]:
+    """Whether nobody uses a folder; then nobody begins to, either."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
