@@ -75,8 +75,8 @@ def _left_out(reason: str, count: int) -> str:
 def append(store: StoreArgument, **flags: Any) -> None:
     """Add edges, nodes, or rows of known nodes to a store, in one transaction; the next reader sees them."""
     from ooc.progress import StepBars
-    from stores.growth.append import AppendSpec
     from stores.growth.append import append as add
+    from stores.growth.spec import AppendSpec
 
     with StepBars() as bars:
         made = add(

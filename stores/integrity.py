@@ -101,7 +101,12 @@ def fingerprint(path: Path | str) -> str:
     Of an array without checksums (someone else wrote it) the metadata count.
     """
     path = arrays_of(path)
-    digest = hashlib.sha256(read_manifest(path).canonical())
+    return fingerprint_of(path, read_manifest(path))
+
+
+def fingerprint_of(path: Path, manifest: Manifest) -> str:
+    """`fingerprint` of the arrays in the folder `path`, of which `manifest` tells: a version current or not."""
+    digest = hashlib.sha256(manifest.canonical())
     for name in array_names(path):
         digest.update(f"\0{name}\0".encode())
         if _has_checksums(path, name):

@@ -158,7 +158,8 @@ class _Targets:
             self._held = np.concatenate([self._held, read_range(self._indptr, self._read, stop)[0]])
             self._read = stop
         used = int(np.searchsorted(self._held, last))  # the first entry that is no less
-        counts: Ints = np.diff(np.clip(self._held[: used + 1], first, last))
+        ends: Ints = np.clip(self._held[: used + 1], first, last)
+        counts = ends[1:] - ends[:-1]
         found = np.repeat(np.arange(self._first, self._first + len(counts)), counts)
         keep = max(used - 1, 0)
         self._held, self._first = self._held[keep:], self._first + keep

@@ -9,7 +9,7 @@ from stores.atomic import partial_path
 from stores.errors import StoreError
 from stores.growth.delta import Appended, reading
 from stores.growth.versions import AGAIN_SECONDS, Hold, alone, hold_current, remove_views, view_folder
-from stores.integrity import fingerprint
+from stores.integrity import fingerprint_of
 from stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
 
@@ -23,7 +23,10 @@ class Place:
     view: Path | None
     """what appends changed of it (`stores.growth.grow`), None where there are none"""
     appended: Appended
+    base: Manifest
+    """of the version"""
     manifest: Manifest
+    """of the store as appends made it"""
     holds: tuple[Hold, ...]
 
     def group(self, name: str) -> Path:
@@ -35,7 +38,7 @@ class Place:
     @property
     def fingerprint(self) -> str:
         """Of the arrays and of what was appended to them."""
-        return fingerprint(self.root) + (f"+appended={self.appended.digest}" if self.view is not None else "")
+        return fingerprint_of(self.root, self.base) + (f"+appended={self.appended.digest}" if self.view is not None else "")
 
     def is_latest(self) -> bool:
         """Whether no append and no compaction came since."""
@@ -71,12 +74,13 @@ def open_place(path: Path) -> Place:
 def _place(path: Path, version: str, hold: Hold) -> Place | None:
     """None where another version was published, or appends came or went, meanwhile."""
     root = arrays_of(path, version)
+    base = read_manifest(root)
     with reading(path, version) as delta:
         appends = [] if delta is None else delta.appends
     if version != version_of(path):  # its appends are gone, too
         return None
     if not appends:
-        return Place(path, root, None, Appended(), read_manifest(root), (hold,))
+        return Place(path, root, None, Appended(), base, base, (hold,))
     view = view_folder(path, version, len(appends))
     try:
         held = Hold(view)
@@ -87,7 +91,7 @@ def _place(path: Path, version: str, hold: Hold) -> Place | None:
         time.sleep(AGAIN_SECONDS)
         return None
     try:
-        return Place(path, root, view, sum(appends, Appended()), read_manifest(view), (hold, held))
+        return Place(path, root, view, sum(appends, Appended()), base, read_manifest(view), (hold, held))
     except BaseException:
         held.close()
         raise

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stores.dataset import Dataset
+from stores.growth import append as append_module
+from stores.growth import grow as grow_module
+from stores.growth import merge, newnodes
 from stores.growth.append import append
 from stores.growth.compact import compact
 from stores.growth.spec import AppendSpec
@@ -172,9 +176,22 @@ def assert_same_data(one: Path, other: Path) -> None:
                 np.testing.assert_array_equal(mine_events.columns[name], column, err_msg=name)
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows are many blocks, pieces and records."""
+    for module, name, value in (
+        (merge, "BLOCK_ROWS", 7),
+        (merge, "BLOCK_BYTES", 48),
+        (grow_module, "BLOCK_BYTES", 24),
+        (append_module, "RECORD_ROWS", 5),
+        (newnodes, "RECORD_ROWS", 2),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
 @FEW
 @given(case=cases())
-def test_a_store_that_grew_is_one_ingested_whole(tmp_path, case):  # type: ignore[no-untyped-def]
+def test_a_store_that_grew_is_one_ingested_whole(tmp_path, small_blocks, case):  # type: ignore[no-untyped-def]
     """Array by array, byte for byte once it is compacted, and to a reader before: ties, late events, loops, new nodes."""
     grown, whole = grow(case, fresh(tmp_path))
     assert_same_data(grown, whole)
