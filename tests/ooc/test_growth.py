@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import ooc
+from ooc.config import TrainConfig
 from ooc.train import train
 from stores.errors import ConfigError
 from stores.growth.append import append
 from stores.growth.compact import compact
 from stores.growth.spec import AppendSpec
 from stores.ingest import IngestSpec, ingest
-from tests.ooc.runs import KillAt, Killed, configure, curve
+from tests.ooc.runs import SMALL, KillAt, Killed, configure, curve
 
 N, E, NEW_N, NEW_E = 200, 1500, 20, 100
 NODES: dict[str, Any] = {"label": "y", "split": "split", "x_cols": "f*"}
@@ -53,16 +54,16 @@ def given(files: dict[str, str], name: str) -> dict[str, Any]:
 MODES: dict[str, dict[str, Any]] = {
     "sums": {},
     "windows": {"model": "gat", "heads": 2},
-    "histories": {"mode": "history", "parts": 5, "fanout": [], "layers": 2},
+    "histories": {"mode": "history", "parts": 5, "layers": 2},
     "layer by layer": {"evaluate": "layerwise"},
 }
 
 
 @pytest.mark.parametrize("name", MODES)
 def test_a_model_trained_after_growth_is_one_trained_on_everything(tmp_path: Path, name: str) -> None:
-    files, settings = tables(tmp_path), dict(MODES[name])
-    if not settings.get("fanout", True):
-        del settings["fanout"]
+    files, settings = tables(tmp_path), SMALL | MODES[name]
+    if settings.get("mode") == "history":
+        del settings["fanout"], settings["batch_size"]
     for store in ("grown", "whole"):
         ingest(IngestSpec(out=tmp_path / f"{store}.ooc", **given(files, "base" if store == "grown" else "all")))
     append(AppendSpec(out=tmp_path / "grown.ooc", **given(files, "new")))
@@ -71,7 +72,7 @@ def test_a_model_trained_after_growth_is_one_trained_on_everything(tmp_path: Pat
     for run, store in runs.items():
         if run == "compacted":
             compact(tmp_path / store)
-        config = configure(tmp_path / store, tmp_path / run, **settings)
+        config = TrainConfig(store=tmp_path / store, out=tmp_path / run, **settings)
         found[run] = train(config)["metrics"], curve(config.out), torch.load(config.out / "model.pt")["model"]
     for run in ("appended", "compacted"):
         assert found[run][:2] == found["whole"][:2]
