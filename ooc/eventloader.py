@@ -19,10 +19,11 @@ from ooc.buffers import Buffers
 from ooc.clock import Clock, Span
 from ooc.device import OnDevice, on_device
 from ooc.gather import Gather
-from ooc.loaders import budget_of
+from ooc.loaders import WARM_SHARE, budget_of
 from ooc.negatives import Negatives
 from ooc.order import Purpose, key
 from ooc.pipeline import Pipeline, Stage
+from ooc.sampling.slots import Slots
 from ooc.sampling.temporal import Strategy, TemporalSampler, TemporalSubgraph
 from ooc.union import Union
 from stores.dataset import Dataset
@@ -278,7 +279,7 @@ class EventLoader:
             batch_size=batch_size,
             whole_times=whole_times,
             negatives=negatives,
-            sampler=TemporalSampler(data.graph, list(num_neighbors), strategy, most),
+            sampler=TemporalSampler(data.graph, list(num_neighbors), strategy, most, slots=slots_of(data, self.budget)),
             gather=None if x is None else Gather(data.encoding("x")),
             x=x,
             seed=seed,
@@ -352,6 +353,11 @@ class EventLoader:
     def spans(self) -> dict[str, list[Span]]:
         """When each stage worked on what, as far as it was kept (see `ooc.clock`)."""
         return {name: list(clock.spans) for name, clock in self._clocks.items()}
+
+
+def slots_of(data: Dataset, budget: Budget | None = None) -> Slots:
+    """The slots of a data set's graph, in the map where a third of the memory holds them; all its loaders share them."""
+    return Slots.of(data, (budget or budget_of(data)).memory // WARM_SHARE)
 
 
 def _span(events: Events, wanted: str | tuple[int, int] | None) -> tuple[int, int]:

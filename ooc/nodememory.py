@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.buffers import Buffers
-from ooc.eventloader import EventLoader
+from ooc.eventloader import EventLoader, slots_of
 from ooc.gather import Gather
 from ooc.history import History
 from ooc.historyrows import Fetched
 from ooc.pipeline import Stage
 from stores.dataset import Dataset
 from stores.errors import InputError
-from stores.jit import kernel
 from stores.rows import AnyArray
 
 Ids = NDArray[np.int64]
@@ -81,11 +80,9 @@ class NodeMemory:
     """
 
     def __init__(self, data: Dataset, history: History, columns: tuple[str, ...], origin: Any = None) -> None:
-        graph = data.graph
         self.history, self.columns, self._events = history, columns, data.events
         self.origin = (data.events.span[0] if len(data.events) else 0) if origin is None else origin
-        self._indptr, self._indices = np.asarray(graph.indptr), np.asarray(graph.indices)
-        self._edge_id, self._time = np.asarray(graph.columns["edge_id"]), np.asarray(graph.columns["time"])
+        self._slots = slots_of(data)
         self._buffers = Buffers(2)
         self._next = history.next_step
 
@@ -119,20 +116,19 @@ class NodeMemory:
     def ahead(self, batch: Any) -> Wanted:
         """Find the last events of a batch's nodes, and read the rows that it needs; for batch after batch."""
         node, first = batch.n_id.numpy(), int(batch.e_id[0])
-        slot = np.empty(len(node), np.int64)
-        last_events(self._indptr, self._edge_id, node, first, slot)
-        known = slot >= 0
-        other, event = node.copy(), np.zeros(len(node), np.int64)
-        other[known] = self._indices[slot[known]]
-        event[known] = self._edge_id[slot[known]]
+        begin, past = self._slots.before("edge_id", node, np.full(len(node), first))
+        known = past > 0
+        slot = (begin + past - 1)[known]
+        other, event = node.copy(), self._slots.edge_ids(slot)
+        other[known] = self._slots.values("indices", slot)
         ids = np.unique(np.concatenate([node, other]))
         fetched = self.history.fetch(self._next, ids)
         self._next += 1
         time = np.full(len(node), self.origin, self._events.dtype)
-        time[known] = self._time[slot[known]]
+        time[known] = self._slots.values("time", slot)
         columns: dict[str, AnyArray] = {}
         for name in self.columns:
-            values, _ = Gather(self._events.encoding(name)).read(self._events.rows(name), event[known], self._buffers)
+            values, _ = Gather(self._events.encoding(name)).read(self._events.rows(name), event, self._buffers)
             columns[name] = np.zeros((len(node), *values.shape[1:]), values.dtype)
             columns[name][known] = values
         write = np.unique(torch.cat([batch.src, batch.dst]).numpy())
@@ -201,19 +197,3 @@ def check_undirected(data: Dataset) -> None:
             f"{data.path} has directed edges, and a node's memory takes up the events that it is the source of as well: ingest "
             "it with --undirected"
         )
-
-
-@kernel
-def last_events(indptr: Ids, edge_id: NDArray[Any], node: Ids, first: int, slot: Ids) -> None:
-    """slot[i]: that of the latest event at node[i] with a number below `first`, -1 where there is none. A node's slots stand in
-    the order of their events."""
-    for i in range(len(node)):
-        begin = indptr[node[i]]
-        low, high = begin, indptr[node[i] + 1]
-        while low < high:
-            middle = (low + high) // 2
-            if edge_id[middle] < first:
-                low = middle + 1
-            else:
-                high = middle
-        slot[i] = low - 1 if low > begin else -1

@@ -21,7 +21,8 @@ from ooc.budget import words_for
 from ooc.order import mix64
 from ooc.sampling import kernels
 from ooc.sampling.neighbor import damaged_slot
-from stores.errors import BudgetError, ConfigError, InputError, StoreError
+from ooc.sampling.slots import Slots
+from stores.errors import BudgetError, ConfigError, InputError
 from stores.graph import Graph
 from stores.jit import kernel
 
@@ -46,8 +47,8 @@ class TemporalSampler:
 
     graph: with the column `time` (a store ingested with --time). fanout: edges drawn at a query, per hop; -1 takes all of its
     past. strategy: "last" takes the latest; "uniform" any, each set equally likely. max_bytes, row_bytes: limit on the bytes
-    of a batch (its arrays, and `row_bytes` a node). Raises ConfigError for a graph without times or a fan-out that does not
-    fit.
+    of a batch (its arrays, and `row_bytes` a node). slots: the graph's, where they are not to be met in its arrays. Raises
+    ConfigError for a graph without times or a fan-out that does not fit.
 
     >>> sampler = TemporalSampler(ds.graph, [10, 10])
     >>> found = sampler.sample(np.array([4, 7]), np.array([1000, 1000]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -56,7 +57,13 @@ class TemporalSampler:
     """
 
     def __init__(
-        self, graph: Graph, fanout: Sequence[int], strategy: Strategy = "last", max_bytes: int | None = None, row_bytes: int = 0
+        self,
+        graph: Graph,
+        fanout: Sequence[int],
+        strategy: Strategy = "last",
+        max_bytes: int | None = None,
+        row_bytes: int = 0,
+        slots: Slots | None = None,
     ) -> None:
         if any(k != int(k) or k < -1 for k in fanout):
             raise ConfigError(f"fan-out {list(fanout)}: give one number a hop, each 0 or more, or -1 for all of the past")
@@ -66,20 +73,17 @@ class TemporalSampler:
             raise ConfigError(f"strategy {strategy!r} is unknown: last takes the latest edges, uniform any")
         self.fanout, self.strategy = tuple(int(k) for k in fanout), strategy
         self.max_bytes, self.row_bytes = max_bytes, row_bytes
-        # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
-        self.indptr: Ids = np.asarray(graph.indptr)
-        self._indices: NDArray[Any] = np.asarray(graph.indices)
-        self._time: NDArray[Any] = np.asarray(graph.columns["time"])
-        self._graph = graph
+        self._slots = Slots(graph) if slots is None else slots
+        self._dtype = self._slots.dtype("time")
 
     @property
     def num_nodes(self) -> int:
         """Nodes of the graph."""
-        return len(self.indptr) - 1
+        return self._slots.num_nodes
 
     def edge_ids(self, slots: Ids) -> Ids:
         """int64[e]: the events that stand in these slots."""
-        return self._graph.edge_ids(slots)
+        return self._slots.edge_ids(slots)
 
     def sample(self, nodes: Ids, times: NDArray[Any], key: int) -> TemporalSubgraph:
         """The sampled past of queries nodes[i] at times[i] (int64[b], [b]); a draw depends on (key, node, time).
@@ -93,24 +97,21 @@ class TemporalSampler:
         num_nodes, num_edges, start = [len(node)], [], 0
         for hop, fanout in enumerate(self.fanout):
             stop = len(node)
-            past = np.empty(stop - start, np.int64)
-            count = int(pasts(self.indptr, self._time, node, time, start, fanout, past))
-            if count < 0:
-                raise StoreError("indptr does not rise within the edges: the store is damaged; run `ooc verify` on it")
+            first, past = self._slots.before("time", node[start:stop], time[start:stop])
+            count = int((past if fanout < 0 else np.minimum(past, fanout)).sum())
             self._check_bytes(hop, stop + count, len(source) + count)
             drawn, ends = np.empty(count, np.int64), np.empty(stop - start, np.int64)
             last = self.strategy == "last"
-            draw_past(self.indptr, node, time, start, past, fanout, last, np.uint64(key & (2**64 - 1)), drawn, ends)
-            neighbor = np.empty(count, np.int64)
-            damaged = kernels.gather(self._indices, drawn, 0, len(drawn), self.num_nodes, neighbor)
-            if damaged >= 0:
-                raise damaged_slot(damaged)
+            draw_past(first, node, time, start, past, fanout, last, np.uint64(key & (2**64 - 1)), drawn, ends)
+            neighbor = self._slots.values("indices", drawn).astype(np.int64)
+            if (wrong := (neighbor < 0) | (neighbor >= self.num_nodes)).any():
+                raise damaged_slot(int(drawn[wrong][0]))
             owner = np.repeat(query[start:stop], np.diff(ends, prepend=0))
             indptr = np.concatenate([indptr, len(source) + ends])
             source = np.concatenate([source, np.arange(stop, stop + count)])
             slot = np.concatenate([slot, drawn])
             node, query = np.concatenate([node, neighbor]), np.concatenate([query, owner])
-            time = np.concatenate([time, self._time[drawn]])
+            time = np.concatenate([time, self._slots.values("time", drawn)])
             num_nodes.append(count)
             num_edges.append(count)
             start = stop
@@ -126,9 +127,9 @@ class TemporalSampler:
         if wrong.any():
             at = int(np.argmax(wrong))
             raise InputError(f"query {at} asks about node {nodes[at]}: the graph has nodes 0..{self.num_nodes - 1}")
-        if self._time.dtype.kind == "i" and times.dtype.kind == "f":
+        if self._dtype.kind == "i" and times.dtype.kind == "f":
             times = np.ceil(times)  # the whole times before 2.5 are those before 3
-        return nodes.astype(np.int64), times.astype(self._time.dtype)
+        return nodes.astype(np.int64), times.astype(self._dtype)
 
     def _check_bytes(self, hop: int, nodes: int, edges: int) -> None:
         need = nodes * (QUERY_BYTES + self.row_bytes) + edges * EDGE_BYTES
@@ -140,31 +141,8 @@ class TemporalSampler:
 
 
 @kernel
-def pasts(indptr: Ids, slot_time: NDArray[Any], node: Ids, time: NDArray[Any], start: int, fanout: int, past: Ids) -> int:
-    """past[i] = how many in-edges of node[start + i] come before time[start + i]; returns how many edges the hop draws, or -1
-    where indptr is none."""
-    edges = 0
-    for i in range(len(past)):
-        if start + i + kernels.AHEAD < len(node):
-            kernels.prefetch(indptr, node[start + i + kernels.AHEAD])
-        first = indptr[node[start + i]]
-        low, high = first, indptr[node[start + i] + 1]
-        if low < 0 or high < low or high > len(slot_time):
-            return -1
-        while low < high:
-            middle = (low + high) // 2
-            if slot_time[middle] < time[start + i]:
-                low = middle + 1
-            else:
-                high = middle
-        past[i] = low - first
-        edges += kernels.num_drawn(past[i], fanout, False)
-    return edges
-
-
-@kernel
 def draw_past(
-    indptr: Ids,
+    first: Ids,
     node: Ids,
     time: NDArray[Any],
     start: int,
@@ -175,17 +153,19 @@ def draw_past(
     slot: Ids,
     ends: Ids,
 ) -> None:
-    """Draw slots of the first past[i] of node[start + i], the last of them or any, into `slot`; ends[i]: where they end
-    there."""
+    """Draw slots of first[i], ..., first[i] + past[i] - 1, the last of them or any, into `slot`; ends[i]: where they end there.
+
+    The draw is that of (key, node[start + i], time[start + i]).
+    """
     at = 0
     for i in range(len(past)):
-        first, degree = indptr[node[start + i]], past[i]
+        begin, degree = first[i], past[i]
         count = kernels.num_drawn(degree, fanout, False)
         if last or count == degree:
             for j in range(count):
-                slot[at + j] = first + degree - count + j
+                slot[at + j] = begin + degree - count + j
         else:
             moment = mix64(np.uint64(np.int64(time[start + i])))
-            kernels.draw_distinct(kernels.stream_of(key ^ moment, node[start + i]), first, degree, count, slot, at)
+            kernels.draw_distinct(kernels.stream_of(key ^ moment, node[start + i]), begin, degree, count, slot, at)
         at += count
         ends[i] = at
