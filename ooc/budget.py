@@ -42,7 +42,13 @@ class Room(int):
 
 _ROUND_UP = 1.02
 """so that what is printed with three digits does do"""
-_PARTS = {1: "all", 2: "half of what", 4: "beside another loader of these rows a quarter of what", 5: "a fifth of what"}
+_PARTS = {
+    1: "all",
+    2: "half of what",
+    4: "beside another loader of these rows a quarter of what",
+    5: "a fifth of what",
+    6: "a sixth of what",
+}
 
 
 def words_for(need: int, room: int) -> str:

@@ -77,7 +77,8 @@ OF_MODEL = {
 
 def changed(config: BaseModel, *names: str) -> list[str]:
     """Those of `names` that are not at their default."""
-    return [name for name in names if getattr(config, name) != type(config).model_fields[name].default]
+    fields = type(config).model_fields
+    return [name for name in names if getattr(config, name) != fields[name].get_default(call_default_factory=True)]
 
 
 class RunConfig(BaseModel):
@@ -295,10 +296,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def classes() -> dict[str, type[RunConfig]]:
     """Mode -> the configuration of its runs; the first is the one without a mode."""
-    from ooc.temporal.eventsconfig import EventsConfig  # it is made of this module
+    from ooc.temporal.eventsconfig import EventsConfig  # they are made of this module
+    from ooc.temporal.snapshotsconfig import SnapshotsConfig
 
     modes = get_args(TrainConfig.model_fields["mode"].annotation)
-    return {**dict.fromkeys(modes, TrainConfig), "events": EventsConfig}
+    return {**dict.fromkeys(modes, TrainConfig), "events": EventsConfig, "snapshots": SnapshotsConfig}
 
 
 def class_of(values: Mapping[str, Any], where: str = "") -> type[RunConfig]:

@@ -5,6 +5,7 @@ the time of its own. (Random and historical negatives as of Poursafaei et al., "
 Prediction", NeurIPS 2022; files as of the Temporal Graph Benchmark, Huang et al., NeurIPS 2023.)
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.sampling.kernels import stream_of, uniform
+from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
 from stores.events import EventBlock
 from stores.jit import kernel
+from stores.segment_rows import read_range
 
 Ids = NDArray[np.int64]
 _TRIES = 16
@@ -103,6 +106,23 @@ class GivenNegatives:
                 f"{self._path} row {begin + row}: {found[row][wrong[row]][0]} is no node (0..{self._num_nodes - 1})"
             )
         return found
+
+
+def negatives_of(dataset: Dataset, how: str, ratio: int, destinations: Sequence[int] = ()) -> Negatives:
+    """ "random" or "historical" negatives of a store's events, of nodes that are born (where it knows).
+
+    destinations: the first node and the last that random ones are drawn from; (): all. ConfigError for one that is none.
+    Memory: 8 bytes a node, where there are births.
+
+    >>> negatives_of(ds, "historical", ratio=1)
+    """
+    nodes = dataset.num_nodes
+    first, last = destinations or (0, nodes - 1)
+    if last >= nodes:
+        raise ConfigError(f"destinations {first},{last}: the store's nodes are 0..{nodes - 1}")
+    birth = read_range(dataset.rows("birth"), 0, nodes)[0] if "birth" in dataset.names else None
+    random = RandomNegatives(first, last + 1, ratio, birth)
+    return random if how == "random" else HistoricalNegatives(dataset.events.map("dst"), random)
 
 
 @kernel

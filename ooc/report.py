@@ -24,7 +24,7 @@ from stores.sizes import format_bytes
 REPORT = "report.html"
 MAX_POINTS = 2000
 """points of the loss curve; more steps are averaged"""
-INK, BLUE, ORANGE, GREY = "#1f2933", "#2563a8", "#d9722b", "#c3cad3"
+INK, BLUE, ORANGE, GREEN, GREY = "#1f2933", "#2563a8", "#d9722b", "#3d8b5f", "#c3cad3"
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -98,7 +98,7 @@ def render(
         timeline=timeline,
         plan=_plan_rows(summary["plan"]) if "plan" in summary else [],
         advice=summary.get("plan", {}).get("advice"),
-        metrics=summary.get("metrics", {}),
+        metrics=_with_baselines(summary),
         metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
         best_epoch=summary.get("best_epoch"),
         monitor=summary.get("monitor"),
@@ -110,11 +110,26 @@ def render(
     )
 
 
+def _with_baselines(summary: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Scores by split, each followed by those of what a model must beat."""
+    found: dict[str, dict[str, float]] = {}
+    for split, scores in summary.get("metrics", {}).items():
+        found[split] = scores
+        found |= {f"{split}, {name}": each[split] for name, each in summary.get("baselines", {}).items()}
+    return found
+
+
 def _batches(config: dict[str, Any]) -> str:
     """What a batch is made of, for people."""
     mode = config.get("mode", "sampled")
     if not config or mode == "sampled":
         return f"fan-out {', '.join(map(str, config.get('fanout', [])))}, batches of {config.get('batch_size', 0):,}"
+    if mode == "events":
+        return f"batches of {config['batch_size']:,} events"
+    if mode == "snapshots":
+        length, stride = config["window"], config["stride"] or config["window"]
+        unit = " events" if config["by"] == "count" else ""
+        return f"windows of {length}{unit}" + (f", one every {stride}{unit}" if stride != length else "")
     if mode == "saint":
         steps = f" of {config['walk_length']}" if config["saint"] == "walk" else ""
         return f"GraphSAINT, {config['roots']:,} {config['saint']}s{steps} a batch"
@@ -224,10 +239,12 @@ def running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]
 def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> str:
     """Validation scores by epoch, between 0 and 1, and the loss in a panel of its own."""
     figure = Figure(figsize=(5.6, 3.1), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    losses = [line["val"].get("loss") for line in epochs]
+    told = any(value is not None for value in losses)  # not of links
+    top, *others = np.atleast_1d(figure.subplots(1 + told, 1, sharex=True, height_ratios=(2, 1)[: 1 + told]))
     x = [line["epoch"] + 1 for line in epochs]
     marker = "o" if len(x) < 30 else None
-    names = {"accuracy": BLUE, "auroc": ORANGE, "f1_macro": "#3d8b5f", "f1": "#3d8b5f"}
+    names = {"accuracy": BLUE, "ap": BLUE, "auroc": ORANGE, "f1_macro": GREEN, "f1": GREEN, "mrr": GREEN}
     for name, color in names.items():
         y = [line["val"].get(name) for line in epochs]
         if any(value is not None for value in y):
@@ -237,12 +254,17 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
                 top.plot(
                     best_epoch + 1, values[x.index(best_epoch + 1)], "o", color=color, markersize=6, markeredgecolor="white"
                 )
+            for who, each in epochs[-1].get("baselines", {}).items():
+                top.axhline(each["val"][name], color=color, linestyle="--", linewidth=1.0, label=f"{name} of {who}")
     top.set(ylabel="score")
     top.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)  # above the lines
-    losses = [line["val"].get("loss") for line in epochs]
-    bottom.plot(x, [np.nan if v is None else v for v in losses], color=INK, linewidth=1.4, marker=marker, markersize=3)
-    bottom.set(xlabel="epoch", ylabel="loss")
-    bottom.xaxis.get_major_locator().set_params(integer=True)
+    for bottom in others:
+        values = [np.nan if v is None else v for v in losses]
+        bottom.plot(x, values, color=INK, linewidth=1.4, marker=marker, markersize=3)
+        bottom.set(ylabel="loss")
+    last = [top, *others][-1]
+    last.set(xlabel="epoch")
+    last.xaxis.get_major_locator().set_params(integer=True)
     return _svg(figure)
 
 

@@ -16,14 +16,12 @@ from ooc.edgebank import EdgeBank
 from ooc.eventloader import EventLoader, chronological
 from ooc.linkscores import LinkScores
 from ooc.loaders import budget_of
-from ooc.negatives import GivenNegatives, HistoricalNegatives, Negatives, RandomNegatives
+from ooc.negatives import GivenNegatives, Negatives, negatives_of
 from ooc.nodememory import MemoryLoader, NodeMemory, check_undirected
 from ooc.order import Purpose, key
 from ooc.temporal.eventmodels import Sizes, build_event_model
 from ooc.temporal.eventsconfig import EventsConfig
 from stores.dataset import Dataset
-from stores.errors import ConfigError
-from stores.segment_rows import read_range
 
 Scores = dict[str, float | None]
 FOLDER = "memory"
@@ -64,16 +62,11 @@ class EventStream:
         self._resume: dict[str, Any] | None = None
 
     def _negatives(self, split: str) -> Negatives:
-        config, nodes = self.config, self.dataset.num_nodes
+        config = self.config
         if split != "train" and config.negatives_file is not None:
-            return GivenNegatives(config.negatives_file, self.splits["val"][0], nodes)
-        first, last = config.destinations or (0, nodes - 1)
-        if last >= nodes:
-            raise ConfigError(f"destinations {first},{last}: the store's nodes are 0..{nodes - 1}")
-        birth = read_range(self.dataset.rows("birth"), 0, nodes)[0] if "birth" in self.dataset.names else None
-        random = RandomNegatives(first, last + 1, config.ratio if split == "train" else config.eval_ratio, birth)
-        how = config.negatives if split == "train" else config.eval_negatives
-        return random if how == "random" else HistoricalNegatives(self.dataset.events.map("dst"), random)
+            return GivenNegatives(config.negatives_file, self.splits["val"][0], self.dataset.num_nodes)
+        how, ratio = (config.negatives, config.ratio) if split == "train" else (config.eval_negatives, config.eval_ratio)
+        return negatives_of(self.dataset, how, ratio, config.destinations)
 
     def _loader(self, split: str, bare: bool = False) -> EventLoader:
         """Of a split's events, with its negatives; those of scores are the same in every epoch. bare: without the past."""

@@ -20,6 +20,7 @@ from ooc.budget import words_for
 from ooc.buffers import Buffers
 from ooc.clock import Clock
 from ooc.device import OnDevice, on_device
+from ooc.eventloader import Moved
 from ooc.history import History
 from ooc.historyrows import Fetched
 from ooc.models import full_blocks
@@ -56,14 +57,28 @@ class Ahead(NamedTuple):
     """no later step wants events before this one"""
 
 
-def aheads(windows: TimeWindows | CountWindows, events: Events) -> Iterator[Ahead]:
-    """Every window but the last, with what is new in the next one that has events.
+def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = True) -> Iterator[Ahead]:
+    """Every window that has events, with what is new in the next one; where nothing is, the window is passed over.
+
+    foresee: else all windows, with nothing behind them.
 
     >>> [(each.window.last, each.first, each.last) for each in aheads(CountWindows(100, 50), ds.events)][:2]
     [(100, 100, 150), (150, 150, 200)]
     """
-    for step, (window, following) in enumerate(pairwise(windows.of(events))):
-        yield Ahead(step, window, max(window.last, following.first), following.last, following.first)
+    if not foresee:
+        for step, window in enumerate(windows.of(events)):
+            yield Ahead(step, window, window.last, window.last, window.first)
+        return
+    step = 0
+    for window, following in pairwise(windows.of(events)):
+        if following.last > window.last:
+            yield Ahead(step, window, max(window.last, following.first), following.last, following.first)
+            step += 1
+
+
+def draw(events: Events, negatives: Negatives, target: EventBlock, known: int, key: int) -> Ids:
+    """int64[k, ratio]: negatives of the events `target`, of which those from event `known` on know nothing."""
+    return negatives.draw(target, np.minimum(events.before(target.time), known), key)
 
 
 class Read(NamedTuple):
@@ -125,6 +140,7 @@ class ForecastWork:
     activations: Callable[[int, int], int]
     max_bytes: int
     buffers: Buffers = field(default_factory=lambda: Buffers(2))
+    moved: Moved = field(default_factory=Moved)
 
     def read(self, reader: Reader, negatives: Negatives | None, key: int, ahead: Ahead) -> Read:
         """Events of the window and behind it, and their nodes. Raises BudgetError for more than there may be."""
@@ -137,13 +153,13 @@ class ForecastWork:
         target = block.part(block.last, block.last)
         if ahead.last > ahead.first:
             target = reader.read(ahead.first, ahead.last, keep=ahead.keep)
+        self.moved.events += block.nbytes + target.nbytes
         union = Union()
         number = union.add(np.concatenate([block.src, block.dst]).astype(np.int64, copy=False))
         present, rank = union.ascending(union.size)
         negative = np.empty((len(target), 0), np.int64)
         if negatives is not None and len(target):
-            past = np.minimum(self.events.before(target.time), window.last)  # nothing that the window does not know
-            negative = negatives.draw(target, past, key)
+            negative = draw(self.events, negatives, target, window.last, key)
         ends = np.concatenate([target.src, target.dst, negative.ravel()]).astype(np.int64, copy=False)
         others = np.setdiff1d(ends, present)
         place = np.searchsorted(present, ends)
@@ -177,7 +193,9 @@ class ForecastWork:
         """The window's edges and first rows; nothing that nodes carry yet."""
         ahead, block, present = read.ahead, read.block, read.present
         columns = {name: values for name, values in block.columns.items() if name in self.inputs.columns}
-        x = self.inputs.rows(read.node, present, read.edge_index, columns, self.buffers)
+        x, nbytes = self.inputs.rows(read.node, present, read.edge_index, columns, self.buffers)
+        self.moved.gathered += nbytes
+        self.moved.rows += len(read.node) if self.inputs.x is not None else 0
         edges, weight = torch.from_numpy(read.edge_index), None
         if self.weighted:
             weight = torch.from_numpy(np.ascontiguousarray(block.columns["weight"], np.float32))
@@ -220,7 +238,8 @@ class ForecastLoader:
     """Forecasts of a store's events, in the order of time: `run(first, last)` gives those of steps first..last-1.
 
     windows: of `ooc.timewindows.windows`; inputs: of its nodes; history: what nodes carry, or None where nothing is; device:
-    where forecasts are moved, all but what nodes carry, which `History.pull` gives at the step.
+    where forecasts are moved, all but what nodes carry, which `History.pull` gives at the step. foresee: whether windows come
+    with the next one's events; else there is one more of them, the last.
 
     >>> for forecast in loader.run(0, 100, negatives=RandomNegatives(0, ds.num_nodes), key=7):
     ...     rows = history.pull(forecast.fetched)
@@ -234,14 +253,20 @@ class ForecastLoader:
         in_flight: int,
         device: torch.device,
         prefetch: int = PREFETCH,
+        foresee: bool = True,
     ) -> None:
         self.work, self.windows, self.history, self.device = work, windows, history, device
+        self._foresee = foresee
         self._in_flight, self._prefetch = in_flight, prefetch
         self.clocks: dict[str, Clock] = {}
 
+    def times(self) -> dict[str, dict[str, float]]:
+        """Seconds of work and waiting, and items, by stage, over all runs so far; see `Pipeline.times`."""
+        return {name: clock.sums() for name, clock in self.clocks.items()}
+
     def aheads(self) -> Iterator[Ahead]:
         """All steps."""
-        return aheads(self.windows, self.work.events)
+        return aheads(self.windows, self.work.events, self._foresee)
 
     def run(
         self, first: int, last: int, *, negatives: Negatives | None = None, key: int = 0, base: int = 0

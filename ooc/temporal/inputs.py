@@ -50,17 +50,19 @@ class Inputs:
         """Width of the rows."""
         return self.features + self.identity + 2 * (1 + sum(self.columns.values()))
 
-    def rows(self, node: Ids, present: int, edge_index: Ids, columns: Mapping[str, AnyArray], buffers: Buffers) -> Tensor:
-        """float32[n, channels]: of nodes `node` (int64[n]); the first `present` of them are the window's.
+    def rows(
+        self, node: Ids, present: int, edge_index: Ids, columns: Mapping[str, AnyArray], buffers: Buffers
+    ) -> tuple[Tensor, int]:
+        """(float32[n, channels], bytes read): of nodes `node` (int64[n]); the first `present` of them are the window's.
 
         edge_index: int64[2, k], the window's events among those; columns: [k, width] each, of the events.
         """
         out = np.empty((len(node), self.channels), np.float32)
-        begin = 0
+        begin = nbytes = 0
         if self.x is not None and self.gather is not None:
             begin = self.features
-            found = self.gather.tensor(self.gather.read(self.x, node, buffers)[0])
-            torch.from_numpy(out)[:, :begin] = found.reshape(len(node), -1)
+            found, nbytes = self.gather.read(self.x, node, buffers)
+            torch.from_numpy(out)[:, :begin] = self.gather.tensor(found).reshape(len(node), -1)
         identify(node, np.uint64(self.key & (2**64 - 1)), out[:, begin : begin + self.identity])
         begin += self.identity
         width = sum(self.columns.values())
@@ -74,7 +76,7 @@ class Inputs:
             did[:] = 0
             add_events(np.ascontiguousarray(end), values, did[:present])
             begin += 1 + width
-        return torch.from_numpy(out)
+        return torch.from_numpy(out), nbytes
 
 
 @kernel

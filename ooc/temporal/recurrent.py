@@ -173,9 +173,10 @@ class EvolveGCN(WindowModel):
 
     def keep(self, weights: Sequence[Tensor]) -> None:
         """See `WindowModel`."""
-        for layer, weight in zip(self._evolving(), weights, strict=True):
-            layer.carried = weight.detach()  # not written into: backward needs the old ones
-            layer.begun.fill_(True)
+        with torch.inference_mode(False):  # training may go on from them
+            for layer, weight in zip(self._evolving(), weights, strict=True):
+                layer.carried = weight.detach().clone()  # not written into the old ones: backward needs them
+                layer.begun.fill_(True)
 
     def begin(self) -> None:
         """See `WindowModel`."""

@@ -26,6 +26,7 @@ from ooc.memory import MemoryMeter
 from ooc.order import Purpose, key
 from ooc.progress import TensorBoardWatcher, Watcher, Watchers
 from ooc.temporal.events import EventStream
+from ooc.temporal.windows import WindowStream
 from ooc.trace import write_trace
 from ooc.train import finite, interruptible
 from stores.dataset import Dataset
@@ -82,7 +83,7 @@ class Mode(Protocol):
         """Give back files and threads; idempotent."""
 
 
-MODES: dict[str, Callable[[Any, Dataset, torch.device], Mode]] = {"events": EventStream}
+MODES: dict[str, Callable[[Any, Dataset, torch.device], Mode]] = {"events": EventStream, "snapshots": WindowStream}
 """each made of its own kind of configuration"""
 
 

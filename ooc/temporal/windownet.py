@@ -34,7 +34,8 @@ class PairScores(nn.Module):
 
     def forward(self, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
         """rows: [n, channels]; src, dst: int64[k] -> [k]."""
-        hidden = self.src(rows)[src] + self.dst(rows)[dst] + self.both(rows[src] * rows[dst])
+        source, target = rows[src], rows[dst]
+        hidden = self.src(source) + self.dst(target) + self.both(source * target)
         return self.out(hidden.relu()).squeeze(-1)
 
 

@@ -135,7 +135,7 @@ def test_inputs_are_features_identity_and_what_a_node_did(store: Path, edges: Ed
 
 
 def test_identity_has_mean_0_and_variance_1() -> None:
-    rows = Inputs(None, None, {}, identity=50, key=1).rows(np.arange(2000), 0, np.empty((2, 0), np.int64), {}, Buffers(1))
+    rows = Inputs(None, None, {}, identity=50, key=1).rows(np.arange(2000), 0, np.empty((2, 0), np.int64), {}, Buffers(1))[0]
     assert abs(float(rows[:, :50].mean())) < 0.02
     assert abs(float(rows[:, :50].var()) - 1) < 0.02
 

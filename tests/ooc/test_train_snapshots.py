@@ -1,0 +1,276 @@
+"""Training on windows: the same run whatever the memory, killed or not; no score knows what comes after it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ooc
+from ooc.checkpoint import read_metrics
+from ooc.config import load_config
+from ooc.negatives import RandomNegatives
+from ooc.report import write_report
+from ooc.temporal.forecasts import Ahead, aheads, draw
+from ooc.temporal.run import train
+from ooc.temporal.snapshotsconfig import SnapshotsConfig
+from ooc.temporal.windowtask import edgebank, parts, split_steps, task_of
+from ooc.timewindows import CountWindows, Window
+from stores.errors import ConfigError, InputError
+from tests.ooc.runs import KillAt, Killed, curve, tight
+from tests.ooc.temporal import Edges
+from tests.waiting import no_threads
+
+SMALL: dict[str, Any] = {"window": "40", "stride": "25", "by": "count", "hidden": 8, "identity": 4, "epochs": 2, "threads": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "roland": {"dropout": 0.3},
+    "recurrent": {"model": "recurrent", "conv": "gcn", "updates": 2},
+    "average": {"update": "average", "live": True, "window": "50s", "stride": None, "by": "time"},
+    "evolvegcn": {"model": "evolvegcn", "live": True, "updates": 2},
+    "nodes": {"task": "nodes", "conv": "gin"},
+    "column": {"task": "nodes", "labels": "state", "model": "recurrent"},
+}
+
+
+@pytest.fixture(scope="module")
+def edges() -> Edges:
+    return Edges()
+
+
+@pytest.fixture(scope="module")
+def store(edges: Edges, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return edges.store(tmp_path_factory.mktemp("windows"), edge_features=["msg=m*", "state=s"], allow_nan=True)
+
+
+def configure(store: Path, out: Path, kind: str = "roland", **others: Any) -> SnapshotsConfig:
+    return SnapshotsConfig(store=store, out=out, **{**SMALL, "columns": ["msg"], **KINDS[kind], **others})
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def whole(store: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[str, Path, Any]:
+    """(kind, the run's directory, its summary) of a run that nothing befell."""
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    return request.param, out, train(configure(store, out, request.param))
+
+
+@pytest.mark.parametrize("setting", [{"memory": "tight", "engine": "pread"}, {"in_memory": True, "engine": "mmap"}])
+def test_a_run_is_the_same_whatever_the_memory_and_the_engine(
+    store: Path, tmp_path: Path, whole: tuple[str, Path, Any], setting: dict[str, Any]
+) -> None:
+    kind, out, summary = whole
+    again = train(
+        configure(store, tmp_path / "run", kind, **{**setting, **({"memory": tight()} if "memory" in setting else {})})
+    )
+    assert curve(tmp_path / "run") == curve(out)
+    assert again["metrics"] == summary["metrics"]
+    assert set(summary["metrics"]) == {"val", "test"}
+    assert (summary["baselines"] != {}) == ("task" not in KINDS[kind])
+    assert no_threads()
+
+
+def test_the_report_shows_scores_and_what_is_to_be_beaten(whole: tuple[str, Path, Any]) -> None:
+    kind, out, _ = whole
+    page = write_report(out).read_text()
+    assert "Validation" in page
+    assert ("test, EdgeBank" in page) == ("task" not in KINDS[kind])
+
+
+@pytest.mark.parametrize(("every", "killed_at"), [(1, 3), (3, 14)])
+def test_a_killed_run_goes_on_to_the_bit(
+    store: Path, tmp_path: Path, whole: tuple[str, Path, Any], every: int, killed_at: int
+) -> None:
+    kind, out, summary = whole
+    cut = configure(store, tmp_path / "cut", kind, checkpoint_every=every)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(killed_at))
+    resumed = train(cut, resume=True)
+    assert curve(cut.out) == curve(out)
+    assert resumed["metrics"] == summary["metrics"]
+    one, two = (torch.load(run / "model.pt")["model"] for run in (out, cut.out))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_process_killed_by_the_system_goes_on_to_the_bit(store: Path, tmp_path: Path) -> None:
+    settings = {"epochs": 3, "checkpoint_every": 1, "live": True}
+    whole, cut = (configure(store, tmp_path / name, **settings) for name in ("whole", "cut"))
+    train(whole)
+    flags = [
+        part
+        for name, value in {**SMALL, "epochs": 3, "columns": "msg", "dropout": 0.3}.items()
+        for part in (f"--{name}", str(value))
+    ]
+    command = [sys.executable, "-m", "ooc.cli", "train", str(store), "--out", str(cut.out), "--mode", "snapshots", *flags]
+    process = subprocess.Popen(
+        [*command, "--checkpoint-every", "1", "--live"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    log, lines = cut.out / "metrics.jsonl", len(curve(whole.out).splitlines())
+    while process.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") > lines // 2:
+            os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.002)
+    assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+
+
+@pytest.mark.parametrize("kind", ["average", "evolvegcn", "column"])
+def test_validation_knows_nothing_of_the_test(edges: Edges, store: Path, tmp_path: Path, kind: str) -> None:
+    """Events of the test have other ends, columns and order: every loss and every score of validation is the same."""
+    other = Edges()
+    known = 345  # behind validation's last event, 340
+    order = known + np.random.default_rng(1).permutation(edges.count - known)
+    for name in ("src", "dst", "msg", "state"):
+        getattr(other, name)[known:] = getattr(other, name)[order]
+    (tmp_path / "other").mkdir()
+    permuted = other.store(tmp_path / "other", edge_features=["msg=m*", "state=s"], allow_nan=True)
+    found = []
+    for number, each in enumerate((store, permuted)):
+        train(configure(each, tmp_path / f"{number}", kind, val=0.3, test=0.15, dropout=0.0))
+        steps, epochs = read_metrics(tmp_path / f"{number}")
+        found.append((steps, [line["val"] for line in epochs], [line.get("test") for line in epochs]))
+    assert found[0][:2] == found[1][:2]
+    assert found[0][2] != found[1][2]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(0, 150), st.integers(0, 150))
+@settings(deadline=None)
+def test_splits_of_windows_keep_to_their_events(sizes: list[int], one: int, two: int) -> None:
+    ends = np.cumsum([5, *sizes]).tolist()
+    steps = [
+        Ahead(number, Window(number, max(0, first - 5), first, None, None), first, last, 0)
+        for number, (first, last) in enumerate(pairwise(ends))
+    ]
+    train_end, val_end = sorted((one, two))
+    found = split_steps(steps, train_end, val_end)
+    assert [span for name in ("train", "val", "test") for span in found[name]][1:-1:2] == [found["train"][1], found["val"][1]]
+    for step in steps:
+        (name,) = [name for name, (first, last) in found.items() if first <= step.step < last]
+        assert name == ("train" if step.last <= train_end else "val" if step.last <= val_end else "test")
+
+
+def test_edgebank_knows_pairs_up_to_each_windows_end(store: Path, edges: Edges) -> None:
+    with ooc.open(store) as ds:
+        steps = list(aheads(CountWindows(40, 25), ds.events))
+        splits = split_steps(steps, 200, 300)
+        negatives = RandomNegatives(0, 30, 3)
+        found = edgebank(ds, steps, splits, negatives, 7, 10**9)
+        for split in ("val", "test"):
+            ranks = []
+            for step in steps[slice(*splits[split])]:
+                pairs = {*zip(edges.src[: step.window.last].tolist(), edges.dst[: step.window.last].tolist(), strict=True)}
+                wrong = draw(ds.events, negatives, ds.events.read(step.first, step.last), step.window.last, 7)
+                for event, row in zip(range(step.first, step.last), wrong.tolist(), strict=True):
+                    own = (edges.src[event], edges.dst[event]) in pairs
+                    others = [(edges.src[event], node) in pairs for node in row]
+                    ranks.append(1 + sum(each > own for each in others) + sum(each == own for each in others) / 2)
+            assert found[split]["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
+        assert edgebank(ds, steps, splits, negatives, 7, 10) == {}
+
+
+def test_the_network_learns_what_repeats(tmp_path: Path) -> None:
+    """Every node writes to one other, always the same: after some windows the model tells it from any other."""
+    edges = Edges(nodes=40, count=3000)
+    edges.dst = (edges.src + 7) % 40
+    store = edges.store(tmp_path)
+    settings = {"window": "200", "by": "count", "epochs": 10, "threads": 1, "hidden": 32, "columns": [], "lr": 0.01}
+    summary = train(SnapshotsConfig(store=store, out=tmp_path / "run", **settings))
+    assert summary["metrics"]["test"]["ap"] > 0.95
+    assert summary["baselines"]["EdgeBank"]["test"]["ap"] > 0.95
+
+
+def test_classes_of_a_column_are_learned(tmp_path: Path) -> None:
+    edges = Edges(nodes=40, count=3000)
+    edges.state = (edges.src % 3).astype(np.float32)
+    edges.msg[:, 0] = edges.state
+    store = edges.store(tmp_path, edge_features=["msg=m*", "state=s"])
+    settings = {"window": "200", "by": "count", "epochs": 5, "threads": 1, "columns": ["msg"], "lr": 0.01}
+    summary = train(SnapshotsConfig(store=store, out=tmp_path / "run", task="nodes", labels="state", **settings))
+    assert summary["metrics"]["test"]["accuracy"] > 0.95
+
+
+def test_nodes_of_other_splits_are_not_learned_from(edges: Edges, tmp_path: Path) -> None:
+    """Labels of test nodes are others: all losses and validation are the same."""
+    curves = []
+    for number in range(2):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        each = Edges()
+        for name, nodes in {"train": range(12), "val": range(12, 20), "test": range(20, 30)}.items():
+            np.save(folder / f"{name}.npy", np.array(nodes))
+        each.y[20:] = (each.y[20:] + number) % 4
+        masks = {name: folder / f"{name}.npy" for name in ("train", "val", "test")}
+        train(configure(each.store(folder, **masks), folder / "run", "nodes", stride=None))
+        steps, epochs = read_metrics(folder / "run")
+        curves.append((steps, [line["val"] for line in epochs], [line.get("test") for line in epochs]))
+    assert curves[0][:2] == curves[1][:2]
+    assert curves[0][2] != curves[1][2]
+
+
+class Some(NamedTuple):
+    """What `parts` meets of a forecast."""
+
+    src: torch.Tensor
+    dst: torch.Tensor
+    negative: torch.Tensor
+
+
+def test_parts_of_a_forecast_are_all_of_it() -> None:
+    forecast: Any = Some(torch.arange(10), torch.arange(10, 20), torch.arange(30).view(10, 3))
+    found = list(parts(forecast, 12))
+    assert [len(each.src) for each in found] == [3, 3, 3, 1]
+    for name in ("src", "dst", "negative"):
+        assert torch.equal(torch.cat([getattr(each, name) for each in found]), getattr(forecast, name))
+    assert [len(each.src) for each in parts(forecast, 1)] == [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"conv": "gcn", "model": "evolvegcn"}, "conv means nothing to the model evolvegcn"),
+        ({"update": "mlp", "model": "recurrent"}, "update means nothing to the model recurrent"),
+        ({"labels": "state"}, "labels means nothing to the task links"),
+        ({"task": "nodes", "eval_ratio": "3"}, "eval_ratio means nothing to the task nodes"),
+        ({"val": "0.5", "test": "0.5"}, "leave some to train on"),
+        ({"destinations": "3"}, "destinations are two numbers"),
+        ({"batch_size": "3"}, "batch_size means nothing in mode snapshots"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(None, {"store": "s", "out": "o", "mode": "snapshots", "window": "1d", **flags})
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "words"),
+    [
+        ({"window": "5y"}, ConfigError, "a duration is a number and one of"),
+        ({"destinations": [0, 99]}, ConfigError, "the store's nodes are 0..29"),
+        ({"monitor": "accuracy"}, ConfigError, "monitor = 'accuracy' is no score of this run: use one of ap, auroc, mrr"),
+        ({"task": "nodes", "labels": "nothing"}, InputError, "no column 'nothing'"),
+        ({"task": "nodes", "labels": "msg"}, InputError, "the column msg has 3 values an event"),
+        ({"columns": ["nothing"]}, InputError, "no column 'nothing'"),
+        ({"window": "400", "stride": None}, ConfigError, "has no event to train on"),
+    ],
+)
+def test_a_run_that_is_refused_leaves_nothing(
+    store: Path, tmp_path: Path, setting: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        train(configure(store, tmp_path / "run", **({"by": "time"} if setting.get("window") == "5y" else {}), **setting))
+    assert not (tmp_path / "run").exists()
+
+
+def test_tasks_of_a_store(store: Path) -> None:
+    with ooc.open(store) as ds:
+        assert task_of(ds, "links", None) == (None, 0)
+        assert task_of(ds, "nodes", None) == ("multiclass", 4)
+        assert task_of(ds, "nodes", "state") == ("multiclass", 3)
