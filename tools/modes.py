@@ -87,11 +87,11 @@ CASES: dict[str, Case] = {
         SAGE | {"eval_every": 5, "lr": 0.01},
         {"epochs": 250},
         {
-            "cluster": {"parts_per_batch": 40, **SMALL},
+            "cluster": {"parts_per_batch": 160, **SMALL},
             "saint": {"saint": "edge", "roots": 650, **SMALL},
             "history": {"parts_per_batch": 10, **SMALL},
         },
-        {"cluster": 400},
+        {"cluster": 1600},
     ),
     "gcnii": _case(
         "planetoid/pubmed.npz",
