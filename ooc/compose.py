@@ -360,7 +360,8 @@ def compose(
         job.restore(saved)
     if config.evaluate == "layerwise":
         engine = "auto" if config.engine == "gds" else config.engine
-        job.exact = ExactScores(model, dataset, config.out / SWEEP, engine)
+        waiting = loader.kept_bytes if isinstance(loader, HaloLoader) and config.history_lag else 0  # pushes
+        job.exact = ExactScores(model, dataset, config.out / SWEEP, engine, beside=waiting)
     if saved is None:  # from here on it is a run, which --resume takes
         write_config(config)
     if config.tensorboard:

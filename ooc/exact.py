@@ -8,6 +8,7 @@ from torch import nn
 
 from ooc.layerwise import LayerSweep
 from ooc.metrics import Scores
+from ooc.sweepstages import Tap
 from stores.dataset import Dataset
 from stores.rows import Rows
 
@@ -18,16 +19,16 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 2**17, 2**24
 class ExactScores:
     """Scores of a model by its outputs over all in-edges of every node; a sweep serves all splits till the parameters change.
 
-    folder: for what does not fit the memory. Raises as `LayerSweep` does.
+    folder: for what does not fit the memory; beside: bytes of it that others keep meanwhile. Raises as `LayerSweep` does.
 
     >>> exact = ExactScores(model, ds, Path("run/sweep"))
     >>> exact.score("val")["accuracy"]
     0.815
     """
 
-    def __init__(self, model: nn.Module, dataset: Dataset, folder: Path, engine: str = "auto") -> None:
-        self._dataset = dataset
-        self._sweep = LayerSweep(model, dataset, folder, engine=engine)
+    def __init__(self, model: nn.Module, dataset: Dataset, folder: Path, engine: str = "auto", beside: int = 0) -> None:
+        self._dataset, self.beside = dataset, beside
+        self._sweep = LayerSweep(model, dataset, folder, engine=engine, beside=beside)
         self._swept: tuple[str, Rows] | None = None
 
     @property
@@ -39,7 +40,7 @@ class ExactScores:
         """Scores of a split by name, None where one is undefined."""
         dataset, members, labels = self._dataset, self._dataset.members(split), self._dataset.labels
         assert labels is not None, "a run has labels"
-        rows = self._outputs()
+        rows = self.run()
         scores = Scores(str(dataset.task), dataset.num_classes or 2, len(members))
         step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
         for first in range(0, len(members), step):
@@ -49,12 +50,22 @@ class ExactScores:
             scores.update(torch.from_numpy(logits), torch.from_numpy(np.asarray(labels[node])))
         return scores.compute()
 
-    def _outputs(self) -> Rows:
+    def run(self, *, tap: Tap | None = None, anew: bool = False) -> Rows:
+        """The outputs of all nodes: a sweep's, or those there are for the parameters, where no `tap` is to be shown the way.
+
+        Of `tap` and `anew` see `LayerSweep.run`.
+        """
         key = self._sweep.fingerprint()
-        if self._swept is None or self._swept[0] != key:
+        if tap is not None or self._swept is None or self._swept[0] != key:
             self._swept = None
-            self._swept = key, self._sweep.run()
+            self._swept = key, self._sweep.run(tap=tap, anew=anew)
         return self._swept[1]
+
+    def make_room(self) -> None:
+        """Before batches: what a sweep kept in memory goes, so that the next score makes it again."""
+        if self._sweep.plan.in_ram:
+            self._swept = None
+            self._sweep.make_room()
 
     @property
     def bytes_read(self) -> int:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from ooc.compose import make_model, make_optimizer
 from ooc.config import TrainConfig
+from ooc.drift import drift_row_bytes, drift_sample
 from ooc.evaluate import autocast, evaluating
-from ooc.halo import AHEAD, SHARE, Halo
+from ooc.halo import AHEAD, Halo, HaloLoader
 from ooc.historyreplay import STAMP_BYTES, HistoryShape
 from ooc.layerplan import ram_bytes
 from ooc.layerwise import LayerSweep
@@ -22,7 +23,6 @@ from ooc.metrics import out_channels
 from ooc.order import Purpose, key
 from ooc.planner import Plan, Run, Upkeep, plan
 from ooc.profiling import Trial, profile
-from ooc.refresh import drift_sample
 from ooc.replay import cost_of
 from ooc.run import SWEEP, Job
 from ooc.sweepshape import besides_bytes
@@ -93,7 +93,7 @@ def histories_of(job: Job) -> HistoryShape | None:
     return HistoryShape(
         num_nodes=job.dataset.num_nodes,
         row_bytes=tuple(itemsize * width for width in halo.widths),
-        hot_bytes=job.loader.budget.batches // SHARE // 2,
+        hot_bytes=job.loader.kept_bytes if isinstance(job.loader, HaloLoader) else 0,
         lag=config.history_lag,
         ahead=AHEAD,
         widest=max(halo.widths) if itemsize == 2 else 0,
@@ -108,24 +108,24 @@ def _lengths(ids: NDArray[np.int64], row_bytes: int, count: int, cost: ReadCost)
 
 def _upkeep(job: Job, steps: int, asked: float) -> Upkeep:
     """What the run does besides batches. asked: nodes of a batch."""
-    config, histories, peak, moved = job.config, histories_of(job), 0, (0, 0)
+    config, histories, peak, read, written = job.config, histories_of(job), 0, 0, 0
     every = config.refresh if histories is not None and isinstance(config.refresh, int) else 0
+    whole, epochs = steps // job.steps_per_epoch, -(-steps // job.steps_per_epoch)
     if config.evaluate == "layerwise":
         peak = _swept(job, SWEEP, None)[0]
     if histories is not None and every:
-        refresh_peak, *found = _swept(job, REFRESH, len(histories.row_bytes))
-        peak, moved = (
-            max(peak, refresh_peak),
-            (found[0], found[1] + job.dataset.num_nodes * (histories.node_bytes + STAMP_BYTES)),
-        )
-    epochs = -(-steps // job.steps_per_epoch)
+        refreshed = range(every, whole + 1, every)
+        apart = sum(not _scored_by_sweep(config, epoch) for epoch in refreshed)  # the others share the sweep of the scores
+        refresh_peak, *found = _swept(job, REFRESH, len(histories.row_bytes)) if apart else (0, 0, 0)
+        rows = job.dataset.num_nodes * (histories.node_bytes + STAMP_BYTES)
+        peak, read, written = max(peak, refresh_peak), apart * found[0], apart * found[1] + len(refreshed) * rows
     swept = [epoch for epoch in range(1, epochs) if (every and epoch % every == 0) or _scored_by_sweep(config, epoch)]
     return Upkeep(
         beforehand=config.saint_coverage * job.dataset.num_nodes / max(1.0, asked) if config.mode == "saint" else 0.0,
         lag=0 if histories is None else histories.lag,
-        refreshes=steps // job.steps_per_epoch // every if every else 0,
-        refresh_read=moved[0],
-        refresh_written=moved[1],
+        fills=len({1, *swept}) if epochs > 1 else 0,
+        refresh_read=read,
+        refresh_written=written,
         drift_read=0 if histories is None else _drift_read(job, histories),
         emptied=len(swept) / max(1, epochs - 1),
         sweep_peak=peak,
@@ -136,7 +136,7 @@ def _drift_read(job: Job, histories: HistoryShape) -> int:
     """Bytes that measuring the drift reads: features around some nodes, histories there, and those of the nodes themselves."""
     x, read = job.loader.work.x, 0
     sample = key(job.config.seed, Purpose.DRIFT, 0)
-    row_bytes = 4 * (job.dataset.num_features + max(job.halo.widths if job.halo is not None else [0]))
+    row_bytes = drift_row_bytes(job.dataset.num_features, job.halo.widths if job.halo is not None else [0])
     try:
         layers = len(histories.row_bytes)
         for field in drift_sample(job.dataset.graph, sample, layers, job.loader.budget.max_batch, row_bytes):
@@ -153,7 +153,8 @@ def _drift_read(job: Job, histories: HistoryShape) -> int:
 
 def _swept(job: Job, folder: str, upto: int | None) -> tuple[int, int, int]:
     """(the process's bytes at most, bytes read, bytes written) of a sweep over all nodes."""
-    with closing(LayerSweep(job.model, job.dataset, job.config.out / folder, upto=upto)) as sweep:
+    beside = 0 if upto is not None or job.exact is None else job.exact.beside
+    with closing(LayerSweep(job.model, job.dataset, job.config.out / folder, upto=upto, beside=beside)) as sweep:
         whole, under_way = ram_bytes(sweep.shape), besides_bytes(sweep.shape, job.dataset.graph)
         taken = whole + min(whole, under_way) if sweep.plan.in_ram else sweep.plan.memory + under_way
         most = min(resident_bytes()[0] + taken, job.loader.budget.memory)  # libraries are loaded by the profile
@@ -161,5 +162,5 @@ def _swept(job: Job, folder: str, upto: int | None) -> tuple[int, int, int]:
 
 
 def _scored_by_sweep(config: TrainConfig, epoch: int) -> bool:
-    """Whether a sweep scores the model before epoch number `epoch`."""
-    return config.evaluate == "layerwise" and epoch % config.eval_every == 0
+    """Whether a sweep scores the model behind so many epochs."""
+    return config.evaluate == "layerwise" and (epoch % config.eval_every == 0 or epoch == config.epochs)

@@ -23,7 +23,7 @@ from ooc.order import Cursor
 from ooc.parts import PartLoader
 from ooc.pipeline import CONSUMER, Pipeline, Stage
 from ooc.user_models import kind_of
-from stores.errors import ConfigError
+from stores.errors import ConfigError, StoreError
 from stores.rows import Ids
 
 FOLDER = "history"
@@ -73,6 +73,11 @@ class HaloLoader(PartLoader):
 
     history: History | None = None
 
+    @property
+    def kept_bytes(self) -> int:
+        """Room for hot rows, and as much for pushes that wait."""
+        return self.budget.batches // SHARE // 2
+
     def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
         inner = {name: clock for name, clock in clocks.items() if name not in (CONSUMER, "pull")}
         batches = super()._pipeline(cursors, inner)
@@ -100,6 +105,8 @@ class Halo:
     parts: Ids
     met: int = 0
     """rows that the layers after the first met, a node's of all layers counting once"""
+    told: bool = False
+    """that the drift is not measured"""
 
     def forward(self, model: nn.Module, batch: Any, checkpoint: bool) -> Tensor:
         """The model's rows for the batch's own nodes; what they passed between the layers is pushed."""
@@ -124,6 +131,16 @@ class Halo:
             return [torch.zeros(1, 1).expand(outside, width) for width in self.widths]
         fetched: Fetched = batch.halo
         return [torch.from_numpy(rows) for rows in self.history.pull(fetched)]
+
+    def begin_epoch(self) -> None:
+        """Before its first batch."""
+        if self.history is not None:
+            self.history.begin_epoch()
+
+    def make_room(self) -> None:
+        """Before a sweep: see `History.make_room`."""
+        if self.history is not None:
+            self.history.make_room()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
@@ -158,9 +175,14 @@ def open_halo(
 ) -> Halo:
     """The histories of the run in `out`, anew or as they were at the checkpoint `state`; `loader` reads them ahead."""
     if not zero and widths:
-        settings: dict[str, Any] = {"lag": lag, "max_bytes": loader.budget.batches // SHARE // 2, "engine": engine}
+        settings: dict[str, Any] = {"lag": lag, "max_bytes": loader.kept_bytes, "engine": engine}
         if state is None:
             loader.history = History.create(out / FOLDER, loader.data.num_nodes, widths, dtype, **settings)
         else:
+            if not (out / FOLDER).is_dir():
+                raise StoreError(
+                    f"{out / FOLDER} is missing: without its histories the run cannot go on; put the folder back, or start "
+                    "another run with another --out"
+                )
             loader.history = History.open(out / FOLDER, len(widths), state, **settings)
     return Halo(widths, loader.history, loader.parts)

@@ -48,7 +48,7 @@ class History:
         self._pushes: list[Push] = []  # ascending: those pending, and those rows read before them may want
         self._waiting: dict[int, int] = {}  # step -> version of the rows fetched for it
         self._hot: Hot | None = None
-        self._chosen: Ids | None = None  # the hot rows' nodes during a refresh
+        self._chosen: Ids | None = None  # the hot rows' nodes while their rows are not held
         self._asked: NDArray[np.uint16] | None = np.zeros(steps.shape[0], np.uint16)
         self._changed = threading.Condition()
         self._closed = False
@@ -179,9 +179,7 @@ class History:
 
     def begin_refresh(self) -> None:
         """Before `overwrite`: what is pending is not to be seen any more, and hot rows make room for the sweep."""
-        self._settle()
-        if self._hot is not None:
-            self._chosen, self._hot = self._hot.ids, None
+        self.make_room()
         self._drop()
 
     def forget(self) -> None:
@@ -197,8 +195,14 @@ class History:
             self._pushes.clear()
             self._written = self._next - 1 - self.lag
 
-    def end_refresh(self) -> None:
-        """Behind the last `overwrite`."""
+    def make_room(self) -> None:
+        """Between two epochs: hot rows leave the memory to a sweep. Pushes that the lag holds back stay, of `max_bytes`."""
+        self._settle()
+        if self._hot is not None:
+            self._chosen, self._hot = self._hot.ids, None
+
+    def begin_epoch(self) -> None:
+        """Before rows are fetched: the hot ones are read, where they are not held any more or were chosen anew."""
         if self._chosen is not None:
             self._hot, self._chosen = self._held(self._chosen), None
 
@@ -215,8 +219,7 @@ class History:
         if self._asked is not None and self._asked.any():
             asked, self._asked = self._asked, None
             ids = most_asked(asked, self._max_bytes // (sum(rows.row_bytes for rows in self.rows) + 8))
-            if len(ids):
-                self._hot = self._held(ids)
+            self._chosen = ids if len(ids) else None
 
     def _held(self, ids: Ids) -> Hot:
         held = [np.empty((len(ids), *rows.shape[1:]), rows.dtype) for rows in self.rows]

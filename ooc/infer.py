@@ -140,6 +140,7 @@ def _sweep(
             engine=engine,
         )
         try:
+            sweep.files.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
             if not sweep.was_begun():
                 check_absent(out)
             yield sweep, task

@@ -147,9 +147,9 @@ def run_layers(
     torch.Size([batch_size, classes])
     """
     if len(layers) != len(blocks):
-        raise ConfigError(
-            f"the model has {len(layers)} layers but the batch {len(blocks)} blocks: give one fan-out for each layer"
-        )
+        whole = all(block.num_src == block.num_dst for block in blocks)  # of parts, of random subgraphs, of a whole graph
+        wanted = f"num_layers={len(layers)}" if whole else f"one fan-out for each layer, {len(layers)} in all"
+        raise ConfigError(f"the model has {len(layers)} layers but the batch {len(blocks)} blocks: give {wanted}")
     if x.size(0) != blocks[0].num_src:
         raise InputError(f"x has {x.size(0)} rows but the first block {blocks[0].num_src} sources: pass the rows of batch.n_id")
     out = as_input(x, *(part for part in (encoder, *layers, decoder) if part is not None))

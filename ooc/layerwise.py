@@ -56,8 +56,9 @@ class LayerSweep:
 
     folder: where rows and progress are kept, unless everything fits the memory; None: in memory. memory: bytes for the whole
     process, None: what the data set's budget leaves to batches; room: for sums and what is kept alone, where that is known.
-    upto: stop after so many layers, without the decoder. tap: is shown every layer's rows. In evaluation mode, float32.
-    Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too little.
+    beside: bytes of what the budget leaves to batches that are taken. upto: stop after so many layers, without the decoder.
+    In evaluation mode, float32. Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too
+    little.
 
     >>> with closing(LayerSweep(model, ds, Path("run/sweep"))) as sweep:
     ...     rows = sweep.run()  # Rows [N, classes]
@@ -71,30 +72,30 @@ class LayerSweep:
         *,
         memory: int | None = None,
         room: int | None = None,
+        beside: int = 0,
         upto: int | None = None,
         engine: str = "auto",
-        tap: Tap | None = None,
     ) -> None:
-        self.model, self.dataset, self._upto, self._tap = model, dataset, upto, tap
+        self.model, self.dataset, self._upto = model, dataset, upto
         encoder, layers, decoder = parts_of(model)
         self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
         self.shape = shape_of(model, dataset, upto)
-        self._room = self._room_in(memory) if room is None else room
+        self._room = self._room_in(memory, beside) if room is None else room
         self.plan = plan_sweep(self.shape, self._room)
         check_hub(dataset.graph, self.shape, self.plan.memory)
         if folder is None and not self.plan.in_ram:
             raise BudgetError(f"a sweep in memory does not fit {format_bytes(self._room)}: give it a folder")
-        self.files = Files(None if self.plan.in_ram else folder, engine)
+        self.files = Files(folder, engine, in_ram=self.plan.in_ram)
         self._folder = folder
         if folder is not None:
             shutil.rmtree(removed_path(folder), ignore_errors=True)
         self.spent = Spent()
         self._tiles: Tiles | None = None
 
-    def _room_in(self, memory: int | None) -> int:
+    def _room_in(self, memory: int | None, beside: int) -> int:
         """Bytes for sums, or for the rows of a layer that gathers."""
         besides = besides_bytes(self.shape, self.dataset.graph)
-        left = budget_of(self.dataset).batches if memory is None else memory - resident_bytes()[0]
+        left = budget_of(self.dataset).batches - beside if memory is None else memory - resident_bytes()[0]
         if left <= besides:
             raise BudgetError(
                 f"{format_bytes(max(0, left))} of memory are left for a sweep, which needs {format_bytes(besides)} for what is "
@@ -116,7 +117,7 @@ class LayerSweep:
 
     def was_begun(self) -> bool:
         """Whether the folder holds what an earlier process came to in this sweep: same parameters, same data."""
-        before = Files(self._folder, "auto").progress()
+        before = Files(self._folder, "auto").progress()  # also where this process needs no folder
         return before is not None and before.get("key") == self.fingerprint()
 
     def fingerprint(self) -> str:
@@ -139,9 +140,10 @@ class LayerSweep:
             stages.append(Stage("layer", index))
         return stages
 
-    def run(self, progress: Progress = lambda what, done, total: None) -> Rows:
+    def run(self, progress: Progress = lambda what, done, total: None, *, tap: Tap | None = None, anew: bool = False) -> Rows:
         """Sweep, from where an earlier process was interrupted on; float32 Rows [N, columns], good until the next run.
 
+        tap: is shown every layer's rows; anew: from the beginning in any case, as one that was not shown to `tap` must be.
         Raises StoreError where the disk is full or fails (what was finished is kept), or another process is at a sweep in the
         folder.
         """
@@ -149,13 +151,13 @@ class LayerSweep:
         sweeping = shelf_of(self.dataset.stored("x")).begin_sweeps()  # the rows that wait in memory for the next batches go
         try:
             key = self.fingerprint()
-            going_on = self._resumed(key)
+            going_on = None if anew else self._resumed(key)
             if going_on is None:
                 self.files.forget()
             at, node = going_on or (0, 0)
             if self._tiles is None and any(layer.kind for layer in self.shape.layers):
                 self._tiles = self._open_tiles(progress)
-            runner = Runner(self._parts, self.shape, self.plan, self.dataset, self.files, self._tiles, self._tap)
+            runner = Runner(self._parts, self.shape, self.plan, self.dataset, self.files, self._tiles, tap)
             try:
                 with evaluating(self.model):
                     for number, stage in list(enumerate(self.stages))[at:]:
@@ -175,8 +177,8 @@ class LayerSweep:
         if node >= self.shape.num_nodes:
             return
         for stop in runner.run(stage, node):
-            if self._tap is not None:
-                self._tap.note()
+            if runner.tap is not None:
+                runner.tap.note()
             written = [rows for rows in map(self.files.held, runner.names(stage)) if rows is not None]
             self.files.note({"key": key, "plan": self.plan.asdict(), "stage": number, "next": stop}, written)
             progress(stage.text, stop, self.shape.num_nodes)
@@ -215,6 +217,11 @@ class LayerSweep:
     def _tiles_of(self, grid: Grid, weighted: bool) -> Tiles:
         entry = self.files.rows(_TILES[0], (grid.size,), "int64")
         return Tiles(grid, entry, self.files.rows(_TILES[1], (grid.size,), "float32") if weighted else None)
+
+    def make_room(self) -> None:
+        """Give up what the last run kept in memory, the rows it returned with it."""
+        self._tiles = None
+        self.files.close_rows()
 
     def close(self) -> None:
         """Close all rows; idempotent. What is on disk stays, so that a sweep can go on."""

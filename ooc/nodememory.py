@@ -158,6 +158,7 @@ class NodeMemory:
     def end_pass(self) -> None:
         """No batch read ahead will come any more: behind a pass over events, or one that was left in the middle."""
         self.history.end_epoch()
+        self.history.begin_epoch()
         self._next = self.history.next_step
 
     def reset(self) -> None:

@@ -37,8 +37,10 @@ class Upkeep:
     """batches drawn before the first one, to count how often nodes come"""
     lag: int = 0
     """pushes to histories that are still to be written at the end"""
-    refreshes: int = 0
+    fills: int = 0
+    """times that histories' hot rows are read: before the second epoch, and after every sweep"""
     refresh_read: int = 0
+    """by all refreshes, but not by those that share a sweep with scores"""
     refresh_written: int = 0
     drift_read: int = 0
     """by measuring the drift of histories, behind every epoch"""
@@ -187,15 +189,14 @@ def _pulling(first: Share, later: Share, profile: Profile) -> dict[str, float]:
 
 
 def _histories(first: Share, later: Share, profile: Profile, run: Run) -> tuple[float, float]:
-    """Bytes read and written of histories; the hot rows are read behind the first epoch and every refresh."""
+    """Bytes read and written of histories."""
     exchange, upkeep = profile.exchange, run.upkeep
     if exchange is None:
         return 0.0, 0.0
-    fills = (1 if first.steps >= run.steps_per_epoch else 0) + upkeep.refreshes
-    read = exchange.first.nbytes * first.steps + exchange.later.nbytes * later.steps + exchange.hot.nbytes * fills
+    read = exchange.first.nbytes * first.steps + exchange.later.nbytes * later.steps + exchange.hot.nbytes * upkeep.fills
     pushed = exchange.written * max(0.0, first.steps + later.steps - upkeep.lag)
     read += upkeep.drift_read * ((first.steps + later.steps) // run.steps_per_epoch)
-    return read + upkeep.refreshes * upkeep.refresh_read, pushed + upkeep.refreshes * upkeep.refresh_written
+    return read + upkeep.refresh_read, pushed + upkeep.refresh_written
 
 
 def _epochs(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) -> tuple[Share, Share]:

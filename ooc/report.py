@@ -199,7 +199,9 @@ def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary:
         figures.append(("Validation", validation_figure(scored, summary.get("best_epoch")), caption))
     drifted = [line for line in epochs if line.get("drift")]
     if drifted:
-        caption = "Relative error of each inner layer's histories, on a sample of nodes; a dashed line marks a refresh."
+        caption = (
+            "Relative error of each inner layer's histories, on a sample of nodes; dashed: a refresh. Dropout's is taken off."
+        )
         figures.append(("Drift of the histories", drift_figure(drifted), caption))
     if summary.get("stages"):
         caption = (

@@ -238,7 +238,7 @@ class Shelf:
     """
 
     def __init__(self) -> None:
-        self._sweeps: set[Sweeping] = set()
+        self._sweeps: weakref.WeakSet[Sweeping] = weakref.WeakSet()  # one that an interrupt took from its owner is none
         self._cache: RowCache | None = None
         self._lease: Lease | None = None
         self._changed = threading.Condition()

@@ -40,7 +40,7 @@ class Job(Run):
     halo: Halo | None = None
     """of the mode "history" """
     refresh: Refresh | None = None
-    """the one under way"""
+    """the one under way, or done behind this epoch's last step"""
     exact: ExactScores | None = None
     """scores by sweeps, where they are configured"""
 
@@ -70,6 +70,10 @@ class Job(Run):
         if self.state.step >= self.steps_per_epoch:  # a checkpoint between an epoch's last step and its evaluation
             yield iter(())
             return
+        if self.exact is not None:
+            self.exact.make_room()
+        if self.halo is not None:
+            self.halo.begin_epoch()
         self.loader.load_state_dict({"epoch": self.state.epoch, "step": self.state.step})
         self.loader.stop_before(self.state.step + self.steps_left)
         with closing(iter(self.loader)) as batches, self.training():
@@ -95,6 +99,8 @@ class Job(Run):
         """Scores of a split with the draws of `epoch`, None where the store has none of that name."""
         began = time.perf_counter()
         if self.exact is not None:
+            if self.halo is not None:
+                self.halo.make_room()
             scores = self.exact.score(split) if split in self.exact.splits else None
             self.book("evaluate_seconds", began)
             return scores
@@ -118,6 +124,7 @@ class Job(Run):
         """Log an epoch, with its scores and what befell its histories, and move the cursor to the next."""
         scored = {} if scores is None else {"val": scores, "best": self.state.best_epoch == self.state.epoch}
         self.end_epoch(scored | (histories or {}))
+        self.refresh = None
 
     def checkpoint(self) -> None:
         """Save everything a resumed run needs, atomically; not twice at one cursor, nor inside a group of batches."""

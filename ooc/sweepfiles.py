@@ -5,6 +5,7 @@ import json
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +24,33 @@ Kept = DiskRows | MemoryRows
 
 
 class Files:
-    """Rows by name, in a folder, or with `folder` None in memory.
+    """Rows by name, in a folder, or with `in_ram` in memory, where the folder only tells others that a process is at it.
 
     >>> files = Files(Path("run/sweep"), "auto")
     >>> files.rows("out", (num_nodes, 32), "float32")
     """
 
-    def __init__(self, folder: Path | None, engine: str) -> None:
-        self.folder, self._engine = folder, engine
+    def __init__(self, folder: Path | None, engine: str, in_ram: bool = False) -> None:
+        self._own, self._engine = folder, engine
+        self.folder = None if in_ram else folder
         self._rows: dict[str, Kept] = {}
         self._lock: int | None = None
 
     def lock(self) -> None:
         """Have the folder, made where there is none, for this process until `close`. Raises StoreError where another has it."""
-        if self.folder is None or self._lock is not None:
+        if self._own is None or self._lock is not None:
             return
-        with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            held = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with disk_errors(self._own):
+            self._own.mkdir(parents=True, exist_ok=True)
+            held = os.open(self._own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process, however it ends
-                taken = not os.path.samestat(os.fstat(held), os.stat(self.folder))  # removed meanwhile
+                taken = not os.path.samestat(os.fstat(held), os.stat(self._own))  # removed meanwhile
             except (BlockingIOError, FileNotFoundError):
                 taken = True
         if taken:
             os.close(held)
-            raise StoreError(f"{self.folder}: another process is at a sweep there; wait for it, or choose another name")
+            raise StoreError(f"{self._own}: another process is at a sweep there; wait for it, or choose another name")
         self._lock = held
 
     def rows(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Kept:
@@ -62,7 +64,10 @@ class Files:
             return MemoryRows.create(shape, dtype)
         path = self.folder / name
         if path.exists():
-            found = DiskRows.open(path, self._engine)
+            try:
+                found = DiskRows.open(path, self._engine)
+            except StoreError as error:
+                raise StoreError(f"{error}: remove {self.folder}, and the sweep begins anew") from error
             if (found.shape, found.dtype) == (shape, np.dtype(dtype)):
                 return found
             found.close()
@@ -116,6 +121,10 @@ class Files:
         self.close_rows()
         if self._lock is not None:
             lock, self._lock = self._lock, None
+            if self.folder is None and self._own is not None:
+                with suppress(OSError):  # what a process with less memory left there stays
+                    if os.path.samestat(os.fstat(lock), os.stat(self._own)):  # and what is another's by now
+                        self._own.rmdir()
             os.close(lock)
 
 

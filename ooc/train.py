@@ -94,9 +94,9 @@ def fit(job: Job) -> None:
             train_epoch(job)
             if state.step < job.steps_per_epoch:
                 break  # max_steps ends the run inside the epoch
-            histories = end_of_epoch(job)
             last = state.epoch + 1 == config.epochs
             due = last or (state.epoch + 1) % config.eval_every == 0
+            histories = end_of_epoch(job, scored=due)
             job.end_nodes(job.validate() if due else None, histories)
             job.checkpoint_if_due(epoch_end=True)
     job.checkpoint()

@@ -17,6 +17,7 @@ from stores.errors import StoreError
 _ADVICE = {
     errno.ENOSPC: "free some space there, or choose another disk",
     errno.EDQUOT: "the quota there is used up: free some space, or choose another disk",
+    errno.EFBIG: "that disk, or a limit of this process (`ulimit -f`), allows no larger file",
     errno.EACCES: "check the permissions",
     errno.EROFS: "that disk is read-only: choose another one",
 }

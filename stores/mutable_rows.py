@@ -94,7 +94,8 @@ class DiskRows(SegmentRows):
             shape, dtype = tuple(int(size) for size in about["shape"]), np.dtype(about["dtype"])
             known = about["format"] == _FORMAT
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{path} holds no rows that can be opened ({error}): make them again") from error
+            advice = "put them back, or begin anew what they are kept for"
+            raise StoreError(f"{path} holds no rows that can be opened ({error}): {advice}") from error
         if not known:
             raise StoreError(f"{path} has format {about['format']}, not {_FORMAT}: use the version of ooc that wrote it")
         return cls(path, shape, dtype, engine)

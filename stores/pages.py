@@ -37,7 +37,9 @@ class PageFile:
         size = os.fstat(self._fd).st_size
         if size != nbytes or nbytes % PAGE_BYTES:
             os.close(self._fd)
-            raise StoreError(f"{path} holds {size} bytes where {nbytes} belong: it was cut or changed; make it again")
+            raise StoreError(
+                f"{path} holds {size} bytes where {nbytes} belong: it was cut or changed; begin anew what it is kept for"
+            )
 
     def _open(self, flags: int) -> int:
         try:
@@ -50,7 +52,7 @@ class PageFile:
                     raise
             return fd
         except FileNotFoundError as error:
-            raise StoreError(f"{self.path} is missing: make these rows again") from error
+            raise StoreError(f"{self.path} is missing: put it back, or begin anew what it is kept for") from error
         except OSError as error:
             if flags and error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
                 self.direct = False

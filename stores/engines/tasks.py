@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,15 +74,52 @@ def run_slices(pool: ThreadPoolExecutor, threads: int, plan: ReadPlan, work: Cal
     bounds = slices(plan.length, threads).tolist()
     if len(bounds) <= 2:
         return sum(work(first, last) for first, last in pairwise(bounds))
-    futures: list[Future[int]] = []
+    begun = Begun()
     try:
-        for first, last in pairwise(bounds):
-            futures.append(pool.submit(work, first, last))
+        futures = [pool.submit(begun.run, work, first, last) for first, last in pairwise(bounds)]
         wait(futures)
     except BaseException:
-        settle([future for future in futures if not future.cancel()])
+        begun.stop()
         raise
     return sum(future.result() for future in futures)
+
+
+class Begun:
+    """What threads do with memory that they have by its address alone; it counts itself, for an interrupt may come between a
+    task's begin and the moment its future has a name.
+
+    >>> begun = Begun()
+    >>> pool.submit(begun.run, work, first, last)
+    >>> begun.stop()  # before the memory is given back
+    """
+
+    def __init__(self) -> None:
+        self._running, self._stopped = 0, False
+        self._changed = threading.Condition()
+
+    def run(self, work: Callable[..., int], *arguments: Any) -> int:
+        """work(*arguments); 0 where all was stopped before."""
+        with self._changed:
+            if self._stopped:
+                return 0
+            self._running += 1
+        try:
+            return work(*arguments)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Nothing begins any more, and what has begun is waited for, whatever comes."""
+        while True:
+            try:
+                with self._changed:
+                    self._stopped = True
+                    self._changed.wait_for(lambda: not self._running)
+                return
+            except KeyboardInterrupt:
+                continue
 
 
 def settle(futures: list[Future[int]]) -> None:

@@ -28,7 +28,7 @@ from stores.engines.ring import (
     prepare_read,
     store_release,
 )
-from stores.engines.tasks import settle, whole_extents
+from stores.engines.tasks import Begun, whole_extents
 from stores.errors import StoreError
 from stores.jit import kernel
 from stores.plan import ReadPlan
@@ -75,13 +75,13 @@ class UringEngine(PreadEngine):
         direct = whole is not None and ranges.out % ALIGNMENT == 0
         job = Job(plan.offset, plan.length, self._fds, self._start, ranges, direct, self.depth, stop)
         with self._gate.reading():
-            future = self._pool.submit(self._serve, job, whole if direct else None)
+            begun = Begun()
             try:
+                future = self._pool.submit(begun.run, self._serve, job, whole if direct else None)
                 wait([future])
             except BaseException:
                 stop[0] = 1
-                if not future.cancel():
-                    settle([future])
+                begun.stop()
                 raise
         return future.result()
 

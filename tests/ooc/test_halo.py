@@ -10,20 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from ooc import layerplan, refresh, sweepshape, sweepstages
+from ooc import drift, layerplan, sweepshape, sweepstages
 from ooc.compose import open_job
 from ooc.config import TrainConfig
+from ooc.drift import Drift
 from ooc.evaluate import evaluating
+from ooc.halo import Halo, HaloLoader
+from ooc.history import History
 from ooc.layers import run_model
 from ooc.layerwise import LayerSweep
 from ooc.models import full_blocks
 from ooc.progress import Watchers
-from ooc.refresh import Drift, Refresher
+from ooc.refresh import Refresher
 from ooc.report import write_report
 from ooc.run import Job
 from ooc.train import train, train_epoch
 from ooc.upkeep import end_of_epoch
-from stores.errors import ConfigError
+from stores.errors import ConfigError, StoreError
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
 from tests.ooc.runs import KillAt, Killed, curve, tight
@@ -104,29 +107,10 @@ def test_with_fresh_histories_a_batch_is_exact(
             job.halo.history.end_epoch()
             job.state.epoch += 1
         for edges in (2**12, 1):  # anew from the features; from the histories below
-            monkeypatch.setattr(refresh, "FIELD_EDGES", (edges, edges))
-            found = Drift(job.model, job.dataset, job.halo.history, job.device, "fp32").measure(7, 2**30)
+            monkeypatch.setattr(drift, "FIELD_EDGES", (edges, edges))
+            found = Drift(job.model, job.dataset, job.halo.history, job.device, "fp32").measure(7, 2**30).drift
             assert len(found) == len(job.halo.widths) > 0
             assert max(found) < 1e-5
-
-
-@pytest.mark.parametrize("edges", [2**12, 1])
-def test_drift_is_the_relative_error(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edges: int) -> None:
-    """A layer's own, where its field is small enough to go back to the features."""
-    monkeypatch.setattr(refresh, "FIELD_EDGES", (edges, edges))
-    with open_job(configure(store, tmp_path / "run", layers=3, refresh=1), False, Watchers([])) as job:
-        train_epoch(job)
-        end_of_epoch(job)
-        assert job.halo is not None
-        history = job.halo.history
-        assert history is not None
-        every = np.arange(60)
-        rows = np.empty((60, 8), np.float32)
-        history.rows[0].read(every, rows)
-        history.overwrite(0, every, 3 * rows)
-        first, second = Drift(job.model, job.dataset, history, job.device, "fp32").measure(7, 2**30)
-        assert first == pytest.approx(2.0, rel=1e-4)
-        assert second < 1e-5 if edges > 1 else second > 0.1
 
 
 @pytest.mark.parametrize(
@@ -153,14 +137,28 @@ def test_a_killed_run_resumes_to_the_bit(store: Path, tmp_path: Path, settings: 
     assert all(len(line["drift"]) == settings.get("layers", 2) - 1 for line in lines if "step" not in line)
 
 
-def test_a_refresh_goes_on_where_it_was_killed(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of a layer stand on disk, and the second one is under way."""
-    monkeypatch.setattr("ooc.refresh.LayerSweep", partial(LayerSweep, room=1500))
-    for module in (layerplan, sweepstages):
-        monkeypatch.setattr(module, "CHUNK_ROWS", 16)
+REFRESHED: dict[str, Any] = {
+    "layers": 3, "refresh": "auto", "drift_tolerance": 1e-6, "checkpoint_every": 1, "epochs": 2
+}  # fmt: skip
+
+
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps of these graphs do not fit the memory."""
+    for module in ("upkeep", "exact"):
+        monkeypatch.setattr(f"ooc.{module}.LayerSweep", partial(LayerSweep, room=1500))
+    for changed in (layerplan, sweepstages):
+        monkeypatch.setattr(changed, "CHUNK_ROWS", 16)
     monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
     monkeypatch.setattr(sweepshape, "PIECE_BYTES", 1)
-    settings: dict[str, Any] = {"layers": 3, "refresh": "auto", "drift_tolerance": 1e-6, "checkpoint_every": 1, "epochs": 2}
+
+
+@pytest.mark.parametrize("evaluate", ["sampled", "layerwise"])
+def test_a_refresh_goes_on_where_it_was_killed(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate: str
+) -> None:
+    """The rows of a layer stand on disk, and the second one is under way."""
+    on_disk(monkeypatch)
+    settings = {**REFRESHED, "evaluate": evaluate}
     train(configure(store, tmp_path / "whole", **settings))
     seen: list[tuple[int, int]] = []
     rows = Refresher.rows
@@ -186,6 +184,90 @@ def test_a_refresh_goes_on_where_it_was_killed(store: Path, tmp_path: Path, monk
     assert seen[before] == seen[before - 1] == (1, seen[before][1])  # not from the beginning
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert not (tmp_path / "cut/refresh").exists()
+
+
+@pytest.mark.parametrize("room", ["disk", "ram"])
+@pytest.mark.parametrize("evaluate", ["sampled", "layerwise"])
+def test_a_refresh_is_final_before_scores(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate: str, room: str
+) -> None:
+    """Killed while it scores, a run does not refresh anew; scores by sweeps are of the refresh's own."""
+    if room == "disk":
+        on_disk(monkeypatch)
+    settings, run, validate = {**REFRESHED, "evaluate": evaluate}, LayerSweep.run, Job.validate
+    tapped: list[bool] = []
+
+    def counting(self: LayerSweep, *arguments: Any, **options: Any) -> Any:
+        tapped.append(options["tap"] is not None)
+        return run(self, *arguments, **options)
+
+    def killing(self: Job) -> Any:
+        raise Killed
+
+    monkeypatch.setattr(LayerSweep, "run", counting)
+    train(configure(store, tmp_path / "whole", **settings))
+    assert tapped[:2] == [True, True]
+    assert len(tapped) <= 3, "the last is of the best model, where that is not of the last epoch"
+    monkeypatch.setattr(Job, "validate", killing)
+    with pytest.raises(Killed):
+        train(configure(store, tmp_path / "cut", **settings))
+    monkeypatch.setattr(Job, "validate", validate)
+    tapped.clear()
+    train(configure(store, tmp_path / "cut", **settings), resume=True)
+    assert tapped.count(True) == 1
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+
+
+def test_histories_leave_their_memory_to_a_sweep(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hot rows go, pushes that the lag holds back are counted; and what the sweep kept in memory goes before an epoch."""
+    run, forward = LayerSweep.run, Halo.forward
+    swept, trained = [], []
+
+    def sweeping(self: LayerSweep, *arguments: Any, **options: Any) -> Any:
+        swept.append(histories[0]._hot)
+        return run(self, *arguments, **options)
+
+    def training(self: Halo, *arguments: Any) -> Any:
+        assert self.history is not None
+        histories[:] = [self.history]
+        trained.append(self.history._hot)
+        return forward(self, *arguments)
+
+    histories: list[History] = []
+    monkeypatch.setattr(LayerSweep, "run", sweeping)
+    monkeypatch.setattr(Halo, "forward", training)
+    settings: dict[str, Any] = {"evaluate": "layerwise", "history_lag": 1, "epochs": 3}
+    train(configure(store, tmp_path / "run", **settings))
+    assert len(trained) == 9
+    assert trained[:3] == [None] * 3
+    assert None not in trained[3:], "read anew after the scores"
+    assert swept == [None] * len(swept)
+    assert len(swept) >= 3
+    with (
+        open_job(configure(store, tmp_path / "a", **settings), False, Watchers([])) as lagging,
+        open_job(configure(store, tmp_path / "b", **{**settings, "history_lag": 0}), False, Watchers([])) as job,
+    ):
+        assert job.exact is not None
+        assert lagging.exact is not None
+        assert isinstance(lagging.loader, HaloLoader)
+        assert (job.exact.beside, lagging.exact.beside) == (0, lagging.loader.kept_bytes)
+        train_epoch(job)
+        assert job.score("val", 0) is not None
+        files = job.exact._sweep.files
+        assert files._rows
+        job.state.epoch, job.state.step = 1, 0
+        train_epoch(job)
+        assert not files._rows
+
+
+def test_a_run_without_its_histories_is_told_what_to_do(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train(configure(store, tmp_path / "run"), watcher=KillAt(4))
+    (tmp_path / "run/history").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="put the folder back, or start another run"):
+        train(configure(store, tmp_path / "run"), resume=True)
+    (tmp_path / "elsewhere").rename(tmp_path / "run/history")
+    assert train(configure(store, tmp_path / "run"), resume=True)["epochs"] == 4
 
 
 def test_what_a_run_tells_of_its_histories(store: Path, tmp_path: Path) -> None:

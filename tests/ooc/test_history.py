@@ -97,7 +97,6 @@ def test_a_pull_sees_the_pushes_up_to_the_lag(
                     for first, last in PARTS:
                         history.overwrite(layer, every[first:last], values[first:last])
                 history.stamp(every)
-                history.end_refresh()
                 double.refresh(step + 1, fresh)
             elif then == "forget":
                 history.forget()
@@ -107,6 +106,7 @@ def test_a_pull_sees_the_pushes_up_to_the_lag(
                 history.commit()
                 history.close()
                 history = History.open(path, 2, state, lag=lag, max_bytes=max_bytes, engine="pread")
+            history.begin_epoch()
     check(history, double, history.fetch(len(steps), every))
     history.close()
 
@@ -160,6 +160,7 @@ def test_hot_rows_are_those_asked_for_most_and_need_no_reading(tmp_path: Path) -
         history.pull(history.fetch(step, np.arange(30 if step else 60, dtype=np.int64)[step * 7 : 10 + step * 20]))
         history.push(step, nodes_of({0, 3}), [np.full((30, width), step + 1, np.float32) for width in WIDTHS])
     history.end_epoch()
+    history.begin_epoch()
     assert history._hot is not None
     assert len(history._hot.ids) == 10
     before = history.counts.bytes_read

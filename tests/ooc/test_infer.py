@@ -108,6 +108,25 @@ def test_an_output_that_cannot_be_written_leaves_nothing_half(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "test.ooc"]
 
 
+@pytest.mark.parametrize("write", [infer, embed])
+def test_two_into_one_output(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any) -> None:
+    """The second is refused while the first is at it, be it wholly in memory; what the first writes is whole."""
+    store, run = trained(make_store, tmp_path)
+    for name in ("_write_parquet", "_write_zarr"):
+        real = getattr(infer_module, name)
+
+        def writing(*arguments: Any, real: Any = real) -> None:
+            with pytest.raises(StoreError, match="another process is at a sweep"):
+                write(store, run, tmp_path / "output")
+            real(*arguments)
+            with pytest.raises(StoreError, match="another process is at a sweep"):
+                write(store, run, tmp_path / "output")
+
+        monkeypatch.setattr(infer_module, name, writing)
+    assert write(store, run, tmp_path / "output").rows == 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["output", "run", "test.ooc"]
+
+
 def test_tables_by_task() -> None:
     logits = torch.tensor([[2.0, -1.0, 0.5], [-3.0, -2.0, -1.0]])
     many = predictions(["a", "b"], logits, "multilabel")

@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -160,11 +162,21 @@ def test_a_gate_closes_once() -> None:
     assert [gate.close(), gate.close()] == [True, False]
 
 
-def test_an_interrupt_waits_for_the_slices_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unnamed", [False, True])
+def test_an_interrupt_waits_for_the_slices_under_way(unnamed: bool) -> None:
+    """unnamed: it comes when a slice is under way, and nobody has its future yet."""
     plan = plan_reads(np.arange(0, 500_000, 20_000), 1, count=500_000, alignment=4096, gap_bytes=0)
-    begun, going, finished = threading.Barrier(3), threading.Event(), []
-    started: list[int] = []
-    interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
+    begun, going = threading.Barrier(3), threading.Event()
+    finished: list[int] = []
+    submitted: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, *arguments: Any, **options: Any) -> Any:
+            future = super().submit(*arguments, **options)
+            submitted.append(1)
+            if unnamed and len(submitted) == 2:
+                raise KeyboardInterrupt
+            return future
 
     def work(first: int, last: int) -> int:
         begun.wait(5)
@@ -172,17 +184,18 @@ def test_an_interrupt_waits_for_the_slices_under_way(monkeypatch: pytest.MonkeyP
         finished.append(first)
         return last - first
 
-    def interrupted(futures: Any) -> Any:
-        for interrupt in interrupts:
-            if not started:
-                started.append(begun.wait(5))
-            raise interrupt
+    def interrupt() -> None:
+        begun.wait(5)
+        for _ in range(1 if unnamed else 2):  # the second by somebody impatient
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
         going.set()
-        return wait(futures)
 
-    monkeypatch.setattr("stores.engines.tasks.wait", interrupted)
-    with ThreadPoolExecutor(2) as pool:
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with Pool(2) as pool:
         with pytest.raises(KeyboardInterrupt):
             run_slices(pool, 8, plan, work)
         assert len(finished) == 2  # those that had begun; the others never do
     assert len(finished) == 2
+    thread.join()

@@ -119,9 +119,9 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
 
     import torch
 
+    import ooc.exact
     import ooc.infer
     import ooc.layerwise
-    import ooc.refresh
     from ooc import checkpoint, cli, history, run, sweepfiles, train, upkeep
     from stores.mutable_rows import DiskRows
     from stores.undo import UndoLog
@@ -139,7 +139,7 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     room = (
         24 << 20 if "gat" in " ".join(case.command) else 2 << 20
     )  # memory for a few ranges of nodes: sweeps are of many steps
-    for module in (ooc.infer, ooc.refresh):
+    for module in (ooc.infer, ooc.exact, upkeep):
         setattr(module, "LayerSweep", partial(ooc.layerwise.LayerSweep, room=room))  # noqa: B010 - for mypy
     if record is not None:
         remains.record(record)
