@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.historyrows import NEVER, Counts, Fetched, Hot, Push, most_asked
+from ooc.historyrows import NEVER, Counts, Fetched, Hot, Push, Resident, most_asked
 from stores.errors import BudgetError, OocError
 from stores.mutable_rows import DiskRows
 from stores.rows import AnyArray, Ids
@@ -37,7 +37,15 @@ class History:
     """
 
     def __init__(
-        self, rows: Sequence[DiskRows], steps: DiskRows, log: UndoLog, lag: int, max_bytes: int, step: int, floor: int = 0
+        self,
+        rows: Sequence[DiskRows],
+        steps: DiskRows,
+        log: UndoLog,
+        lag: int,
+        max_bytes: int,
+        step: int,
+        floor: int = 0,
+        resident: Resident | None = None,
     ) -> None:
         self.rows, self.steps, self.log, self.lag = rows, steps, log, lag
         self.counts = Counts()
@@ -48,8 +56,9 @@ class History:
         self._pushes: list[Push] = []  # ascending: those pending, and those rows read before them may want
         self._waiting: dict[int, int] = {}  # step -> version of the rows fetched for it
         self._hot: Hot | None = None
+        self._resident = resident
         self._chosen: Ids | None = None  # the hot rows' nodes while their rows are not held
-        self._asked: NDArray[np.uint16] | None = np.zeros(steps.shape[0], np.uint16)
+        self._asked: NDArray[np.uint16] | None = np.zeros(steps.shape[0], np.uint16) if resident is None else None
         self._changed = threading.Condition()
         self._closed = False
         self._failure: BaseException | None = None
@@ -67,10 +76,13 @@ class History:
         lag: int,
         max_bytes: int,
         engine: str = "auto",
+        resident: bool = False,
     ) -> "History":
         """Histories of zeros in the directory `path`, in place of what a run without a checkpoint left there.
 
-        dtype: of all layers, or of each. Raises StoreError where the disk has no room for N x sum(widths) numbers.
+        dtype: of all layers, or of each. resident: keep all rows in RAM where `max_bytes` has room for them, and write them at
+        a checkpoint only (not for histories that are refreshed). Raises StoreError where the disk has no room for N x
+        sum(widths) numbers.
         """
         shutil.rmtree(path, ignore_errors=True)
         dtypes = [dtype] * len(widths) if isinstance(dtype, str) else dtype
@@ -79,20 +91,31 @@ class History:
             for layer, (width, kind) in enumerate(zip(widths, dtypes, strict=True))
         ]
         steps = DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap")  # one more than the step is kept
-        return cls(rows, steps, UndoLog.open(path / "undo.log", [*rows, steps], 0), lag, max_bytes, 0)
+        log = UndoLog.open(path / "undo.log", [*rows, steps], 0)
+        held = Resident(rows, steps, empty=True) if resident and Resident.nbytes(rows, steps) <= max_bytes else None
+        return cls(rows, steps, log, lag, max_bytes, 0, resident=held)
 
     @classmethod
     def open(
-        cls, path: Path, layers: int, state: dict[str, Any], *, lag: int, max_bytes: int, engine: str = "auto"
+        cls,
+        path: Path,
+        layers: int,
+        state: dict[str, Any],
+        *,
+        lag: int,
+        max_bytes: int,
+        engine: str = "auto",
+        resident: bool = False,
     ) -> "History":
         """Histories as they were when `state` was taken. Raises StoreError where they are absent or damaged."""
         rows = [DiskRows.open(path / f"layer{layer}", engine) for layer in range(layers)]
         steps = DiskRows.open(path / "steps", "mmap")
         log = UndoLog.open(path / "undo.log", [*rows, steps], int(state["generation"]))
-        history = cls(rows, steps, log, lag, max_bytes, int(state["step"]), int(state["floor"]))
+        held = Resident(rows, steps, empty=False) if resident and Resident.nbytes(rows, steps) <= max_bytes else None
+        history = cls(rows, steps, log, lag, max_bytes, int(state["step"]), int(state["floor"]), held)
         for each in state["pending"]:
-            held = tuple(np.asarray(part) for part in each["rows"])
-            history._pushes.append(Push(int(each["step"]), np.asarray(each["ids"]), held))
+            pushed = tuple(np.asarray(part) for part in each["rows"])
+            history._pushes.append(Push(int(each["step"]), np.asarray(each["ids"]), pushed))
         return history
 
     @property
@@ -107,20 +130,24 @@ class History:
             version = self._waiting[step] = self._written
         if self._asked is not None:
             self._asked[ids] += self._asked[ids] < np.iinfo(np.uint16).max
-        found, nbytes = [], 0
-        for layer, rows in enumerate(self.rows):
-            out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
-            nbytes += rows.read(ids, out) if self._hot is None else self._hot.read(layer, rows, ids, out)
-            found.append(out)
-        held = np.empty(len(ids), np.int32)
-        self.steps.read(ids, held)
+        found, held = self._read(ids) if self._resident is None else self._resident.read(ids)
         steps = held.astype(np.int64) - 1
         if (forgotten := steps < self._floor).any():
             steps[forgotten] = NEVER
             for out in found:
                 out[forgotten] = 0
-        self.counts.bytes_read += nbytes
         return Fetched(step, version, ids, tuple(found), steps)
+
+    def _read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
+        """(every layer's rows, the steps as stored), from the disk, but for hot rows."""
+        found = []
+        for layer, rows in enumerate(self.rows):
+            out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+            self.counts.bytes_read += rows.read(ids, out) if self._hot is None else self._hot.read(layer, rows, ids, out)
+            found.append(out)
+        steps = np.empty(len(ids), np.int32)
+        self.steps.read(ids, steps)
+        return found, steps
 
     def pull(self, fetched: Fetched) -> tuple[AnyArray, ...]:
         """[k, width] of every layer: the rows as step `fetched.step` is to see them. Once for each, in the steps' order."""
@@ -161,6 +188,8 @@ class History:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; all it stands for is durable. Call `commit` when it is saved, and nothing between."""
         self._settle()
+        for group in self._resident.writes() if self._resident is not None else ():
+            self.counts.bytes_written += self.log.write(group)
         self.log.sync()
         pending = [push for push in self._pushes if push.step > self._written]
         kept = [
@@ -174,6 +203,7 @@ class History:
 
     def overwrite(self, layer: int, ids: Ids, rows: AnyArray) -> None:
         """Write rows of a layer in place of all that was pushed before, as a refresh does; between steps only."""
+        assert self._resident is None, "what is refreshed is not resident"
         stored = self._as_stored(rows, self.rows[layer])
         self.counts.bytes_written += self.log.write([(self.rows[layer], ids, stored)])
 
@@ -283,6 +313,9 @@ class History:
                 self._changed.notify_all()
 
     def _write(self, push: Push) -> None:
+        if self._resident is not None:
+            self._resident.put(push)
+            return
         stamp = (self.steps, push.ids, np.full(len(push.ids), push.step + 1, np.int32))
         layers = [(rows, push.ids, own) for rows, own in zip(self.rows, push.rows, strict=True)]
         self.counts.bytes_written += self.log.write([*layers, stamp])

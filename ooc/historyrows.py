@@ -1,6 +1,6 @@
 """What histories are made of: pushes on their way to the disk, rows read ahead, rows kept in RAM."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,8 @@ from stores.mutable_rows import DiskRows
 from stores.rows import AnyArray, Ids
 
 _PIECE = 2**20
+_TOGETHER = 2**16
+"""rows that go to the disk at once"""
 NEVER = -1
 """the step of a row that was never written"""
 
@@ -74,6 +76,42 @@ class Hot:
         out[to] = self.rows[layer][source]
         missing = np.delete(np.arange(len(ids)), to)
         return rows.read(ids[missing], out, missing) if len(missing) else 0
+
+
+class Resident:
+    """All rows in RAM, with the step of each; the disk sees them at a checkpoint only. empty: nothing was written yet."""
+
+    def __init__(self, rows: Sequence[DiskRows], steps: DiskRows, empty: bool) -> None:
+        self._disk = (*rows, steps)
+        self._held = [np.zeros(each.shape, each.dtype) for each in self._disk]
+        self._changed = np.zeros(steps.shape[0], np.bool_)
+        if not empty:
+            for each, out in zip(self._disk, self._held, strict=True):
+                each.read(np.arange(each.shape[0]), out)
+
+    @staticmethod
+    def nbytes(rows: Sequence[DiskRows], steps: DiskRows) -> int:
+        """Bytes of memory that it would take."""
+        return steps.shape[0] * (1 + sum(each.row_bytes for each in (*rows, steps)))
+
+    def read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
+        """(every layer's rows, the steps as stored) of nodes `ids`."""
+        *rows, steps = (held[ids] for held in self._held)
+        return rows, steps
+
+    def put(self, push: Push) -> None:
+        """Take up a push."""
+        for held, rows in zip(self._held, (*push.rows, push.step + 1), strict=True):
+            held[push.ids] = rows
+        self._changed[push.ids] = True
+
+    def writes(self) -> Iterator[list[tuple[DiskRows, Ids, AnyArray]]]:
+        """What the disk does not have, in groups; they count as written."""
+        changed = np.flatnonzero(self._changed)
+        for first in range(0, len(changed), _TOGETHER):
+            ids = changed[first : first + _TOGETHER]
+            yield [(each, ids, held[ids]) for each, held in zip(self._disk, self._held, strict=True)]
+        self._changed[:] = False
 
 
 @dataclass

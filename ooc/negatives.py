@@ -98,7 +98,7 @@ class GivenNegatives:
             raise InputError(
                 f"{self._path} has negatives for events {self._first}..{last}, not for {block.first}..{wanted}: give those too"
             )
-        found = np.asarray(self._held[begin : begin + len(block)], np.int64)
+        found = np.array(self._held[begin : begin + len(block)], np.int64)
         wrong = (found < 0) | (found >= self._num_nodes)
         if wrong.any():
             row = int(np.argmax(wrong.any(axis=1)))

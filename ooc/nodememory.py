@@ -105,7 +105,7 @@ class NodeMemory:
         max_bytes: of rows that wait to be written, and of rows kept in RAM. Raises StoreError where the disk has no room.
         """
         check_undirected(data)
-        options: dict[str, Any] = {"lag": 0, "max_bytes": max_bytes, "engine": engine}
+        options: dict[str, Any] = {"lag": 0, "max_bytes": max_bytes, "engine": engine, "resident": True}
         if state is None:
             kinds = (dtype, data.events.dtype.name)
             history = History.create(Path(path), data.num_nodes, (width, 1), kinds, **options)

@@ -125,7 +125,8 @@ def _batches(config: dict[str, Any]) -> str:
     if not config or mode == "sampled":
         return f"fan-out {', '.join(map(str, config.get('fanout', [])))}, batches of {config.get('batch_size', 0):,}"
     if mode == "events":
-        return f"batches of {config['batch_size']:,} events"
+        drawn = ", ".join(map(str, config["num_neighbors"]))
+        return f"batches of {config['batch_size']:,} events, {drawn} of the past drawn at a node"
     if mode == "snapshots":
         length, stride = config["window"], config["stride"] or config["window"]
         unit = " events" if config["by"] == "count" else ""

@@ -75,16 +75,21 @@ def columns_of(batch: Any, columns: tuple[str, ...], dtype: torch.dtype) -> list
 
 
 class TGN(nn.Module):
-    """Attention of a node over its latest events, on the memory of both ends, and on node features where there are some."""
+    """Attention of a node over its latest events, on the memory of both ends, and on node features where there are some.
 
-    def __init__(self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1) -> None:
+    ages: tell how long ago, at the batch's time, each drawn event was (as in the paper) and each node's last event; without, it
+    is the function of PyG's example, which knows of an event's age only against its other end's last one.
+    """
+
+    def __init__(
+        self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1, ages: bool = True
+    ) -> None:
         super().__init__()
         self.columns = columns
         self.memory = MemoryCell(sizes.msg, sizes.memory, sizes.time)
-        width = sizes.memory + sizes.features
-        self.conv = TransformerConv(
-            (width, width), sizes.hidden // heads, heads=heads, dropout=dropout, edge_dim=sizes.msg + sizes.time
-        )
+        self.ages = TimeEncoder(sizes.time) if ages else None
+        width, edge_width = sizes.memory + sizes.features + ages * sizes.time, sizes.msg + (1 + ages) * sizes.time
+        self.conv = TransformerConv((width, width), sizes.hidden // heads, heads=heads, dropout=dropout, edge_dim=edge_width)
 
     def forward(self, batch: Any, held: Remembered | None) -> tuple[Tensor, Updated | None]:
         """([queries, hidden], the nodes' new memory), of a batch whose nodes are each asked about once (`shared`)."""
@@ -92,8 +97,12 @@ class TGN(nn.Module):
         updated = self.memory(held)
         rows = updated.memory if "x" not in batch else torch.cat([updated.memory, batch.x.to(updated.memory.dtype)], dim=1)
         source, target = batch.entry[batch.edge_index[0]], batch.edge_index[1]
-        past = self.memory.time_enc(updated.time[source] - batch.entry_t[batch.edge_index[0]])
+        time = batch.entry_t[batch.edge_index[0]]
+        past = self.memory.time_enc(updated.time[source] - time)
         edges = torch.cat([past, *columns_of(batch, self.columns, past.dtype)], dim=1)
+        if self.ages is not None:
+            rows = torch.cat([rows, self.ages(batch.t[0] - updated.time)], dim=1)
+            edges = torch.cat([edges, self.ages(batch.t[0] - time)], dim=1)
         asked = rows[batch.entry[: batch.num_sampled_nodes[0]]]
         found = self.conv((rows, asked), torch.stack([source, target]), edges)
         return found[batch.query], updated
@@ -221,14 +230,15 @@ def build_event_model(
     latest: int = 10,
     heads: int = 2,
     dropout: float = 0.1,
+    ages: bool = True,
 ) -> LinkModel:
-    """A model of that name with its decoder; hops, latest: of what is drawn for a query.
+    """A model of that name with its decoder; hops, latest: of what is drawn for a query; ages: see `TGN`.
 
     >>> build_event_model("tgat", Sizes(0, 16, hidden=100, time=100), ("msg",), hops=2)
     """
     made: nn.Module
     if name == "tgn":
-        made = TGN(sizes, columns, heads, dropout)
+        made = TGN(sizes, columns, heads, dropout, ages)
     elif name == "tgat":
         made = TGAT(sizes, columns, hops, heads, dropout)
     else:

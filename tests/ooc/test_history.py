@@ -67,14 +67,16 @@ nodes = st.one_of(  # parts, and any nodes
     st.lists(st.tuples(nodes, EVENTS), min_size=1, max_size=14),
     st.sampled_from(["float16", "float32"]),
     st.sampled_from([1, 3000, 10**6]),
+    st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_a_pull_sees_the_pushes_up_to_the_lag(
-    tmp_path_factory: pytest.TempPathFactory, lag: int, ahead: int, steps: Any, dtype: str, max_bytes: int
+    tmp_path_factory: pytest.TempPathFactory, lag: int, ahead: int, steps: Any, dtype: str, max_bytes: int, resident: bool
 ) -> None:
     path, double = tmp_path_factory.mktemp("run") / "history", Double(lag)
     max_bytes = max(max_bytes, lag * N * (8 + 4 * sum(WIDTHS)))  # as many pushes wait in any case
-    history = History.create(path, N, WIDTHS, dtype, lag=lag, max_bytes=max_bytes, engine="pread")
+    options: dict[str, Any] = {"lag": lag, "max_bytes": max_bytes, "engine": "pread", "resident": resident}
+    history = History.create(path, N, WIDTHS, dtype, **options)
     rng, waiting = np.random.default_rng(len(steps)), {}
     every = np.arange(N)
     for step, (own, then) in enumerate(steps):
@@ -90,7 +92,7 @@ def test_a_pull_sees_the_pushes_up_to_the_lag(
         elif then:
             waiting.clear()
             history.end_epoch()
-            if then == "refresh":
+            if then == "refresh" and not resident:
                 fresh = [rng.integers(-2000, 2000, (N, width)).astype(np.float32) for width in WIDTHS]
                 history.begin_refresh()
                 for layer, values in enumerate(fresh):
@@ -105,7 +107,7 @@ def test_a_pull_sees_the_pushes_up_to_the_lag(
                 state = history.state()
                 history.commit()
                 history.close()
-                history = History.open(path, 2, state, lag=lag, max_bytes=max_bytes, engine="pread")
+                history = History.open(path, 2, state, **options)
             history.begin_epoch()
     check(history, double, history.fetch(len(steps), every))
     history.close()
@@ -128,6 +130,29 @@ def test_what_was_not_committed_is_gone_after_a_crash(tmp_path: Path) -> None:
         assert not rows[0][25:].any()
         again.push(step, np.empty(0, np.int64), [np.empty((0, width), np.float32) for width in WIDTHS])
     again.close()
+
+
+def test_resident_rows_meet_the_disk_at_checkpoints_alone_and_a_crash_loses_what_came_since(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"lag": 0, "max_bytes": 10**6, "engine": "pread", "resident": True}
+    history = History.create(tmp_path / "h", N, WIDTHS, "float32", **options)
+    for step in range(6):
+        history.push(
+            step, nodes_of({step % 4}), [np.full((len(nodes_of({step % 4})), width), step, np.float32) for width in WIDTHS]
+        )
+        if step == 3:
+            state = history.state()
+            written = history.counts.bytes_written
+            history.commit()
+    found = history.pull(history.fetch(6, np.arange(N)))
+    assert found[0][:, 0].tolist() == [4.0] * 10 + [5.0] * 15 + [2.0] * 15 + [3.0] * 20
+    assert history.counts.bytes_read == 0
+    history.end_epoch()
+    assert history.counts.bytes_written == written > 0
+    history.close()
+    history = History.open(tmp_path / "h", 2, state, **options)
+    found = history.pull(history.fetch(4, np.arange(N)))
+    assert found[1][:, 6].tolist() == [0.0] * 10 + [1.0] * 15 + [2.0] * 15 + [3.0] * 20
+    history.close()
 
 
 def test_layers_may_be_of_several_types_and_are_forgotten_without_a_write(tmp_path: Path) -> None:
