@@ -81,9 +81,7 @@ class TGN(nn.Module):
     is the function of PyG's example, which knows of an event's age only against its other end's last one.
     """
 
-    def __init__(
-        self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1, ages: bool = True
-    ) -> None:
+    def __init__(self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1, ages: bool = True) -> None:
         super().__init__()
         self.columns = columns
         self.memory = MemoryCell(sizes.msg, sizes.memory, sizes.time)

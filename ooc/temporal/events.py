@@ -47,8 +47,10 @@ class EventStream:
         msg = sum(int(np.prod(events.width(name), dtype=np.int64)) for name in self.columns)
         sizes = Sizes(dataset.num_features, msg, config.hidden, config.time_dim, config.memory_dim)
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
-        hops = {"hops": len(config.num_neighbors), "latest": config.num_neighbors[0], "ages": config.ages}
-        made = build_event_model(config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, **hops)
+        hops = {"hops": len(config.num_neighbors), "latest": config.num_neighbors[0]}
+        made = build_event_model(
+            config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, ages=config.ages, **hops
+        )
         self.model: nn.Module = made.to(device)
         kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 8 * ("birth" in dataset.names))
         self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
