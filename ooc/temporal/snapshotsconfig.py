@@ -1,11 +1,19 @@
 """The configuration of `ooc train --mode snapshots`. Nothing heavy is imported here; see `ooc.config`."""
 
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ooc.config import Fraction, Numbers, Positive, RunConfig, Words, changed
 
+
+def _text(value: object) -> object:
+    """Numbers of a configuration file as text."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Length = Annotated[str, BeforeValidator(_text)]
 OF_MODEL = {"conv": ("recurrent", "roland"), "update": ("roland",)}
 """settings that mean something to these models only"""
 OF_TASK = {
@@ -25,8 +33,8 @@ class SnapshotsConfig(RunConfig):
     mode: Literal["snapshots"] = Field(
         "snapshots", description="snapshots: windows of the events, each foretelling the next, with what nodes carry on disk."
     )
-    window: str = Field(description="Length of a window: 7d, 12h, 250ms, or a number of the store's units, or of events.")
-    stride: str | None = Field(None, description="From one window's beginning to the next one's; by default --window.")
+    window: Length = Field(description="Length of a window: 7d, 12h, 250ms, or a number of the store's units, or of events.")
+    stride: Length | None = Field(None, description="From one window's beginning to the next one's; by default --window.")
     by: Literal["time", "count"] = Field("time", description="Whether windows go by time, or count events.")
     task: Literal["links", "nodes"] = Field(
         "links", description="links: the next window's events; nodes: classes of a window's nodes (of the store's splits)."
@@ -79,10 +87,13 @@ class SnapshotsConfig(RunConfig):
         return self
 
     @property
-    def span(self) -> tuple[str | int, str | int | None]:
+    def span(self) -> tuple[str | float, str | float | None]:
         """(window, stride) as `ooc.timewindows.windows` takes them: numbers as numbers."""
         return _number(self.window), None if self.stride is None else _number(self.stride)
 
 
-def _number(text: str) -> str | int:
-    return int(text) if text.isdigit() else text
+def _number(text: str) -> str | float:
+    """The number that a text is, or the text."""
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return text
+    return float(text) if "." in text else int(text)

@@ -108,14 +108,15 @@ class WindowStream:
     def _loader(self, inputs: Inputs, learning: bool) -> ForecastLoader:
         config, part = self.config, Room(self.budget.batches // PARTS, PARTS, self.budget)
         widths = self.net.model.widths
-        columns = [*inputs.columns, *(["weight"] if "weight" in self.dataset.events.columns else [])]
+        weighted = "weight" in (self.dataset.events.columns if config.columns is None else config.columns)
+        columns = [*inputs.columns, *(["weight"] if weighted else [])]
         work = ForecastWork(
             events=self.dataset.events,
             columns=tuple(columns if config.labels is None else [*columns, config.labels]),
             inputs=inputs,
             label=config.labels,
             y=None if self.task is None or config.labels is not None else self.dataset.labels,
-            weighted="weight" in columns,
+            weighted=weighted,
             both_ways=config.both_ways,
             state_bytes=4 * sum(widths),
             activations=partial(_activations, 4 * config.hidden, config.layers, None if learning else PAIRS_AT_ONCE),
@@ -241,8 +242,8 @@ class WindowStream:
         """`updates` steps on a window that was scored; what its nodes then carry on is of the last one, as in training."""
         self.net.train()
         with torch.inference_mode(False), torch.enable_grad():
-            for _ in range(self.config.updates):
-                torch.manual_seed(key(self.config.seed, Purpose.TORCH, -1, self._handed_on) >> 1)
+            for time in range(self.config.updates):
+                torch.manual_seed(key(self.config.seed, Purpose.TORCH, -1, self._handed_on, time) >> 1)
                 outcome = self.net.outcome(forecast, held)
                 self._loss(forecast, outcome, split).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()

@@ -269,6 +269,17 @@ def test_a_run_that_is_refused_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"), [("7d", "7d"), ("3600", 3600), ("0.5", 0.5), (3600, 3600), (0.5, 0.5), ("inf", "inf"), ("1_0", "1_0")]
+)
+def test_lengths_are_durations_or_numbers(given: Any, wanted: Any) -> None:
+    values = {"store": "s", "out": "o", "mode": "snapshots", "window": given, "stride": given}
+    config = load_config(None, values)
+    assert isinstance(config, SnapshotsConfig)
+    assert config.span == (wanted, wanted)
+    assert type(config.span[0]) is type(wanted)
+
+
 def test_tasks_of_a_store(store: Path) -> None:
     with ooc.open(store) as ds:
         assert task_of(ds, "links", None) == (None, 0)
