@@ -22,6 +22,7 @@ from ooc.compiled import compile_model
 from ooc.config import RunConfig, TrainConfig, changed, class_of, parse, read_config
 from ooc.epochs import BatchLoader
 from ooc.exact import ExactScores
+from ooc.grown import take_up
 from ooc.halo import AHEAD, SHARE, Halo, HaloLoader, open_halo, widths_of
 from ooc.induced import ClusterLoader, SaintLoader
 from ooc.loaders import NeighborLoader, budget_of
@@ -88,10 +89,10 @@ def open_run(
 
 
 def open_job(
-    config: TrainConfig, resume: bool, watchers: Watchers, dataset: Dataset | None = None
+    config: TrainConfig, resume: bool, watchers: Watchers, dataset: Dataset | None = None, grown: bool = False
 ) -> AbstractContextManager[Job]:
-    """The run on nodes of `config`; see `open_run`."""
-    return open_run(config, resume, watchers, partial(compose, config), dataset)
+    """The run on nodes of `config`; see `open_run`, and of `grown` `take_up`."""
+    return open_run(config, resume, watchers, partial(compose, config, grown), dataset)
 
 
 def open_dataset(config: RunConfig) -> Dataset:
@@ -319,6 +320,7 @@ def make_loss(config: TrainConfig, dataset: Dataset, task: str, device: torch.de
 
 def compose(
     config: TrainConfig,
+    grown: bool,
     dataset: Dataset,
     watchers: Watchers,
     meter: MemoryMeter,
@@ -336,6 +338,7 @@ def compose(
     if config.compile:
         compile_model(model, device)
     if saved:
+        saved = take_up(config.out, dataset, saved, grown)
         check_environment(config, saved, environment(device, dataset, model))
     counts = KEPT_A_NODE.get(config.mode, 0) * dataset.num_nodes
     budget_of(dataset, model_bytes(config, model) + counts, columns_met(config, dataset))

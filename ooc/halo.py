@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ooc.batch import Block
 from ooc.clock import Clock
+from ooc.grown import STALE, open_history
 from ooc.history import History
 from ooc.historyrows import Counts, Fetched
 from ooc.layers import run_model
@@ -178,6 +179,8 @@ def open_halo(
         settings: dict[str, Any] = {"lag": lag, "max_bytes": loader.kept_bytes, "engine": engine}
         if state is None:
             loader.history = History.create(out / FOLDER, loader.data.num_nodes, widths, dtype, **settings)
+        elif STALE in state:
+            loader.history = open_history(out / FOLDER, loader.data.num_nodes, widths, dtype, state, len(loader), **settings)
         else:
             if not (out / FOLDER).is_dir():
                 raise StoreError(

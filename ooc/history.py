@@ -218,6 +218,11 @@ class History:
         self._drop()
         self._floor = self._next
 
+    def forget_rows(self, ids: Ids) -> None:
+        """The rows of nodes `ids` (int64[k], distinct) are as if never written, before the first step of all."""
+        assert not self._pushes, "what waits to be written may be theirs"
+        self.log.write([(self.steps, ids, np.zeros(len(ids), np.int32))])
+
     def _drop(self) -> None:
         """Nobody is to see what was pushed and is not on disk."""
         with self._changed:

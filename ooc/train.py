@@ -37,16 +37,17 @@ LEAST_COVERAGE = 1e-9
 """a subgraph, where the coefficients of GraphSAINT do not matter"""
 
 
-def train(config: TrainConfig, resume: bool = False, watcher: Watcher | None = None) -> dict[str, Any]:
+def train(config: TrainConfig, resume: bool = False, watcher: Watcher | None = None, grown: bool = False) -> dict[str, Any]:
     """Train, write the run's files into `config.out`, and return the summary (RUN/summary.json).
 
-    resume: continue the run that is there, inside its epoch, to the bit. watcher: who is shown progress.
+    resume: continue the run that is there, inside its epoch, to the bit. watcher: who is shown progress. grown: continue it,
+    from its next epoch, though the store has grown since (see `ooc.grown`).
     Raises ConfigError where settings, store or checkpoint do not fit, KeyboardInterrupt after Ctrl-C (a checkpoint is kept).
 
     >>> train(TrainConfig(store="cora.ooc", out="run", model="gcn"))["metrics"]["test"]["accuracy"]
     0.815
     """
-    with open_job(config, resume, Watchers([watcher] if watcher else [])) as job:
+    with open_job(config, resume, Watchers([watcher] if watcher else []), grown=grown) as job:
         if isinstance(job.loader, SaintLoader):  # here, where Ctrl-C ends it, and not in a thread of the first epoch
             job.watchers.note(f"GraphSAINT counts how often nodes come, over {config.saint_coverage:g} times as many drawn")
             job.loader.prepare()

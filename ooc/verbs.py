@@ -187,6 +187,9 @@ def train(
         Path | None, typer.Option("--config", help="TOML or JSON with any of these keys; flags override it.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT at its last checkpoint.")] = False,
+    grown: Annotated[
+        bool, typer.Option("--grown", help="With --resume: go on though the store has grown, from the next epoch.")
+    ] = False,
     **flags: Any,
 ) -> None:
     """Train a model on a store; the results come into OUT."""
@@ -197,14 +200,18 @@ def train(
         saved = Path(where) / "config.json" if where else None
         base = read_config(saved) if saved and saved.is_file() else {}
     settings = load_config(config, given, base)
+    if grown and not resume:
+        raise ConfigError("--grown says how to go on with a run: give --resume too")
 
     from ooc.progress import terminal_watcher
 
     if isinstance(settings, TrainConfig):
         from ooc.train import train as on_nodes
 
-        summary = on_nodes(settings, resume=resume, watcher=terminal_watcher())
+        summary = on_nodes(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
     else:
+        if grown:
+            raise ConfigError(f"--grown means nothing in mode {settings.mode}: leave it out, or start another run")
         from ooc.temporal.run import train as in_time
 
         summary = in_time(settings, resume=resume, watcher=terminal_watcher())

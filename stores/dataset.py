@@ -15,6 +15,7 @@ from stores.errors import ConfigError, InputError, StoreError
 from stores.events import Events
 from stores.features import open_features
 from stores.graph import Graph, check_parts, index_dtype
+from stores.growth.lineage import touched_since
 from stores.growth.place import Place, open_place
 from stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_array
 from stores.ids import GrownIds, IdMap, identity, whole_number
@@ -230,7 +231,19 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of the data; replaced features count by dtype, scale and shape."""
-        return "+".join([self._place.fingerprint, *(f"{name}={text}" for name, text in self._replaced.items())])
+        return self._place.fingerprint + self._mark
+
+    @property
+    def _mark(self) -> str:
+        return "".join(f"+{name}={text}" for name, text in self._replaced.items())
+
+    def grown_since(self, fingerprint: str) -> NDArray[np.int64] | None:
+        """int64[k], ascending: the nodes of which an in-edge or a row changed since the store's fingerprint was `fingerprint`,
+        new ones among them; none where the data are the same. None where it never was. Raises StoreError as reading does."""
+        if not fingerprint.endswith(self._mark):
+            return None
+        was = fingerprint[: len(fingerprint) - len(self._mark)]
+        return touched_since(self.path, was, self._place.fingerprint)
 
     def follow(self) -> Self:
         """The store as it is now: this data set where nothing was appended since it was opened, else one opened anew, with the

@@ -89,6 +89,11 @@ class DiskRows(SegmentRows):
         (1000000, 64)
         """
         path = Path(path)
+        return cls(path, *cls._about(path), engine)
+
+    @staticmethod
+    def _about(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """(shape, dtype) of the rows in `path`."""
         try:
             about = json.loads((path / ABOUT).read_bytes())
             shape, dtype = tuple(int(size) for size in about["shape"]), np.dtype(about["dtype"])
@@ -98,7 +103,21 @@ class DiskRows(SegmentRows):
             raise StoreError(f"{path} holds no rows that can be opened ({error}): {advice}") from error
         if not known:
             raise StoreError(f"{path} has format {about['format']}, not {_FORMAT}: use the version of ooc that wrote it")
-        return cls(path, shape, dtype, engine)
+        return shape, dtype
+
+    @classmethod
+    def extend(cls, path: Path | str, count: int) -> None:
+        """Give the rows in `path`, which are not open, `count` rows, the new ones zeros; nothing where they have as many.
+
+        Killed in between, it is to be called again. Raises StoreError where they are absent or the disk is too full.
+        """
+        path = Path(path)
+        shape, dtype = cls._about(path)
+        if shape[0] >= count:
+            return
+        about = {"format": _FORMAT, "shape": [count, *shape[1:]], "dtype": dtype.str}
+        PageFile.extend(path / DATA, _padded((count, *shape[1:]), dtype))
+        write_file(path / ABOUT, json.dumps(about).encode() + b"\n")
 
     def write(self, ids: Ids, rows: AnyArray) -> int:
         """Afterwards row ids[i] is rows[i]; see `MutableRows.write`. Neighboring rows go to the disk together."""

@@ -74,6 +74,17 @@ class PageFile:
             finally:
                 os.close(fd)
 
+    @staticmethod
+    def extend(path: Path, nbytes: int) -> None:
+        """Give a file `nbytes`, the new ones zeros, their room on the disk taken. Raises StoreError where that is full."""
+        with disk_errors(path):
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fallocate(fd, 0, nbytes)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
     def load(self, offset: int, out: Bytes) -> None:
         """Fill `out` (whole pages, page-aligned) from byte `offset` on. Raises StoreError where the disk fails."""
         done = 0

@@ -22,6 +22,7 @@ from ooc.clock import Span
 from ooc.compose import check_environment, make_optimizer, open_run, pick_device, write_config
 from ooc.config import RunConfig
 from ooc.evaluate import evaluating
+from ooc.grown import take_up
 from ooc.memory import MemoryMeter
 from ooc.order import Purpose, key
 from ooc.progress import TensorBoardWatcher, Watcher, Watchers
@@ -174,6 +175,7 @@ def compose(
     device = pick_device(config.device)
     mode = MODES[config.mode](config, dataset, device)
     if saved:
+        saved = take_up(config.out, dataset, saved, None)
         check_environment(config, saved, environment(device, dataset, mode.model))
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
     run = TemporalRun(

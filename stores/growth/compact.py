@@ -7,6 +7,7 @@ from pathlib import Path
 from stores.atomic import partial_path
 from stores.growth.delta import Appended, reading, remove
 from stores.growth.grow import Growing, Progress
+from stores.growth.lineage import note
 from stores.growth.versions import alone, remove_unused, view_folder
 from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, set_version, version_of
 
@@ -45,6 +46,7 @@ def compact(path: Path | str, progress: Progress = lambda _: None) -> Compacted:
             new = str(int(version or 0) + 1)
             final = path / VERSIONS / new
             Growing(root, delta, partial_path(final), whole=True, progress=progress).write(final)
+            note(path, root, delta, final)
         manifest = read_manifest(final)
         set_version(path, manifest, new)
         remove(path)

@@ -22,6 +22,7 @@ from stores.build import finish_store
 from stores.encoding import arrays_in, names_of_scales
 from stores.graph import index_dtype
 from stores.growth.delta import EDGES, IDS, ROWS, Appended, Delta
+from stores.growth.lineage import small
 from stores.growth.merge import Ints, behind, grow_array, grow_graph, place_events, slots_of, spliced
 from stores.growth.rows import DELTA_ROWS, DELTA_VALUES, delta_array
 from stores.ids import grow_ids, write_ids
@@ -35,11 +36,6 @@ from stores.zarr_write import Appender, write_array
 STAGE = "stage"
 BLOCK_BYTES = 2**24
 Progress = Callable[[str], None]
-
-
-def small(name: str) -> bool:
-    """Whether a node array is one of those that a part has whole."""
-    return name in ("y", "split", "birth") or name.startswith("split_")
 
 
 @dataclass(frozen=True)

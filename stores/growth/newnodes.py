@@ -14,7 +14,8 @@ from stores import manifest as names
 from stores.encoding import INT8_MOST, Encoding, arrays_in, encoding_of
 from stores.errors import ConfigError, InputError
 from stores.growth.delta import IDS, RECORD_ROWS, ROWS, Delta
-from stores.growth.grow import pack_ids, small, unpack_ids
+from stores.growth.grow import pack_ids, unpack_ids
+from stores.growth.lineage import input_arrays
 from stores.growth.spec import AppendSpec
 from stores.ids import IdMap
 from stores.ingest import duck as sql
@@ -51,7 +52,7 @@ class NewNodes:
         self.count = 0
         """new nodes"""
         self.there = arrays_in(root / names.node_array(""))
-        self._needed = [name for name in self.there if not small(name)]
+        self._needed = input_arrays(root)
         self._columns: EdgeColumns | None = None
         self._scan: EdgeScan | None = None
         self._limit = self.now

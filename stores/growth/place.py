@@ -12,6 +12,8 @@ from stores.growth.versions import AGAIN_SECONDS, Hold, alone, hold_current, rem
 from stores.integrity import fingerprint_of
 from stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
+_MARK = "+appended="
+
 
 @dataclass(frozen=True)
 class Place:
@@ -38,7 +40,8 @@ class Place:
     @property
     def fingerprint(self) -> str:
         """Of the arrays and of what was appended to them."""
-        return fingerprint_of(self.root, self.base) + (f"+appended={self.appended.digest}" if self.view is not None else "")
+        own = fingerprint_of(self.root, self.base)
+        return own if self.view is None else f"{own}{_MARK}{self.appended.digest}"
 
     def is_latest(self) -> bool:
         """Whether no append and no compaction came since."""
@@ -52,6 +55,11 @@ class Place:
         """Let go of the files; idempotent."""
         for hold in self.holds:
             hold.close()
+
+
+def with_appends(fingerprint: str, appends: list[Appended]) -> str:
+    """The fingerprint of a version of that one with some appends."""
+    return f"{fingerprint}{_MARK}{sum(appends, Appended()).digest}"
 
 
 def open_place(path: Path) -> Place:

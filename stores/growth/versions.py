@@ -9,6 +9,7 @@ uses a folder holds a shared lock on it; it is removed by the first who finds it
 import fcntl
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +30,17 @@ class Hold:
 
     def __init__(self, folder: Path) -> None:
         """Raises FileNotFoundError where there is none, BlockingIOError where it is being removed."""
-        self._fd: int | None = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, fd)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
             raise
         except OSError:  # a file system without locks: nobody can tell, so nobody removes
             return
         try:
-            there = os.path.samestat(os.fstat(self._fd), os.stat(folder))
+            there = os.path.samestat(os.fstat(fd), os.stat(folder))
         except FileNotFoundError:
             there = False
         if not there:  # it was removed before it was locked
@@ -46,9 +48,7 @@ class Hold:
             raise FileNotFoundError(folder)
 
     def close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        self._close()
 
 
 def hold_current(path: Path) -> tuple[str, Hold]:

@@ -1,5 +1,6 @@
 """Training on a store that grew: as on one that was ingested whole, to the bit; readers that follow."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 import torch
 
 import ooc
+from ooc.compose import open_job
 from ooc.config import TrainConfig
+from ooc.history import NEVER
+from ooc.progress import Watchers
 from ooc.train import train
 from stores.errors import ConfigError
 from stores.growth.append import append
@@ -79,15 +83,81 @@ def test_a_model_trained_after_growth_is_one_trained_on_everything(tmp_path: Pat
         assert all(torch.equal(each, found["whole"][2][key]) for key, each in found[run][2].items())
 
 
-def test_a_run_is_not_resumed_on_a_store_that_grew(tmp_path: Path) -> None:
+def test_a_run_is_resumed_on_a_store_that_grew_only_when_asked(tmp_path: Path) -> None:
     files = tables(tmp_path)
     store = ingest(IngestSpec(out=tmp_path / "s.ooc", **given(files, "base"))).path
-    config = configure(store, tmp_path / "run", checkpoint_every=2)
+    config = configure(store, tmp_path / "run", checkpoint_every=2, batch_size=30)
     with pytest.raises(Killed):
-        train(config, watcher=KillAt(5))
+        train(config, watcher=KillAt(4))
     append(AppendSpec(out=store, **given(files, "new")))
-    with pytest.raises(ConfigError, match=r"cannot resume .* another store"):
+    with pytest.raises(ConfigError, match=r"cannot resume .* has grown since: --grown goes on"):
         train(config, resume=True)
+    train(config, resume=True, grown=True)
+    assert [line["epoch"] for line in lines(config.out) if "train_loss" in line] == [1, 2]
+    other = ingest(IngestSpec(out=tmp_path / "o.ooc", **given(files, "all"))).path
+    with pytest.raises(ConfigError, match=r"cannot resume .* another store"):
+        train(configure(other, config.out, checkpoint_every=2, batch_size=30), resume=True, grown=True)
+
+
+def test_a_run_goes_on_to_the_bit_when_appends_were_folded_into_the_arrays(tmp_path: Path) -> None:
+    files = tables(tmp_path)
+    store = ingest(IngestSpec(out=tmp_path / "s.ooc", **given(files, "base"))).path
+    append(AppendSpec(out=store, **given(files, "new")))
+    whole, cut = (configure(store, tmp_path / name, checkpoint_every=2, batch_size=30) for name in ("whole", "cut"))
+    train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(4))
+    compact(store)
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_histories_of_touched_nodes_are_as_if_never_written(tmp_path: Path, lag: int) -> None:
+    """Those of others stand; of new nodes there are none."""
+    files = tables(tmp_path)
+    store = ingest(IngestSpec(out=tmp_path / "s.ooc", **given(files, "base"))).path
+    settings: dict[str, Any] = {"mode": "history", "parts": 5, "layers": 3, "hidden": 8, "history_lag": lag}
+    settings |= {"seed": 5, "threads": 1, "plan": False, "epochs": 4, "checkpoint_every": 1}
+    config = TrainConfig(store=store, out=tmp_path / "run", **settings)
+    with pytest.raises(Killed):
+        train(config, watcher=KillAt(12))
+    with open_job(config, True, Watchers([])) as job:
+        assert job.halo is not None
+        assert job.halo.history is not None
+        before = job.halo.history.fetch(job.halo.history.next_step, np.arange(N))
+    append(AppendSpec(out=store, **given(files, "new")))
+    with ooc.open(store) as ds:
+        touched = ds.graph.degree(np.arange(N)) != np.diff(np.asarray(old_indptr(files)))
+    for _ in range(2):  # killed once it had begun to
+        with open_job(config, True, Watchers([]), grown=True) as job:
+            assert job.state.epoch == 3
+            assert job.halo is not None
+            assert job.halo.history is not None
+            after = job.halo.history.fetch(job.halo.history.next_step, np.arange(N + NEW_N))
+        written = before.steps != NEVER
+        assert (after.steps[N:] == NEVER).all()
+        assert (after.steps[:N][touched] == NEVER).all()
+        np.testing.assert_array_equal(after.steps[:N][~touched], before.steps[~touched])
+        assert (written & touched).any()
+        assert (written & ~touched).any()
+        for old, new in zip(before.rows, after.rows, strict=True):
+            np.testing.assert_array_equal(new[:N][~touched], old[~touched])
+            assert not new[N:].any()
+            assert not new[:N][touched].any()
+    train(config, resume=True, grown=True)
+    assert [line["epoch"] for line in lines(config.out) if "train_loss" in line] == [0, 1, 3]
+    train(config, resume=True)
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in curve(out).splitlines()]
+
+
+def old_indptr(files: dict[str, str]) -> np.ndarray:
+    """Of the first edges alone."""
+    dst = pq.read_table(files["base-edges"])["dst"].to_numpy()
+    return np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=N))])
 
 
 def test_a_reader_that_follows_trains_the_next_epoch_on_what_was_appended(tmp_path: Path) -> None:

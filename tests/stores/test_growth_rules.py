@@ -303,3 +303,37 @@ def test_an_append_that_fails_at_its_end_is_not_there(tmp_path: Path, monkeypatc
     assert describe(path)["appends"] == 1
     with Dataset.open(path) as ds:
         assert ds.num_edges == E + 10
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_a_store_knows_what_it_was_and_which_nodes_were_touched_since(tmp_path: Path, undirected: bool) -> None:
+    """Through appends and compactions alike."""
+    path = store(tmp_path, undirected=undirected)
+    seen = []
+
+    def look() -> None:
+        with Dataset.open(path) as ds:
+            seen.append(ds.fingerprint)
+
+    look()
+    append(more(path, edges=table(tmp_path / "a.parquet", src=[1, 2], dst=[3, 3], t=[60, 61], m=[0.0, 0.0])))
+    look()
+    compact(path)
+    look()
+    append(AppendSpec(out=path, nodes=nodes(tmp_path / "b.parquet", [5]), x_cols="f*"))
+    look()
+    append(more(path, edges=table(tmp_path / "c.parquet", src=[0], dst=[4], t=[62], m=[0.0])))
+    look()
+    first, second, third = {3} | ({1, 2} if undirected else set()), {5}, {4} | ({0} if undirected else set())
+    for _ in range(2):
+        with Dataset.open(path) as ds:
+            for was, touched in zip(seen, [first | second | third] + 2 * [second | third] + [third, set()], strict=True):
+                found = ds.grown_since(was)
+                assert found is not None
+                assert found.tolist() == sorted(touched)
+            assert ds.grown_since("of another store") is None
+        compact(path)
+    (tmp_path / "b").mkdir()
+    with Dataset.open(store(tmp_path / "b", time=False)) as other:
+        assert other.grown_since(seen[0]) is None
+    assert len(set(seen)) == 5
