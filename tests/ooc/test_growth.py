@@ -21,7 +21,7 @@ from stores.growth.append import append
 from stores.growth.compact import compact
 from stores.growth.spec import AppendSpec
 from stores.ingest import IngestSpec, ingest
-from tests.ooc.runs import SMALL, KillAt, Killed, configure, curve
+from tests.ooc.runs import SMALL, KillAt, Killed, configure, curve, tight
 
 N, E, NEW_N, NEW_E = 200, 1500, 20, 100
 NODES: dict[str, Any] = {"label": "y", "split": "split", "x_cols": "f*"}
@@ -65,7 +65,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", MODES)
 def test_a_model_trained_after_growth_is_one_trained_on_everything(tmp_path: Path, name: str) -> None:
-    files, settings = tables(tmp_path), SMALL | MODES[name]
+    files, settings = tables(tmp_path), SMALL | MODES[name] | {"memory": tight()}
     if settings.get("mode") == "history":
         del settings["fanout"], settings["batch_size"]
     for store in ("grown", "whole"):
@@ -88,7 +88,7 @@ def test_a_run_is_resumed_on_a_store_that_grew_only_when_asked(tmp_path: Path) -
     store = ingest(IngestSpec(out=tmp_path / "s.ooc", **given(files, "base"))).path
     config = configure(store, tmp_path / "run", checkpoint_every=2, batch_size=30)
     with pytest.raises(Killed):
-        train(config, watcher=KillAt(4))
+        train(config, watcher=KillAt(2))
     append(AppendSpec(out=store, **given(files, "new")))
     with pytest.raises(ConfigError, match=r"cannot resume .* has grown since: --grown goes on"):
         train(config, resume=True)

@@ -131,6 +131,22 @@ def test_unknown_ids_are_new_nodes_where_nodes_have_no_features(tmp_path: Path) 
     assert verify(path) == []
 
 
+def test_new_nodes_come_without_edges_too(tmp_path: Path) -> None:
+    path = store(tmp_path)
+    append(AppendSpec(out=path, nodes=nodes(tmp_path / "new.parquet", [7, 6], 3), x_cols="f*"))
+    append(more(path, edges=table(tmp_path / "b.parquet", src=[7], dst=[6], t=[70], m=[0.0])))
+    for _ in range(2):
+        with Dataset.open(path) as ds:
+            assert (ds.num_nodes, ds.num_edges) == (N + 2, E + 1)
+            assert ds.graph.degree(np.array([N, N + 1])).tolist() == [1, 0]
+            assert rows_of(ds, "x")[N:].tolist() == [[4, -4], [3, -3]]
+            assert ds.labels is not None
+            assert ds.labels[N:].tolist() == [-1, -1]
+            assert ds.split("train").tolist() == list(range(N))
+        compact(path)
+    assert verify(path) == []
+
+
 def test_info_and_verify_tell_what_waits(tmp_path: Path) -> None:
     path = store(tmp_path)
     append(more(path))

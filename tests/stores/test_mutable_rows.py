@@ -1,5 +1,6 @@
 """Rows that are overwritten in place, against a numpy array."""
 
+import contextlib
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stores import mutable_rows
 from stores.errors import StoreError
 from stores.mutable_rows import DiskRows
 from stores.rows import ArrayRows, MutableRows
@@ -162,3 +164,25 @@ def test_a_failing_write_names_the_file_and_leaves_no_thread_in_it(tmp_path: Pat
     rows.write(np.arange(3000), np.full((3000, 512), 2, np.float32))
     assert (rows.map() == 2).all()
     rows.close()
+
+
+def test_rows_are_given_more_rows_of_zeros_and_again_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, values = tmp_path / "rows", np.arange(15, dtype=np.float32).reshape(5, 3)
+    with contextlib.closing(DiskRows.create(path, (5, 3), "float32")) as rows:
+        rows.write(np.arange(5), values)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mutable_rows, "write_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        DiskRows.extend(path, 4000)
+    monkeypatch.undo()
+    for count in (4000, 4000, 7):
+        DiskRows.extend(path, count)
+        with contextlib.closing(DiskRows.open(path)) as rows:
+            out = np.empty((4000, 3), np.float32)
+            assert rows.shape == out.shape
+            rows.read(np.arange(4000), out)
+        np.testing.assert_array_equal(out[:5], values)
+        assert not out[5:].any()
