@@ -41,14 +41,14 @@ def compact(path: Path | str, progress: Progress = lambda _: None) -> Compacted:
         with reading(path, version) as delta:
             appends = [] if delta is None else delta.appends
             remove_unused(path, version, view_folder(path, version, len(appends)) if appends else None)
-            if delta is None or not appends:
-                return Compacted(0, Appended(), read_manifest(root), time.perf_counter() - begin)
-            new = str(int(version or 0) + 1)
-            final = path / VERSIONS / new
-            Growing(root, delta, partial_path(final), whole=True, progress=progress).write(final)
-            note(path, root, delta, final)
-        manifest = read_manifest(final)
-        set_version(path, manifest, new)
-        remove(path)
-        remove_unused(path, new, None)
+            if delta is not None and appends:
+                new = str(int(version or 0) + 1)
+                final = path / VERSIONS / new
+                Growing(root, delta, partial_path(final), whole=True, progress=progress).write(final)
+                note(path, root, delta, final)
+        manifest = read_manifest(final if appends else root)
+        if appends:
+            set_version(path, manifest, new)
+        remove(path)  # empty, or in the arrays, if since an earlier call that was killed
+        remove_unused(path, new if appends else version, None)
     return Compacted(len(appends), sum(appends, Appended()), manifest, time.perf_counter() - begin)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stores import manifest as names
-from stores.atomic import disk_errors, remove_tree
+from stores.atomic import disk_errors, remove_tree, removed_path
 from stores.errors import StoreError
 from stores.manifest import VERSIONS, arrays_of, version_of
 
@@ -106,7 +106,7 @@ def remove_unused(path: Path, version: str, keep: Path | None) -> None:
     if version:
         with _for_itself(path) as unused:
             for each in (path / name for name in _TOP):
-                if unused and each.exists():
+                if unused and (each.exists() or removed_path(each).exists()):
                     remove_tree(each)
 
 
