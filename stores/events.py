@@ -3,6 +3,7 @@
 An event's number is its edge id. So a window of time is one range of every array, and one sequential read of each.
 """
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,16 @@ from stores.zarr_rows import open_zarr_rows
 _PAGE_BYTES = 4096
 _MOST_SEARCHES = 256
 """of the map of times, until its pages are given back: each meets some twenty"""
+_NEAR = 4096
+"""events on either side of where a time is looked for: read at once, they take no longer than a page"""
+
+
+class Found(NamedTuple):
+    """That `position` events come before `time`, or with side "right" not after it."""
+
+    time: Any
+    side: str
+    position: int
 
 
 class EventBlock(NamedTuple):
@@ -85,6 +96,7 @@ class Events:
                     raise StoreError(f"{path / array} has {found} rows; the store has {self.count} events: build it again")
             self._time = self.map("time")
             self._searches = 0
+            self._found: tuple[Found, ...] = ()  # the last two, of other times
         except BaseException:
             self.close()
             raise
@@ -126,9 +138,35 @@ class Events:
 
     def at(self, time: Any, side: str = "left") -> int:
         """How many events come before `time`, so the number of the first one at it or later; side "right": later only."""
-        self._will_search(1)
-        found: Any = np.searchsorted(self._time, self.dtype.type(time), side=side)  # type: ignore[call-overload]
-        return int(found)
+        value, last = self.dtype.type(time), self._found
+        if last and last[-1][:2] == (value, side):
+            return last[-1].position
+        position = self._beside(value, side)
+        if position is None:
+            self._will_search(1)
+            position = _search(self._time, value, side)
+        self._found = (*last[-1:], Found(value, side, position)) if not last or last[-1].time != value else last
+        return position
+
+    def _beside(self, value: Any, side: str) -> int | None:
+        """`at` of a time that comes about where the last two searches lead to expect it: a read, where halving takes many."""
+        if len(self._found) < 2:
+            return None
+        (time0, _, event0), (time1, _, event1) = self._found
+        passed, span = float(value) - float(time1), float(time1) - float(time0)
+        near = event1 + passed * (event1 - event0) / span if span else math.nan
+        if not math.isfinite(near):
+            return None
+        low, high = (int(min(max(near + way, 0), self.count)) for way in (-_NEAR, _NEAR))
+        if abs(near - event1) < _NEAR:  # pages that were met
+            self._will_search(1)
+            part = self._time[low:high]
+        else:
+            part = read_range(self._rows["time"], low, high)[0]
+        found = _search(part, value, side)
+        if (found == 0 and low > 0) or (found == len(part) and high < self.count):
+            return None
+        return low + found
 
     def before(self, times: AnyArray) -> NDArray[np.int64]:
         """int64[k]: how many events come strictly before each of `times` ([k])."""
@@ -189,6 +227,11 @@ class Events:
         """Give back files and threads; idempotent."""
         for rows in self._rows.values():
             rows.close()
+
+
+def _search(times: AnyArray, value: Any, side: str) -> int:
+    found: Any = np.searchsorted(times, value, side=side)  # type: ignore[call-overload]
+    return int(found)
 
 
 def _range_bytes(rows: Rows, first: int, last: int) -> int:

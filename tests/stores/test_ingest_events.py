@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stores import events as events_module
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError, StoreError
 from stores.ingest import IngestSpec, ingest
@@ -141,11 +142,32 @@ def test_events_are_read_into_memory_that_is_given(tmp_path: Path, dtype: str) -
             assert block.time.tolist() == list(range(first, last))
 
 
-def test_searches_go_on_where_the_map_was_given_back(tmp_path: Path) -> None:
-    time = np.sort(np.random.default_rng(0).integers(0, 5000, 4000))
-    edges = table(tmp_path / "e.parquet", src=np.zeros(4000, int), dst=np.ones(4000, int), time=time)
-    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, time="time"))
-    with Dataset.open(tmp_path / "s.ooc") as ds:
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A store of 4000 events, some of them in bursts, and their times."""
+    path, rng = tmp_path_factory.mktemp("uneven"), np.random.default_rng(0)
+    time = np.sort(np.concatenate([rng.integers(0, 5000, 2500), rng.integers(900, 1000, 1000), np.full(500, 4000)]))
+    edges = table(path / "e.parquet", src=np.zeros(4000, int), dst=np.ones(4000, int), time=time)
+    ingest(IngestSpec(out=path / "s.ooc", edges=edges, time="time"))
+    return path / "s.ooc", time
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(start=st.integers(-500, 5000), steps=st.lists(st.integers(-300, 900), max_size=40), near=st.sampled_from([1, 20, 300]))
+def test_times_are_found_wherever_one_looks(
+    uneven: tuple[Path, np.ndarray], start: int, steps: list[int], near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, time = uneven
+    monkeypatch.setattr(events_module, "_NEAR", near)
+    with Dataset.open(store) as ds:
+        for t in np.cumsum([start, *steps]).tolist():
+            for side in ("left", "right", "right"):
+                assert ds.events.at(t, side) == np.searchsorted(time, t, side=side)
+
+
+def test_times_are_found_behind_many_searches(uneven: tuple[Path, np.ndarray]) -> None:
+    store, time = uneven
+    with Dataset.open(store) as ds:
         for t in range(0, 5000, 7):
             assert ds.events.at(t) == np.searchsorted(time, t)
         np.testing.assert_array_equal(ds.events.before(time), np.searchsorted(time, time))

@@ -51,7 +51,16 @@ def make_store(
 
 
 def make_events(
-    store: Path, *, nodes: int, events: int, width: int, kind: str, seed: int = 0, memory: str = "2GB", limit: str = ""
+    store: Path,
+    *,
+    nodes: int,
+    events: int,
+    width: int,
+    kind: str,
+    seed: int = 0,
+    memory: str = "2GB",
+    limit: str = "",
+    undirected: bool = False,
 ) -> dict[str, float]:
     """Ingest a temporal graph of `tools.make_graph` into `store`: times and `width` features from Parquet, as a user has them.
 
@@ -61,7 +70,7 @@ def make_events(
     shutil.rmtree(files, ignore_errors=True)
     make_graph(files, nodes=nodes, edges=events, features=0, kind=kind, seed=seed, temporal=width)
     flags = ["--edges", f"{files}/edges/*.parquet", "--num-nodes", str(nodes), "--time", "t", "--time-unit", "ms"]
-    flags += ["--edge-features", "msg=m*"] if width else []
+    flags += (["--edge-features", "msg=m*"] if width else []) + (["--undirected"] if undirected else [])
     found = ingest(store, [*flags, "--memory", memory], limit)
     shutil.rmtree(files)
     return {**found, "events_per_s": events / found["seconds"]}

@@ -1,0 +1,178 @@
+"""Node memory larger than the memory: TGN trained on an event stream, events a second and bytes moved, under a limit.
+
+    python -m tools.bench.nodememory WORK --nodes 20000000 --memory-dim 100 --limit 2GB
+
+Uniform random events, both directions, with --width features, ingested into WORK where they are not there yet, and on the disk
+a row for every node, written beforehand, so that every read meets the disk. Then --steps steps of `ooc train --mode events`
+with TGN, on the CPU, from the middle of the training's events, in a process of its own under a memory limit that counts page
+cache (needs root); the clock runs from the first request to the end of the last step, after one batch that loads the kernels.
+Prints JSON: events a second, bytes of each kind an event (what was read for later steps too), what the pipeline's stages and
+the checkpoint took, peak RSS, and the disk's random reads a second before and after (fio). The rows are removed.
+"""
+
+import argparse
+import json
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tools.bench.machine import describe, limit_memory
+
+Result = dict[str, Any]
+PAGE_BYTES, _PIECE_BYTES = 4096, 2**24
+
+
+def fill(history: Any) -> int:
+    """Write a row for every node, as if all had been written at step 0, past the undo log; the bytes written."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    memory, updated = history.rows
+
+    def noise(piece: Any) -> None:
+        piece.view(np.float32)[:] = rng.standard_normal(len(piece) // 4, np.float32)
+
+    def first_step(piece: Any) -> None:
+        piece.view(np.int32)[:] = 1
+
+    return _write(memory, noise) + _write(updated, lambda piece: piece.fill(0)) + _write(history.steps, first_step)
+
+
+def _write(rows: Any, make: Callable[[Any], None]) -> int:
+    """All pages of rows on disk, as `make` fills pieces of them; the bytes."""
+    import numpy as np
+
+    from ooc.buffers import Buffers
+
+    total = -(-rows.shape[0] * rows.row_bytes // PAGE_BYTES) * PAGE_BYTES
+    piece = Buffers(1, direct=True, least_bytes=1).empty((min(_PIECE_BYTES, total),), np.dtype(np.uint8))
+    for begin in range(0, total, len(piece)):
+        part = piece[: min(len(piece), total - begin)]
+        make(part)
+        rows.file.store(begin, part)
+    rows.sync()
+    return total
+
+
+def train(a: argparse.Namespace) -> Result:
+    """In a process of its own: the steps, under the limit."""
+    if a.limit:
+        limit_memory(a.limit)
+    import torch
+
+    import ooc
+    from ooc.nodememory import NodeMemory
+    from ooc.temporal.events import SHARE, EventStream
+    from ooc.temporal.eventsconfig import EventsConfig
+
+    out = a.work / "nodememory"
+    shutil.rmtree(out, ignore_errors=True)
+    settings: dict[str, Any] = {"batch_size": a.batch_size, "memory_dim": a.memory_dim}
+    config = EventsConfig(store=a.child, out=out, **settings)
+    torch.manual_seed(0)
+    memory = a.memory or a.limit or None
+    with ooc.open(a.child, memory=memory) as ds, closing(EventStream(config, ds, torch.device("cpu"))) as mode:
+        most = mode.budget.batches // SHARE // 2
+        mode.memory = NodeMemory.create(out, ds, a.memory_dim, columns=mode.columns, max_bytes=most)
+        loader: Any = mode.loaders["train"]
+        loader.memory, history = mode.memory, mode.memory.history
+        filled = fill(history)
+        optimizer = torch.optim.Adam(mode.model.parameters(), config.lr)
+        state = loader.state_dict() | {"event": loader.num_events // 2}
+        for steps in (1, a.steps):
+            loader.load_state_dict(state)
+            before = mode.read()
+            begin, cpu, events, losses = time.perf_counter(), time.process_time(), 0, []
+            with closing(iter(loader)) as batches:
+                for batch in islice(batches, steps):
+                    loss = mode.loss(batch)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+                    events += len(batch.src)
+                    losses.append(float(loss.detach()))
+            seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+            mode.memory.end_pass()
+        begin = time.perf_counter()
+        history.state()
+        mode.commit()
+        checkpoint = time.perf_counter() - begin
+        after = mode.read()
+        moved = {name: after[name] - before[name] for name in after if "bytes" in name}
+        found = {
+            "events": events,
+            "steps": len(losses),
+            "seconds": seconds,
+            "events_per_s": events / seconds,
+            "core": cpu / seconds,
+            "checkpoint_seconds": checkpoint,
+            "memory_bytes": filled,
+            "bytes_per_event": {name: value / events for name, value in moved.items()},
+            "losses": [losses[0], losses[-1]],
+            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "stages": after["stages"],
+        }
+    shutil.rmtree(out)
+    return found
+
+
+def measure(a: argparse.Namespace) -> Result:
+    """The store, the run, and the disk before and after it."""
+    from tools.bench.cost import run_cold
+    from tools.bench.rates import Rates
+    from tools.bench.stores import make_events
+
+    a.work.mkdir(parents=True, exist_ok=True)
+    store = a.work / f"undirected{a.events}.ooc"
+    if not store.exists():
+        shape = {"nodes": a.nodes, "events": a.events, "width": a.width, "kind": a.kind}
+        print(json.dumps({"ingest": make_events(store, **shape, limit=a.limit, undirected=True)}), file=sys.stderr)
+    names = ("limit", "memory", "steps", "batch-size", "memory-dim")
+    words = [f"--{name}={getattr(a, name.replace('-', '_'))}" for name in names]
+    rates = Rates(store, a.rate_seconds, events="msg")
+    rates.measure()
+    found = run_cold([sys.executable, "-m", "tools.bench.nodememory", str(a.work), "--child", str(store), *words])
+    if "failed" in found:
+        raise SystemExit(f"{store}: {found['error']}")
+    rates.measure()
+    return {**found, "disk": rates.asdict()}
+
+
+def main() -> None:
+    """Parse the command line, measure, print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--nodes", type=int, default=20_000_000)
+    parser.add_argument("--events", type=int, default=20_000_000)
+    parser.add_argument("--width", type=int, default=16, help="features of an event")
+    parser.add_argument("--kind", default="uniform", help="of graph, see tools.make_graph")
+    parser.add_argument("--memory-dim", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch-size", type=int, default=200)
+    parser.add_argument("--limit", default="2GB", help="page cache counted; '' for none")
+    parser.add_argument("--memory", default="", help="the budget given to ooc; default: the limit")
+    parser.add_argument("--rate-seconds", type=float, default=3)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.child is not None:
+        print(json.dumps(train(a)))
+        return
+    result = measure(a)
+    if a.plot:
+        from tools.bench.chart import bars
+
+        bars(a.plot, {name: value for name, value in result["bytes_per_event"].items() if value}, "bytes an event")
+    names = ("nodes", "events", "width", "kind", "memory_dim", "batch_size", "limit", "memory")
+    settings = {f"of_{name}" if name == "events" else name: getattr(a, name) for name in names}
+    print(json.dumps({"machine": describe(), **settings, **result}))
+
+
+if __name__ == "__main__":
+    main()
