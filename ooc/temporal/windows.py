@@ -147,6 +147,7 @@ class WindowStream:
             return
         engine = "auto" if self.config.engine == "gds" else self.config.engine
         settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.batches // PARTS // 2, "engine": engine}
+        settings["resident"] = True
         if state is None:
             self.history = History.create(out / FOLDER, self.dataset.num_nodes, widths, "float32", **settings)
         else:

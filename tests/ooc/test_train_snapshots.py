@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import ooc
 from ooc.checkpoint import read_metrics
 from ooc.config import load_config
+from ooc.historyrows import Resident
 from ooc.negatives import RandomNegatives
 from ooc.report import write_report
 from ooc.temporal.forecasts import Ahead, aheads, draw
@@ -62,9 +63,15 @@ def whole(store: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest
     return request.param, out, train(configure(store, out, request.param))
 
 
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nodes carry does not fit the memory."""
+    monkeypatch.setattr(Resident, "nbytes", lambda *_: 2**60)
+
+
 @pytest.mark.parametrize("setting", [{"memory": "tight", "engine": "pread"}, {"in_memory": True, "engine": "mmap"}])
 def test_a_run_is_the_same_whatever_the_memory_and_the_engine(
-    store: Path, tmp_path: Path, whole: tuple[str, Path, Any], setting: dict[str, Any]
+    store: Path, tmp_path: Path, whole: tuple[str, Path, Any], setting: dict[str, Any], on_disk: None
 ) -> None:
     kind, out, summary = whole
     again = train(
@@ -84,10 +91,12 @@ def test_the_report_shows_scores_and_what_is_to_be_beaten(whole: tuple[str, Path
     assert ("test, EdgeBank" in page) == ("task" not in KINDS[kind])
 
 
-@pytest.mark.parametrize(("every", "killed_at"), [(1, 3), (3, 14)])
+@pytest.mark.parametrize(("every", "killed_at", "where"), [(1, 3, "memory"), (3, 14, "on_disk")])
 def test_a_killed_run_goes_on_to_the_bit(
-    store: Path, tmp_path: Path, whole: tuple[str, Path, Any], every: int, killed_at: int
+    store: Path, tmp_path: Path, whole: tuple[str, Path, Any], every: int, killed_at: int, where: str, request: Any
 ) -> None:
+    if where == "on_disk":
+        request.getfixturevalue("on_disk")
     kind, out, summary = whole
     cut = configure(store, tmp_path / "cut", kind, checkpoint_every=every)
     with pytest.raises(Killed):
