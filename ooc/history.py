@@ -221,6 +221,7 @@ class History:
     def forget_rows(self, ids: Ids) -> None:
         """The rows of nodes `ids` (int64[k], distinct) are as if never written, before the first step of all."""
         assert not self._pushes, "what waits to be written may be theirs"
+        assert self._resident is None, "rows in RAM are others"
         self.log.write([(self.steps, ids, np.zeros(len(ids), np.int32))])
 
     def _drop(self) -> None:

@@ -40,11 +40,13 @@ def compact(path: Path | str, progress: Progress = lambda _: None) -> Compacted:
         root = arrays_of(path, version)
         with reading(path, version) as delta:
             appends = [] if delta is None else delta.appends
-            remove_unused(path, version, view_folder(path, version, len(appends)) if appends else None)
+            view = view_folder(path, version, len(appends))
+            remove_unused(path, version, view if appends else None)
             if delta is not None and appends:
                 new = str(int(version or 0) + 1)
                 final = path / VERSIONS / new
-                Growing(root, delta, partial_path(final), whole=True, progress=progress).write(final)
+                merged = view if view.exists() else None
+                Growing(root, delta, partial_path(final), whole=True, progress=progress, view=merged).write(final)
                 note(path, root, delta, final)
         manifest = read_manifest(final if appends else root)
         if appends:

@@ -60,14 +60,17 @@ class _NodeRows:
 class Growing:
     """One store's growth by what is in `delta`, written into the folder `out`, which then is published by `finish`.
 
-    root: the current version's arrays; whole: see above. Memory: the new edges (some 100 bytes each) and blocks.
+    root: the current version's arrays; whole: see above; view: the part of the same appends that a reader merged, which a whole
+    version takes over. Memory: the new edges (some 100 bytes each) and blocks.
     Raises StoreError for a full disk or a damaged array.
 
     >>> Growing(root, delta, out, whole=True, progress=print).write(final)
     """
 
-    def __init__(self, root: Path, delta: Delta, out: Path, *, whole: bool, progress: Progress) -> None:
-        self.root, self.delta, self.out, self.whole, self.progress = root, delta, out, whole, progress
+    def __init__(
+        self, root: Path, delta: Delta, out: Path, *, whole: bool, progress: Progress, view: Path | None = None
+    ) -> None:
+        self.root, self.delta, self.out, self.whole, self.progress, self.view = root, delta, out, whole, progress, view
         self.old = names.read_manifest(root)
         appends = delta.appends
         self.total = sum(appends, Appended())
@@ -83,7 +86,9 @@ class Growing:
         shutil.rmtree(self.out, ignore_errors=True)
         (self.out / STAGE).mkdir(parents=True)
         try:
-            if self.total.edges or self.total.nodes:
+            if self.view is not None:
+                self._take_over(self.view)
+            elif self.total.edges or self.total.nodes:
                 self._write_edges(self._load_edges())
             for name in self._node_names():
                 self._write_node_array(name)
@@ -96,6 +101,15 @@ class Growing:
         except BaseException:
             shutil.rmtree(self.out, ignore_errors=True)
             raise
+
+    def _take_over(self, view: Path) -> None:
+        """Link what a part has whole."""
+        node_arrays = [names.node_array(name) for name in arrays_in(view / names.node_array(""))]
+        for name in ("graph", names.EVENTS, "edge", *node_arrays):
+            link_array(view, self.out, name)
+        merged = names.read_manifest(view)
+        self._slots, self._loops, self._splits = merged.num_edges, merged.has_self_loops, merged.node_type().splits
+        self._sorted = merged.time is not None and merged.time.sorted
 
     def _load_edges(self) -> _Edges:
         self.progress("appended edges")
@@ -175,10 +189,10 @@ class Growing:
         return most + 1
 
     def _node_names(self) -> list[str]:
-        """Node arrays that change: all where there are new nodes."""
-        return [
-            name for name in arrays_in(self.root / names.node_array("")) if self.total.nodes or f"{ROWS}/{name}" in self._kinds
-        ]
+        """Node arrays that change, all where there are new nodes, and were not taken over."""
+        there = arrays_in(self.root / names.node_array(""))
+        changed = [name for name in there if self.total.nodes or f"{ROWS}/{name}" in self._kinds]
+        return [name for name in changed if not (self.out / names.node_array(name)).exists()]
 
     def _load_rows(self, name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> _NodeRows:
         """Of rows that were given more than once, the last ones."""
