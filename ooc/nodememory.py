@@ -173,7 +173,7 @@ def flat(values: Tensor) -> Tensor:
 
 
 class MemoryLoader(EventLoader):
-    """`EventLoader`, `shared`, whose nodes' memory is read ahead: `batch.wanted` is what `NodeMemory.pull` takes.
+    """`EventLoader` whose nodes' memory is read ahead: `batch.wanted` is what `NodeMemory.pull` takes.
 
     memory: set before the first batch. A pass that ends early wants `NodeMemory.end_pass` before the next begins.
     """
@@ -181,7 +181,7 @@ class MemoryLoader(EventLoader):
     memory: NodeMemory
 
     def __init__(self, data: Dataset, batch_size: int = 200, *, width: int, **options: Any) -> None:
-        super().__init__(data, batch_size, shared=True, beside=_COPIES * 4 * width, **options)
+        super().__init__(data, batch_size, beside=_COPIES * 4 * width, **options)
 
     def _stages(self, epoch: int) -> list[Stage]:
         return [*super()._stages(epoch), Stage("memory", self._ahead)]

@@ -77,32 +77,36 @@ def columns_of(batch: Any, columns: tuple[str, ...], dtype: torch.dtype) -> list
 class TGN(nn.Module):
     """Attention of a node over its latest events, on the memory of both ends, and on node features where there are some.
 
-    ages: tell how long ago, at the batch's time, each drawn event was (as in the paper) and each node's last event; without, it
-    is the function of PyG's example, which knows of an event's age only against its other end's last one.
+    ages: tell how long ago, for whoever asks, each drawn event was (as in the paper) and the asking node's last one that its
+    memory knows; without, it is the function of PyG's example, whose events are as old as they are to their other end's last one.
     """
 
-    def __init__(self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1, ages: bool = True) -> None:
+    def __init__(
+        self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1, ages: bool = True
+    ) -> None:
         super().__init__()
         self.columns = columns
         self.memory = MemoryCell(sizes.msg, sizes.memory, sizes.time)
         self.ages = TimeEncoder(sizes.time) if ages else None
-        width, edge_width = sizes.memory + sizes.features + ages * sizes.time, sizes.msg + (1 + ages) * sizes.time
-        self.conv = TransformerConv((width, width), sizes.hidden // heads, heads=heads, dropout=dropout, edge_dim=edge_width)
+        width = sizes.memory + sizes.features
+        widths = width, width + ages * sizes.time
+        self.conv = TransformerConv(
+            widths, sizes.hidden // heads, heads=heads, dropout=dropout, edge_dim=sizes.msg + (1 + ages) * sizes.time
+        )
 
     def forward(self, batch: Any, held: Remembered | None) -> tuple[Tensor, Updated | None]:
-        """([queries, hidden], the nodes' new memory), of a batch whose nodes are each asked about once (`shared`)."""
+        """([queries, hidden], the nodes' new memory), of a batch of one hop."""
         assert held is not None, "TGN has a memory"
         updated = self.memory(held)
         rows = updated.memory if "x" not in batch else torch.cat([updated.memory, batch.x.to(updated.memory.dtype)], dim=1)
-        source, target = batch.entry[batch.edge_index[0]], batch.edge_index[1]
-        time = batch.entry_t[batch.edge_index[0]]
-        past = self.memory.time_enc(updated.time[source] - time)
-        edges = torch.cat([past, *columns_of(batch, self.columns, past.dtype)], dim=1)
+        (source, target), count = batch.edge_index, batch.num_sampled_nodes[0]
+        node, asking, time = batch.entry[source], batch.entry[:count], batch.entry_t
+        past = self.memory.time_enc(updated.time[node] - time[source])
+        edges, asked = [past, *columns_of(batch, self.columns, past.dtype)], rows[asking]
         if self.ages is not None:
-            rows = torch.cat([rows, self.ages(batch.t[0] - updated.time)], dim=1)
-            edges = torch.cat([edges, self.ages(batch.t[0] - time)], dim=1)
-        asked = rows[batch.entry[: batch.num_sampled_nodes[0]]]
-        found = self.conv((rows, asked), torch.stack([source, target]), edges)
+            edges.append(self.ages(time[target] - time[source]))
+            asked = torch.cat([asked, self.ages(time[:count] - updated.time[asking])], dim=1)
+        found = self.conv((rows, asked), torch.stack([node, target]), torch.cat(edges, dim=1))
         return found[batch.query], updated
 
 

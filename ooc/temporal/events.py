@@ -49,7 +49,7 @@ class EventStream:
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
         hops = {"hops": len(config.num_neighbors), "latest": config.num_neighbors[0]}
         made = build_event_model(
-            config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, ages=config.ages, **hops
+            config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, ages=config.past == "event", **hops
         )
         self.model: nn.Module = made.to(device)
         kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 8 * ("birth" in dataset.names))
@@ -85,7 +85,8 @@ class EventStream:
         options |= {"num_neighbors": config.num_neighbors, "columns": self.columns, "device": self.device}
         options |= {"strategy": config.strategy}
         if self._has_memory:
-            return MemoryLoader(self.dataset, config.batch_size, width=config.memory_dim, **options)
+            options |= {"width": config.memory_dim, "shared": config.past == "batch"}
+            return MemoryLoader(self.dataset, config.batch_size, **options)
         return EventLoader(self.dataset, config.batch_size, **options)
 
     def open(self, out: Path, state: dict[str, Any] | None) -> None:

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ooc.config import Fraction, Numbers, Positive, RunConfig, Words, changed
 
-OF_MODEL = {"memory_dim": ("tgn",), "ages": ("tgn",), "strategy": ("tgn", "tgat"), "heads": ("tgn", "tgat")}
+OF_MODEL = {"memory_dim": ("tgn",), "past": ("tgn",), "strategy": ("tgn", "tgat"), "heads": ("tgn", "tgat")}
 """settings that mean something to these models only"""
 _NEIGHBORS = {"tgn": [10], "tgat": [10, 10], "graphmixer": [20]}
 """as in the papers, or PyG's example"""
@@ -28,7 +28,9 @@ class EventsConfig(RunConfig):
     memory_dim: Positive = Field(100, description="Width of a node's memory (tgn).")
     time_dim: Positive = Field(100, description="Width of the encoding of times.")
     heads: Positive = Field(2, description="Attention heads (tgn, tgat); --hidden is their width together.")
-    ages: bool = Field(True, description="Tell the model how long ago events were (tgn); without, it is PyG's example.")
+    past: Literal["event", "batch"] = Field(
+        "event", description="What an event is asked about (tgn): its own past, or its batch's, as in PyG's example: faster."
+    )
     dropout: Fraction = Field(0.1, description="Dropout, of attention (tgn, tgat) or in the mixer (graphmixer).")
     num_neighbors: Numbers = Field(
         default_factory=list, description="Past events to draw at a node, a number a hop: tgn 10, tgat 10,10, graphmixer 20."
