@@ -77,13 +77,11 @@ def columns_of(batch: Any, columns: tuple[str, ...], dtype: torch.dtype) -> list
 class TGN(nn.Module):
     """Attention of a node over its latest events, on the memory of both ends, and on node features where there are some.
 
-    ages: tell how long ago, for whoever asks, each drawn event was (as in the paper) and the asking node's last one that its
-    memory knows; without, it is the function of PyG's example, whose events are as old as they are to their other end's last one.
+    ages: tell how long ago, for whoever asks, each drawn event was, as in the paper, and the asking node's last one that its
+    memory knows; without, it is the function of PyG's example, where an event is as old as it is to its other end's last one.
     """
 
-    def __init__(
-        self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1, ages: bool = True
-    ) -> None:
+    def __init__(self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1, ages: bool = True) -> None:
         super().__init__()
         self.columns = columns
         self.memory = MemoryCell(sizes.msg, sizes.memory, sizes.time)

@@ -64,7 +64,8 @@ class Reference:
 def make(edges: Edges, store: Path, tmp_path: Path, **options: Any) -> Any:
     """(dataset, loader, memory) of float64."""
     ds = ooc.open(store)
-    loader = MemoryLoader(ds, 24, width=WIDTH, shared=True, num_neighbors=[LATEST], negatives=RandomNegatives(0, NODES), **options)
+    options |= {"num_neighbors": [LATEST], "negatives": RandomNegatives(0, NODES), "shared": True}
+    loader = MemoryLoader(ds, 24, width=WIDTH, **options)
     loader.memory = NodeMemory.create(
         tmp_path / "memory", ds, WIDTH, columns=("msg",), max_bytes=10**6, dtype="float64", origin=0, engine="pread"
     )

@@ -1,4 +1,4 @@
-"""kill -9 inside a push, a refresh, a sweep, a checkpoint, a step: no damage, and the same call again reaches the same bits.
+"""kill -9 inside a push, a refresh, a sweep, a checkpoint, a step, a run on events: no damage, and the same bits at the end.
 
     python -m tools.bench.kills WORK --kills 100 [--places push refresh sweep] [--seed 7]
 
@@ -27,8 +27,8 @@ import numpy as np
 from tools.bench import remains
 from tools.bench.lives import Places, end_of, fork, killed_inside
 
-PLACES = ("push", "refresh", "sweep", "checkpoint", "training")
-_WITHIN = ("undo log", "rows", "commit", "saving", "noting", "edges", "removal", "roll-back")
+PLACES = ("push", "refresh", "sweep", "checkpoint", "training", "events")
+_WITHIN = ("undo log", "rows", "commit", "saving", "noting", "edges", "removal", "roll-back", "scoring")
 """What a kill inside a place may hit"""
 _A_RUN = 12
 """Kills of one run at most: then it is let through, and another one begins"""
@@ -85,6 +85,25 @@ def make_store(path: Path, nodes: int) -> Path:
     )
 
 
+def make_events(path: Path) -> Path:
+    """2,000 events between 100 nodes, with two columns."""
+    from stores.ingest import IngestSpec, ingest
+
+    rng = np.random.default_rng(0)
+    ends, values = rng.integers(0, 100, (2000, 2)), rng.standard_normal((2000, 2))
+    lines = [f"{a},{b},{t},{x:.3f},{y:.3f}" for t, ((a, b), (x, y)) in enumerate(zip(ends, values, strict=True))]
+    path.with_suffix(".csv").write_text("\n".join(["src,dst,t,m0,m1", *lines]))
+    ingest(IngestSpec(out=path, edges=str(path.with_suffix(".csv")), time="t", edge_features=["msg=m*"], undirected=True))
+    return path
+
+
+def event_flags(seed: int, **settings: Any) -> list[str]:
+    """Flags of a run on those events, with a memory of the nodes."""
+    every = {"mode": "events", "hidden": 16, "memory-dim": 16, "time-dim": 8, "num-neighbors": 5, "batch-size": 50, "epochs": 2}
+    every |= {"past": ("event", "batch")[seed % 2], "threads": 1, "seed": seed} | settings
+    return [part for name, value in every.items() for part in (f"--{name}", str(value))]
+
+
 def train_flags(seed: int, **settings: Any) -> list[str]:
     """Flags of `ooc train`, the settings' last."""
     every = {"hidden": 32, "layers": 3, "threads": 1, "seed": seed, "evaluate": "layerwise", "eval_every": 100} | settings
@@ -96,6 +115,9 @@ def case_of(place: str, work: Path, store: Path, seed: int) -> Case:
     name, model = f"{place}{seed}", _MODELS[seed % 4]
     histories = {"mode": "history", "parts": 12, "history_lag": seed % 3, "history_dtype": ("float16", "float32")[seed % 2]}
     settings: dict[str, Any] = {"model": model, "checkpoint_every": 2 + seed % 2}
+    if place == "events":
+        flags = event_flags(seed, **{"checkpoint-every": 4 + seed % 2})
+        return Case(place, name, ["train", str(work / "events.ooc"), *flags, "--out", "run", "--resume"], 1, 1.0)
     if place == "sweep":
         return Case(place, name, sweep_command(work, store, model, ("infer", "embed")[seed % 2]), 1, 0.5)
     if place == "training":
@@ -122,7 +144,10 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     import ooc.exact
     import ooc.infer
     import ooc.layerwise
+    import ooc.temporal.run as temporal
     from ooc import checkpoint, cli, history, run, sweepfiles, train, upkeep
+    from ooc.historyrows import Resident
+    from ooc.temporal.events import EventStream
     from stores.mutable_rows import DiskRows
     from stores.undo import UndoLog
 
@@ -132,8 +157,10 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
         (DiskRows, "store", "rows"), (sweepfiles, "write_range", "rows"), (UndoLog, "commit", "commit"),
         (checkpoint, "save", "saving"), (sweepfiles.Files, "note", "noting"), (UndoLog, "_put_back", "roll-back"),
         (ooc.layerwise.LayerSweep, "_open_tiles", "edges"), (ooc.layerwise.LayerSweep, "discard", "removal"),
-        (sweepfiles.Files, "keep_only", "removal"),
+        (sweepfiles.Files, "keep_only", "removal"), (temporal, "fit", "events"), (EventStream, "score", "scoring"),
     ]  # fmt: skip
+    if not case.name.endswith("0"):  # rows of the memory are read and written as if they were too many for RAM
+        setattr(Resident, "nbytes", lambda *_: 1 << 62)  # noqa: B010 - for mypy
     for owner, function, name in watched:
         places.watch(owner, function, name)
     room = (
@@ -213,6 +240,8 @@ def warm(work: Path, store: Path, places: Places) -> None:
             raise Difference("training fails")
     if cli.main(["train", str(store), "--out", str(work / "sampled"), *train_flags(1, fanout="4,4,4", max_steps=3)]):
         raise Difference("training fails")
+    if cli.main(["train", str(work / "events.ooc"), "--out", str(work / "events"), *event_flags(1, **{"max-steps": 3})]):
+        raise Difference("training fails")
     for verb in ("infer", "embed"):
         case = Case("sweep", f"warm-{verb}", sweep_command(work, store, "gcnii", verb), 1, 0)
         through(work, case, work / case.name, places)
@@ -223,6 +252,7 @@ def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int) -> di
     places = Places(*PLACES, *_WITHIN)
     work.mkdir(parents=True)
     store = make_store(work / "graph.ooc", nodes)
+    make_events(work / "events.ooc")
     with (work / "log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
         warm(work, store, places)
     found: dict[str, Any] = {"seed": seed, "nodes": nodes, "places": {}}

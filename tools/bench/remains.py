@@ -19,22 +19,22 @@ _OWN = {"trace.json", "checkpoint.pt", "undo.log", "config.json"}
 def record(folder: Path) -> None:
     """Have this process keep in `folder`, on its way, digests of its state at every checkpoint, and the rows of a sweep."""
     from ooc import checkpoint
+    from ooc.baserun import Run
     from ooc.layerwise import LayerSweep
-    from ooc.run import Job
     from ooc.sweepfiles import Files
 
     sweep = folder / _SWEEP
     sweep.mkdir()
-    save, note, deal = Job.checkpoint, Files.note, LayerSweep._open_tiles
+    save, note, deal = Run.checkpoint, Files.note, LayerSweep._open_tiles
 
-    def saving(self: Job) -> None:
+    def saving(self: Run) -> None:
         before = self._saved_cursor
         save(self)
         if self._saved_cursor != before:
             saved = checkpoint.load(self.config.out)
             assert saved is not None
             with (folder / _COMMITS).open("a") as file:
-                file.write(json.dumps([_cursor(saved), _digest(saved, self.config.out / "history")]) + "\n")
+                file.write(json.dumps([_cursor(saved), _digest(saved, self.config.out / _rows_of(saved)[0])]) + "\n")
 
     def noting(self: Files, progress: dict[str, Any], written: list[Any]) -> None:
         note(self, progress, written)
@@ -48,7 +48,7 @@ def record(folder: Path) -> None:
             shutil.copy(self.files.folder / "tiles/rows.bin", sweep / "-1 tiles")
         return made
 
-    Job.checkpoint, Files.note, LayerSweep._open_tiles = saving, noting, dealing  # type: ignore
+    Run.checkpoint, Files.note, LayerSweep._open_tiles = saving, noting, dealing  # type: ignore
 
 
 def check(cut: Path, kept: Path, scratch: Path) -> int:
@@ -68,10 +68,11 @@ def _check_run(run: Path, kept: Path, scratch: Path) -> int:
     saved = checkpoint.load(run)
     if saved is None:
         return NOTHING
-    if saved["halo"]:
-        shutil.copytree(run / "history", scratch)
+    folder, state = _rows_of(saved)
+    if state:
+        shutil.copytree(run / folder, scratch)
         rows = [DiskRows.open(path, "pread") for path in (*sorted(scratch.glob("layer*")), scratch / "steps")]
-        UndoLog.open(scratch / "undo.log", rows, int(saved["halo"]["generation"])).close()
+        UndoLog.open(scratch / "undo.log", rows, int(state["generation"])).close()
         for each in rows:
             each.close()
     wanted = [digest for at, digest in map(json.loads, (kept / _COMMITS).read_text().splitlines()) if at == _cursor(saved)]
@@ -120,13 +121,19 @@ def differences(whole: Path, cut: Path) -> list[str]:
 
 def _cursor(saved: dict[str, Any]) -> list[Any]:
     """Where a checkpoint stands: epoch, step, and whether a refresh is under way."""
-    return [saved["state"]["epoch"], saved["state"]["step"], saved["refresh"] is not None]
+    return [saved["state"]["epoch"], saved["state"]["step"], saved.get("refresh") is not None]
+
+
+def _rows_of(saved: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(folder, state) of the rows that a run keeps: histories, or nodes' memory; an empty state where it keeps none."""
+    memory = saved.get("mode", {}).get("memory")
+    return ("memory", memory) if memory else ("history", saved.get("halo") or {})
 
 
 def _digest(saved: dict[str, Any], history: Path) -> str:
     """Of a checkpoint's state and of the histories' rows beside it."""
     hashed = hashlib.sha256()
-    pending = (saved["halo"] or {}).get("pending")
+    pending = _rows_of(saved)[1].get("pending")
     for name in ("state", "model", "optimizer", "best_model", "metrics_bytes"):
         for part in _parts(saved[name]):
             hashed.update(part)
