@@ -2,11 +2,11 @@
 
     python -m tools.bench.stream WORK --nodes 20000000 --events 200000000 --limit 2GB --plot stream.png
 
-The stores of `tools.bench.windows`. Each run is a cold pass of `EventLoader` over --pass-events events from the middle of the
-stream, with the --neighbors latest edges of sources, destinations and random negatives and their features, without a model, in
-a process of its own under a memory limit that counts page cache (needs root). The clock runs from the first request to the last
-batch, after one batch that loads the kernels. Prints JSON: of every size events a second, rows of the past an event, random
-reads a second of the disk beside it (fio), and peak RSS.
+The stores of `tools.bench.windows`, of all events and of a sixteenth. Each run is a cold pass of `EventLoader` over
+--pass-events events from the middle of the stream, with the --neighbors latest edges of sources, destinations and random
+negatives and their features, without a model, in a process of its own under a memory limit that counts page cache (needs root).
+The clock runs from the first request to the last batch, after one batch that loads the kernels. Prints JSON: of every size
+events a second, edges of the past an event and peak RSS, and random reads a second of the disk between them (fio).
 """
 
 import argparse
@@ -20,6 +20,8 @@ from typing import Any
 from tools.bench.machine import describe, limit_memory
 
 Result = dict[str, Any]
+SHARES = 1, 16
+"""of the events: peak memory is measured for each"""
 
 
 def stream(a: argparse.Namespace) -> Result:
@@ -68,7 +70,7 @@ def compare(a: argparse.Namespace) -> dict[str, Any]:
     from tools.bench.rates import Rates
     from tools.bench.windows import stores_of
 
-    stores = stores_of(a)
+    stores = stores_of(a, SHARES)
     rates = Rates(stores[a.events], a.rate_seconds, events="msg")
     names = ("limit", "memory", "pass-events", "batch-size", "neighbors", "columns")
     words = [f"--{name}={getattr(a, name.replace('-', '_'))}" for name in names]

@@ -16,6 +16,7 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,12 @@ SHARES = 1, 4, 16
 """of the events: peak memory is measured for each"""
 
 
-def stores_of(a: argparse.Namespace) -> dict[int, Path]:
+def stores_of(a: argparse.Namespace, shares: Sequence[int] = SHARES) -> dict[int, Path]:
     """Events -> store, for every share of them; made where it is missing, all over as many nodes."""
     from tools.bench.stores import make_events
 
     a.work.mkdir(parents=True, exist_ok=True)
-    found = {a.events // share: a.work / f"events{a.events // share}.ooc" for share in SHARES}
+    found = {a.events // share: a.work / f"events{a.events // share}.ooc" for share in shares}
     for events, store in found.items():
         if not store.exists():
             shape = {"nodes": a.nodes, "events": events, "width": a.width, "kind": a.kind}
