@@ -263,7 +263,7 @@ class Server:
                 return
             for k in range(one.done):
                 mine = slice(int(one.start[k]), int(one.start[k + 1]))
-                yield Served(one.batches[k], one.near[mine], one.roots, one.own[mine])
+                yield Served(one.batches[k], one.near[mine], one.roots, one.own[mine], k == 0)
             step += one.done
             if one.error is not None:
                 one.error.add_note(f"in stage 'sum' at step {step} of the pipeline")
@@ -272,11 +272,11 @@ class Server:
 
     def collate(self, served: "Served") -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
-        rest, near, roots, own = served
+        rest, near, roots, own, first = served
         scale_rows(near, rest.scale)
         pinned = self._work.buffers.pinned
-        if not pinned and np.array_equal(own, np.arange(len(own), dtype=own.dtype)):
-            root = roots[: len(own)]  # a sweep's first batch: they stand in its order
+        if first and not pinned and len(own) and own[-1] == len(own) - 1:  # no node came twice: they stand in its order
+            root = roots[: len(own)]
         else:
             root = self._work.buffers.empty(near.shape, near.dtype) if pinned else self._copies.take(*near.shape)
             np.take(roots, own, axis=0, out=root, mode="clip")
@@ -284,12 +284,13 @@ class Server:
 
 
 class Served(NamedTuple):
-    """A batch of a sweep: near, float32[d, f], is its own; its destinations' rows are roots[own]."""
+    """A batch of a sweep: near, float32[d, f], is its own; its destinations' rows are roots[own]; first: of its sweep."""
 
     rest: Rest
     near: Floats
     roots: Floats
     own: NDArray[np.int32]
+    first: bool
 
 
 def swept(

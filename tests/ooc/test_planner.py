@@ -14,6 +14,7 @@ from ooc import loaders
 from ooc.checkpoint import read_plan
 from ooc.loaders import NeighborLoader, budget_of
 from ooc.lookahead import Grouping
+from ooc.memory import resident_bytes
 from ooc.models import build_model, summing_of
 from ooc.planner import Run, advise, plan
 from ooc.profiling import Profile, regroup
@@ -298,7 +299,6 @@ def test_a_runs_rows_are_predicted_to_the_row(make_store: MakeStore, tmp_path: P
         assert predicted["rows_asked"] == actual["rows_asked"]
         assert predicted["bytes_read"] == actual["bytes_read"]
         assert predicted["hit_rate"] == actual["hit_rate"]
-    assert predicted["peak_rss_bytes"] == pytest.approx(actual["peak_rss_bytes"], rel=0.1)
     assert set(predicted["stages"]) == set(actual["stages"]) == {"sample", "group", "read", "collate", "consumer"}
     assert summary["plan"]["advice"].endswith(".")
 
@@ -312,13 +312,25 @@ def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
     for name in ("rows_read", "rows_asked", "bytes_read", "hit_rate"):
         assert predicted[name] == actual[name]
-    assert predicted["peak_rss_bytes"] == pytest.approx(actual["peak_rss_bytes"], rel=0.1)
     assert set(predicted["stages"]) == set(actual["stages"]) == {"sample", "group", "read", "sum", "collate", "consumer"}
     assert predicted["evaluate_seconds"] > 0
     assert eventually(no_threads)
     plain = config.model_copy(update={"out": tmp_path / "plain", "plan": False})
     train(plain)
     assert curve(config.out) == curve(plain.out)
+
+
+def test_the_peak_is_predicted_beyond_what_stood_before(make_store: MakeStore, tmp_path: Path) -> None:
+    """Rows of 60 MB pass through the memory, all of them kept."""
+    nodes = 60_000
+    x = np.random.default_rng(1).standard_normal((nodes, 256), np.float32)
+    store = make_store(num_nodes=nodes, num_edges=3 * nodes, x=x, splits={"train": np.arange(nodes)})
+    before = resident_bytes()[0]
+    settings: dict[str, Any] = {"model": "gat", "batch_size": 4096, "fanout": [3, 2], "max_steps": 8, "eval_splits": ["val"]}
+    summary = train(configure(store, tmp_path / "run", **settings, plan=True))
+    predicted, actual = (summary["plan"][each]["peak_rss_bytes"] - before for each in ("predicted", "actual"))
+    assert actual > 60e6
+    assert predicted == pytest.approx(actual, rel=0.3)
 
 
 def test_rows_in_memory_are_planned_too(make_store: MakeStore, tmp_path: Path) -> None:

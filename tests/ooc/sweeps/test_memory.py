@@ -9,7 +9,7 @@ import pytest
 
 from ooc import loaders, sweeps
 from ooc.loaders import NeighborLoader
-from ooc.rowcache import SECOND_SHARE, shelf_of
+from ooc.rowcache import SECOND_SHARE, Shelf, shelf_of
 from ooc.sums import Sums
 from ooc.sweeps import RootCopies, Stopped, SumsMemory
 from stores.dataset import Dataset
@@ -165,3 +165,9 @@ def test_a_loader_of_rows_beside_one_of_sums_shares_the_memory_too(ds: Dataset) 
     first = shelf.begin_sweeps()
     assert first.alone
     first.end()
+
+
+def test_a_sweep_that_an_interrupt_took_from_its_owner_stands_in_nobodys_way() -> None:
+    shelf = Shelf()
+    shelf.begin_sweeps()
+    assert shelf.begin_sweeps().alone
