@@ -68,7 +68,7 @@ class Remembered(NamedTuple):
 
 
 class NodeMemory:
-    """Rows [N, width] and their times of update, for batches of an `EventLoader` with `n_id`; use `create` or `open`.
+    """Rows [N, width] with their times of update, for batches of an `EventLoader` with `n_id`; use `create` or `open`.
 
     columns: of the events, that make up a message. origin: the time before the first event, by default that of the first.
     Raises InputError for a store of directed edges: only with both directions an event stands among those of both its ends.
@@ -107,10 +107,9 @@ class NodeMemory:
         check_undirected(data)
         options: dict[str, Any] = {"lag": 0, "max_bytes": max_bytes, "engine": engine, "resident": True}
         if state is None:
-            kinds = (dtype, data.events.dtype.name)
-            history = History.create(Path(path), data.num_nodes, (width, 1), kinds, **options)
+            history = History.create(Path(path), data.num_nodes, (width + _time_columns(np.dtype(dtype)),), dtype, **options)
         else:
-            history = History.open(Path(path), 2, state, **options)
+            history = History.open(Path(path), 1, state, **options)
         return cls(data, history, columns, origin)
 
     def ahead(self, batch: Any) -> Wanted:
@@ -140,20 +139,23 @@ class NodeMemory:
     def pull(self, batch: Any, device: torch.device) -> Remembered:
         """What the batch's nodes remember: the rows as all batches before it left them. Once for each batch, in order."""
         wanted: Wanted = batch.wanted
-        rows, at = map(torch.from_numpy, self.history.pull(wanted.fetched))
+        held, times = apart(self.history.pull(wanted.fetched)[0], self._events.dtype)
+        rows, at = torch.from_numpy(held), torch.from_numpy(times)
         own, other = torch.from_numpy(wanted.own), torch.from_numpy(wanted.other)
         messages = [flat(torch.from_numpy(values)).to(rows.dtype) for values in wanted.columns.values()]
         msg = torch.cat(messages, dim=1) if messages else rows.new_empty((len(own), 0))
         time, known = torch.from_numpy(wanted.time), torch.from_numpy(wanted.known)
-        held = Remembered(rows[own], at[own, 0] + self.origin, rows[other], time, known, msg)
-        return Remembered(*(tensor.to(device) for tensor in held))
+        found = Remembered(rows[own], at[own] + self.origin, rows[other], time, known, msg)
+        return Remembered(*(tensor.to(device) for tensor in found))
 
     def push(self, batch: Any, memory: Tensor, updated: Tensor) -> None:
         """Keep the new rows [n, d] and times [n] of those of the batch's nodes that have events in it."""
         wanted: Wanted = batch.wanted
         rows = memory.detach().cpu().numpy()[wanted.at]
-        at = updated.detach().cpu().numpy()[wanted.at, None] - self.origin
-        self.history.push(wanted.fetched.step, wanted.write, [rows, at])
+        at = (updated.detach().cpu().numpy()[wanted.at] - self.origin).astype(self._events.dtype)
+        self.history.push(
+            wanted.fetched.step, wanted.write, [together(rows.astype(self.history.rows[0].dtype, copy=False), at)]
+        )
 
     def end_pass(self) -> None:
         """No batch read ahead will come any more: behind a pass over events, or one that was left in the middle."""
@@ -165,6 +167,25 @@ class NodeMemory:
         """Nothing has happened yet: rows of zeros, without writing any."""
         self.end_pass()
         self.history.forget()
+
+
+def together(rows: AnyArray, time: AnyArray) -> AnyArray:
+    """Rows [n, width] of float32 or float64 with the bits of times [n] behind them: one read and one write for both."""
+    return np.concatenate([rows, time.view(rows.dtype).reshape(len(rows), _time_columns(rows.dtype))], axis=1)
+
+
+def apart(held: AnyArray, time: np.dtype[Any]) -> tuple[AnyArray, AnyArray]:
+    """(rows [n, width], times [n]) of what `together` gave.
+
+    >>> apart(together(rows, times), times.dtype)
+    """
+    width = held.shape[1] - _time_columns(held.dtype)
+    return held[:, :width], np.ascontiguousarray(held[:, width:]).view(time)[:, 0]
+
+
+def _time_columns(dtype: np.dtype[Any]) -> int:
+    """Columns that a time's eight bytes take."""
+    return 8 // dtype.itemsize
 
 
 def flat(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch_geometric.nn.models.tgn import IdentityMessage, LastNeighborLoader, T
 
 import ooc
 from ooc.negatives import RandomNegatives
-from ooc.nodememory import MemoryLoader, NodeMemory
+from ooc.nodememory import MemoryLoader, NodeMemory, apart, together
 from ooc.temporal.eventmodels import Sizes, build_event_model
 from tests.ooc.temporal import Edges
 
@@ -115,10 +115,23 @@ def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
             other.step()
             reference.memory.detach()
         memory.end_pass()
-        rows, at = memory.history.pull(memory.history.fetch(memory.history.next_step, np.arange(NODES)))
+        held = memory.history.pull(memory.history.fetch(memory.history.next_step, np.arange(NODES)))[0]
+        rows, at = apart(held, np.dtype(np.int64))
         torch.testing.assert_close(torch.from_numpy(rows), reference.memory.memory, rtol=1e-7, atol=1e-7)
-        np.testing.assert_array_equal(at[:, 0], reference.memory.last_update)
+        np.testing.assert_array_equal(at, reference.memory.last_update)
         assert epoch or at.any()
         memory.end_pass()
     memory.history.close()
     ds.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("time", [np.array([0, -1, 2**62, -(2**63)]), np.array([0.5, -1e300, np.inf, 1e-310])])
+def test_times_go_along_with_rows_bit_by_bit(dtype: str, time: np.ndarray) -> None:
+    rows = np.arange(4 * 7).reshape(4, 7).astype(dtype)
+    held = together(rows, time)
+    assert held.dtype == rows.dtype
+    again, times = apart(held, time.dtype)
+    np.testing.assert_array_equal(again, rows)
+    assert times.dtype == time.dtype
+    assert times.tobytes() == time.tobytes()

@@ -28,34 +28,35 @@ Result = dict[str, Any]
 PAGE_BYTES, _PIECE_BYTES = 4096, 2**24
 
 
-def fill(history: Any) -> int:
-    """Write a row for every node, as if all had been written at step 0, past the undo log; the bytes written."""
+def fill(history: Any, width: int) -> int:
+    """Write a row [width] for every node, as if all had been written at step 0, past the undo log; the bytes written."""
     import numpy as np
 
-    rng = np.random.default_rng(0)
-    memory, updated = history.rows
+    rng, rows = np.random.default_rng(0), history.rows[0]
 
     def noise(piece: Any) -> None:
-        piece.view(np.float32)[:] = rng.standard_normal(len(piece) // 4, np.float32)
+        held = piece.view(rows.dtype).reshape(-1, rows.shape[1])
+        held[:, :width] = rng.standard_normal((len(held), width), np.float32)
+        held[:, width:] = 0  # the time of the first event
 
     def first_step(piece: Any) -> None:
         piece.view(np.int32)[:] = 1
 
-    return _write(memory, noise) + _write(updated, lambda piece: piece.fill(0)) + _write(history.steps, first_step)
+    return _write(rows, noise) + _write(history.steps, first_step)
 
 
 def _write(rows: Any, make: Callable[[Any], None]) -> int:
-    """All pages of rows on disk, as `make` fills pieces of them; the bytes."""
+    """All rows on disk, as `make` fills pieces of them, which hold whole rows and pages; the bytes."""
     import numpy as np
 
     from ooc.buffers import Buffers
 
+    count = PAGE_BYTES * max(1, _PIECE_BYTES // (PAGE_BYTES * rows.row_bytes))
     total = -(-rows.shape[0] * rows.row_bytes // PAGE_BYTES) * PAGE_BYTES
-    piece = Buffers(1, direct=True, least_bytes=1).empty((min(_PIECE_BYTES, total),), np.dtype(np.uint8))
+    piece = Buffers(1, direct=True, least_bytes=1).empty((count * rows.row_bytes,), np.dtype(np.uint8))
     for begin in range(0, total, len(piece)):
-        part = piece[: min(len(piece), total - begin)]
-        make(part)
-        rows.file.store(begin, part)
+        make(piece)
+        rows.file.store(begin, piece[: min(len(piece), total - begin)])
     rows.sync()
     return total
 
@@ -82,7 +83,7 @@ def train(a: argparse.Namespace) -> Result:
         mode.memory = NodeMemory.create(out, ds, a.memory_dim, columns=mode.columns, max_bytes=most)
         loader: Any = mode.loaders["train"]
         loader.memory, history = mode.memory, mode.memory.history
-        filled = fill(history)
+        filled = fill(history, a.memory_dim)
         optimizer = torch.optim.Adam(mode.model.parameters(), config.lr)
         state = loader.state_dict() | {"event": loader.num_events // 2}
         for steps in (1, a.steps):
