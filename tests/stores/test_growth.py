@@ -67,7 +67,7 @@ class Case:
             "id": [self.name(v) for v in rows],
             "y": [v % 3 for v in rows],
             "split": [("train", "val", "test", "")[(v + version) % 4] for v in rows],
-            "born": [None if v % 3 == 0 else v + version for v in rows],
+            "born": pa.array([None if v % 3 == 0 else v + version for v in rows], pa.int64()),
         }
         columns |= {f"f{j}": [self.value(v, j, version) for v in rows] for j in range(F)}
         pq.write_table(pa.table(columns), path)
