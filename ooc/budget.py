@@ -47,7 +47,7 @@ _PARTS = {
     2: "half of what",
     4: "beside another loader of these rows a quarter of what",
     5: "a fifth of what",
-    6: "a sixth of what",
+    10: "a tenth of what",
 }
 
 

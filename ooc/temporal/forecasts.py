@@ -36,8 +36,10 @@ from stores.rows import AnyArray, Ids
 
 PREFETCH = 4
 """windows between the disk and the model at most; fewer where they are large"""
-PARTS = 6
-"""of the batches' memory: a window at the model, its activations, two on their way, one being made, what waits to be written"""
+PARTS = 10
+"""of the batches' memory: one for a window being read, three for those on their way, one for what waits to be written ..."""
+ACTIVATIONS = 2
+"""... and a half of it, five parts, for the activations of the window at the model"""
 _EVENT_BYTES = 2 * 8 + 8 + 4 * 8
 """of an event beside its columns: ends by their numbers, and the tables that number them"""
 _EDGE_BYTES = 3 * 16 + 2 * 8
@@ -139,6 +141,7 @@ class ForecastWork:
     state_bytes: int
     activations: Callable[[int, int], int]
     max_bytes: int
+    max_activations: int
     buffers: Buffers = field(default_factory=lambda: Buffers(2))
     moved: Moved = field(default_factory=Moved)
 
@@ -178,15 +181,16 @@ class ForecastWork:
         need = count * (_EVENT_BYTES + 2 * self.events.row_bytes(list(self.columns)) + 4 * values) + 16 * read.negative.size
         need += len(read.block) * (1 + self.both_ways) * _EDGE_BYTES
         need += nodes * (_NODE_BYTES + 8 * self.inputs.channels + 3 * self.state_bytes)
-        self._check(read.ahead, max(need, self.activations(nodes, read.src.size * (1 + read.negative.shape[1]))))
+        self._check(read.ahead, need)
+        self._check(read.ahead, self.activations(nodes, read.src.size * (1 + read.negative.shape[1])), self.max_activations)
         return need
 
-    def _check(self, ahead: Ahead, need: int) -> None:
-        if need > self.max_bytes:
+    def _check(self, ahead: Ahead, need: int, most: int | None = None) -> None:
+        if need > (most := self.max_bytes if most is None else most):
             events, more = ahead.window.last - ahead.window.first, ahead.last - ahead.first
             raise BudgetError(
                 f"window {ahead.window.number} has {events:,} events, the next one {more:,} more, and they need "
-                f"{words_for(need, self.max_bytes)}; take shorter windows, fewer negatives or more memory"
+                f"{words_for(need, most)}; take shorter windows, narrower rows, fewer negatives or more memory"
             )
 
     def make(self, read: Read) -> Forecast:

@@ -30,7 +30,7 @@ from ooc.metrics import DEFAULT_MONITOR, Loss, Scores, metric_names, out_channel
 from ooc.negatives import Negatives, negatives_of
 from ooc.order import Purpose, key
 from ooc.temporal.carrying import carried, hand_on
-from ooc.temporal.forecasts import PARTS, Forecast, ForecastLoader, ForecastWork
+from ooc.temporal.forecasts import ACTIVATIONS, PARTS, Forecast, ForecastLoader, ForecastWork
 from ooc.temporal.inputs import Inputs
 from ooc.temporal.recurrent import window_model
 from ooc.temporal.snapshotsconfig import SnapshotsConfig
@@ -121,6 +121,7 @@ class WindowStream:
             state_bytes=4 * sum(widths),
             activations=partial(_activations, 4 * config.hidden, config.layers, None if learning else PAIRS_AT_ONCE),
             max_bytes=part,
+            max_activations=Room(self.budget.batches // ACTIVATIONS, ACTIVATIONS, self.budget),
         )
         foresee = self.task is None
         return ForecastLoader(work, self.windows, None, 3 * part, self.device, foresee=foresee)

@@ -78,6 +78,7 @@ def make_loader(ds: Any, window: Any, stride: Any, carrier: Any, *, prefetch: in
         state_bytes=64,
         activations=lambda nodes, pairs: nodes,
         max_bytes=10**7,
+        max_activations=10**7,
         **settings,
     )
     found = windows(ds.events, window, stride, "count" if isinstance(window, int) else "time")
@@ -226,7 +227,7 @@ def test_the_future_changes_nothing(edges: Edges, store: Path, tmp_path: Path, f
 def test_a_window_that_does_not_fit_is_refused(store: Path) -> None:
     with ooc.open(store) as ds:
         loader = make_loader(ds, 64, None, None)
-        for field, value in (("max_bytes", 4000), ("max_bytes", 20_000), ("activations", lambda nodes, pairs: 10**9)):
+        for field, value in (("max_bytes", 4000), ("max_bytes", 20_000), ("max_activations", 1)):
             work = loader.work.__class__(**{**loader.work.__dict__, field: value})
             other = ForecastLoader(work, loader.windows, None, 10**7, torch.device("cpu"))
             with (
