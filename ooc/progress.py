@@ -80,6 +80,16 @@ def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "a
     return ", ".join(parts) + (" (best)" if line.get("best") else "")
 
 
+def speed(count: float, seconds: float, unit: str) -> str:
+    """So many in so many seconds, for a person.
+
+    >>> speed(33_320, 2, "events")
+    '16,660 events/s'
+    """
+    rate = count / max(seconds, 1e-9)
+    return f"{rate:,.0f} {unit}/s" if rate >= 100 else f"{rate:.3g} {unit}/s"
+
+
 def _say(text: str) -> None:
     """A line on stderr; nothing where nobody reads it any more (`ooc train ... 2>&1 | head`): the run goes on."""
     with suppress(BrokenPipeError):
@@ -116,7 +126,7 @@ class LineWatcher:
 
     def _speed(self) -> str:
         """Of this epoch's steps so far."""
-        return f"{self._seen * self._per_step / max(self._stepped - self._since, 1e-9):,.4g} {self._unit}/s"
+        return speed(self._seen * self._per_step, self._stepped - self._since, self._unit)
 
     def note(self, text: str) -> None:
         _say(text)
@@ -153,8 +163,8 @@ class BarWatcher:
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         self._seen += 1
-        rate = self._seen * self._per_step / max(time.monotonic() - self._since, 1e-9)
-        self._bars.update(self._steps, completed=step + 1, note=f"loss {loss:.4f}, {rate:,.4g} {self._unit}/s")
+        rate = speed(self._seen * self._per_step, time.monotonic() - self._since, self._unit)
+        self._bars.update(self._steps, completed=step + 1, note=f"loss {loss:.4f}, {rate}")
 
     def epoch(self, line: dict[str, Any]) -> None:
         self._bars.update(self._epochs, completed=line["epoch"] + 1, note=_scores(line, ["accuracy", "ap", "mrr"]))

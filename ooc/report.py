@@ -149,9 +149,10 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
         tiles += [
             ("a batch", _seconds(summary["seconds_per_batch"])),
             ("an epoch", _seconds(summary["seconds_per_epoch"])),
+            *([(f"{summary['unit']} a second", f"{summary['units_per_second']:,.0f}")] if "unit" in summary else []),
             ("read from disk", format_bytes(summary["bytes_read"])),
             ("read rate", f"{summary['read_bytes_per_second'] / 1e6:,.1f} MB/s"),
-            ("rows read", f"{summary['rows_read']:,}"),
+            *([("rows read", f"{summary['rows_read']:,}")] if summary["rows_read"] or "unit" not in summary else []),
         ]
     if summary.get("histories"):
         tiles.append(("rows from histories", f"{100 * summary['histories']['share_pulled']:.1f} %"))

@@ -21,7 +21,7 @@ SETTINGS = {
     "model": "tgn",  # node memory on disk, and attention; or tgat, graphmixer, which have no memory
     "num_neighbors": "10",  # past events drawn at a node; tgat: a number a hop
     "batch_size": "200",
-    "epochs": "5",
+    "epochs": "8",
     "lr": "0.0005",
     "threads": "1",  # small batches gain nothing from more
 }

@@ -61,6 +61,7 @@ def test_a_run_writes_its_scores_beside_edgebanks_and_a_report(store: Path, tmp_
     assert all(line["baselines"]["EdgeBank"]["val"] == summary["baselines"]["EdgeBank"]["val"] for line in epochs)
     page = write_report(tmp_path / "run").read_text()
     assert "EdgeBank" in page
+    assert f"{summary['units_per_second']:,.0f}</b><span>events a second" in page
     assert "tgn" in page
 
 
