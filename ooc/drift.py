@@ -153,32 +153,34 @@ class Drift:
         seeds = field.node[: field.num_nodes[0]]
         first = moved(block_of(self.ds.graph, field, torch.from_numpy(edge_index_of(field))), self.device)
         blocks = blocks_of(first, field.num_nodes, field.num_edges)
-        below = self.history.rows[: len(self.history.rows) - len(blocks)]
-        inputs = [self._read(rows, field.node).to(self.device) for rows in (self.ds.rows("x"), *below)]
-        draws = []
-        for number in range(_DRAWS):
-            torch.manual_seed(mix(key ^ mix(_DRAWS * int(seeds[0]) + number)) >> 1)
-            draws.append([out[: len(seeds)].cpu().double() for out in self._anew(blocks, *inputs)])
-        layers = zip(self.history.rows, *draws, strict=True)
-        return np.array([Sums.of(self._read(rows, seeds).double(), drawn) for rows, *drawn in layers])
+        x = self._read(self.ds.rows("x"), field.node).to(self.device)
+        found: list[Sums] = []
+        for start in range(len(self.history.rows) - len(blocks) + 1):
+            below = self._read(self.history.rows[start - 1], field.node).to(self.device).float() if start else None
+            draws = []
+            for number in range(_DRAWS):
+                torch.manual_seed(mix(key ^ mix(mix(int(seeds[0])) ^ (_DRAWS * start + number))) >> 1)
+                draws.append(self._anew(blocks, x, start, below))
+            for layer in range(len(found), start + len(blocks)):
+                drawn = [draw[layer - start] for draw in draws]
+                found.append(Sums.of(self._read(self.history.rows[layer], seeds).double(), drawn))
+        return np.array(found)
 
-    def _anew(self, blocks: list[Block], x: Tensor, *below: Tensor) -> list[Tensor]:
-        """Rows [seeds and more, width] of each layer: from the features up to the field's depth, beyond it from the histories
-        of as many layers below."""
+    def _anew(self, blocks: list[Block], x: Tensor, start: int, below: Tensor | None) -> list[Tensor]:
+        """float64[seeds, width] of the layers from `start` on, one for each block: from the features, or from the history
+        `below` of the layer before."""
         layers: Any = self.model.layers
         encoder: Any = getattr(self.model, "encoder", None)
         initial = as_input(x, layers[0]) if encoder is None else encoder(as_input(x, encoder))
-        anew: list[Tensor] = []
-        for start, rows in enumerate((initial, *(each.float() for each in below))):
-            made: list[Tensor] = []
+        made: list[Tensor] = []
 
-            def keep(_: int, out: Tensor, made: list[Tensor] = made) -> Tensor:
-                made.append(out)
-                return out
+        def keep(_: int, out: Tensor) -> Tensor:
+            made.append(out[: blocks[-1].num_dst].double().cpu())
+            return out
 
-            made.append(run_layers(layers[start : start + len(blocks)], rows, blocks, between=keep, initial=initial))
-            anew += made[len(anew) - start :]
-        return anew
+        rows = initial if below is None else below
+        keep(0, run_layers(layers[start : start + len(blocks)], rows, blocks, between=keep, initial=initial))
+        return made
 
     def _read(self, rows: Rows, ids: Ids) -> Tensor:
         held = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
@@ -204,8 +206,8 @@ def _drawing(model: nn.Module) -> Iterator[None]:
 
 
 def drift_row_bytes(features: int, widths: Sequence[int]) -> int:
-    """Of a node of a field: its features, its histories, and a layer's rows that are computed of them."""
-    return 4 * (features + sum(widths) + max(widths))
+    """Of a node of a field: its features, its history in one layer, and the rows that are computed of it."""
+    return 4 * (features + 2 * max(widths))
 
 
 def drift_sample(graph: Graph, key: int, layers: int, max_bytes: int, row_bytes: int) -> Iterator[Subgraph]:
