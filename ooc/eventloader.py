@@ -33,8 +33,13 @@ from stores.rows import AnyArray, Rows
 
 Ids = NDArray[np.int64]
 PREFETCH = 8
-BLOCK_EVENTS = 2**16
-"""read at once, of which batches are parts"""
+BLOCK_EVENTS, BLOCK_BYTES = 2**16, 2**23
+"""read at once, of which batches are parts: so many events, or fewer where these are wide"""
+FIELDS = frozenset(
+    "src dst t neg_dst e_id n_id x entry entry_t entry_query query wanted edge_index index edge_id id num_nodes "
+    "num_sampled_nodes num_sampled_edges".split()
+)
+"""of a batch, beside the events' columns; or edge_FIELD is one"""
 SPLITS = ("train", "val", "test")
 
 
@@ -127,9 +132,13 @@ class EventWork:
     def blocks(self, start: int) -> Iterator[EventBlock]:
         """The batches' events, read some batches at a time."""
         held: EventBlock | None = None
+        width = self.events.row_bytes(list(self.columns))
+        step = min(BLOCK_EVENTS, BLOCK_BYTES // width)
         for first, last in self.borders(start):
             if held is None or last > held.last:
-                held = self.events.read(first, min(self.last, max(last, first + BLOCK_EVENTS)), list(self.columns))
+                if (need := (last - first) * width) > self.max_bytes:
+                    raise self._too_large(last - first, need)
+                held = self.events.read(first, min(self.last, max(last, first + step)), list(self.columns))
                 self.moved.events += held.nbytes
             yield held.part(first, last)
 
@@ -159,11 +168,15 @@ class EventWork:
         need = sampled.past.nbytes + len(sampled.entry) * 24 + edges * (32 + 4 * values)
         need += len(sampled.node) * (8 + rows + self.beside) + len(block) * (40 + 4 * values)
         if need > self.max_bytes:
-            raise BudgetError(
-                f"a batch of {len(block)} events needs {words_for(need, self.max_bytes)}; take smaller batches, a smaller "
-                "fan-out or more memory"
-            )
+            raise self._too_large(len(block), need)
         return need
+
+    def _too_large(self, count: int, need: int) -> BudgetError:
+        together = " (those of one time stay together)" if count > self.batch_size else ""
+        return BudgetError(
+            f"a batch of {count:,} events{together} needs {words_for(need, self.max_bytes)}; take smaller batches, a smaller "
+            "fan-out or more memory"
+        )
 
     def collate(self, sampled: Sampled) -> tuple[int, Any]:
         """(the event behind it, the batch)."""
@@ -267,8 +280,7 @@ class EventLoader:
         self.budget = budget or budget_of(data)
         held = data.events
         wanted = tuple(held.columns if columns is None else columns)
-        for name in wanted:
-            held.width(name)
+        check_names(held, wanted, FIELDS)
         x = data.stored("x") if features and data.num_features else None
         most = Room(self.budget.max_batch, 5, self.budget)
         self._work = EventWork(
@@ -353,6 +365,17 @@ class EventLoader:
     def spans(self) -> dict[str, list[Span]]:
         """When each stage worked on what, as far as it was kept (see `ooc.clock`)."""
         return {name: list(clock.spans) for name, clock in self._clocks.items()}
+
+
+def check_names(events: Events, columns: Sequence[str], fields: frozenset[str]) -> None:
+    """Raise ConfigError for a column whose name a field of the batch has, InputError for one that is not there."""
+    for name in columns:
+        events.width(name)
+        if name in fields:
+            raise ConfigError(
+                f"the events' column {name!r} would take the place of another field of the batch: leave it out (columns), or "
+                "ingest it by another name"
+            )
 
 
 def slots_of(data: Dataset, budget: Budget | None = None) -> Slots:

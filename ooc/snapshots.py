@@ -18,6 +18,7 @@ from ooc.budget import Budget, Room, words_for
 from ooc.buffers import Buffers
 from ooc.clock import Clock
 from ooc.device import OnDevice, on_device
+from ooc.eventloader import check_names
 from ooc.gather import Gather
 from ooc.loaders import budget_of
 from ooc.pipeline import Pipeline, Stage
@@ -32,6 +33,10 @@ PREFETCH = 4
 """windows between the disk and the model at most; fewer where they are large"""
 READERS = 2
 """windows read at once: the disk has work while one's last bytes come, and the next one's reads are prepared"""
+FIELDS = frozenset(
+    ("edge_index", "x", "y", "t", "n_id", "e_id", "window", "begin", "end", "num_nodes", "edge_attr", "edge_weight")
+)
+"""of a window, beside the events' columns"""
 _EVENT_BYTES = 2 * 8 + 8
 """of an event in a batch beside what is read: edge_index and its number"""
 _NODE_BYTES = 8 + 8 + 4 + 8
@@ -210,6 +215,7 @@ class SnapshotLoader:
         self.budget = budget or budget_of(data)
         label = labels if isinstance(labels, str) else None
         wanted = tuple(name for name in (events.columns if columns is None else columns) if name != label)
+        check_names(events, wanted, FIELDS)
         wanted += () if label is None else (label,)
         for name in wanted:
             events.width(name)

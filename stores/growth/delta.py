@@ -129,15 +129,20 @@ def reading(store: Path, base: str) -> Iterator[Delta | None]:
     """The appends to version `base` of a store as they are now; None where nothing was ever appended."""
     path = store / DELTA
     with _one, ExitStack() as stack:
+        transaction = _look(path, stack)
+        yield None if transaction is None else Delta(transaction, base, path)
+
+
+def _look(path: Path, stack: ExitStack) -> "lmdb.Transaction | None":
+    """What is there now; None where nothing is, also where a compaction takes it away while it is opened."""
+    if not (path / "data.mdb").exists():
+        return None
+    try:
+        return stack.enter_context(stack.enter_context(_for_reading(path)).begin())
+    except lmdb.Error as error:
         if not (path / "data.mdb").exists():
-            yield None
-            return
-        try:
-            env = stack.enter_context(_for_reading(path))
-            transaction = stack.enter_context(env.begin())
-        except lmdb.Error as error:
-            raise StoreError(f"{path}, which holds what was appended, cannot be opened: {error}") from error
-        yield Delta(transaction, base, path)
+            return None
+        raise StoreError(f"{path}, which holds what was appended, cannot be opened: {error}") from error
 
 
 def _for_reading(path: Path) -> "lmdb.Environment":

@@ -47,6 +47,7 @@ class Events:
         self._position, self._number = self.stage / "position.npy", self.stage / "number.npy"
         self.count = 0
         self.sorted = False
+        self._placed: MakeSink | None = None
 
     def relation(self, relation: str, given: int, left: int, in_order: bool) -> str:
         """Steps order and events: SQL of the edges of `relation` (src, dst, edge_id, weight, time), with their numbers as
@@ -103,10 +104,12 @@ class Events:
         """What an array with a row an edge of the input is appended to, so that it gets a row an event."""
         if self.sorted:
             return Appender
-        self.steps.run("event places", self._write_places, [self._position, self._number])
-        position, number = (np.load(path, mmap_mode="r") for path in (self._position, self._number))
-        arranging = Arranging(number, self.stage / "arranged", self.spec.memory_bytes // ARRANGE_SHARE)
-        return partial(_placed, arranging, position)
+        if self._placed is None:  # a step is run once: a second time it would pass for one of an ingest that was killed
+            self.steps.run("event places", self._write_places, [self._position, self._number])
+            position, number = (np.load(path, mmap_mode="r") for path in (self._position, self._number))
+            arranging = Arranging(number, self.stage / "arranged", self.spec.memory_bytes // ARRANGE_SHARE)
+            self._placed = partial(_placed, arranging, position)
+        return self._placed
 
     def _write_places(self) -> dict[str, Any]:
         """position.npy, number.npy: int64[events], each event's place in the input, ascending, and its number."""

@@ -10,6 +10,9 @@ from stores.errors import ConfigError
 from stores.manifest import Partition, TimeUnit
 from stores.sizes import parse_bytes
 
+OF_EVENTS = ("src", "dst", "time", "weight")
+"""what events have beside features, which are asked for by name as these are"""
+
 
 class IngestSpec(BaseModel):
     """One ingest. Edges come from exactly one of `edges`, `npz`, `pyg` and `ogb`.
@@ -150,7 +153,8 @@ class IngestSpec(BaseModel):
 
     def edge_feature_patterns(self) -> dict[str, str]:
         """Name -> patterns of columns, or glob of npy files, of each `--edge-features NAME=...`."""
-        return self._named("edge-features", self.edge_features, "NAME=COLUMNS or NAME=FILE.npy, as in msg=f*", ())
+        form = "NAME=COLUMNS or NAME=FILE.npy, as in msg=f*"
+        return self._named("edge-features", self.edge_features, form, OF_EVENTS)
 
     def _named(self, flag: str, given: list[str], form: str, taken: tuple[str, ...]) -> dict[str, str]:
         """NAME=WHAT of a repeatable flag, by name."""

@@ -13,6 +13,13 @@ from stores.errors import ConfigError
 BASE = {"store": "a.ooc", "out": "run"}
 
 
+def test_a_run_is_not_gone_on_with_in_another_mode() -> None:
+    base = {"mode": "events", "memory_dim": 8, "out": "run", "store": "s.ooc"}
+    with pytest.raises(ConfigError, match="was trained with mode = 'events', not 'snapshots': resume it unchanged"):
+        load_config(None, {"mode": "snapshots", "window": "7d"}, base)
+    assert load_config(None, {"mode": "events"}, base).mode == "events"
+
+
 def test_flags_override_the_file_and_the_file_the_base(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('model = "gcn"\nlr = 0.5\nfanout = [3, 4, 5]\nclass_weights = "balanced"\n')

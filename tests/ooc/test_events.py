@@ -1,5 +1,6 @@
 """Batches of events against the edges in plain Python; negatives; EdgeBank; no look into the future."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import ooc
 from ooc.edgebank import EdgeBank
 from ooc.eventloader import chronological
 from ooc.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives
-from stores.errors import ConfigError, InputError
+from stores.errors import BudgetError, ConfigError, InputError
 from stores.events import EventBlock
 from tests.ooc.temporal import Edges
 from tests.waiting import no_threads
@@ -44,6 +45,44 @@ def test_batches_are_the_events_in_order_and_times_stay_whole(store: Path, edges
             assert len(before.src) >= 32
         sizes = [len(batch.src) for batch in ooc.EventLoader(ds, 32, num_neighbors=[], whole_times=False)]
         assert sizes == [32] * 12 + [16]
+
+
+@pytest.mark.parametrize("name", ["t", "id", "src_"])
+def test_a_column_does_not_take_a_fields_place(edges: Edges, tmp_path: Path, name: str) -> None:
+    """ "t" is the events' time, "id" of past events would be edge_id; "src_" is only like one."""
+    with ooc.open(edges.store(tmp_path, edge_features=[f"{name}=m0", "msg=m*"])) as ds:
+        if name == "src_":
+            batch = next(iter(ooc.EventLoader(ds, 32, num_neighbors=[2])))
+            np.testing.assert_array_equal(batch.src, edges.src[: len(batch.src)])
+            return
+        with pytest.raises(ConfigError, match=f"column '{name}' would take the place of another field"):
+            ooc.EventLoader(ds, 32)
+        assert len(list(ooc.EventLoader(ds, 32, num_neighbors=[2], columns=["msg"])))
+
+
+def test_wide_events_are_read_in_fewer_at_a_time(store: Path, edges: Edges, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    with ooc.open(store) as ds:
+        read = ds.events.read
+
+        def counted(first: int, last: int, *rest: Any) -> EventBlock:
+            reads.append(last - first)
+            return read(first, last, *rest)
+
+        monkeypatch.setattr(ds.events, "read", counted)
+        monkeypatch.setattr("ooc.eventloader.BLOCK_BYTES", 100 * ds.events.row_bytes())
+        found = list(ooc.EventLoader(ds, 7, num_neighbors=[]))
+        np.testing.assert_array_equal(np.concatenate([batch.src for batch in found]), edges.src)
+    assert max(reads) == 100
+
+
+def test_events_of_one_time_that_do_not_fit_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    with ooc.open(Edges(span=1).store(tmp_path)) as ds:
+        loader = ooc.EventLoader(ds, 32, num_neighbors=[])
+        loader._work = replace(loader._work, max_bytes=1000)
+        with pytest.raises(BudgetError, match=r"a batch of 400 events \(those of one time stay together\) needs"):
+            next(iter(loader))
+        assert loader.moved.events == 0
 
 
 def test_the_past_is_the_reference(store: Path, edges: Edges) -> None:

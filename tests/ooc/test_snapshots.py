@@ -121,6 +121,14 @@ def test_columns_and_fields_that_are_not_wanted(store: Path) -> None:
             ooc.SnapshotLoader(ds, "60s", columns=["nothing"])
 
 
+def test_a_column_does_not_take_a_fields_place(edges: Edges, tmp_path: Path) -> None:
+    with ooc.open(edges.store(tmp_path, edge_features=["x=m0", "y=s"], allow_nan=True)) as ds:
+        with pytest.raises(ConfigError, match="column 'x' would take the place of another field"):
+            ooc.SnapshotLoader(ds, E, by="count")
+        snapshot = next(iter(ooc.SnapshotLoader(ds, E, by="count", columns=[], labels="y")))
+        np.testing.assert_array_equal(snapshot.x, edges.x[snapshot.n_id])
+
+
 def test_windows_without_events(store: Path) -> None:
     with ooc.open(store) as ds:
         every = list(ooc.SnapshotLoader(ds, "1s", empty=True))

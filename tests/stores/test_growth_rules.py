@@ -353,3 +353,20 @@ def test_a_store_knows_what_it_was_and_which_nodes_were_touched_since(tmp_path: 
     with Dataset.open(store(tmp_path / "b", time=False)) as other:
         assert other.grown_since(seen[0]) is None
     assert len(set(seen)) == 5
+
+
+def test_appends_that_a_compaction_takes_away_while_they_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that found them, and then did not, reads the new version."""
+    path = store(tmp_path)
+    append(more(path))
+    opened = delta._for_reading
+
+    def too_late(folder: Path) -> Any:
+        monkeypatch.setattr(delta, "_for_reading", opened)
+        compact(path)
+        return opened(folder)
+
+    monkeypatch.setattr(delta, "_for_reading", too_late)
+    with Dataset(path) as data:
+        assert len(data.events) == E + 10
+        assert data.root.parent.name == "versions"

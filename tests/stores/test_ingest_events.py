@@ -253,6 +253,8 @@ def test_a_bad_time_is_named(tmp_path: Path, what: str) -> None:
         ({"time": "t", "drop_duplicates": True}, "does not go with --time"),
         ({"time": "t", "edge_features": ["f"]}, "write it NAME=COLUMNS"),
         ({"time": "t", "edge_features": ["m=a", "m=b"]}, "is taken"),
+        ({"time": "t", "edge_features": ["time=a"]}, "is taken"),
+        ({"time": "t", "edge_features": ["weight=a"]}, "is taken"),
     ],
 )
 def test_settings_that_contradict(tmp_path: Path, settings_: dict[str, Any], message: str) -> None:
@@ -269,6 +271,16 @@ def test_features_that_do_not_fit(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, time="t", edge_features=[f"msg={pattern}"]))
+
+
+def test_several_features_of_a_new_ingest_resume_nothing(tmp_path: Path) -> None:
+    edges = table(tmp_path / "e.parquet", src=[0, 1, 2], dst=[1, 2, 0], t=[3, 1, 2], a=[0.0, 1.0, 2.0], b=[3.0, 4.0, 5.0])
+    made = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, time="t", edge_features=["one=a", "two=b"]))
+    assert made.resumed == ()
+    with Dataset(tmp_path / "s.ooc") as data:
+        held = data.events.read(0, 3).columns
+    assert held["one"].ravel().tolist() == [1, 2, 0]
+    assert held["two"].ravel().tolist() == [4, 5, 3]
 
 
 def test_births_stand_in_the_time_of_the_edges(tmp_path: Path) -> None:
