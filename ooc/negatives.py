@@ -1,8 +1,9 @@
 """Destinations that an event did not have, for link prediction: random, historical, or given by a file.
 
 A draw depends on (key, number of the event) alone, so it is the same whatever the batches; none looks at an event at or after
-the time of its own. (Random and historical negatives as of Poursafaei et al., "Towards Better Evaluation for Dynamic Link
-Prediction", NeurIPS 2022; files as of the Temporal Graph Benchmark, Huang et al., NeurIPS 2023.)
+the time of its own. (Random negatives and the idea of historical ones as of Poursafaei et al., "Towards Better Evaluation for
+Dynamic Link Prediction", NeurIPS 2022, whose historical ones are pairs that were linked; here they are destinations that
+anybody's earlier events had. Files as of the Temporal Graph Benchmark, Huang et al., NeurIPS 2023.)
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ from ooc.config import load_config
 from ooc.progress import terminal_watcher
 from ooc.report import write_report
 from ooc.temporal.run import train
-from tools.temporal_graphs import store_of
+from tools.temporal_graphs import one_line_errors, settings_of, store_of
 
 SETTINGS = {
     "model": "tgn",  # node memory on disk, and attention; or tgat, graphmixer, which have no memory
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
     parser.add_argument("--resume", action="store_true")
     a = parser.parse_args()
-    given = {**SETTINGS, **dict(each.split("=", 1) for each in a.settings)}
+    given = {**SETTINGS, **settings_of(a.settings)}
     store = store_of(a.store, a.run.parent, undirected=True)
     config = load_config(None, {"mode": "events", "store": store, "out": a.run, **given})
 
@@ -48,4 +48,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

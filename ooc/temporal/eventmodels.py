@@ -33,10 +33,14 @@ class Updated(NamedTuple):
 
 
 class TimeEncoder(nn.Module):
-    """cos(t w + b) for times [n]: [n, width]. w begins with periods from 1 to 10^9 (as GraphMixer's, which stay so)."""
+    """cos(t w + b) for times [n]: [n, width]. w begins with periods from 1 to 10^9 (as GraphMixer's, which stay so).
+
+    seconds: in a unit of t, so that data mean the same in whatever unit a store keeps their times.
+    """
 
     def __init__(self, width: int, learned: bool = True) -> None:
         super().__init__()
+        self.seconds = 1.0
         self.lin = nn.Linear(1, width)
         with torch.no_grad():
             self.lin.weight.copy_(10 ** -torch.linspace(0, 9, width)[:, None])
@@ -45,7 +49,7 @@ class TimeEncoder(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         """[n] of any type -> [n, width]."""
-        encoded: Tensor = self.lin(t.to(self.lin.weight.dtype).view(-1, 1)).cos()
+        encoded: Tensor = self.lin(t.to(self.lin.weight.dtype).mul(self.seconds).view(-1, 1)).cos()
         return encoded
 
 
@@ -231,8 +235,10 @@ def build_event_model(
     heads: int = 2,
     dropout: float = 0.1,
     ages: bool = True,
+    seconds: float = 1.0,
 ) -> LinkModel:
-    """A model of that name with its decoder; hops, latest: of what is drawn for a query; ages: see `TGN`.
+    """A model of that name with its decoder; hops, latest: of what is drawn for a query; ages: see `TGN`; seconds: in a unit
+    of the events' times.
 
     >>> build_event_model("tgat", Sizes(0, 16, hidden=100, time=100), ("msg",), hops=2)
     """
@@ -243,4 +249,7 @@ def build_event_model(
         made = TGAT(sizes, columns, hops, heads, dropout)
     else:
         made = GraphMixer(sizes, columns, latest, dropout=dropout)
+    for each in made.modules():
+        if isinstance(each, TimeEncoder):
+            each.seconds = seconds
     return LinkModel(made, sizes.hidden)

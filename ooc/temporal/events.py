@@ -21,7 +21,9 @@ from ooc.nodememory import MemoryLoader, NodeMemory, check_undirected
 from ooc.order import Purpose, key
 from ooc.temporal.eventmodels import Sizes, build_event_model
 from ooc.temporal.eventsconfig import EventsConfig
+from ooc.timewindows import NANOSECONDS
 from stores.dataset import Dataset
+from stores.errors import ConfigError
 
 Scores = dict[str, float | None]
 FOLDER = "memory"
@@ -47,9 +49,10 @@ class EventStream:
         msg = sum(int(np.prod(events.width(name), dtype=np.int64)) for name in self.columns)
         sizes = Sizes(dataset.num_features, msg, config.hidden, config.time_dim, config.memory_dim)
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
-        hops = {"hops": len(config.num_neighbors), "latest": config.num_neighbors[0]}
+        hops: dict[str, Any] = {"hops": len(config.num_neighbors), "latest": config.num_neighbors[0]}
+        meant: dict[str, Any] = {"ages": config.past == "event", "seconds": NANOSECONDS[events.unit] / 1e9}
         made = build_event_model(
-            config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, ages=config.past == "event", **hops
+            config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, **hops, **meant
         )
         self.model: nn.Module = made.to(device)
         kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 8 * ("birth" in dataset.names))
@@ -58,8 +61,10 @@ class EventStream:
         self.loaders = {split: self._loader(split) for split in self.splits}
         self.steps_per_epoch = len(self.loaders["train"])
         self.rate = ("events", self.loaders["train"].num_events / max(self.steps_per_epoch, 1))
-        one = config.negatives_file is None and config.eval_ratio == 1
-        self.monitor: str = config.monitor or ("ap" if one else "mrr")
+        several = self._negatives("val").ratio > 1
+        if several and config.monitor not in (None, "mrr"):
+            raise ConfigError(f"monitor = {config.monitor!r} is a score of one negative an event; with several use mrr")
+        self.monitor: str = config.monitor or ("mrr" if several or config.negatives_file is not None else "ap")
         self.baselines: dict[str, dict[str, Scores]] = {}
         self._resume: dict[str, Any] | None = None
 

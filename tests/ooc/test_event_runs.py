@@ -65,6 +65,28 @@ def test_a_run_writes_its_scores_beside_edgebanks_and_a_report(store: Path, tmp_
     assert "tgn" in page
 
 
+def test_a_monitor_that_there_will_not_be_is_refused_at_once(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="monitor = 'auroc' is a score of one negative an event"):
+        train(configure(store, tmp_path / "run", monitor="auroc", eval_ratio=3))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("model", ["tgn", "tgat", "graphmixer"])
+def test_the_unit_of_times_changes_nothing(tmp_path: Path, model: str) -> None:
+    """As the same timestamps may be numbers of seconds, or text, which is kept in microseconds."""
+    losses = []
+    neighbors = {"num_neighbors": [3, 2]} if model == "tgat" else {}
+    sizes = {} if model == "tgn" else {"memory_dim": EventsConfig.model_fields["memory_dim"].default}
+    for unit, factor in (("s", 1), ("us", 10**6)):
+        edges = Edges(span=3000)
+        edges.time = edges.time * factor
+        (tmp_path / unit).mkdir()
+        made = edges.store(tmp_path / unit, undirected=True, time_unit=unit)
+        train(configure(made, tmp_path / unit / "run", model=model, epochs=1, **neighbors, **sizes))
+        losses.append([line["loss"] for line in read_metrics(tmp_path / unit / "run")[0]])
+    np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
 @pytest.mark.parametrize("model", ["tgn", "tgat", "graphmixer"])
 def test_what_is_killed_goes_on_to_the_same_bits(
     store: Path, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ooc.checkpoint import read_metrics
+from tools.temporal_graphs import one_line_errors
 from tools.train_events import main
 
 
@@ -26,3 +27,17 @@ def test_the_script_ingests_trains_and_resumes(
     assert "test  EdgeBank   ap" in out
     assert "events/s" in out
     assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize(("given", "message"), [("epochs", "'epochs' is no setting: write NAME=VALUE"), ("epochs=0", "epochs")])
+def test_a_wrong_setting_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str, message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train", str(tmp_path / "s.ooc"), str(tmp_path / "run"), given])
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        main()
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
