@@ -51,9 +51,7 @@ class EventStream:
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
         hops: dict[str, Any] = {"hops": len(config.num_neighbors), "latest": config.num_neighbors[0]}
         meant: dict[str, Any] = {"ages": config.past == "event", "seconds": NANOSECONDS[events.unit] / 1e9}
-        made = build_event_model(
-            config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, **hops, **meant
-        )
+        made = build_event_model(config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, **hops, **meant)
         self.model: nn.Module = made.to(device)
         kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 8 * ("birth" in dataset.names))
         self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
