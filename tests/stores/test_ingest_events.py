@@ -277,7 +277,7 @@ def test_several_features_of_a_new_ingest_resume_nothing(tmp_path: Path) -> None
     edges = table(tmp_path / "e.parquet", src=[0, 1, 2], dst=[1, 2, 0], t=[3, 1, 2], a=[0.0, 1.0, 2.0], b=[3.0, 4.0, 5.0])
     made = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, time="t", edge_features=["one=a", "two=b"]))
     assert made.resumed == ()
-    with Dataset(tmp_path / "s.ooc") as data:
+    with Dataset.open(tmp_path / "s.ooc") as data:
         held = data.events.read(0, 3).columns
     assert held["one"].ravel().tolist() == [1, 2, 0]
     assert held["two"].ravel().tolist() == [4, 5, 3]
