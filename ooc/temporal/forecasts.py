@@ -62,7 +62,8 @@ class Ahead(NamedTuple):
 def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = True) -> Iterator[Ahead]:
     """Every window that has events, with what is new in the next one; where nothing is, the window is passed over.
 
-    foresee: else all windows, with nothing behind them.
+    New is what is later than all of the window: where windows count events, those of its last time that it has no more are
+    for nobody to foresee. foresee: else all windows, with nothing behind them.
 
     >>> [(each.window.last, each.first, each.last) for each in aheads(CountWindows(100, 50), ds.events)][:2]
     [(100, 100, 150), (150, 150, 200)]
@@ -73,8 +74,12 @@ def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = 
         return
     step = 0
     for window, following in pairwise(windows.of(events)):
-        if following.last > window.last:
-            yield Ahead(step, window, max(window.last, following.first), following.last, following.first)
+        known = window.last
+        if isinstance(windows, CountWindows):  # it may end among events of one time
+            known = max(known, events.at(events.time(window.last - 1), "right"))
+        first = max(known, following.first)
+        if following.last > first:
+            yield Ahead(step, window, first, following.last, following.first)
             step += 1
 
 

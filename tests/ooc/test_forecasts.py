@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def test_forecasts_are_the_events_behind_each_window(store: Path, edges: Edges, 
             assert pairs == there | {(b, a) for a, b in there}
             assert len(each.block.edge_index[0]) == 2 * (last - first)
             assert ahead.first >= last
+            assert (edges.time[ahead.first : ahead.last] > edges.time[last - 1]).all()
             np.testing.assert_array_equal(each.node[each.src], edges.src[ahead.first : ahead.last])
             np.testing.assert_array_equal(each.node[each.dst], edges.dst[ahead.first : ahead.last])
             assert each.negative.shape == (ahead.last - ahead.first, 2)
@@ -112,7 +114,9 @@ def test_forecasts_are_the_events_behind_each_window(store: Path, edges: Edges, 
             np.testing.assert_array_equal(each.y, edges.y[each.node[: each.present]])
         if stride is None or window == 64:
             told = np.concatenate([np.arange(ahead.first, ahead.last) for ahead in every])
-            np.testing.assert_array_equal(told, np.arange(every[0].window.last, edges.count))
+            ends = [ahead.window.last for ahead in every] + [edges.count]
+            later = [np.arange(a, b)[edges.time[a:b] > edges.time[a - 1]] for a, b in pairwise(ends)]
+            np.testing.assert_array_equal(told, np.concatenate(later))
 
 
 def test_inputs_are_features_identity_and_what_a_node_did(store: Path, edges: Edges) -> None:
