@@ -216,6 +216,6 @@ def check_undirected(data: Dataset) -> None:
     """Raise InputError for a store of directed edges."""
     if not data.manifest.undirected:
         raise InputError(
-            f"{data.path} has directed edges, and a node's memory takes up the events that it is the source of as well: ingest "
-            "it with --undirected"
+            f"{data.path} has directed edges, and a node's past are the events that it is the source of as well: "
+            "ingest it with --undirected"
         )

@@ -44,8 +44,7 @@ class EventStream:
         self.columns = tuple(events.columns if config.columns is None else config.columns)
         self.memory: NodeMemory | None = None
         self._has_memory = config.model == "tgn"
-        if self._has_memory:
-            check_undirected(dataset)
+        check_undirected(dataset)
         msg = sum(int(np.prod(events.width(name), dtype=np.int64)) for name in self.columns)
         sizes = Sizes(dataset.num_features, msg, config.hidden, config.time_dim, config.memory_dim)
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)

@@ -204,8 +204,9 @@ def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, cap
             load_config(None, {**base, **more})
     (tmp_path / "d").mkdir()
     directed = Edges().store(tmp_path / "d")
-    with pytest.raises(InputError, match="ingest it with --undirected"):
-        train(configure(directed, tmp_path / "run"))
+    for model in ("tgn", "tgat", "graphmixer"):
+        with pytest.raises(InputError, match="ingest it with --undirected"):
+            train(load_config(None, {"store": directed, "out": tmp_path / "run", "mode": "events", "model": model}))
     assert not (tmp_path / "run").exists()
     assert main(["plan", str(store), "--mode", "events"]) == 2
     assert "predicts training on nodes" in capsys.readouterr().err
