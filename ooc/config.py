@@ -325,8 +325,8 @@ def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[s
     flags = {key: value for key, value in overrides.items() if value is not None}
     values = {**(base or {}), **(read_config(path) if path else {}), **flags}
     where = f"{path}: " if path else ""
-    was, now = ((each or {}).get("mode", "sampled") for each in (base, values))
-    if base and was != now:
+    was, now = ((each or {}).get("mode") for each in (base, values))
+    if was is not None and was != now:
         raise ConfigError(
             f"{values.get('out')} was trained with mode = {was!r}, not {now!r}: resume it unchanged, or start another run"
         )
