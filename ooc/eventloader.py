@@ -18,6 +18,7 @@ from ooc.budget import Budget, Room, words_for
 from ooc.buffers import Buffers
 from ooc.clock import Clock, Span
 from ooc.device import OnDevice, on_device
+from ooc.eventsplits import span_of
 from ooc.gather import Gather
 from ooc.loaders import WARM_SHARE, budget_of
 from ooc.negatives import Negatives
@@ -39,31 +40,6 @@ FIELDS = frozenset(
     ("src", "dst", "t", "neg_dst", "e_id", "n_id", "x", "entry", "entry_t", "entry_query", "query", "wanted", "edge_index")
 ) | {"index", "edge_id", "id", "num_nodes", "num_sampled_nodes", "num_sampled_edges"}
 """of a batch, beside the events' columns; or edge_FIELD is one"""
-SPLITS = ("train", "val", "test")
-
-
-def chronological(events: Events, val: float = 0.15, test: float = 0.15) -> dict[str, tuple[int, int]]:
-    """Name -> (first, last) event of each split: the last `test` of the events, before them `val`, before these the rest.
-
-    Events of one time are in one split: that of the time at the quantile (PyG's `TemporalData.train_val_test_split`).
-    Raises ConfigError for shares that leave nothing to train on.
-
-    >>> chronological(ds.events)["train"]
-    (0, 41884)
-    """
-    if not (val >= 0 and test >= 0 and val + test < 1):
-        raise ConfigError(f"val and test are shares of the events, and leave some to train on, not {val} and {test}")
-    ends = [events.at(_quantile(events, share), "right") for share in (1 - val - test, 1 - test)]
-    return dict(zip(SPLITS, zip([0, *ends], [*ends, len(events)], strict=True), strict=True))
-
-
-def _quantile(events: Events, share: float) -> Any:
-    """numpy's linear interpolation between the two events at that share of the way."""
-    place = share * (len(events) - 1)
-    low = int(np.floor(place))
-    before, after = (np.float64(events.time(min(k, len(events) - 1))) for k in (low, low + 1))
-    value = before + (after - before) * (place - low)
-    return np.floor(value) if events.whole else value
 
 
 class Batch(NamedTuple):
@@ -285,7 +261,7 @@ class EventLoader:
         self._work = EventWork(
             events=held,
             columns=wanted,
-            first=(span := _span(held, events))[0],
+            first=(span := span_of(held, events))[0],
             last=span[1],
             batch_size=batch_size,
             whole_times=whole_times,
@@ -380,19 +356,6 @@ def check_names(events: Events, columns: Sequence[str], fields: frozenset[str]) 
 def slots_of(data: Dataset, budget: Budget | None = None) -> Slots:
     """The slots of a data set's graph, in the map where a third of the memory holds them; all its loaders share them."""
     return Slots.of(data, (budget or budget_of(data)).memory // WARM_SHARE)
-
-
-def _span(events: Events, wanted: str | tuple[int, int] | None) -> tuple[int, int]:
-    if wanted is None:
-        return 0, len(events)
-    if isinstance(wanted, str):
-        if wanted not in SPLITS:
-            raise ConfigError(f"no split of the events is called {wanted!r}: {', '.join(SPLITS)}, or (first, last)")
-        return chronological(events)[wanted]
-    first, last = wanted
-    if not 0 <= first <= last <= len(events):
-        raise ConfigError(f"events {first}..{last - 1} are not there: the store has {len(events)}")
-    return int(first), int(last)
 
 
 class EventEpoch:

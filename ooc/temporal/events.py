@@ -13,7 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ooc.clock import Span
 from ooc.compose import model_bytes
 from ooc.edgebank import EdgeBank
-from ooc.eventloader import EventLoader, chronological
+from ooc.eventloader import EventLoader
+from ooc.eventsplits import chronological
 from ooc.linkscores import LinkScores
 from ooc.loaders import budget_of
 from ooc.negatives import GivenNegatives, Negatives, negatives_of

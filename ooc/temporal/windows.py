@@ -21,7 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ooc.budget import Room
 from ooc.clock import Span
 from ooc.compose import make_optimizer, model_bytes
-from ooc.eventloader import chronological
+from ooc.eventsplits import chronological
 from ooc.gather import Gather
 from ooc.history import History
 from ooc.linkscores import LinkScores

@@ -12,7 +12,7 @@ import ooc
 from ooc.checkpoint import read_metrics
 from ooc.cli import main
 from ooc.config import load_config
-from ooc.eventloader import chronological
+from ooc.eventsplits import chronological
 from ooc.report import write_report
 from ooc.temporal.events import EventStream
 from ooc.temporal.eventsconfig import EventsConfig

@@ -12,7 +12,7 @@ from torch_geometric.data import TemporalData
 
 import ooc
 from ooc.edgebank import EdgeBank
-from ooc.eventloader import chronological
+from ooc.eventsplits import chronological
 from ooc.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives
 from stores.errors import BudgetError, ConfigError, InputError
 from stores.events import EventBlock
