@@ -1,0 +1,147 @@
+"""PURE: what an exact training step makes, what needs it, and where each of it stands until then.
+
+A step is a walk through a program: its forward ops, layer by layer, then its backward ops in the opposite order. Most values
+are made on the way up and needed again on the way down; lifetimes are nested like brackets. In between a value is in memory,
+on disk, or gone and computed again. (The four fates of FlexGNN; nothing here computes anything.)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+
+class Fate(StrEnum):
+    """Where a value is from its last use on the way up to its use on the way down."""
+
+    RETAINED = "retained"
+    """in the memory of the device that computes; RAM on a machine without a GPU"""
+    HOST = "host"
+    """in RAM beside a device; absent where the device is the CPU"""
+    DISK = "disk"
+    RECOMPUTED = "recomputed"
+    """gone, and made again by its op from what that reads"""
+
+
+ValueKind = Literal["features", "rows", "sums", "saved", "gradient"]
+OpKind = Literal["map", "sum", "gather", "norm"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """Something with a row for every node that an op writes and others read.
+
+    name: as in `Op.reads`; layer: that reads it on the way up (the number of layers: none does); kind: "features" (the store's
+    own: on disk already, never written), "rows" (what a layer reads), "sums" (over neighbors), "saved" (what autograd keeps of
+    an op's row-wise part beside its inputs; nbytes is an estimate until it is measured), "gradient" (of rows or sums; only
+    within the way down). columns: of a row, 0 for "saved". nbytes: of all rows. made_by: op, "" for features. last_forward:
+    the last op on the way up that reads it ("" for gradients and saved: none does). backward: ops on the way down that read it,
+    in order; () where none does, and then it is gone after `last_forward`. constant: the same in every epoch, so what is kept
+    of it is made once. fates: that it may have.
+
+    >>> program.value("near0").nbytes
+    """
+
+    name: str
+    layer: int
+    kind: ValueKind
+    columns: int
+    nbytes: int
+    made_by: str
+    last_forward: str
+    backward: tuple[str, ...]
+    fates: tuple[Fate, ...]
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """A walk through all destinations, chunk by chunk.
+
+    kind: "map" (row by row), "sum" (the sums of a range of destinations, then row by row), "gather" (from the rows of a range's
+    sources), "norm" (row by row, with statistics over all nodes that the op before it gathered). summed: value whose rows are
+    added along the edges: it is read whole once a range of destinations (a pass), the edges once in all; on the way down along
+    the transposed edges. For "gather" it is the value whose rows are gathered; on the way down also gathered (again, unless
+    saved). reads: values read once, in order. writes: values written once, in order; sums that
+    are RECOMPUTED are not written at all. scatters: gradient whose rows a "gather" on the way down adds to in any order.
+    repeats: on the way down the op whose row-wise part is run again where its "saved" is RECOMPUTED, else "". turns: the last
+    op on the way up, which computes the loss and goes down at once, so that nothing of it waits.
+
+    On the way down `summed` is the gradient of the sums of the layer above, and the sums go into this op's row-wise part as
+    gradients of what it wrote.
+    """
+
+    name: str
+    kind: OpKind
+    layer: int
+    backward: bool = False
+    summed: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    scatters: str = ""
+    repeats: str = ""
+    turns: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training step. num_nodes, num_edges: of the graph; itemsize: bytes of a number; slot_bytes: of an edge in each of the
+    two orders it is kept in; cell_rows: ranges of destinations are multiples of it, but the last.
+
+    >>> for op in (*program.forward, *program.backward): ...
+    """
+
+    num_nodes: int
+    num_edges: int
+    itemsize: int
+    slot_bytes: int
+    cell_rows: int
+    values: tuple[Value, ...]
+    forward: tuple[Op, ...]
+    backward: tuple[Op, ...]
+
+    def value(self, name: str) -> Value:
+        """The value of that name. Raises KeyError."""
+        return {value.name: value for value in self.values}[name]
+
+    def op(self, name: str) -> Op:
+        """The op of that name. Raises KeyError."""
+        return {op.name: op for op in (*self.forward, *self.backward)}[name]
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All of a step, in order."""
+        return (*self.forward, *self.backward)
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """How an op's sums are made. rows: destinations at a time, a multiple of `Program.cell_rows`; blocks: of columns that the
+    rows that are summed are kept in, each summed by itself (where more than one, sums wait on disk until all are done)."""
+
+    rows: int
+    blocks: int = 1
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A fate for every value that has a choice. passing: where a RECOMPUTED value stands while it is used, RETAINED or DISK
+    (DISK where it is not named). sums: by op; ranges: bytes for a range of a "gather" op, by op. Where an op is not named, the
+    executor takes what the memory that is left has room for.
+
+    >>> Placement({"rows1": Fate.DISK, "near1": Fate.RECOMPUTED}).standing("near1")
+    """
+
+    fates: Mapping[str, Fate]
+    passing: Mapping[str, Fate] = field(default_factory=dict)
+    sums: Mapping[str, SumPlan] = field(default_factory=dict)
+    ranges: Mapping[str, int] = field(default_factory=dict)
+
+    def fate(self, name: str) -> Fate:
+        """Of a value; RETAINED where none is given."""
+        return self.fates.get(name, Fate.RETAINED)
+
+    def standing(self, name: str) -> Fate:
+        """The tier that a value is in while it is used: RETAINED, HOST or DISK."""
+        fate = self.fate(name)
+        return self.passing.get(name, Fate.DISK) if fate is Fate.RECOMPUTED else fate
