@@ -6,7 +6,7 @@ A watcher only looks: nothing it does changes the run.
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -94,6 +94,29 @@ def _say(text: str) -> None:
     """A line on stderr; nothing where nobody reads it any more (`ooc train ... 2>&1 | head`): the run goes on."""
     with suppress(BrokenPipeError):
         print(text, file=sys.stderr, flush=True)
+
+
+class Pace:
+    """How far a long pass is, told by `note` every ten seconds.
+
+    >>> pace = Pace(watchers.note)
+    >>> pace("scores of val", 20_000, 450_000, "events")
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note, self._what, self._done = note, "", 0
+        self._since = self._spoke = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int, unit: str) -> None:
+        """`done` of `total` units of a pass; another pass, or fewer of them, begins anew."""
+        now = time.monotonic()
+        if what != self._what or done < self._done:
+            self._what, self._since, self._spoke = what, now, now
+        self._done = done
+        if now - self._spoke >= LINE_SECONDS and done < total:
+            self._spoke, passed = now, now - self._since
+            left = f", {(total - done) * passed / done:.0f} s left" if done else ""
+            self._note(f"{what}: {done:,} of {total:,} {unit}, {speed(done, passed, unit)}{left}")
 
 
 class LineWatcher:

@@ -99,6 +99,7 @@ def render(
         plan=_plan_rows(summary["plan"]) if "plan" in summary else [],
         advice=summary.get("plan", {}).get("advice"),
         metrics=_with_baselines(summary),
+        unscored=summary.get("unscored", {}),
         metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
         best_epoch=summary.get("best_epoch"),
         monitor=summary.get("monitor"),

@@ -64,6 +64,23 @@ def summarize(spent: dict[str, Any], steps_per_epoch: int, batch_size: int) -> d
     }
 
 
+def score_lines(result: dict[str, Any]) -> list[str]:
+    """What a run's summary says of its scores, a line a split, with those of what a model must beat below, and why others are
+    not there.
+
+    >>> print(*score_lines(train(config)), sep="\n")
+    test: ap 0.9312, auroc 0.9407, mrr 0.9288
+    test of EdgeBank: ap 0.7650, auroc 0.7583, mrr 0.8791
+    """
+    lines = []
+    for split, scores in result["metrics"].items():
+        beside = [(f" of {name}", each[split]) for name, each in result.get("baselines", {}).items() if split in each]
+        for whose, found in [("", scores), *beside]:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if value is not None)
+            lines.append(f"{split}{whose}: {shown}")
+    return [*lines, *(f"{split}: no scores, {why}" for split, why in result.get("unscored", {}).items())]
+
+
 def histories(spent: dict[str, Any]) -> dict[str, Any] | None:
     """What came from histories, None where no step met a row that could.
 

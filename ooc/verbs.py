@@ -267,12 +267,9 @@ def plan(
 
 
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:
-    beside = [(f" of {name}", scores) for name, scores in summary.get("baselines", {}).items()]
-    for split in summary["metrics"]:
-        for whose, metrics in [("", summary["metrics"]), *beside]:
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics[split].items() if value is not None)
-            print(f"{split}{whose}: {shown}")
-    print(f"{out}: {summary['total_steps']} steps; `ooc report {out}` writes the page")
+    from ooc.summary import score_lines
+
+    print(*score_lines(summary), f"{out}: {summary['total_steps']} steps; `ooc report {out}` writes the page", sep="\n")
 
 
 @app.command()

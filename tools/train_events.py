@@ -14,6 +14,7 @@ from pathlib import Path
 from ooc.config import load_config
 from ooc.progress import terminal_watcher
 from ooc.report import write_report
+from ooc.summary import score_lines
 from ooc.temporal.run import train
 from tools.temporal_graphs import one_line_errors, settings_of, store_of
 
@@ -41,9 +42,7 @@ def main() -> None:
 
     summary = train(config, resume=a.resume, watcher=terminal_watcher())
 
-    for split, scores in summary["metrics"].items():
-        for who, each in [(config.model, scores), *((name, found[split]) for name, found in summary["baselines"].items())]:
-            print(f"{split:<5} {who:<10}", "  ".join(f"{name} {value:.4f}" for name, value in each.items()))
+    print(*score_lines(summary), sep="\n")
     print(f"{summary['units_per_second']:,.0f} events/s, {summary['total_steps']} steps; {write_report(a.run)}")
 
 

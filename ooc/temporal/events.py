@@ -20,6 +20,7 @@ from ooc.loaders import budget_of
 from ooc.negatives import GivenNegatives, Negatives, negatives_of
 from ooc.nodememory import MemoryLoader, NodeMemory, check_undirected
 from ooc.order import Purpose, key
+from ooc.progress import Pace
 from ooc.temporal.eventmodels import Sizes, build_event_model
 from ooc.temporal.eventsconfig import EventsConfig
 from ooc.timewindows import NANOSECONDS
@@ -59,6 +60,7 @@ class EventStream:
         self.loaders = {split: self._loader(split) for split in self.splits}
         self.steps_per_epoch = len(self.loaders["train"])
         self.rate = ("events", self.loaders["train"].num_events / max(self.steps_per_epoch, 1))
+        self.parts = ("events", {split: last - first for split, (first, last) in self.splits.items()})
         several = self._negatives("val").ratio > 1
         if several and config.monitor not in (None, "mrr"):
             raise ConfigError(f"monitor = {config.monitor!r} is a score of one negative an event; with several use mrr")
@@ -92,10 +94,11 @@ class EventStream:
             return MemoryLoader(self.dataset, config.batch_size, **options)
         return EventLoader(self.dataset, config.batch_size, **options)
 
-    def open(self, out: Path, state: dict[str, Any] | None) -> None:
+    def open(self, out: Path, state: dict[str, Any] | None, tell: Pace) -> None:
         """See `Mode`; EdgeBank's scores depend on the events alone, so they come first."""
+        self._tell = tell
         self._resume = None if state is None else state["loader"]
-        self.baselines = edgebank(self) if state is None else state["baselines"]
+        self.baselines = edgebank(self, tell) if state is None else state["baselines"]
         if self._has_memory:
             self.memory = NodeMemory.create(
                 out / FOLDER,
@@ -144,6 +147,7 @@ class EventStream:
         loader.set_epoch(0)
         for batch in loader:
             found.update(*self._scored(batch))
+            self._tell(f"scores of {split}", int(batch.e_id[-1]) + 1 - self.splits[split][0], loader.num_events, "events")
         return dict(found.compute()) or None
 
     def _end_pass(self) -> None:
@@ -181,7 +185,7 @@ class EventStream:
             self.memory.history.close()
 
 
-def edgebank(stream: EventStream) -> dict[str, dict[str, Scores]]:
+def edgebank(stream: EventStream, tell: Pace) -> dict[str, dict[str, Scores]]:
     """{"EdgeBank": split -> scores}, with unlimited memory of pairs and the negatives that the model meets; {} where the pairs
     do not fit the memory."""
     events, most = stream.dataset.events, stream.budget.batches // _BASELINE_SHARE
@@ -190,6 +194,7 @@ def edgebank(stream: EventStream) -> dict[str, dict[str, Scores]]:
     for start in range(first, last, 2**16):
         block = events.read(start, min(start + 2**16, last), [])
         bank.update(block.src, block.dst, block.time)
+        tell("EdgeBank", block.last, len(events), "events")
         if bank.nbytes > most:
             return {}
     for split in ("val", "test"):
@@ -200,5 +205,6 @@ def edgebank(stream: EventStream) -> dict[str, dict[str, Scores]]:
             wrong = [torch.from_numpy(bank.score(source, column, time)) for column in negative.T]
             scores.update(torch.from_numpy(bank.score(source, batch.dst.numpy(), time)), torch.stack(wrong, dim=1))
             bank.update(source, batch.dst.numpy(), time)
+            tell("EdgeBank", int(batch.e_id[-1]) + 1, len(events), "events")
         found[split] = dict(scores.compute())
     return {"EdgeBank": {split: scores for split, scores in found.items() if scores}}

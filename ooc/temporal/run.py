@@ -25,7 +25,7 @@ from ooc.evaluate import evaluating
 from ooc.grown import take_up
 from ooc.memory import MemoryMeter
 from ooc.order import Purpose, key
-from ooc.progress import TensorBoardWatcher, Watcher, Watchers
+from ooc.progress import Pace, TensorBoardWatcher, Watcher, Watchers
 from ooc.temporal.events import EventStream
 from ooc.temporal.windows import WindowStream
 from ooc.trace import write_trace
@@ -50,11 +50,16 @@ class Mode(Protocol):
     steps_per_epoch: int
     rate: tuple[str, float]
     """(what a batch is made of, how many of it on average), for people: ("events", 200)"""
+    parts: tuple[str, dict[str, int]]
+    """("events", split -> how many of them it has)"""
     baselines: dict[str, dict[str, Scores]]
     """name -> split -> scores of what a model must beat, once `open` is called; shown beside the model's"""
 
-    def open(self, out: Path, state: dict[str, Any] | None) -> None:
-        """Make what the mode keeps in the run's directory, or take it up as it was when `state` was taken."""
+    def open(self, out: Path, state: dict[str, Any] | None, tell: Pace) -> None:
+        """Make what the mode keeps in the run's directory, or take it up as it was when `state` was taken.
+
+        tell: is told how far long passes without a step of training are, now and later.
+        """
 
     def begin(self) -> None:
         """An epoch begins: the nodes' state is as if nothing had happened."""
@@ -111,6 +116,17 @@ class TemporalRun(Run):
         beside = {name: {split: each[split] for split in found} for name, each in self.mode.baselines.items()}
         return {**found, "best": better, "baselines": beside} if found else {}
 
+    def unscored(self) -> dict[str, str]:
+        """Split -> why the best model has no scores of it."""
+        unit, counts = self.mode.parts
+        why = {}
+        for split in SPLITS:
+            if not counts[split]:
+                why[split] = f"none of the {sum(counts.values()):,} {unit} is for it: give --{split} a larger share"
+            elif split not in self.scores:
+                why[split] = "nothing that it has is labelled"
+        return why
+
     def _kept(self) -> dict[str, Any]:
         return {"mode": self.mode.state(), "scores": self.scores}
 
@@ -132,6 +148,7 @@ class TemporalRun(Run):
         unit, per_step = self.mode.rate
         result = {
             "metrics": self.scores,
+            "unscored": self.unscored(),
             "baselines": self.mode.baselines,
             "monitor": self.mode.monitor,
             **self.result(self.mode.steps_per_epoch, 1),
@@ -174,6 +191,8 @@ def compose(
         torch.set_num_threads(threads)
     device = pick_device(config.device)
     mode = MODES[config.mode](config, dataset, device)
+    if config.patience is not None and not mode.parts[1]["val"]:
+        raise ConfigError(f"patience needs {mode.parts[0]} to validate on, and none is for that: leave it out, or raise --val")
     if saved:
         saved = take_up(config.out, dataset, saved, None)
         check_environment(config, saved, environment(device, dataset, mode.model))
@@ -195,7 +214,7 @@ def compose(
         write_config(config)
     if config.tensorboard:
         watchers.all.append(TensorBoardWatcher(config.out, run.state.total_steps))
-    mode.open(config.out, saved["mode"] if saved else None)
+    mode.open(config.out, saved["mode"] if saved else None, Pace(watchers.note))
     if saved:  # settings that were refused are not those of the next --resume
         write_config(config)
     return run
@@ -218,6 +237,8 @@ def fit(run: TemporalRun) -> None:
             run.end_epoch(run.evaluate() if due else {})
             run.checkpoint_if_due(epoch_end=True)
     run.checkpoint()
+    if state.step:  # behind the checkpoint: a resumed run with more steps rolls these scores back
+        run.end_epoch(run.evaluate())
 
 
 def train_epoch(run: TemporalRun) -> None:

@@ -29,6 +29,7 @@ from ooc.loaders import budget_of
 from ooc.metrics import DEFAULT_MONITOR, Loss, Scores, metric_names, out_channels
 from ooc.negatives import Negatives, negatives_of
 from ooc.order import Purpose, key
+from ooc.progress import Pace
 from ooc.temporal.carrying import carried, hand_on
 from ooc.temporal.forecasts import ACTIVATIONS, PARTS, Forecast, ForecastLoader, ForecastWork
 from ooc.temporal.inputs import Inputs
@@ -86,6 +87,7 @@ class WindowStream:
         self.splits = split_steps(self.loaders["train"].aheads(), self.borders["train"][1], self.borders["val"][1])
         self.steps_per_epoch = self.splits["train"][1] * config.updates
         self.rate = ("events", self.borders["train"][1] / max(self.steps_per_epoch, 1))
+        self.parts = ("windows", {split: last - first for split, (first, last) in self.splits.items()})
         self.monitor = self._monitor()
         self.baselines: dict[str, dict[str, Found]] = {}
         self._handed_on = 0
@@ -133,8 +135,9 @@ class WindowStream:
         how, ratio = (config.negatives, config.ratio) if split == "train" else (config.eval_negatives, config.eval_ratio)
         return negatives_of(self.dataset, how, ratio, config.destinations)
 
-    def open(self, out: Path, state: dict[str, Any] | None) -> None:
+    def open(self, out: Path, state: dict[str, Any] | None, tell: Pace) -> None:
         """See `Mode`; EdgeBank's scores depend on the events alone, so they come first."""
+        self._tell = tell
         widths = self.net.model.widths
         if state is not None:
             self.baselines = state["baselines"]
@@ -142,7 +145,7 @@ class WindowStream:
         elif (negatives := self._negatives("val")) is not None:
             draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.batches // _BASELINE_SHARE
             steps = self.loaders["score"].aheads()
-            found = edgebank(self.dataset, steps, self.splits, negatives, draws, most)
+            found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, tell)
             self.baselines = {"EdgeBank": found} if found else {}
         if not widths:
             return
@@ -237,6 +240,7 @@ class WindowStream:
                 if self._live is not None:
                     outcome = self._learn(self._live, forecast, held, split)
                 self._hand_on(forecast, outcome)
+                self._tell(f"scores of {split}", forecast.step + 1 - first, last - first, "windows")
         found: Found = nodes.compute() if nodes is not None else dict(links.compute())
         return found or None
 

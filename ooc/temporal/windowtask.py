@@ -8,6 +8,7 @@ import torch
 from ooc.edgebank import EdgeBank
 from ooc.linkscores import LinkScores
 from ooc.negatives import Negatives
+from ooc.progress import Pace
 from ooc.snapshots import last_labels
 from ooc.temporal.forecasts import Ahead, Forecast, draw
 from stores.dataset import Dataset
@@ -69,6 +70,7 @@ def edgebank(
     negatives: Negatives,
     key: int,
     most: int,
+    tell: Pace,
 ) -> dict[str, Found]:
     """Split -> EdgeBank's scores of the events that its windows are to foresee: it knows all pairs up to each window's end.
 
@@ -81,6 +83,7 @@ def edgebank(
             block = events.read(start, min(start + _BLOCK, step.window.last), [])
             bank.update(block.src, block.dst, block.time)
         known = max(known, step.window.last)
+        tell("EdgeBank", known, len(events), "events")
         if bank.nbytes > most:
             return {}
         split = next(name for name, (first, last) in splits.items() if first <= step.step < last)

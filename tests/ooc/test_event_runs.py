@@ -13,7 +13,9 @@ from ooc.checkpoint import read_metrics
 from ooc.cli import main
 from ooc.config import load_config
 from ooc.eventsplits import chronological
+from ooc.progress import LineWatcher, Pace
 from ooc.report import write_report
+from ooc.summary import score_lines
 from ooc.temporal.events import EventStream
 from ooc.temporal.eventsconfig import EventsConfig
 from ooc.temporal.run import train
@@ -69,6 +71,31 @@ def test_a_monitor_that_there_will_not_be_is_refused_at_once(store: Path, tmp_pa
     with pytest.raises(ConfigError, match="monitor = 'auroc' is a score of one negative an event"):
         train(configure(store, tmp_path / "run", monitor="auroc", eval_ratio=3))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_split_without_events_has_no_scores_and_a_reason(store: Path, tmp_path: Path) -> None:
+    summary = train(configure(store, tmp_path / "run", val=0.0, test=0.0, epochs=1))
+    lines = score_lines(summary)
+    assert lines == [
+        f"{split}: no scores, none of the 400 events is for it: give --{split} a larger share" for split in ("val", "test")
+    ]
+    assert all(line in write_report(tmp_path / "run").read_text() for line in lines)
+    summary = train(configure(store, tmp_path / "other", val=0.0, epochs=1))
+    assert [line.split(":")[0] for line in score_lines(summary)] == ["test", "test of EdgeBank", "val"]
+    with pytest.raises(ConfigError, match="patience needs events to validate on"):
+        train(configure(store, tmp_path / "patient", val=0.0, patience=3))
+
+
+def test_passes_without_training_say_how_far_they_are(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ooc.progress.LINE_SECONDS", 0.0)
+    train(configure(store, tmp_path / "run", epochs=1), watcher=LineWatcher())
+    lines = capsys.readouterr().err.splitlines()
+    for what, total in (("EdgeBank", 400), ("scores of val", 60), ("scores of test", 60)):
+        told = [line for line in lines if line.startswith(what)]
+        assert len(told) > 1
+        assert all(f" of {total} events, " in line and line.endswith(" s left") for line in told)
 
 
 @pytest.mark.parametrize("model", ["tgn", "tgat", "graphmixer"])
@@ -134,7 +161,9 @@ def test_ctrl_c_and_max_steps_leave_a_checkpoint(store: Path, tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         train(configure(store, tmp_path / "run"), watcher=InterruptAt(4))
     summary = train(configure(store, tmp_path / "run", max_steps=9), resume=True)
-    assert summary["total_steps"] == 9
+    assert summary["total_steps"] == 9 < summary["steps_per_epoch"]
+    assert summary["metrics"].keys() == {"val", "test"}, "the model is scored as it stands"
+    assert read_metrics(tmp_path / "run")[1][-1]["test"] == summary["metrics"]["test"]
     train(configure(store, tmp_path / "run"), resume=True)
     same(tmp_path / "whole", tmp_path / "run")
 
@@ -155,7 +184,7 @@ def test_the_future_changes_nothing_before_it(tmp_path: Path, model: str, seed: 
         (tmp_path / str(k)).mkdir()
         with ooc.open(edges.store(tmp_path / str(k), undirected=True)) as ds:
             stream = EventStream(configure(ds.path, tmp_path / str(k) / "run", **settings), ds, torch.device("cpu"))
-            stream.open(tmp_path / str(k) / "run", None)
+            stream.open(tmp_path / str(k) / "run", None, Pace(print))
             stream.begin()
             optimizer = torch.optim.Adam(stream.model.parameters(), 0.01)
             seen: list[torch.Tensor] = []

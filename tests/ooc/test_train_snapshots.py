@@ -20,6 +20,7 @@ from ooc.checkpoint import read_metrics
 from ooc.config import load_config
 from ooc.historyrows import Resident
 from ooc.negatives import RandomNegatives
+from ooc.progress import Pace
 from ooc.report import write_report
 from ooc.temporal.forecasts import Ahead, aheads, draw
 from ooc.temporal.run import train
@@ -31,6 +32,7 @@ from tests.ooc.runs import KillAt, Killed, curve, tight
 from tests.ooc.temporal import Edges
 from tests.waiting import no_threads
 
+SILENT = Pace(lambda _: None)
 SMALL: dict[str, Any] = {"window": "40", "stride": "25", "by": "count", "hidden": 8, "identity": 4, "epochs": 2, "threads": 1}
 KINDS: dict[str, dict[str, Any]] = {
     "roland": {"dropout": 0.3},
@@ -171,7 +173,7 @@ def test_edgebank_knows_pairs_up_to_each_windows_end(store: Path, edges: Edges) 
         steps = list(aheads(CountWindows(40, 25), ds.events))
         splits = split_steps(steps, 200, 300)
         negatives = RandomNegatives(0, 30, 3)
-        found = edgebank(ds, steps, splits, negatives, 7, 10**9)
+        found = edgebank(ds, steps, splits, negatives, 7, 10**9, SILENT)
         for split in ("val", "test"):
             ranks = []
             for step in steps[slice(*splits[split])]:
@@ -182,7 +184,7 @@ def test_edgebank_knows_pairs_up_to_each_windows_end(store: Path, edges: Edges) 
                     others = [(edges.src[event], node) in pairs for node in row]
                     ranks.append(1 + sum(each > own for each in others) + sum(each == own for each in others) / 2)
             assert found[split]["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
-        assert edgebank(ds, steps, splits, negatives, 7, 10) == {}
+        assert edgebank(ds, steps, splits, negatives, 7, 10, SILENT) == {}
 
 
 def test_the_network_learns_what_repeats(tmp_path: Path) -> None:

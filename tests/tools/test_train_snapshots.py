@@ -26,7 +26,7 @@ def test_the_script_ingests_trains_and_resumes(
         main()
         assert len(read_metrics(tmp_path / "run")[1]) == epochs
     out = capsys.readouterr().out
-    assert "test  roland     ap" in out
-    assert "test  EdgeBank   ap" in out
+    assert "test: ap" in out
+    assert "test of EdgeBank: ap" in out
     assert (tmp_path / "run" / "report.html").exists()
     assert store_of(tmp_path / "CollegeMsg.ooc", tmp_path) == tmp_path / "CollegeMsg.ooc"
