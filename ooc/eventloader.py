@@ -20,11 +20,10 @@ from ooc.clock import Clock, Span
 from ooc.device import OnDevice, on_device
 from ooc.eventsplits import span_of
 from ooc.gather import Gather
-from ooc.loaders import WARM_SHARE, budget_of
+from ooc.loaders import budget_of, slots_of
 from ooc.negatives import Negatives
 from ooc.order import Purpose, key
 from ooc.pipeline import Pipeline, Stage
-from ooc.sampling.slots import Slots
 from ooc.sampling.temporal import Strategy, TemporalSampler, TemporalSubgraph
 from ooc.union import Union
 from stores.dataset import Dataset
@@ -351,11 +350,6 @@ def check_names(events: Events, columns: Sequence[str], fields: frozenset[str]) 
                 f"the events' column {name!r} would take the place of another field of the batch: leave it out (columns), or "
                 "ingest it by another name"
             )
-
-
-def slots_of(data: Dataset, budget: Budget | None = None) -> Slots:
-    """The slots of a data set's graph, in the map where a third of the memory holds them; all its loaders share them."""
-    return Slots.of(data, (budget or budget_of(data)).memory // WARM_SHARE)
 
 
 class EventEpoch:

@@ -27,6 +27,7 @@ from ooc.machine import available_bytes
 from ooc.mapped import Topology, slot_bytes
 from ooc.memory import keep_large_blocks, resident_bytes, return_large_blocks
 from ooc.sampling import Lockstep, NeighborSampler
+from ooc.sampling.slots import Slots
 from ooc.sums import Summing
 from ooc.sweepplan import sweeps_pay
 from stores.dataset import Dataset
@@ -75,6 +76,11 @@ def budget_of(ds: Dataset, model: int = 0, columns: Collection[str] | None = Non
             origin=origin,
         )
     return _budgets[ds]
+
+
+def slots_of(data: Dataset, budget: Budget | None = None) -> Slots:
+    """The slots of a temporal graph, in the map where a third of the memory holds them; all loaders of so much share them."""
+    return Slots.of(data, (budget or budget_of(data)).memory // WARM_SHARE)
 
 
 def _large_chunks(ds: Dataset) -> int:

@@ -1,28 +1,35 @@
 """Destinations that an event did not have, for link prediction: random, historical, or given by a file.
 
 A draw depends on (key, number of the event) alone, so it is the same whatever the batches; none looks at an event at or after
-the time of its own. (Random negatives and the idea of historical ones as of Poursafaei et al., "Towards Better Evaluation for
-Dynamic Link Prediction", NeurIPS 2022, whose historical ones are pairs that were linked; here they are destinations that
-anybody's earlier events had. Files as of the Temporal Graph Benchmark, Huang et al., NeurIPS 2023.)
+the time of its own. (Random and historical negatives as of Poursafaei et al., "Towards Better Evaluation for Dynamic Link
+Prediction", NeurIPS 2022; historical ones have the event's source, and files are, as of the Temporal Graph Benchmark, Huang et
+al., NeurIPS 2023.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.loaders import slots_of
 from ooc.sampling.kernels import stream_of, uniform
+from ooc.sampling.slots import Slots
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
 from stores.events import EventBlock
 from stores.jit import kernel
+from stores.rows import AnyArray, ArrayRows, Rows
 from stores.segment_rows import read_range
 
 Ids = NDArray[np.int64]
 _TRIES = 16
 """draws of a negative until one is another than the event's own destination, and is born; then the last one stands"""
+_DRAWS = 8
+"""of the source's past, for a historical negative"""
+LATEST = 256
+"""events of the source's past, looked through where none of those was one with another destination"""
 
 
 class Negatives(Protocol):
@@ -60,19 +67,62 @@ class RandomNegatives:
 
 
 class HistoricalNegatives:
-    """Destinations of earlier events, each event alike, so popular nodes more often; random ones where nothing was before.
+    """Other destinations of the event's own source: of an earlier event of it, each alike; random ones where there is none.
 
-    destination: [events], those of all events in time order (a map goes); otherwise: for the first events.
+    A few events of the source's past are drawn, and the first that is neither one to the source nor to the event's own
+    destination stands; where none is, any such one of the `LATEST` latest. slots: of an undirected store, where a node has all
+    events of its own; source: Rows [events], the sources of all events; otherwise: what takes the place where there is none.
+
+    drawn, random: negatives so far, and how many of them are random, since the source had written to nobody else.
+
+    >>> HistoricalNegatives(Slots(ds.graph), ds.events.rows("src"), RandomNegatives(0, ds.num_nodes))
     """
 
-    def __init__(self, destination: NDArray[Any], otherwise: RandomNegatives) -> None:
-        self.destination, self.otherwise, self.ratio = np.asarray(destination), otherwise, otherwise.ratio
+    def __init__(self, slots: Slots, source: Rows, otherwise: RandomNegatives) -> None:
+        self._slots, self._source, self.otherwise, self.ratio = slots, source, otherwise, otherwise.ratio
+        self.drawn = self.random = 0
 
     def draw(self, block: EventBlock, past: Ids, key: int) -> Ids:
         """See `Negatives`."""
-        out = self.otherwise.draw(block, past, key)
-        _historical(block.first, block.dst, past, self.destination, np.uint64(key & (2**64 - 1)), out)
-        return out
+        out = self.otherwise.draw(block, past, key).reshape(-1)
+        stream = np.uint64(~key & (2**64 - 1))
+        first, count = self._slots.before("edge_id", block.src.astype(np.int64), past)
+        wanted = np.flatnonzero(np.repeat(count > 0, self.ratio))  # of out: place // ratio is the event
+        for attempt in range(_DRAWS):
+            event = wanted // self.ratio
+            slot = np.empty(len(wanted), np.int64)
+            _drawn(block.first, event, wanted % self.ratio, attempt, stream, first[event], count[event], slot)
+            node, other = self._others(slot, block, event)
+            out[wanted[other]] = node[other]
+            wanted = wanted[~other]
+            if not len(wanted):
+                break
+        left = len(wanted) and len(wanted) - self._of_the_latest(block, wanted, first, count, stream, out)
+        self.drawn += len(out)
+        self.random += int(np.count_nonzero(count == 0)) * self.ratio + left
+        return out.reshape(-1, self.ratio)
+
+    def _others(self, slot: Ids, block: EventBlock, event: Ids) -> tuple[AnyArray, NDArray[np.bool_]]:
+        """(the node in each slot; whether the block's event may have it): slots of the events' sources."""
+        node, source = self._slots.values("indices", slot), np.empty(len(slot), self._source.dtype)
+        self._source.read(self._slots.edge_ids(slot), source)
+        return node, (source == block.src[event]) & (node != block.dst[event])
+
+    def _of_the_latest(self, block: EventBlock, wanted: Ids, first: Ids, count: Ids, stream: np.uint64, out: Ids) -> int:
+        """Fills in out[wanted] where the latest events of a source have another destination; how many."""
+        event, asked = np.unique(wanted // self.ratio, return_inverse=True)
+        length = np.minimum(count[event], LATEST)
+        begin = np.cumsum(length) - length
+        slot = np.repeat(first[event] + count[event] - length - begin, length) + np.arange(int(length.sum()))
+        node, other = self._others(slot, block, np.repeat(event, length))
+        many = np.add.reduceat(other, begin, dtype=np.int64)
+        some = many[asked] > 0
+        place = wanted[some]
+        at = np.empty(len(place), np.int64)
+        begin = np.cumsum(many) - many
+        _drawn(block.first, place // self.ratio, place % self.ratio, _DRAWS, stream, begin[asked[some]], many[asked[some]], at)
+        out[place] = node[other][at]
+        return len(place)
 
 
 class GivenNegatives:
@@ -109,11 +159,19 @@ class GivenNegatives:
         return found
 
 
+def fallen_back(drawn: Iterable[Negatives | None]) -> dict[str, int]:
+    """Historical negatives so far, and how many of them are random, by the names of `summary.COUNTS`."""
+    kept = {id(each): each for each in drawn if isinstance(each, HistoricalNegatives)}.values()
+    total, random = sum(each.drawn for each in kept), sum(each.random for each in kept)
+    return {"historical_negatives": total, "historical_negatives_random": random}
+
+
 def negatives_of(dataset: Dataset, how: str, ratio: int, destinations: Sequence[int] = ()) -> Negatives:
     """ "random" or "historical" negatives of a store's events, of nodes that are born (where it knows).
 
-    destinations: the first node and the last that random ones are drawn from; (): all. ConfigError for one that is none.
-    Memory: 8 bytes a node, where there are births.
+    destinations: the first node and the last that random ones are drawn from; (): all. ConfigError for one that is none, and
+    for historical ones of a store of directed edges, which keeps no node's own events together. Memory: 8 bytes a node, where
+    there are births.
 
     >>> negatives_of(ds, "historical", ratio=1)
     """
@@ -123,7 +181,16 @@ def negatives_of(dataset: Dataset, how: str, ratio: int, destinations: Sequence[
         raise ConfigError(f"destinations {first},{last}: the store's nodes are 0..{nodes - 1}")
     birth = read_range(dataset.rows("birth"), 0, nodes)[0] if "birth" in dataset.names else None
     random = RandomNegatives(first, last + 1, ratio, birth)
-    return random if how == "random" else HistoricalNegatives(dataset.events.map("dst"), random)
+    if how == "random":
+        return random
+    if not dataset.manifest.undirected:
+        raise ConfigError(
+            f"historical negatives are of the source's own past, and {dataset.path} has directed edges, which keep that of "
+            "destinations alone: ingest it with --undirected, or take random ones"
+        )
+    slots, events = slots_of(dataset), dataset.events
+    source = ArrayRows(np.asarray(events.map("src"))) if slots.mapped else events.rows("src")
+    return HistoricalNegatives(slots, source, random)
 
 
 @kernel
@@ -142,16 +209,8 @@ def _random(
 
 
 @kernel
-def _historical(number: int, dst: NDArray[Any], past: Ids, destination: NDArray[Any], key: np.uint64, out: Ids) -> None:
-    """Overwrites out[i] where there is a past, and one of its draws is another than dst[i]."""
+def _drawn(number: int, event: Ids, column: Ids, attempt: int, key: np.uint64, first: Ids, count: Ids, out: Ids) -> None:
+    """out[i]: one of first[i], ..., first[i] + count[i] - 1, by (key, number + event[i], column[i], attempt)."""
     for i in range(len(out)):
-        if past[i] == 0:
-            continue
-        stream, counter = stream_of(~key, number + i), 0
-        for j in range(out.shape[1]):
-            for _ in range(_TRIES):
-                drawn = destination[int(uniform(stream, counter) * past[i])]
-                counter += 1
-                if drawn != dst[i]:
-                    out[i, j] = drawn
-                    break
+        stream = stream_of(key, number + event[i])
+        out[i] = first[i] + int(uniform(stream, column[i] * (_DRAWS + 1) + attempt) * count[i])

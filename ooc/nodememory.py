@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.buffers import Buffers
-from ooc.eventloader import EventLoader, slots_of
+from ooc.eventloader import EventLoader
 from ooc.gather import Gather
 from ooc.history import History
 from ooc.historyrows import Fetched
+from ooc.loaders import slots_of
 from ooc.pipeline import Stage
 from stores.dataset import Dataset
 from stores.errors import InputError

@@ -10,7 +10,9 @@ PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
 _SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_seconds")
 _HISTORY = ("met", "pulled", "written", "age", "bytes_read", "bytes_written", "bytes_logged")
 COUNTS_READ = ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked")
-COUNTS = (*_SECONDS, "steps", *COUNTS_READ, "processes", *(f"history_{name}" for name in _HISTORY))
+_NEGATIVES = ("historical_negatives", "historical_negatives_random")
+"""drawn from the source's past, and those of them that are random, since it had no other destination"""
+COUNTS = (*_SECONDS, *_NEGATIVES, "steps", *COUNTS_READ, "processes", *(f"history_{name}" for name in _HISTORY))
 
 Stages = dict[str, dict[str, float]]
 
@@ -78,6 +80,9 @@ def score_lines(result: dict[str, Any]) -> list[str]:
         for whose, found in [("", scores), *beside]:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if value is not None)
             lines.append(f"{split}{whose}: {shown}")
+    if drawn := result.get("historical_negatives"):
+        share = result["historical_negatives_random"] / drawn
+        lines.append(f"historical negatives: {share:.1%} are random, as their source had no other destination before")
     return [*lines, *(f"{split}: no scores, {why}" for split, why in result.get("unscored", {}).items())]
 
 

@@ -46,15 +46,21 @@ class Slots:
     @classmethod
     def of(cls, data: Dataset, max_warm: int) -> "Slots":
         """Those that all loaders of a data set share. Columns that are larger than `max_warm` bytes together are read."""
+        met = _met(data.graph)
+        stay = mapping_of(data.graph.indices) is None or sum(each.nbytes for each in met.values()) <= max_warm
         with _shared_lock:
-            if data not in _shared:
-                met = _met(data.graph)
-                stay = mapping_of(data.graph.indices) is None or sum(each.nbytes for each in met.values()) <= max_warm
-                _shared[data] = cls(data.graph, None if stay else {name: data.edge_rows(name) for name in met})
-            return _shared[data]
+            held = _shared.setdefault(data, {})
+            if stay not in held:  # a loader with a budget of its own is not to have what another's allows
+                held[stay] = cls(data.graph, None if stay else {name: data.edge_rows(name) for name in met})
+            return held[stay]
 
     def __contains__(self, name: str) -> bool:
         return name in self._mapped
+
+    @property
+    def mapped(self) -> bool:
+        """Whether all columns are met in the map."""
+        return not self._rows
 
     @property
     def num_nodes(self) -> int:
@@ -104,7 +110,7 @@ class Slots:
                     warm(array)
 
 
-_shared: "weakref.WeakKeyDictionary[Dataset, Slots]" = weakref.WeakKeyDictionary()
+_shared: "weakref.WeakKeyDictionary[Dataset, dict[bool, Slots]]" = weakref.WeakKeyDictionary()
 _shared_lock = threading.Lock()
 
 

@@ -17,7 +17,7 @@ from ooc.eventloader import EventLoader
 from ooc.eventsplits import chronological
 from ooc.linkscores import LinkScores
 from ooc.loaders import budget_of
-from ooc.negatives import GivenNegatives, Negatives, negatives_of
+from ooc.negatives import GivenNegatives, Negatives, fallen_back, negatives_of
 from ooc.nodememory import MemoryLoader, NodeMemory, check_undirected
 from ooc.order import Purpose, key
 from ooc.progress import Pace
@@ -54,21 +54,23 @@ class EventStream:
         meant: dict[str, Any] = {"ages": config.past == "event", "seconds": NANOSECONDS[events.unit] / 1e9}
         made = build_event_model(config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, **hops, **meant)
         self.model: nn.Module = made.to(device)
-        kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 8 * ("birth" in dataset.names))
+        kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 16 * ("birth" in dataset.names))
         self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
         self.splits = chronological(events, config.val, config.test)
+        self._negatives = {split: self._drawing(split) for split in ("train", "val")}
+        self._negatives["test"] = self._negatives["val"]
         self.loaders = {split: self._loader(split) for split in self.splits}
         self.steps_per_epoch = len(self.loaders["train"])
         self.rate = ("events", self.loaders["train"].num_events / max(self.steps_per_epoch, 1))
         self.parts = ("events", {split: last - first for split, (first, last) in self.splits.items()})
-        several = self._negatives("val").ratio > 1
+        several = self._negatives["val"].ratio > 1
         if several and config.monitor not in (None, "mrr"):
             raise ConfigError(f"monitor = {config.monitor!r} is a score of one negative an event; with several use mrr")
         self.monitor: str = config.monitor or ("mrr" if several or config.negatives_file is not None else "ap")
         self.baselines: dict[str, dict[str, Scores]] = {}
         self._resume: dict[str, Any] | None = None
 
-    def _negatives(self, split: str) -> Negatives:
+    def _drawing(self, split: str) -> Negatives:
         config = self.config
         if split != "train" and config.negatives_file is not None:
             return GivenNegatives(config.negatives_file, self.splits["val"][0], self.dataset.num_nodes)
@@ -81,7 +83,7 @@ class EventStream:
         left = {name: getattr(self.budget, name) * share // SHARE for name in ("in_flight", "max_batch")}
         options: dict[str, Any] = {
             "events": self.splits[split],
-            "negatives": self._negatives(split),
+            "negatives": self._negatives[split],
             "seed": config.seed if split == "train" else key(config.seed, Purpose.EVALUATE) >> 1,
             "budget": replace(self.budget, **left),
         }
@@ -169,6 +171,7 @@ class EventStream:
         moved = [loader.moved for loader in self.loaders.values()]
         rows = sum(each.rows for each in moved)
         found: dict[str, Any] = {"bytes_read": sum(each.events + each.gathered for each in moved)}
+        found |= fallen_back(self._negatives.values())
         found |= {"rows_read": rows, "rows_asked": rows, "stages": self.loaders["train"].times()}
         if self.memory is not None:
             counts = replace(self.memory.history.counts, bytes_logged=self.memory.history.log.total)

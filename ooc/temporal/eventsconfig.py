@@ -40,7 +40,9 @@ class EventsConfig(RunConfig):
     batch_size: Positive = Field(200, description="Events a batch; those of one time stay together.")
     val: Fraction = Field(0.15, description="Share of the events, before the test's, to validate on.")
     test: Fraction = Field(0.15, description="Share of the events, the last ones, to test on.")
-    negatives: Literal["random", "historical"] = Field("random", description="Negatives to train on: random or historical.")
+    negatives: Literal["random", "historical"] = Field(
+        "random", description="Negatives to train on: random, or historical: the source's earlier ones."
+    )
     ratio: Positive = Field(1, description="Negatives an event in training.")
     eval_negatives: str = Field(
         "random",

@@ -58,7 +58,9 @@ class SnapshotsConfig(RunConfig):
     updates: Positive = Field(1, description="Optimizer steps a window.")
     val: Fraction = Field(0.15, description="Share of the events, before the test's, to validate on.")
     test: Fraction = Field(0.15, description="Share of the events, the last ones, to test on.")
-    negatives: Literal["random", "historical"] = Field("random", description="Negatives to train on: random or historical.")
+    negatives: Literal["random", "historical"] = Field(
+        "random", description="Negatives to train on: random, or historical: the source's earlier ones."
+    )
     ratio: Positive = Field(1, description="Negatives an event in training.")
     eval_negatives: Literal["random", "historical"] = Field("random", description="Negatives to score: random or historical.")
     eval_ratio: Positive = Field(1, description="Negatives an event in scores.")

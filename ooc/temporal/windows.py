@@ -27,7 +27,7 @@ from ooc.history import History
 from ooc.linkscores import LinkScores
 from ooc.loaders import budget_of
 from ooc.metrics import DEFAULT_MONITOR, Loss, Scores, metric_names, out_channels
-from ooc.negatives import Negatives, negatives_of
+from ooc.negatives import Negatives, fallen_back, negatives_of
 from ooc.order import Purpose, key
 from ooc.progress import Pace
 from ooc.temporal.carrying import carried, hand_on
@@ -79,7 +79,7 @@ class WindowStream:
         self.model: nn.Module = self.net
         self.history: History | None = None
         self._classes = classes
-        kept = dataset.num_nodes * (KEPT_A_NODE * bool(made.widths) + 8 * ("birth" in dataset.names))
+        kept = dataset.num_nodes * (KEPT_A_NODE * bool(made.widths) + 16 * ("birth" in dataset.names))
         self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
         self.windows = windows(events, *config.span, config.by)
         self.borders = chronological(events, config.val, config.test)
@@ -88,6 +88,8 @@ class WindowStream:
         self.steps_per_epoch = self.splits["train"][1] * config.updates
         self.rate = ("events", self.borders["train"][1] / max(self.steps_per_epoch, 1))
         self.parts = ("windows", {split: last - first for split, (first, last) in self.splits.items()})
+        self._negatives = {split: self._drawing(split) for split in ("train", "val")}
+        self._negatives["test"] = self._negatives["val"]
         self.monitor = self._monitor()
         self.baselines: dict[str, dict[str, Found]] = {}
         self._handed_on = 0
@@ -128,7 +130,7 @@ class WindowStream:
         foresee = self.task is None
         return ForecastLoader(work, self.windows, None, 3 * part, self.device, foresee=foresee)
 
-    def _negatives(self, split: str) -> Negatives | None:
+    def _drawing(self, split: str) -> Negatives | None:
         config = self.config
         if self.task is not None:
             return None
@@ -142,7 +144,7 @@ class WindowStream:
         if state is not None:
             self.baselines = state["baselines"]
             self._handed_on, self._trained = state["handed_on"], state["trained"]
-        elif (negatives := self._negatives("val")) is not None:
+        elif (negatives := self._negatives["val"]) is not None:
             draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.batches // _BASELINE_SHARE
             steps = self.loaders["score"].aheads()
             found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, tell)
@@ -174,7 +176,7 @@ class WindowStream:
         if self.history is not None:
             self.history.end_epoch()
         self._base = self._handed_on - first
-        last, negatives = self.splits[split][1], self._negatives(split)
+        last, negatives = self.splits[split][1], self._negatives[split]
         return closing(loader.run(first, last, negatives=negatives, key=draws, base=self._base))
 
     def batches(self, epoch: int, step: int) -> Iterator[Any]:
@@ -272,6 +274,7 @@ class WindowStream:
         moved = [loader.work.moved for loader in self.loaders.values()]
         rows = sum(each.rows for each in moved)
         found: dict[str, Any] = {"bytes_read": sum(each.events + each.gathered for each in moved)}
+        found |= fallen_back(self._negatives.values())
         found |= {"rows_read": rows, "rows_asked": rows, "stages": self.loaders["train"].times()}
         if self.history is not None:
             counts = replace(self.history.counts, bytes_logged=self.history.log.total)

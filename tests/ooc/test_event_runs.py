@@ -218,6 +218,17 @@ def test_scores_are_of_the_same_negatives_in_every_epoch_and_of_a_file(store: Pa
         train(configure(store, tmp_path / "other", eval_negatives=str(tmp_path / "short.npy")))
 
 
+def test_historical_negatives_are_counted(store: Path, tmp_path: Path) -> None:
+    settings = {"negatives": "historical", "eval_negatives": "historical", "checkpoint_every": 3}
+    with pytest.raises(Killed):
+        train(configure(store, tmp_path / "run", **settings), watcher=KillAt(5))
+    summary = train(configure(store, tmp_path / "run", **settings), resume=True)
+    drawn, random = summary["historical_negatives"], summary["historical_negatives_random"]
+    assert drawn >= 2 * 400
+    assert 0 < random < drawn / 2
+    assert f"historical negatives: {random / drawn:.1%} are random" in "\n".join(score_lines(summary))
+
+
 def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = {"store": "s", "out": "o", "mode": "events"}
     for more, words in (

@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch_geometric.data import TemporalData
 
 import ooc
 from ooc.edgebank import EdgeBank
 from ooc.eventsplits import chronological
-from ooc.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives
+from ooc.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, negatives_of
+from ooc.sampling.slots import Slots
 from stores.errors import BudgetError, ConfigError, InputError
 from stores.events import EventBlock
+from stores.graph import Graph
+from stores.rows import ArrayRows
 from tests.ooc.temporal import Edges
 from tests.waiting import no_threads
 
@@ -173,7 +178,7 @@ def test_goes_on_where_it_stood(store: Path) -> None:
 
 def test_the_future_changes_no_batch(tmp_path: Path, edges: Edges) -> None:
     """Events from some time on are replaced by others: all batches before are the same, to the bit."""
-    now, found = 90, []
+    now, found, drawn = 90, [], 0
     for k in range(2):
         other = Edges(span=SPAN)
         late = other.time >= now
@@ -184,15 +189,17 @@ def test_the_future_changes_no_batch(tmp_path: Path, edges: Edges) -> None:
                 getattr(other, name)[late] = getattr(other, name)[order]
         (tmp_path / str(k)).mkdir()
         with ooc.open(other.store(tmp_path / str(k), undirected=True)) as ds:
-            otherwise = RandomNegatives(0, 30)
-            negatives = HistoricalNegatives(ds.events.map("dst"), otherwise)
+            negatives = negatives_of(ds, "historical", 1)
             options: dict[str, Any] = {
                 "events": (0, int(np.flatnonzero(late)[0])),
                 "strategy": "uniform",
                 "num_neighbors": [3, 2],
             }
             found.append(list(ooc.EventLoader(ds, 20, negatives=negatives, **options)))
+            assert isinstance(negatives, HistoricalNegatives)
+            drawn = negatives.drawn - negatives.random
     assert len(found[0]) > 5
+    assert drawn > 100
     for a, b in zip(*found, strict=True):
         for name in ("src", "neg_dst", "n_id", "entry", "entry_t", "edge_index", "edge_id", "edge_msg", "x"):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
@@ -218,14 +225,66 @@ def test_random_negatives_are_born_and_not_the_positive() -> None:
         RandomNegatives(3, 4)
 
 
-def test_historical_negatives_are_of_the_past() -> None:
-    destination = np.arange(1000) % 97
-    past = np.arange(400)
-    block = block_of(0, np.full(400, 3), np.arange(400))
-    found = HistoricalNegatives(destination, RandomNegatives(500, 600)).draw(block, past, 5)[:, 0]
-    assert found[0] >= 500, "nothing came before the first"
-    assert all(value in destination[:k] for k, value in enumerate(found.tolist()) if k > 10)
-    assert (found[10:] != 3).all()
+def historical(src: Any, dst: Any, otherwise: RandomNegatives) -> HistoricalNegatives:
+    """Of a graph in memory: both directions of every event, which are its number."""
+    ends = np.stack([src, dst], axis=1)
+    number = np.repeat(np.arange(len(src)), 2)
+    graph = Graph.from_edges(ends.ravel(), ends[:, ::-1].ravel(), 40, edge_id=number)
+    return HistoricalNegatives(Slots(graph), ArrayRows(np.asarray(src)), otherwise)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    events=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60),
+    ratio=st.integers(1, 3),
+    key=st.integers(0, 2**63),
+    data=st.data(),
+)
+def test_historical_negatives_are_pairs_of_the_sources_past(events: Any, ratio: int, key: int, data: st.DataObject) -> None:
+    src, dst = np.array(events).T
+    past = np.array([data.draw(st.integers(0, number)) for number in range(len(src))])
+    block = EventBlock(0, src, dst, np.arange(len(src)), {}, 0)
+    otherwise = RandomNegatives(10, 40, ratio)
+    drawing = historical(src, dst, otherwise)
+    found, random, fallen = drawing.draw(block, past, key), otherwise.draw(block, past, key), 0
+    for k in range(len(src)):
+        before = {int(dst[e]) for e in range(past[k]) if src[e] == src[k]} - {int(dst[k])}
+        fallen += 0 if before else ratio
+        assert set(found[k].tolist()) <= before if before else found[k].tolist() == random[k].tolist()
+    assert (drawing.drawn, drawing.random) == (found.size, fallen)
+    cut = len(src) // 2
+    parts = [
+        historical(src, dst, otherwise).draw(block.part(*ends), past[slice(*ends)], key) for ends in ((0, cut), (cut, len(src)))
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts), found)
+    last = np.arange(len(src)) >= past.max(initial=0)  # what no event of the block knows has other ends
+    later = historical(np.where(last, src[::-1], src), np.where(last, dst[::-1], dst), otherwise)
+    np.testing.assert_array_equal(later.draw(block, past, key), found)
+
+
+def test_historical_negatives_are_of_each_past_event_alike_and_a_rare_one_is_found() -> None:
+    src, dst = np.zeros(1000, np.int64), np.repeat([1, 2, 3, 4], [100, 200, 300, 400])
+    drawing = historical(src, dst, RandomNegatives(10, 40))
+    counts = np.bincount(drawing.draw(at_once(4), np.full(10_000, 600), 3)[:, 0])
+    np.testing.assert_allclose(counts[1:], np.array([1, 2, 3]) * 10_000 / 6, rtol=0.1)
+    assert drawing.random == 0
+    for place, missed in ((990, 0), (10, 9500)):  # among the latest events, which are looked through; and where that is too far
+        dst = np.ones(1000, np.int64)
+        dst[place] = 2
+        drawing = historical(src, dst, RandomNegatives(10, 40))
+        found = drawing.draw(at_once(1), np.full(10_000, 1000), 3)[:, 0]
+        assert drawing.random == np.count_nonzero(found != 2) >= missed
+        assert found.max() == (39 if missed else 2)
+
+
+def at_once(dst: int) -> EventBlock:
+    """Many events from node 0 to the same other one."""
+    return EventBlock(1000, np.zeros(10_000, np.int64), np.full(10_000, dst), np.arange(10_000), {}, 0)
+
+
+def test_historical_negatives_want_both_directions(edges: Edges, tmp_path: Path) -> None:
+    with ooc.open(edges.store(tmp_path)) as ds, pytest.raises(ConfigError, match="ingest it with --undirected, or take random"):
+        negatives_of(ds, "historical", 1)
 
 
 def test_negatives_of_a_file(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ooc.buffers import Buffers
 from ooc.gather import Gather
 from ooc.history import History
 from ooc.historyrows import Fetched
-from ooc.negatives import HistoricalNegatives, RandomNegatives
+from ooc.negatives import RandomNegatives, negatives_of
 from ooc.temporal.carrying import carried, hand_on
 from ooc.temporal.forecasts import ForecastLoader, ForecastWork, aheads
 from ooc.temporal.inputs import Inputs
@@ -37,7 +37,7 @@ def edges() -> Edges:
 
 @pytest.fixture(scope="module")
 def store(edges: Edges, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return edges.store(tmp_path_factory.mktemp("forecasts"))
+    return edges.store(tmp_path_factory.mktemp("forecasts"), undirected=True)
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ def train(
     loader = make_loader(ds, window, stride, carrier, **settings)
     net = WindowNet(window_model(in_channels=17, channels=CHANNELS, num_layers=2, **FAMILIES[family]), CHANNELS)
     optimizer = torch.optim.Adam(net.parameters(), 0.01)
-    negatives = HistoricalNegatives(ds.events.map("dst"), RandomNegatives(0, 30))
+    negatives = negatives_of(ds, "historical", 1)
     found = []
     with closing(loader.run(0, 10**6, negatives=negatives, key=9)) as forecasts:
         for forecast in forecasts:
@@ -219,7 +219,7 @@ def test_the_future_changes_nothing(edges: Edges, store: Path, tmp_path: Path, f
             getattr(other, name)[known:] = getattr(other, name)[order]
         with on_disk(tmp_path / "a", ds, family, "pread", 10**6) as carrier:
             before, _ = train(ds, family, carrier, window=window, stride=stride)
-    with ooc.open(other.store(tmp_path)) as ds, on_disk(tmp_path / "b", ds, family, "pread", 10**6) as carrier:
+    with ooc.open(other.store(tmp_path, undirected=True)) as ds, on_disk(tmp_path / "b", ds, family, "pread", 10**6) as carrier:
         after, _ = train(ds, family, carrier, window=window, stride=stride)
     assert same(before[: step + 1], after[: step + 1])
     following = before[step + 1], after[step + 1]

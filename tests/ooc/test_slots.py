@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ooc
-from ooc.negatives import RandomNegatives
+from ooc.negatives import negatives_of
 from ooc.nodememory import MemoryLoader, NodeMemory
 from ooc.sampling import slots
 from ooc.sampling.slots import Slots
@@ -61,12 +61,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Edges(count=600).store(tmp_path_factory.mktemp("slots"), undirected=True)
 
 
-def batches(store: Path, folder: Path, read: bool) -> list[dict[str, Any]]:
+def test_each_caller_has_what_its_own_memory_allows(store: Path) -> None:
+    with ooc.open(store) as ds:
+        small, large = Slots.of(ds, 0), Slots.of(ds, 2**40)
+        assert (small.mapped, large.mapped) == (False, True)
+        assert Slots.of(ds, 1) is small
+        assert Slots.of(ds, 2**41) is large
+
+
+def batches(store: Path, folder: Path, read: bool, patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Everything in the batches of a pass, and what is wanted of the memory."""
     found = []
+    patch.setattr("ooc.loaders.WARM_SHARE", 2**60 if read else 1)
     with ooc.open(store) as ds:
-        assert bool(Slots.of(ds, 0 if read else 2**40)._rows) == read
-        loader = MemoryLoader(ds, 50, width=4, num_neighbors=[3, 2], negatives=RandomNegatives(0, 30))
+        loader = MemoryLoader(ds, 50, width=4, num_neighbors=[3, 2], negatives=negatives_of(ds, "historical", 2))
+        assert loader._work.sampler._slots.mapped != read
         loader.memory = NodeMemory.create(folder, ds, 4, columns=("msg",), max_bytes=2**20)
         for batch in loader:
             wanted = batch.wanted
@@ -80,8 +89,10 @@ def batches(store: Path, folder: Path, read: bool) -> list[dict[str, Any]]:
     return found
 
 
-def test_batches_are_the_same_from_the_map_and_from_the_engines(store: Path, tmp_path: Path) -> None:
-    one, other = batches(store, tmp_path / "a", read=False), batches(store, tmp_path / "b", read=True)
+def test_batches_are_the_same_from_the_map_and_from_the_engines(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (batches(store, tmp_path / f"{read}", read, monkeypatch) for read in (False, True))
     assert len(one) == len(other) >= 12
     for mine, theirs in zip(one, other, strict=True):
         assert mine.keys() == theirs.keys()
