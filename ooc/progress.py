@@ -257,7 +257,6 @@ class StepBars:
                 TimeRemainingColumn(),
             )
             self._bars = Progress(*columns, console=Console(stderr=True))
-            self._bars.start()
         return self
 
     def __call__(self, step: str, done: int, total: int | None, unit: str = "rows") -> None:
@@ -270,6 +269,7 @@ class StepBars:
             note = f"{amount(done)}{'' if unit == 'bytes' else f' {unit}'}" + (f", {amount(rate)}/s" if rate else "")
             if self._bars is not None:
                 if step not in self._tasks:
+                    self._bars.start()  # only now: where nothing is to be done, nothing is shown
                     self._tasks[step] = self._bars.add_task(step, total=total, note=note)
                 self._bars.update(self._tasks[step], completed=done, total=total, note=note)
             elif now - self._spoke >= LINE_SECONDS:

@@ -28,6 +28,19 @@ app = typer.Typer(
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store built by `ooc ingest`.")]
 
 
+def merge_appended(store: Path, memory: str | None) -> None:
+    """Merge what was appended since a reader last looked, with bars where there is a terminal for them: elsewhere whoever opens
+    the store does it, in silence."""
+    if not sys.stderr.isatty():
+        return
+    from ooc.progress import StepBars
+    from stores.growth.place import open_place
+    from stores.sizes import parse_bytes
+
+    with StepBars() as bars:
+        open_place(store, None if memory is None else parse_bytes(memory), bars).close()
+
+
 @app.command()
 @with_flags(INGEST)
 def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")], **flags: Any) -> None:
@@ -101,7 +114,7 @@ def compact(store: StoreArgument) -> None:
     from stores.growth.compact import compact as fold
 
     with StepBars() as bars:
-        made = fold(store, lambda step: bars(step, 0, None))
+        made = fold(store, bars)
     if not made.appends:
         print(f"{store}: nothing was appended")
         return
@@ -120,6 +133,7 @@ def info(
     if id is not None:
         from stores.dataset import Dataset
 
+        merge_appended(store, None)
         with Dataset.open(store) as dataset:
             print(dataset.row(id))
         return
@@ -205,6 +219,7 @@ def train(
 
     from ooc.progress import terminal_watcher
 
+    merge_appended(settings.store, settings.memory)
     if isinstance(settings, TrainConfig):
         from ooc.train import train as on_nodes
 
@@ -237,6 +252,7 @@ def plan(
             "--max-steps 200`, whose summary.json says what a batch took"
         )
 
+    merge_appended(settings.store, settings.memory)
     choice = None
     if "mode" in settings.model_fields_set:
         from ooc.train import plan as make
@@ -309,6 +325,7 @@ def infer(
     from ooc.progress import StepBars
     from stores.sizes import format_bytes
 
+    merge_appended(store, memory)
     with StepBars() as bars:
         made = run(store, checkpoint, out, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
     moved = f"{format_bytes(made.bytes_read)} read, {format_bytes(made.bytes_written)} written"
@@ -329,6 +346,7 @@ def embed(
     from ooc.progress import StepBars
     from stores.sizes import format_bytes
 
+    merge_appended(store, memory)
     with StepBars() as bars:
         made = run(store, checkpoint, out, layer, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
     moved = f"{format_bytes(made.bytes_read)} read, {format_bytes(made.bytes_written)} written"

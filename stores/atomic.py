@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from stores.errors import StoreError
 
@@ -49,18 +50,28 @@ def sync_dir(path: Path | str) -> None:
 
 
 def write_file(path: Path | str, content: bytes) -> None:
-    """Replace `path` by `content` atomically and durably; after a failure the old file stands and nothing is left over.
+    """Replace `path` by `content`; see `replacing`.
+
+    >>> write_file("run/summary.json", b"{}")
+    """
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[BinaryIO]:
+    """Write what takes the place of `path`, atomically and durably; after a failure the old file stands, and nothing else.
 
     Raises StoreError where the disk is full or refuses.
 
-    >>> write_file("run/summary.json", b"{}")
+    >>> with replacing("store/ages.npy") as file: np.save(file, ages)
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         try:
             with temporary.open("wb") as file:
-                file.write(content)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from stores.rows import AnyArray, ArrayRows, Rows
 from stores.sizes import parse_bytes
 from stores.whole import load, loaded, whole
 from stores.zarr_rows import ShardedRows, open_zarr_rows
+
+if TYPE_CHECKING:
+    from stores.ingest.duck import Progress
 
 _ENGINES = ("auto", "uring", "pread", "mmap", "gds")
 
@@ -75,13 +78,15 @@ class Dataset:
         engine: str = "auto",
         in_memory: bool = False,
         features: Mapping[str, Path | str] | None = None,
+        progress: "Progress | None" = None,
     ) -> Self:
         """Open and check the store at `path`.
 
         memory: the budget of the whole process, like "2GB"; loaders and training divide it. engine: how rows are read,
         "uring" or "pread" (O_DIRECT, many reads in flight), "mmap", "gds" (CUDA), or "auto" (see `open_engine`). in_memory:
         load the rows of every node array and the topology into RAM now. features: name of a node array -> a Zarr array or an
-        LMDB directory that takes its place, one row a node.
+        LMDB directory that takes its place, one row a node. progress: told how far the first reader after an append is with
+        merging it, in a share of `memory`.
         Raises StoreError where there is no store, it is truncated, or its arrays do not fit the manifest; InputError where
         `features` do not fit; ConfigError for a setting that cannot be read.
 
@@ -90,7 +95,7 @@ class Dataset:
         if engine not in _ENGINES:
             raise ConfigError(f"no engine is called {engine!r}: choose one of {', '.join(_ENGINES)}")
         path, budget = Path(path), None if memory is None else parse_bytes(memory)
-        place = open_place(path)
+        place = open_place(path, budget, progress)
         rows: dict[str, Rows] = {}
         try:
             graph = _open_graph(place, in_memory)
@@ -245,13 +250,13 @@ class Dataset:
         was = fingerprint[: len(fingerprint) - len(self._mark)]
         return touched_since(self.path, was, self._place.fingerprint)
 
-    def follow(self) -> Self:
+    def follow(self, progress: "Progress | None" = None) -> Self:
         """The store as it is now: this data set where nothing was appended since it was opened, else one opened anew, with the
         same settings. What is open goes on showing what was there, until it is closed. Raises as `open` does.
 
         >>> newer = ds.follow()  # between two epochs
         """
-        return self if self._place.is_latest() else type(self).open(self.path, **self._opened)
+        return self if self._place.is_latest() else type(self).open(self.path, progress=progress, **self._opened)
 
     def close(self) -> None:
         """Give back files and threads; idempotent. Arrays already taken (graph, labels) stay valid."""

@@ -7,7 +7,7 @@ against 0.8 M in random order).
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from operator import index
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from stores.atomic import disk_errors
 from stores.errors import InputError, StoreError
-from stores.lmdb_rows import environment
+from stores.lmdb_rows import Environment, environment
 from stores.manifest import NODE, IdKind
 
 MAX_ID_BYTES = 511
@@ -61,16 +61,13 @@ def write_ids(path: Path | str, kind: IdKind, by_id: Pairs, by_row: Pairs, node_
     return count
 
 
-def grow_ids(
-    old: Path | str, path: Path | str, kind: IdKind, external: Sequence[Any], first: int, node_type: str = NODE
-) -> None:
+def grow_ids(old: Path | str, path: Path | str, kind: IdKind, by_id: Pairs, by_row: Pairs, node_type: str = NODE) -> None:
     """Write the ids of the environment `old` and those of further nodes at `path`: the bytes that `write_ids` gives them all.
 
-    external: the new ones, int or str, of rows first, first + 1, ... Memory: the new ones. Raises as `write_ids` does.
+    by_id, by_row: of the new nodes, whose rows come behind, as `write_ids` takes them. Raises as it does.
     """
     Path(path).mkdir(parents=True, exist_ok=True)
-    keys, rows = _ENCODERS[kind](list(external)), _row_keys(np.arange(first, first + len(external)))
-    held = environment(old)
+    held, encode = environment(old), _ENCODERS[kind]
     try:
         with (
             disk_errors(path),
@@ -78,16 +75,33 @@ def grow_ids(
             held.env.begin() as transaction,
         ):
             was = {name: held.env.open_db(_database(node_type, name), transaction, create=False) for name in ("row", "id")}
-            merged = heapq.merge(transaction.cursor(was["row"]), sorted(zip(keys, rows, strict=True)))
-            _fill(env, _database(node_type, "row"), [merged], _SHOW[kind])
-            _fill(
-                env, _database(node_type, "id"), [chain(transaction.cursor(was["id"]), zip(rows, keys, strict=True))], _show_row
-            )
+            new = chain.from_iterable(zip(encode(ids), _row_keys(rows), strict=True) for ids, rows in by_id)
+            _fill(env, _database(node_type, "row"), [heapq.merge(_given_back(held, transaction, was["row"]), new)], _SHOW[kind])
+            behind = (zip(_row_keys(rows), encode(ids), strict=True) for ids, rows in by_row)
+            _fill(env, _database(node_type, "id"), chain([_given_back(held, transaction, was["id"])], behind), _show_row)
             env.sync(True)
     except lmdb.Error as error:
         raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from None
     finally:
         held.close()
+
+
+def _given_back(held: Environment, transaction: lmdb.Transaction, database: Any) -> Iterator[tuple[bytes, bytes]]:
+    """All pairs of a database, whose pages go out of the process again."""
+    for at, pair in enumerate(transaction.cursor(database)):
+        if at % _PUTS == 0:
+            held.forget()
+        yield cast(tuple[bytes, bytes], pair)
+
+
+def encode_ids(external: Any, kind: IdKind) -> list[bytes]:
+    """Ids as the keys of the databases, in whose order they are in order. Raises InputError for one that cannot be an id."""
+    return _ENCODERS[kind](external)
+
+
+def decode_ids(keys: list[bytes], kind: IdKind) -> NDArray[np.int64] | list[str]:
+    """What `encode_ids` encoded."""
+    return _decode_ints(keys) if kind == "int" else [key.decode() for key in keys]
 
 
 class IdMap:
@@ -117,7 +131,7 @@ class IdMap:
         """
         rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
         values = self._get(self._ids, _row_keys(rows), rows.tolist(), "row")
-        return _decode_ints(values) if self.kind == "int" else [value.decode() for value in values]
+        return decode_ids(values, self.kind)
 
     def rows(self, external: Any) -> NDArray[np.int64]:
         """The rows (int64[n]) of many external ids, in one read transaction. Raises InputError for an id not there."""

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from stores import manifest as names
 from stores.encoding import arrays_in, encoding_of
-from stores.errors import BudgetError, ConfigError, InputError
-from stores.growth.delta import EDGES, RECORD_ROWS, Appended, Delta, appending
+from stores.errors import ConfigError, InputError
+from stores.growth.delta import EDGES, FEATURE, Appended, Appending, appending, record_rows
 from stores.growth.newnodes import NewNodes, stage_features
+from stores.growth.sorting import Column
 from stores.growth.spec import AppendSpec
 from stores.growth.versions import alone
 from stores.ingest.datasets import Inputs, gather
@@ -25,9 +26,6 @@ from stores.ingest.times import TimeColumn, time_column
 from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, version_of
 from stores.rows import AnyArray
 from stores.zarr_rows import open_zarr_rows
-
-EDGE_BYTES = 256
-"""memory that a waiting edge may take when it is merged, generously"""
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,11 @@ class AppendResult:
 def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
     """Append to the store `spec.out`; durable when it returns, not there at all where it raises or is killed.
 
-    It costs in proportion to what is added. The next reader sees it, `compact` folds it into the arrays.
+    It costs in proportion to what is added, in time and on the disk; in memory it stays within `spec.memory`, however much
+    that is. The next reader sees it, `compact` folds it into the arrays.
     Raises InputError naming file, row and value, ConfigError for columns that the store's edges or nodes have and that are not
-    given, StoreError for no store, a full disk or an append that is under way, BudgetError where so many edges would wait that
-    they could not be merged in `memory`.
+    given, StoreError for no store, a full disk or an append that is under way, BudgetError for less memory than an ingest
+    needs.
 
     >>> append(AppendSpec(out="papers.ooc", edges="new.parquet")).appended.edges
     1000000
@@ -88,25 +87,21 @@ class _Append:
     """One append under way."""
 
     def __init__(
-        self, spec: AppendSpec, root: Path, manifest: Manifest, duck: Duck, delta: Delta, stage: Path, progress: Progress
+        self, spec: AppendSpec, root: Path, manifest: Manifest, duck: Duck, delta: Appending, stage: Path, progress: Progress
     ) -> None:
         self.spec, self.root, self.manifest, self.duck, self.delta = spec, root, manifest, duck, delta
         self.stage, self.progress = stage, progress
-        appends = delta.appends
-        self.number = len(appends)
-        self.before = sum(appends, Appended())
 
     def run(self) -> Appended:
         inputs = gather(self.spec, self.duck, self.stage, None, self.progress)
         columns = None if self.spec.edges is None else self._columns(inputs)
-        new = NewNodes(self.spec, self.root, self.manifest, self.duck, self.delta, self.stage, inputs)
-        if columns is not None:
-            self._check_budget(columns.table.rows)
-            new.look_at_edges(columns)
-        new.settle()
-        counts = Appended() if columns is None else self._edges(columns, new)
-        rows = new.write(self.number, None if columns is None else columns.time)
-        return self.delta.finish(self.number, replace(counts, nodes=new.count, rows=rows))
+        with closing(NewNodes(self.spec, self.root, self.manifest, self.duck, self.delta, self.stage, inputs)) as new:
+            if columns is not None:
+                new.look_at_edges(columns)
+            new.settle()
+            counts = Appended() if columns is None else self._edges(columns, new)
+            rows = new.write(None if columns is None else columns.time)
+        return self.delta.finish(replace(counts, nodes=new.count, rows=rows))
 
     def _columns(self, inputs: Inputs) -> EdgeColumns:
         """The edges' columns: all that the store's edges have, and no other."""
@@ -141,14 +136,6 @@ class _Append:
             )
         return found
 
-    def _check_budget(self, edges: int) -> None:
-        waiting, most = self.before.edges + edges, self.spec.memory_bytes // 2 // EDGE_BYTES
-        if waiting > most:
-            raise BudgetError(
-                f"{waiting:,} edges would wait to be merged, and {self.spec.memory} of memory has room for {most:,}: "
-                f"run `ooc compact {self.spec.out}`, append less at a time, or raise --memory"
-            )
-
     def _edges(self, columns: EdgeColumns, new: NewNodes) -> Appended:
         """Write the edges' records; how many there are and were left out."""
         features = self._edge_features(columns)
@@ -157,7 +144,8 @@ class _Append:
         kinds |= {"time": np.dtype(held.dtype)} if held is not None else {}
         drop_loops = self.manifest.input is not None and self.manifest.input.drop_self_loops
         counts = {"given": columns.table.rows, "edges": 0, "missing": 0, "self_loops": 0}
-        for batch in self.duck.stream(new.mapped(columns), batch_rows=RECORD_ROWS):
+        row_bytes = sum(rows.row_bytes for rows in features.values())
+        for batch in self.duck.stream(new.mapped(columns), batch_rows=record_rows(32 + row_bytes)):
             src, dst, known = _ends(batch)
             kept = known & (src != dst) if drop_loops else known
             counts["missing"] += int((~known).sum())
@@ -165,13 +153,15 @@ class _Append:
             place = batch.column("edge_id").to_numpy()[kept]
             record: dict[str, AnyArray] = {"src": src[kept], "dst": dst[kept], "place": place}
             record |= {name: batch.column(name).to_numpy()[kept].astype(kind) for name, kind in kinds.items()}
-            record |= {name: np.asarray(rows[place]) for name, rows in features.items()}
-            self.delta.put(self.number, EDGES, record)
+            for name, rows in features.items():
+                near = rows.read(int(place[0]), int(place[-1]) + 1) if len(place) else rows.read(0, 0)
+                record[f"{FEATURE}{name}"] = near[place - place[:1]]
+            self.delta.put(EDGES, record)
             counts["edges"] += len(place)
             self.progress("append edges", counts["edges"], columns.table.rows)
         return Appended(**counts)  # type: ignore[arg-type]
 
-    def _edge_features(self, columns: EdgeColumns) -> Mapping[str, AnyArray]:
+    def _edge_features(self, columns: EdgeColumns) -> Mapping[str, Column]:
         """Edge features as they are stored, a row an edge of the input, in files."""
         patterns, folder = self.spec.edge_feature_patterns(), self.root / names.edge_array("")
         there = arrays_in(folder)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from stores.atomic import partial_path
 from stores.growth.delta import Appended, reading, remove
-from stores.growth.grow import Growing, Progress
+from stores.growth.grow import Growing
 from stores.growth.lineage import note
+from stores.growth.sorting import room_of
 from stores.growth.versions import alone, remove_unused, view_folder
+from stores.ingest.duck import Progress, silent
 from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, set_version, version_of
 
 
@@ -23,11 +25,12 @@ class Compacted:
     seconds: float
 
 
-def compact(path: Path | str, progress: Progress = lambda _: None) -> Compacted:
+def compact(path: Path | str, progress: Progress = silent) -> Compacted:
     """Fold everything appended to the store at `path` into a new version of its arrays, and make that the current one.
 
     Who has the store open goes on reading the old version, which is removed when nobody does (by a later append or
-    compaction, if need be). Killed at any moment, it leaves the store as it was or as it is to be; to call it again is enough.
+    compaction, if need be). Memory does not depend on what was appended. Killed at any moment, it leaves the store as it was
+    or as it is to be; to call it again is enough.
     Raises StoreError where there is no store, the disk is full, or an append or another compaction is under way.
 
     >>> compact("papers.ooc").appended.edges
@@ -46,7 +49,10 @@ def compact(path: Path | str, progress: Progress = lambda _: None) -> Compacted:
                 new = str(int(version or 0) + 1)
                 final = path / VERSIONS / new
                 merged = view if view.exists() else None
-                Growing(root, delta, partial_path(final), whole=True, progress=progress, view=merged).write(final)
+                growing = Growing(
+                    root, delta, partial_path(final), whole=True, room=room_of(None), progress=progress, view=merged
+                )
+                growing.write(final)
                 note(path, root, delta, final)
         manifest = read_manifest(final if appends else root)
         if appends:

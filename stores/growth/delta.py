@@ -1,9 +1,10 @@
-"""What was appended to a store and is not in its arrays yet: `delta.lmdb`, one transaction an append.
+"""What was appended to a store and is not in its arrays yet: `delta.lmdb`.
 
-An append is packed records of many rows (npz, which has a checksum of every array) and one line about it; so it costs in
-proportion to what is added, and is there whole or not at all. Rows are final numbers, values as the arrays hold them. Keys
-rise, so records stand in the order in which they were written. Which version of the arrays it adds to is written in it: once
-those are another version, they hold it already.
+An append is packed records of many rows (npz, which has a checksum of every array) and one line about it, written last: with
+that line it is there, whole; records without one are nobody's, and the next append removes them. So it costs in proportion to
+what is added, and although LMDB holds in memory what a transaction wrote, no more than TRANSACTION_BYTES of it. Rows are final
+numbers, values as the arrays hold them. Keys rise, so records stand in the order in which they were written. Which version of
+the arrays it adds to is written in it: once those are another version, they hold it already.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,18 @@ import numpy as np
 
 from stores.atomic import disk_errors, remove_tree, sync_dir
 from stores.errors import StoreError
+from stores.files import forget_map, map_of
 from stores.rows import AnyArray
 
 DELTA = "delta.lmdb"
 RECORD_ROWS = 2**16
+RECORD_BYTES = 2**22
+TRANSACTION_BYTES = 2**26
+"""of records, in memory until they are on the disk"""
 EDGES, ROWS, IDS = "edges", "rows", "ids"
 """kinds of records: edges; rows of a node array (`rows/x`); external ids of new nodes"""
+FEATURE = "feature."
+"""what names of edge features begin with in a record, and no other"""
 _BASE, _APPENDS, _DATA = b"base", b"append/", b"data/"
 _MAP_BYTES = 2**40
 _one = threading.RLock()
@@ -62,66 +69,111 @@ class Appended:
         return Appended(**counts, rows=rows, digest=digest)
 
 
+def record_rows(row_bytes: int) -> int:
+    """Rows of a record of rows of so many bytes."""
+    return max(1, min(RECORD_ROWS, RECORD_BYTES // max(1, row_bytes)))
+
+
 class Delta:
-    """One transaction's look at the appends of a store, for reading or for one more; see `reading` and `appending`."""
+    """One transaction's look at the appends of a store; see `reading`."""
 
     def __init__(self, transaction: "lmdb.Transaction", base: str, path: Path) -> None:
         self.path = path
         self._transaction = transaction
         held = transaction.get(_BASE)
         self._stale = held is not None and bytes(held).decode() != base
-        self._base = base
-        self._records = 0
-        self._hash = hashlib.sha256()
+        self._map = map_of(path / "data.mdb")
+        self.appends = [] if self._stale else [Appended(**json.loads(value)) for value in self._lines()]
+        """those to the version that is asked about, one after the other"""
 
-    @property
-    def appends(self) -> list[Appended]:
-        """Those to the version that is asked about, one after the other."""
-        return [Appended(**json.loads(value)) for _, value in self._entries(_APPENDS)]
+    def _lines(self) -> Iterator[bytes]:
+        cursor = self._transaction.cursor()
+        for key in self._keys(_APPENDS):
+            cursor.set_key(key)
+            yield bytes(cursor.value())
 
     def records(self, kind: str) -> Iterator[tuple[int, Record]]:
         """(append's number, record) of a kind, in the order in which they were written. Raises StoreError for a damaged one."""
-        for key, value in self._entries(_DATA):
-            _, number, where = key.decode().split("/", 2)
-            if where.rsplit("/", 1)[0] != kind:
-                continue
-            try:
-                with np.load(io.BytesIO(value), allow_pickle=False) as packed:
-                    record = {name: packed[name] for name in packed.files}
-            except Exception as error:  # zipfile's, zlib's and numpy's own
-                raise StoreError(f"{self.path}: record {key.decode()} of the appends is damaged ({error})") from error
-            yield int(number), record
+        for number in range(len(self.appends)):
+            for key in self._keys(_DATA + f"{number:08d}/{kind}/".encode()):
+                value = bytes(self._transaction.get(key) or b"")
+                self._forget()
+                try:
+                    with np.load(io.BytesIO(value), allow_pickle=False) as packed:
+                        record = {name: packed[name] for name in packed.files}
+                except Exception as error:  # zipfile's, zlib's and numpy's own
+                    raise StoreError(f"{self.path}: record {key.decode()} of the appends is damaged ({error})") from error
+                yield number, record
 
     def kinds(self) -> set[str]:
         """Kinds of records that there are."""
-        return {key.decode().split("/", 2)[2].rsplit("/", 1)[0] for key, _ in self._entries(_DATA)}
+        found = set()
+        for number in range(len(self.appends)):
+            for key in self._keys(_DATA + f"{number:08d}/".encode()):
+                found.add(key.decode().split("/", 2)[2].rsplit("/", 1)[0])
+        return found
 
-    def put(self, number: int, kind: str, record: Record) -> None:
-        """One more record of append `number`."""
-        packed = io.BytesIO()
-        np.savez(packed, **record)  # type: ignore[arg-type]
-        key = _DATA + f"{number:08d}/{kind}/{self._records:08d}".encode()
-        self._transaction.put(key, packed.getvalue())
-        self._hash.update(packed.getvalue())
-        self._records += 1
-
-    def finish(self, number: int, appended: Appended) -> Appended:
-        """The line about append `number`, behind its records."""
-        done = Appended(**{**asdict(appended), "digest": self._hash.hexdigest()})
-        self._transaction.put(_BASE, self._base.encode())
-        self._transaction.put(_APPENDS + f"{number:08d}".encode(), json.dumps(asdict(done)).encode())
-        return done
-
-    def _entries(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        if self._stale:
-            return
+    def _keys(self, prefix: bytes) -> Iterator[bytes]:
         cursor = self._transaction.cursor()
         if not cursor.set_range(prefix):
             return
-        for key, value in cursor:
+        for key in cursor.iternext(keys=True, values=False):
             if not bytes(key).startswith(prefix):
                 return
-            yield bytes(key), bytes(value)
+            yield bytes(key)
+
+    def _forget(self) -> None:
+        """Take what was read out of this process, or it would come to hold the whole file."""
+        if self._map is not None:
+            forget_map(*self._map)
+
+
+class Appending(Delta):
+    """The appends of a store, and one more that is written; see `appending`."""
+
+    def __init__(self, env: "lmdb.Environment", base: str, path: Path) -> None:
+        self._env = env
+        super().__init__(env.begin(write=True), base, path)
+        self.number = len(self.appends)
+        self._base = base
+        self._records = self._waiting = 0
+        self._hash = hashlib.sha256()
+        self._drop()
+
+    def put(self, kind: str, record: Record) -> None:
+        """One more record of this append."""
+        packed = io.BytesIO()
+        np.savez(packed, **record)  # type: ignore[arg-type]
+        value = packed.getvalue()
+        self._transaction.put(_DATA + f"{self.number:08d}/{kind}/{self._records:08d}".encode(), value)
+        self._hash.update(value)
+        self._records += 1
+        self._waiting += len(value)
+        if self._waiting >= TRANSACTION_BYTES:
+            self._transaction.commit()
+            self._transaction, self._waiting = self._env.begin(write=True), 0
+            self._forget()
+
+    def finish(self, appended: Appended) -> Appended:
+        """The line about this append, with which it is there, and durable."""
+        done = Appended(**{**asdict(appended), "digest": self._hash.hexdigest()})
+        self._transaction.put(_BASE, self._base.encode())
+        self._transaction.put(_APPENDS + f"{self.number:08d}".encode(), json.dumps(asdict(done)).encode())
+        self._transaction.commit()
+        return done
+
+    def give_up(self) -> None:
+        """Remove what was written, as far as the disk lets it: its room is used again by the next append."""
+        with suppress(lmdb.Error):
+            self._transaction.abort()
+            self._transaction = self._env.begin(write=True)
+            self._drop()
+            self._transaction.commit()
+
+    def _drop(self) -> None:
+        """Remove records of an append that did not come to its end."""
+        for key in [*self._keys(_DATA + f"{self.number:08d}/".encode())]:
+            self._transaction.delete(key)
 
 
 @contextmanager
@@ -155,10 +207,9 @@ def _for_reading(path: Path) -> "lmdb.Environment":
 
 
 @contextmanager
-def appending(store: Path, base: str) -> Iterator[Delta]:
-    """One transaction to append in: durable when left, undone by an exception. Whoever calls it has the store's growth lock.
-
-    Raises StoreError for a full disk.
+def appending(store: Path, base: str) -> Iterator[Appending]:
+    """An append under way: there and durable once `finish` is called, undone by an exception. Whoever calls this has the
+    store's growth lock. Raises StoreError for a full disk.
     """
     path = store / DELTA
     with _one, disk_errors(path):
@@ -169,13 +220,21 @@ def appending(store: Path, base: str) -> Iterator[Delta]:
         new = not path.exists()
         path.mkdir(exist_ok=True)
         try:
-            with lmdb.open(str(path), map_size=_MAP_BYTES, readahead=False) as env, env.begin(write=True) as transaction:
-                yield Delta(transaction, base, path)
-        except lmdb.Error as error:
-            raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from error
-        if new:
-            sync_dir(path)
-            sync_dir(store)
+            with lmdb.open(str(path), map_size=_MAP_BYTES, readahead=False) as env:
+                for folder in (path, store) if new else ():
+                    sync_dir(folder)
+                delta = Appending(env, base, path)
+                try:
+                    yield delta
+                except BaseException:
+                    delta.give_up()
+                    raise
+        except BaseException as error:
+            if new:
+                remove_tree(path)
+            if isinstance(error, lmdb.Error):
+                raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from error
+            raise
 
 
 def remove(store: Path) -> None:

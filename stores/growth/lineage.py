@@ -1,11 +1,11 @@
 """What a store was before it grew: whether data seen earlier is a state of it, and which nodes were touched since.
 
 A state is a fingerprint, as readers see it. `versions/lineage.json` lists those that compactions left behind, each with the
-number of appends that it has, and `versions/touched-<number>.npy` the nodes that an append touched; of appends that still wait
-both follow from the delta. It is written before the version that it tells of is published, so it may know one that never was.
+number of appends that it has, as many as MOST_APPENDS ago; `versions/touched.npy` has for every node the number of the last
+append that touched it: four bytes a node, however often the store grew. Of appends that still wait both follow from the delta.
+It is written before the version that it tells of is published, so it may know one that never was.
 """
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.atomic import write_file
+from stores.atomic import replacing, write_file
 from stores.encoding import arrays_in
 from stores.errors import StoreError
 from stores.growth.delta import EDGES, ROWS, Delta, reading
@@ -22,19 +22,30 @@ from stores.integrity import fingerprint_of
 from stores.manifest import NODE, VERSIONS, Manifest, arrays_of, node_array, read_manifest, version_of
 
 Ints = NDArray[np.int64]
-_LINEAGE = "lineage.json"
+_LINEAGE, _TOUCHED = "lineage.json", "touched.npy"
+MOST_APPENDS = 10_000
+"""so many appends ago a run may have seen the store last, and still goes on"""
 
 
-def touched_by(delta: Delta, manifest: Manifest) -> list[Ints]:
-    """int64[k], ascending, of each append: the nodes that have another in-edge than before, or a new row of any array."""
-    found: list[list[Ints]] = [[] for _ in delta.appends]
+def last_touched(delta: Delta, manifest: Manifest, before: NDArray[np.int32], begin: int) -> NDArray[np.int32]:
+    """int32[N]: the number of the last append that touched each node, 0 for none; the first of `delta` has number begin + 1.
+
+    An append touches nodes that have another in-edge than before, or a new row of any array, and those that it brings.
+    manifest: without those appends; before: int32[n], of the appends before, the nodes behind counting as never touched.
+    """
+    nodes = np.cumsum([manifest.num_nodes, *(each.nodes for each in delta.appends)])
+    found = np.zeros(int(nodes[-1]), np.int32)
+    found[: len(before)] = before[: len(found)]
+    for number in range(len(delta.appends)):
+        found[nodes[number] : nodes[number + 1]] = begin + number + 1
+    ends = ("dst", "src") if manifest.undirected else ("dst",)
     for kind in delta.kinds():
-        for number, record in delta.records(kind):
-            if kind == EDGES:
-                found[number] += [record["dst"], *([record["src"]] if manifest.undirected else [])]
-            elif kind.startswith(f"{ROWS}/"):
-                found[number].append(record["row"])
-    return [np.unique(np.concatenate([np.empty(0, np.int64), *each])) for each in found]
+        columns = ends if kind == EDGES else ("row",) if kind.startswith(f"{ROWS}/") else ()
+        for number, record in delta.records(kind) if columns else ():
+            for column in columns:
+                node = record[column]
+                found[node] = np.maximum(found[node], begin + number + 1)
+    return found
 
 
 def note(path: Path, root: Path, delta: Delta, final: Path) -> None:
@@ -43,36 +54,39 @@ def note(path: Path, root: Path, delta: Delta, final: Path) -> None:
     states = _states(path)
     first = fingerprint_of(root, base)
     begin = states.setdefault(first, 0)
-    for number, touched in enumerate(touched_by(delta, base)):
+    touched = last_touched(delta, base, _touched(path, begin), begin)
+    with replacing(path / VERSIONS / _TOUCHED) as file:
+        np.save(file, touched)
+    for number in range(len(delta.appends)):
         states[with_appends(first, delta.appends[: number + 1])] = begin + number + 1
-        file = path / VERSIONS / f"touched-{begin + number + 1}.npy"
-        packed = io.BytesIO()
-        np.save(packed, touched)
-        write_file(file, packed.getvalue())
-    states[fingerprint_of(final, read_manifest(final))] = begin + len(delta.appends)
-    write_file(path / VERSIONS / _LINEAGE, json.dumps(states).encode())
+    states[fingerprint_of(final, read_manifest(final))] = now = begin + len(delta.appends)
+    kept = {state: number for state, number in states.items() if number >= now - MOST_APPENDS}
+    write_file(path / VERSIONS / _LINEAGE, json.dumps(kept).encode())
 
 
 def touched_since(path: Path, fingerprint: str, now: str) -> Ints | None:
-    """int64[k], ascending: the nodes touched between two states, given by fingerprint; None where these are no states of the
-    store at `path`, the first no later than the other.
+    """int64[k], ascending: the nodes touched since the state `fingerprint`; none where its data are those of the state `now`.
+    None where these are no states of the store at `path`, the first no later than the other.
 
-    Raises StoreError where what is known of them is damaged.
+    Nodes that were touched since `now` as well may be among them. Raises StoreError where what is known of them is damaged.
     """
     version = version_of(path)
     root = arrays_of(path, version)
     base, states = read_manifest(root), _states(path)
     first = fingerprint_of(root, base)
-    begin, waiting = states.setdefault(first, 0), list[Ints]()
+    begin = states.setdefault(first, 0)
     with reading(path, version) as delta:
-        if delta is not None and delta.appends:
-            waiting = touched_by(delta, base)
-            states |= {with_appends(first, delta.appends[:k]): begin + k for k in range(1, len(waiting) + 1)}
-    was, to = states.get(fingerprint), states.get(now)
-    if was is None or to is None or was > to:
-        return None
-    parts = [waiting[k - begin - 1] if k > begin else _touched(path, k) for k in range(was + 1, to + 1)]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+        appends = [] if delta is None else delta.appends
+        states |= {with_appends(first, appends[:k]): begin + k for k in range(1, len(appends) + 1)}
+        was, to = states.get(fingerprint), states.get(now)
+        if was is None or to is None or was > to:
+            return None
+        if was == to:
+            return np.empty(0, np.int64)
+        touched = _touched(path, begin)
+        if delta is not None:
+            touched = last_touched(delta, base, touched, begin)
+    return np.flatnonzero(touched > was)
 
 
 def input_arrays(root: Path) -> list[str]:
@@ -96,11 +110,14 @@ def _states(path: Path) -> dict[str, int]:
     return {str(state): int(number) for state, number in found.items()}
 
 
-def _touched(path: Path, number: int) -> Ints:
-    file = path / VERSIONS / f"touched-{number}.npy"
+def _touched(path: Path, begin: int) -> NDArray[np.int32]:
+    """int32[n], of the appends that compactions folded into the arrays, `begin` in all."""
+    if not begin:
+        return np.empty(0, np.int32)
+    file = path / VERSIONS / _TOUCHED
     try:
-        return np.asarray(np.load(file), np.int64)
+        return np.asarray(np.load(file), np.int32)
     except (OSError, ValueError) as error:
         raise StoreError(
-            f"{file}, the nodes that an append touched, cannot be read: {error}; start runs on this store anew"
+            f"{file}, the nodes that appends touched, cannot be read: {error}; start runs on this store anew"
         ) from None

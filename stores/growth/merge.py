@@ -1,7 +1,7 @@
 """Arrays that grow: every array of a grown store is the old one with rows put in between and behind.
 
 The planner is pure: `place_events` says before which old events the new ones stand, so what becomes of every edge id. The rest
-streams: old rows come block by block through an engine, new ones are in memory (a delta is small beside its store), and what
+streams: old rows come block by block through an engine, new ones, in order, from files (`stores.growth.sorting`), and what
 comes out goes through the writers that an ingest uses, so that a store that grew has the bytes of one ingested whole.
 """
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stores import manifest as names
 from stores.graph import index_dtype
+from stores.growth.sorting import Column, until
 from stores.ingest.edges import CscWriter
 from stores.jit import kernel
 from stores.rows import AnyArray, Rows
@@ -35,41 +36,29 @@ class Insertion:
     """Where new rows go among old ones."""
 
     at: Ints
-    """int64[k], ascending: the old row that each new one, in final order, stands before; the number of old rows: behind all"""
-    order: Ints
-    """int64[k]: which new row (by its place in the input) is the first, the second, ... of them"""
+    """int64[k], ascending: the old row that each new one, in final order, stands before; the number of old rows: behind all.
+    A memory map goes."""
     old_rows: int
 
     @property
-    def number(self) -> Ints:
-        """int64[k]: the new row's final number, by its place in the input."""
-        found = np.empty(len(self.at), np.int64)
-        found[self.order] = self.at + np.arange(len(self.at))
-        return found
+    def is_behind(self) -> bool:
+        """Whether all new rows stand behind all old ones."""
+        return not len(self.at) or int(self.at[0]) == self.old_rows
 
     def moved(self, old: Ints) -> Ints:
         """The final numbers of old rows (int64[n])."""
-        if not len(self.at) or int(self.at[0]) == self.old_rows:
-            return old
-        return old + np.searchsorted(self.at, old, side="right")
+        return old if self.is_behind else old + np.searchsorted(self.at, old, side="right")
 
 
-def place_events(old_time: AnyArray, time: AnyArray) -> Insertion:
-    """Where events of times `time` ([k], by place in the input) go among those of `old_time` ([E], never falling). Pure.
+def place_events(old_time: AnyArray, time: AnyArray) -> Ints:
+    """Before which of the old events, of times `old_time` ([E], never falling), new ones of `time` ([k], never falling) stand.
 
-    In order of (time, place in the input), an appended event's place being behind those of all that were there.
+    int64[k]. In order of (time, place in the input), an appended event's place being behind those of all that were there. Pure.
 
-    >>> place_events(np.array([1, 3, 3, 5]), np.array([3, 0])).number
-    array([4, 0])
+    >>> place_events(np.array([1, 3, 3, 5]), np.array([0, 3]))
+    array([0, 3])
     """
-    order = np.argsort(time, kind="stable")
-    at = np.searchsorted(old_time, time[order].astype(old_time.dtype), side="right")
-    return Insertion(at.astype(np.int64), order, len(old_time))
-
-
-def behind(old_rows: int, count: int) -> Insertion:
-    """`count` new rows behind all old ones, in the input's order."""
-    return Insertion(np.full(count, old_rows, np.int64), np.arange(count), old_rows)
+    return np.searchsorted(old_time, time.astype(old_time.dtype, copy=False), side="right").astype(np.int64)
 
 
 def spliced(
@@ -119,28 +108,43 @@ def put_between(old: AnyArray, at: Ints, new: AnyArray, dtype: np.dtype[Any]) ->
     return out
 
 
-@dataclass(frozen=True)
-class Slots:
-    """New edges by destination, in canonical order."""
-
-    dst: Ints
-    src: Ints
-    edge_id: Ints
-    rest: Mapping[str, AnyArray]
-
-    def __len__(self) -> int:
-        return len(self.dst)
+Slots = Mapping[str, AnyArray]
+"""slots by column: dst, src, edge_id, and what else an edge has; [k] each"""
 
 
-def slots_of(src: Ints, dst: Ints, edge_id: Ints, rest: Mapping[str, AnyArray], undirected: bool) -> Slots:
-    """The slots of edges (int64[k] each, and columns [k]): both directions of an undirected one, a self-loop once."""
-    place = np.arange(len(src))
-    if undirected:
-        back = np.flatnonzero(src != dst)
-        src, dst, place = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]]), np.concatenate([place, back])
-    order = np.lexsort([edge_id[place], dst])
-    place = place[order]
-    return Slots(dst[order], src[order], edge_id[place], {name: column[place] for name, column in rest.items()})
+def slots_of(edges: Slots, undirected: bool) -> Slots:
+    """The slots of edges (src, dst, edge_id, ...: [k] each): both directions of an undirected one, a self-loop once."""
+    if not undirected:
+        return edges
+    back = np.flatnonzero(edges["src"] != edges["dst"])
+    other = {"src": "dst", "dst": "src"}
+    return {name: np.concatenate([column, edges[other.get(name, name)][back]]) for name, column in edges.items()}
+
+
+class _Front:
+    """New slots, in order, a block at a time."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+        self._count = columns["dst"].count
+        self._read = 0
+        self._held = self._next()
+
+    def before(self, dst: int | None, edge_id: int = 0) -> Iterator[Slots]:
+        """Those that stand before an old slot, and were not asked for yet, at most BLOCK_ROWS at once; None: all."""
+        while len(self._held["dst"]):
+            own = self._held["dst"], self._held["edge_id"]
+            stop = len(own[0]) if dst is None else until(*own, end=(dst, edge_id))
+            if stop:
+                yield {name: column[:stop] for name, column in self._held.items()}
+            if stop < len(own[0]):
+                self._held = {name: column[stop:] for name, column in self._held.items()}
+                return
+            self._held = self._next()
+
+    def _next(self) -> Slots:
+        first, self._read = self._read, min(self._read + BLOCK_ROWS, self._count)
+        return {name: column.read(first, self._read) for name, column in self._columns.items()}
 
 
 class _Targets:
@@ -166,54 +170,45 @@ class _Targets:
         return found
 
 
-def grow_graph(old: Path, out: Path, num_nodes: int, new: Slots, events: Insertion) -> tuple[int, int]:
-    """Write the graph of the store `old` with the slots `new` into the group `out`; (slots, self-loops).
+def grow_graph(
+    old: Path, out: Path, num_nodes: int, new: Mapping[str, Column], events: Insertion, progress: Callable[[int, int], None]
+) -> tuple[int, int]:
+    """Write the graph of the store `old` with the slots `new` (sorted by dst, edge_id) into the group `out`; (slots, loops).
 
-    num_nodes: of the grown graph; events: where the edges of `new` stand among all, which moves the old edges' ids.
+    num_nodes: of the grown graph; events: where new edges stand among all, which moves the old edges' ids; progress: called
+    with (slots done, slots in all).
     """
-    rest = {name: column.dtype for name, column in new.rest.items()}
-    done = 0
+    rest = {name: column.dtype for name, column in new.items() if name not in ("dst", "src", "edge_id")}
     with ExitStack() as stack:
         opened = {
             name: stack.enter_context(closing(open_zarr_rows(old, names.column(name))))
             for name in ("indices", "edge_id", "indptr", *rest)
         }
         writer = stack.enter_context(CscWriter(out, num_nodes, rest))
-        targets, index = _Targets(opened["indptr"]), index_dtype(num_nodes)
+        targets, front, index = _Targets(opened["indptr"]), _Front(new), index_dtype(num_nodes)
         count = opened["indices"].shape[0]
         for first, last in _blocks(count, 16):
             held = {name: read_range(opened[name], first, last)[0] for name in ("indices", "edge_id", *rest)}
-            dst, edge_id = targets.of(first, last), events.moved(held["edge_id"])
-            stop = len(new) if last == count else _before(new, done, int(dst[-1]), int(edge_id[-1]))
-            for begin, end, low, high, at in _merged(dst, edge_id, new, done, stop):
-                part = slice(done + low, done + high)
-
-                def join(old: AnyArray, fresh: AnyArray, kind: Any, at: Ints = at, cut: slice = slice(begin, end)) -> AnyArray:
-                    return put_between(old[cut], at, fresh, np.dtype(kind))
-
-                columns = {name: join(held[name], new.rest[name][part], kind) for name, kind in rest.items()}
-                writer.add(
-                    join(dst, new.dst[part], np.int64),
-                    join(held["indices"], new.src[part], index),
-                    join(edge_id, new.edge_id[part], np.int64),
-                    columns,
-                )
-            done = stop
+            slots = {"dst": targets.of(first, last), "src": held.pop("indices"), **held}
+            slots["edge_id"] = events.moved(slots["edge_id"])
+            end = (None,) if last == count else (int(slots["dst"][-1]), int(slots["edge_id"][-1]))
+            for part in _merged(slots, front.before(*end), {"dst": np.int64, "src": index, "edge_id": np.int64, **rest}):
+                writer.add(part["dst"], part["src"], part["edge_id"], part)
+                progress(writer.slots, count + new["dst"].count)
     return writer.slots, writer.loops
 
 
-def _merged(dst: Ints, edge_id: Ints, new: Slots, done: int, stop: int) -> Iterator[tuple[int, int, int, int, Ints]]:
-    """`_pieces` of a block of old slots and the new slots done..stop-1, with the places of the latter in the piece."""
-    at = np.empty(stop - done, np.int64)
-    _merge_places(dst, edge_id, new.dst[done:stop], new.edge_id[done:stop], at)
-    for begin, end, low, high in _pieces(at, len(dst), BLOCK_ROWS):
-        yield begin, end, low, high, at[low:high] - begin
-
-
-def _before(new: Slots, done: int, dst: int, edge_id: int) -> int:
-    """How many new slots stand before the old one of that destination and edge id."""
-    low, high = done + np.searchsorted(new.dst[done:], [dst, dst + 1])
-    return int(low + np.searchsorted(new.edge_id[low:high], edge_id))
+def _merged(old: Slots, pieces: Iterator[Slots], kinds: Mapping[str, Any]) -> Iterator[Slots]:
+    """A block of old slots with the pieces of new ones put in between, piece by piece; kinds: name -> dtype."""
+    begin = 0
+    for new in pieces:
+        at = np.empty(len(new["dst"]), np.int64)
+        _merge_places(old["dst"][begin:], old["edge_id"][begin:], new["dst"], new["edge_id"], at)
+        end = begin + int(at[-1])
+        yield {name: put_between(old[name][begin:end], at, new[name], np.dtype(kind)) for name, kind in kinds.items()}
+        begin = end
+    if begin < len(old["dst"]):
+        yield {name: old[name][begin:].astype(kind, copy=False) for name, kind in kinds.items()}
 
 
 @kernel
@@ -226,13 +221,26 @@ def _merge_places(dst: Ints, edge_id: Ints, new_dst: Ints, new_edge_id: Ints, at
         at[j] = i
 
 
-def grow_array(old: Path, out: Path, name: str, at: Ints, new: Callable[[int, int], AnyArray], dtype: Any = None) -> None:
-    """Write the array `name` of the store `old` with new rows put in between into the group `out`; see `spliced`."""
+def grow_array(
+    old: Path,
+    out: Path,
+    name: str,
+    at: Ints,
+    new: Callable[[int, int], AnyArray],
+    dtype: Any = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Write the array `name` of the store `old` with new rows put in between into the group `out`; see `spliced`.
+
+    progress: called with (rows done, rows in all).
+    """
     with closing(open_zarr_rows(old, name)) as rows:
         kind, attributes = rows.dtype if dtype is None else np.dtype(dtype), getattr(rows, "attributes", {})
-        count = rows.shape[0] + len(at)
+        count, done = rows.shape[0] + len(at), 0
         with Appender(out, name, rows.shape[1:], kind, attributes, count=count) as sink:
             for block in spliced(
                 lambda first, last: read_range(rows, first, last)[0], rows.shape[0], rows.row_bytes, at, new, kind
             ):
                 sink.append(block)
+                done += len(block)
+                progress(done, count)

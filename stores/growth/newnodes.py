@@ -1,21 +1,23 @@
 """The nodes of an append: which rows new ones get, and what is said about them and about known ones."""
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
 
 from stores import manifest as names
 from stores.encoding import INT8_MOST, Encoding, arrays_in, encoding_of
 from stores.errors import ConfigError, InputError
-from stores.growth.delta import IDS, RECORD_ROWS, ROWS, Delta
-from stores.growth.grow import pack_ids, unpack_ids
+from stores.growth.delta import IDS, ROWS, Appending, record_rows
 from stores.growth.lineage import input_arrays
+from stores.growth.newids import IdIndex, pack_ids, unpack_ids
+from stores.growth.sorting import Column, ColumnWriter
 from stores.growth.spec import AppendSpec
 from stores.ids import IdMap
 from stores.ingest import duck as sql
@@ -30,18 +32,20 @@ from stores.manifest import SPLIT_CODES, IdKind, Manifest, Task
 from stores.rows import AnyArray
 from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 
-_RECORD_BYTES = 2**22
 _STORED = ("float32", "float16", "bfloat16", "int8")
+_ID_BYTES = 64
+"""of an id in a record, more or less"""
 
 
 class NewNodes:
-    """The nodes of one append. Call `look_at_edges`, `settle`, then the rest.
+    """The nodes of one append. Call `look_at_edges`, `settle`, then the rest; and `close`.
 
-    Raises InputError and ConfigError as an ingest does.
+    What is said of them waits in files below `stage`: in memory is a block of it. Raises InputError and ConfigError as an
+    ingest does.
     """
 
     def __init__(
-        self, spec: AppendSpec, root: Path, manifest: Manifest, duck: Duck, delta: Delta, stage: Path, inputs: Inputs
+        self, spec: AppendSpec, root: Path, manifest: Manifest, duck: Duck, delta: Appending, stage: Path, inputs: Inputs
     ) -> None:
         self.spec, self.root, self.manifest, self.duck, self.delta = spec, root, manifest, duck, delta
         self.stage, self.table = stage, inputs.nodes
@@ -56,12 +60,23 @@ class NewNodes:
         self._columns: EdgeColumns | None = None
         self._scan: EdgeScan | None = None
         self._limit = self.now
-        self._new_ids: list[Any] = []
-        self._pending: dict[Any, int] = {}
-        for _, record in delta.records(IDS):
-            first = manifest.num_nodes + len(self._pending)
-            self._pending |= {external: first + at for at, external in enumerate(unpack_ids(record))}
-        self._rows = np.empty(0, np.int64)  # of the table, or of what is given for new nodes
+        self._given = 0
+        """rows that are given of each array: of the table's nodes, or of new ones"""
+        self._rows: Callable[[int, int], NDArray[np.int64]] = lambda first, last: np.arange(self.now + first, self.now + last)
+        self._open = ExitStack()
+        if self.is_mapped:
+            self._ids = self._open.enter_context(closing(IdMap(root / names.IDS, self.kind)))
+            self._later = self._open.enter_context(closing(IdIndex(stage / "later", self.kind)))
+            """ids of nodes that earlier appends brought, and of this one's"""
+            row = manifest.num_nodes
+            for _, record in delta.records(IDS):
+                external = unpack_ids(record)
+                self._later.add(external, np.arange(row, row + len(external)))
+                row += len(external)
+
+    def close(self) -> None:
+        """Give back files; idempotent."""
+        self._open.close()
 
     def look_at_edges(self, columns: EdgeColumns) -> None:
         """One pass over them; see `ids.scan`."""
@@ -79,12 +94,11 @@ class NewNodes:
             if name not in self.there:
                 raise ConfigError(f"the nodes of {self.spec.out} have no {name!r}: there are {', '.join(self.there) or 'none'}")
         if self.table is not None:
-            self._rows = self._rows_of_table()
+            self._look_at_table()
         elif given := [rows for rows in (*map(self.held.features, self.held.names), self.held.labels()) if rows is not None]:
             if self.is_mapped:
                 raise ConfigError(f"{given[0].shown} has rows of new nodes, but not their ids: list them in a table, --nodes")
-            self.count = given[0].count
-            self._rows = np.arange(self.now, self.now + self.count)
+            self.count = self._given = given[0].count
         self._limit = self.now + self.count
         if self._columns is not None:
             if self.is_mapped:
@@ -97,8 +111,8 @@ class NewNodes:
                 f"{self.count} new nodes have no row of {', '.join(missing)}: give one each, by --features or --x-cols"
             )
 
-    def _rows_of_table(self) -> AnyArray:
-        """int64[k]: the row of each node of the table."""
+    def _look_at_table(self) -> None:
+        """Find the row of each node of the table; new ones get theirs."""
         table = self.table
         assert table is not None
         column = table.column(self.spec.id, "node ids", ("id", 0))
@@ -106,41 +120,43 @@ class NewNodes:
             raise InputError(f"{table.shown} has text ids; those of {self.spec.out} are whole numbers")
         ids.check_node_ids(self.duck, table, column, self.kind)
         relation = ids.node_rows(table, column, self.kind)
-        listed = [batch.column(0) for batch in self.duck.stream(f"SELECT id FROM ({relation}) ORDER BY row")]
-        external: list[Any] = [each for part in listed for each in part.to_pylist()]
-        if self.is_mapped:
-            rows = self._find(external)
-            new = np.flatnonzero(rows < 0)
-            rows[new] = self.now + np.arange(len(new))
-            self._new_ids = [external[at] for at in new.tolist()]
-        else:
-            rows = np.array(external, np.int64)
-            new = np.flatnonzero(rows >= self.now)
-            wrong = np.flatnonzero((rows < 0) | (rows >= self.now + len(new)))
-            if len(wrong):
-                at = int(wrong[0])
-                raise InputError(
-                    f"{table.where(at)}: {column} {rows[at]} is out of range: {len(new)} new nodes are {self.now} to "
-                    f"{self.now + len(new) - 1}, as a node's id is its row here; correct it"
-                )
-        self.count = len(new)
-        return rows
+        if not self.is_mapped:
+            self.count = int(self.duck.one(f"SELECT count_if(id >= {self.now}) FROM ({relation})")[0])
+        with ColumnWriter(self.stage / "rows", np.int64) as sink:
+            for batch in self.duck.stream(f"SELECT id FROM ({relation}) ORDER BY row"):
+                if self.is_mapped:
+                    sink.append(self._rows_of(batch.column(0).to_pylist(), take_in=True))
+                    continue
+                rows = batch.column(0).to_numpy()
+                wrong = np.flatnonzero((rows < 0) | (rows >= self.now + self.count))
+                if len(wrong):
+                    at = int(wrong[0])
+                    raise InputError(
+                        f"{table.where(sink.count + at)}: {column} {rows[at]} is out of range: {self.count} new nodes are "
+                        f"{self.now} to {self.now + self.count - 1}, as a node's id is its row here; correct it"
+                    )
+                sink.append(rows)
+        self._given, self._rows = table.rows, sink.column.read
 
-    def _find(self, external: list[Any]) -> AnyArray:
-        """int64[k]: rows of external ids, -1 of those that neither the store nor an append has."""
-        opened = IdMap(self.root / names.IDS, self.kind)
-        try:
-            rows = opened.find(external)
-        finally:
-            opened.close()
-        if self._pending:
-            unknown = np.flatnonzero(rows < 0)
-            rows[unknown] = [self._pending.get(external[at], -1) for at in unknown.tolist()]
+    def _rows_of(self, external: list[Any], take_in: bool) -> NDArray[np.int64]:
+        """int64[n]: rows of external ids; those that no node has yet are taken in, or get -1."""
+        rows = self._ids.find(external)
+        unknown = np.flatnonzero(rows < 0)
+        rows[unknown] = self._later.find([external[at] for at in unknown.tolist()])
+        unknown = unknown[rows[unknown] < 0]
+        if take_in and len(unknown):
+            new = [external[at] for at in unknown.tolist()]
+            rows[unknown] = self.now + self.count + np.arange(len(new))
+            self._later.add(new, rows[unknown])
+            step = record_rows(_ID_BYTES)
+            for first in range(0, len(new), step):
+                self.delta.put(IDS, pack_ids(new[first : first + step]))
+            self.count += len(new)
         return rows
 
     def _settle_rows(self, columns: EdgeColumns) -> None:
         """Where a node's id is its row."""
-        scan, given = self._scan, self.table is not None or bool(len(self._rows))
+        scan, given = self._scan, self.table is not None or bool(self._given)
         assert scan is not None
         if self.spec.drop_missing:
             return
@@ -152,27 +168,25 @@ class NewNodes:
         ids.refuse_out_of_range(self.duck, columns, scan, self._limit, why)
 
     def _settle_ids(self, columns: EdgeColumns) -> None:
-        """Write stage/ids.parquet: the edges' distinct ids and their rows, null where an edge is to be left out."""
-        relation = columns.relation(self.kind)
-        ends = f"SELECT src AS id FROM ({relation}) UNION ALL SELECT dst FROM ({relation})"
-        found = [batch.column(0) for batch in self.duck.stream(f"SELECT DISTINCT id FROM ({ends}) ORDER BY id")]
-        external: list[Any] = [each for part in found for each in part.to_pylist()]
-        rows = self._find(external)
-        if self._new_ids:
-            listed = {each: self.now + at for at, each in enumerate(self._new_ids)}
-            rows = np.where(rows < 0, [listed.get(each, -1) for each in external], rows)
-        unknown = np.flatnonzero(rows < 0)
-        path = self.stage / "ids.parquet"
+        """Write stage/pairs.parquet: the edges' distinct ids and their rows, null where an edge is to be left out."""
+        ids.distinct_ids(self.duck, columns.relation(self.kind), 0, self.stage, silent)
         free = self.table is None and not self._needed and not self.spec.drop_missing
-        if free:
-            rows[unknown] = self.now + np.arange(len(unknown))
-            self._new_ids, self.count = [external[at] for at in unknown.tolist()], len(unknown)
-        held = pa.array(external, pa.int64() if self.kind == "int" else pa.string())
-        pq.write_table(pa.table({"id": held, "row": pa.array(rows, mask=rows < 0)}), path)
-        if len(unknown) and not free and not self.spec.drop_missing:
-            known = f"SELECT id FROM read_parquet({sql.text(path)}) WHERE row IS NOT NULL"
+        schema = pa.schema([("id", pa.int64() if self.kind == "int" else pa.string()), ("row", pa.int64())])
+        missing = False
+        with pq.ParquetWriter(self.stage / "pairs.parquet", schema) as writer:
+            for batch in self.duck.stream(f"SELECT id FROM read_parquet({sql.text(self.stage / 'ids.parquet')})"):
+                rows = self._rows_of(batch.column(0).to_pylist(), take_in=free)
+                missing |= bool((rows < 0).any())
+                held = [batch.column(0).cast(schema.field("id").type), pa.array(rows, mask=rows < 0)]
+                writer.write_table(pa.table(held, schema=schema))
+        if missing and not self.spec.drop_missing:
+            known = f"SELECT id FROM {self._pairs} WHERE row IS NOT NULL"
             shown = str(self.spec.out) + ("" if self.table is None else f" nor in {self.table.shown}")
             ids.refuse_missing(self.duck, columns, self.kind, known, shown)
+
+    @property
+    def _pairs(self) -> str:
+        return f"read_parquet({sql.text(self.stage / 'pairs.parquet')})"
 
     def mapped(self, columns: EdgeColumns) -> str:
         """SQL of the edges in the input's order: src, dst (rows, NULL where an end is no node), edge_id, weight, time."""
@@ -180,29 +194,24 @@ class NewNodes:
         if not self.is_mapped:
             ends = [f"CASE WHEN {end} BETWEEN 0 AND {self._limit - 1} THEN {end} END AS {end}" for end in ("src", "dst")]
             return f"SELECT {', '.join(ends)}, {rest} FROM ({relation}) ORDER BY edge_id"
-        pairs = f"read_parquet({sql.text(self.stage / 'ids.parquet')})"
-        joined = f"({relation}) e JOIN {pairs} s ON e.src = s.id JOIN {pairs} d ON e.dst = d.id"
+        joined = f"({relation}) e JOIN {self._pairs} s ON e.src = s.id JOIN {self._pairs} d ON e.dst = d.id"
         return f"SELECT s.row AS src, d.row AS dst, {rest} FROM {joined} ORDER BY edge_id"
 
-    def write(self, number: int, time: TimeColumn | None) -> dict[str, int]:
-        """Write the records of append `number`: ids of new nodes, and rows; how many of each array."""
-        if self._new_ids:
-            self.delta.put(number, IDS, pack_ids(self._new_ids))
+    def write(self, time: TimeColumn | None) -> dict[str, int]:
+        """Write the records of what is said of nodes; how many rows of each array."""
         written: dict[str, int] = {}
         for name, values in self._values(time):
-            if len(values) == 0:
-                continue
-            row_bytes = max(1, values.nbytes // len(values))
-            step = max(1, min(RECORD_ROWS, _RECORD_BYTES // row_bytes))
-            for first in range(0, len(values), step):
-                part = slice(first, first + step)
-                self.delta.put(number, f"{ROWS}/{name}", {"row": self._rows[part], "value": np.asarray(values[part])})
-            written[name] = len(values)
+            step = record_rows(8 + values.row_bytes)
+            for first in range(0, values.count, step):
+                part = first, min(first + step, values.count)
+                self.delta.put(f"{ROWS}/{name}", {"row": self._rows(*part), "value": values.read(*part)})
+            if values.count:
+                written[name] = values.count
         return written
 
-    def _values(self, time: TimeColumn | None) -> Iterator[tuple[str, AnyArray]]:
+    def _values(self, time: TimeColumn | None) -> Iterator[tuple[str, Column]]:
         """(node array, a row each of what is given, as stored)."""
-        count, why = len(self._rows), "as " + ("the new nodes" if self.table is None else self.table.shown)
+        count, why = self._given, "as " + ("the new nodes" if self.table is None else self.table.shown)
         for name in self.held.names:
             with closing(open_zarr_rows(self.root, names.node_array(name), "mmap")) as rows:
                 encoding = encoding_of(rows, self.root / names.node_array(""))
@@ -216,38 +225,44 @@ class NewNodes:
         if self.spec.birth is not None:
             yield "birth", self._births(time)
 
-    def _labels(self, given: nodes.Rows) -> AnyArray:
+    def _stage(self, name: str, dtype: Any, shape: tuple[int, ...], blocks: Iterable[AnyArray]) -> Column:
+        with ColumnWriter(self.stage / f"node-{name}", dtype, shape) as sink:
+            for block in blocks:
+                sink.append(block)
+        return sink.column
+
+    def _labels(self, given: nodes.Rows) -> Column:
         if self.manifest.task is None or "y" not in self.there:
             raise ConfigError(f"the nodes of {self.spec.out} have no labels: leave --label and --labels out")
         with closing(open_zarr_rows(self.root, names.node_array("y"), "mmap")) as rows:
             shape, dtype = rows.shape[1:], rows.dtype
-        parts = [label_block(block, self.manifest.task, self.manifest.num_classes or 2, given) for block in given.blocks()]
-        values = np.concatenate(parts)
-        if values.size != given.count * int(np.prod(shape, dtype=np.int64)):
-            raise InputError(
-                f"{given.shown} has labels of shape {list(values.shape)}; the store's are [N{shape}]: give them alike"
-            )
-        return values.reshape(-1, *shape).astype(dtype)
+        if (given.width or 1) != int(np.prod(shape, dtype=np.int64)):
+            own = [given.count, *([] if given.width is None else [given.width])]
+            raise InputError(f"{given.shown} has labels of shape {own}; the store's are [N{shape}]: give them alike")
+        task, classes = self.manifest.task, self.manifest.num_classes or 2
+        return self._stage("y", dtype, shape, (label_block(block, task, classes, given) for block in given.blocks()))
 
-    def _splits(self) -> Iterator[tuple[str, AnyArray]]:
+    def _splits(self) -> Iterator[tuple[str, Column]]:
         assert self.table is not None
         assert self.spec.split is not None
-        bits = np.concatenate([*split_files.bits_of_table(self.duck, self.table, self.table.column(self.spec.split, "splits"))])
+        column = self.table.column(self.spec.split, "splits")
+        bits = self._stage("bits", np.uint8, (), split_files.bits_of_table(self.duck, self.table, column))
         if "split" in self.there:
             codes = np.full(max(split_files.BITS.values()) + 1, -1, np.int8)
             for name, bit in split_files.BITS.items():
                 codes[bit] = SPLIT_CODES[name]
-            yield "split", codes[bits]
+            yield "split", self._stage("split", np.int8, (), (codes[part] for part in _blocks(bits)))
             return
         own = {name: bit for name, bit in split_files.BITS.items() if f"split_{name}" in self.there}
-        other = bits & ~np.uint8(sum(own.values()))
-        if not own or other.any():
+        other = ~np.uint8(sum(own.values()))
+        if not own or any((part & other).any() for part in _blocks(bits)):
             have = ", ".join(self.manifest.node_type().splits) or "none"
             raise InputError(f"{self.table.shown} has splits that {self.spec.out} has not: it has {have}")
         for name, bit in own.items():
-            yield f"split_{name}", (bits & bit) > 0
+            array = f"split_{name}"
+            yield array, self._stage(array, np.bool_, (), ((part & bit) > 0 for part in _blocks(bits)))
 
-    def _births(self, time: TimeColumn | None) -> AnyArray:
+    def _births(self, time: TimeColumn | None) -> Column:
         held = self.manifest.time
         assert self.table is not None
         assert self.spec.birth is not None
@@ -258,12 +273,21 @@ class NewNodes:
             raise InputError(f"{self.table.shown}: births are {found.kind}s in {found.unit}, times are not: give both alike")
         dtype = np.dtype(held.dtype)
         least = np.iinfo(np.int64).min if dtype.kind == "i" else -np.inf
-        parts = []
-        for batch in self.duck.stream(f"SELECT {found.sql(self.table)} AS birth FROM {self.table.relation()}"):
-            values = batch.column(0).fill_null(0).to_numpy().astype(dtype)
-            values[batch.column(0).is_null().to_numpy(zero_copy_only=False)] = least
-            parts.append(values)
-        return np.concatenate(parts)
+
+        def blocks() -> Iterator[AnyArray]:
+            assert self.table is not None
+            for batch in self.duck.stream(f"SELECT {found.sql(self.table)} AS birth FROM {self.table.relation()}"):
+                values = batch.column(0).fill_null(0).to_numpy().astype(dtype)
+                values[batch.column(0).is_null().to_numpy(zero_copy_only=False)] = least
+                yield values
+
+        return self._stage("birth", dtype, (), blocks())
+
+
+def _blocks(column: Column) -> Iterator[AnyArray]:
+    """A column front to back."""
+    step = 2**20
+    return (column.read(first, min(first + step, column.count)) for first in range(0, column.count, step))
 
 
 def label_block(block: AnyArray, task: Task, num_classes: int, given: nodes.Rows) -> AnyArray:
@@ -286,7 +310,7 @@ def stage_features(
     encoding: Encoding,
     spec: AppendSpec,
     progress: Progress,
-) -> AnyArray:
+) -> Column:
     """The rows `given` as the store's array `held` keeps them, [count, *row shape], in a file below `stage`.
 
     Raises InputError for another width, values that are not finite (unless allowed) or beyond int8's scale; ConfigError for
@@ -307,17 +331,17 @@ def stage_features(
     step = encoding.scale if encoding.name == "int8" else None
     if step is not None:
         _check_scale(given, step)
-    made: list[_File] = []
+    made: list[ColumnWriter] = []
 
     def make_sink(
         group_path: Path, name: str, row_shape: tuple[int, ...], dtype: Any, attributes: Any = None, *, count: int
-    ) -> "_File":
-        made.append(_File(group_path / f"{name}.npy", (count, *row_shape), dtype))
+    ) -> ColumnWriter:
+        made.append(ColumnWriter(group_path / name, dtype, row_shape))
         return made[0]
 
     storage, unscaled = nodes.Storage(encoding.name, step), nodes.Scale("none", np.zeros(1))
     nodes.write_features(stage, name, given, storage, unscaled, spec.allow_nan, progress, make_sink, _same)
-    return made[0].rows.reshape(-1, *held.shape[1:])
+    return replace(made[0].column, shape=held.shape[1:])
 
 
 def _same(name: str) -> str:
@@ -337,21 +361,3 @@ def _check_scale(given: nodes.Rows, step: AnyArray) -> None:
                 f"rows ({step[column] * INT8_MOST:g} at most); correct it, or ingest everything anew"
             )
         done += len(block)
-
-
-class _File:
-    """A sink that is an npy file."""
-
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: Any) -> None:
-        self.rows = open_memmap(path, "w+", dtype, (max(shape[0], 1), *shape[1:]))[: shape[0]]
-        self._done = 0
-
-    def append(self, rows: AnyArray) -> None:
-        self.rows[self._done : self._done + len(rows)] = rows
-        self._done += len(rows)
-
-    def __enter__(self) -> "_File":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass

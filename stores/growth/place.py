@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stores.atomic import partial_path
 from stores.errors import StoreError
@@ -11,6 +12,9 @@ from stores.growth.delta import Appended, reading
 from stores.growth.versions import AGAIN_SECONDS, Hold, alone, hold_current, remove_views, view_folder
 from stores.integrity import fingerprint_of
 from stores.manifest import Manifest, arrays_of, read_manifest, version_of
+
+if TYPE_CHECKING:
+    from stores.ingest.duck import Progress
 
 _MARK = "+appended="
 
@@ -62,15 +66,16 @@ def with_appends(fingerprint: str, appends: list[Appended]) -> str:
     return f"{fingerprint}{_MARK}{sum(appends, Appended()).digest}"
 
 
-def open_place(path: Path) -> Place:
+def open_place(path: Path, memory: int | None = None, progress: "Progress | None" = None) -> Place:
     """Find the current arrays of the store at `path`; the first reader after an append merges what that changed.
 
+    memory: bytes that the process may use, an eighth of which the merge sorts in; progress: told how far that is.
     Raises StoreError where there is no store, or what appends changed is not merged yet and cannot be written there.
     """
     while True:
         version, hold = hold_current(path)
         try:
-            place = _place(path, version, hold)
+            place = _place(path, version, hold, memory, progress)
         except BaseException:
             hold.close()
             raise
@@ -79,7 +84,7 @@ def open_place(path: Path) -> Place:
         hold.close()
 
 
-def _place(path: Path, version: str, hold: Hold) -> Place | None:
+def _place(path: Path, version: str, hold: Hold, memory: int | None, progress: "Progress | None") -> Place | None:
     """None where another version was published, or appends came or went, meanwhile."""
     root = arrays_of(path, version)
     base = read_manifest(root)
@@ -93,7 +98,7 @@ def _place(path: Path, version: str, hold: Hold) -> Place | None:
     try:
         held = Hold(view)
     except FileNotFoundError:
-        _merge_view(path)
+        _merge_view(path, memory, progress)
         return None
     except BlockingIOError:
         time.sleep(AGAIN_SECONDS)
@@ -105,7 +110,7 @@ def _place(path: Path, version: str, hold: Hold) -> Place | None:
         raise
 
 
-def _merge_view(path: Path) -> None:
+def _merge_view(path: Path, memory: int | None, progress: "Progress | None") -> None:
     """Merge what the appends that are there now changed, if nobody did yet."""
     if not os.access(path, os.W_OK):
         raise StoreError(
@@ -113,6 +118,8 @@ def _merge_view(path: Path) -> None:
             f"run `ooc compact {path}` where it can be"
         )
     from stores.growth.grow import Growing  # an ingest's modules, which other readers do without
+    from stores.growth.sorting import room_of
+    from stores.ingest.duck import silent
 
     with alone(path, "view", wait=True):
         version = version_of(path)
@@ -121,5 +128,6 @@ def _merge_view(path: Path) -> None:
                 return
             view = view_folder(path, version, len(delta.appends))
             if not view.exists():
-                Growing(arrays_of(path, version), delta, partial_path(view), whole=False, progress=lambda _: None).write(view)
+                root, room = arrays_of(path, version), room_of(memory)
+                Growing(root, delta, partial_path(view), whole=False, room=room, progress=progress or silent).write(view)
         remove_views(path, view)

@@ -1,5 +1,6 @@
 """`ooc append`, `ooc compact`, and what the other verbs say of a store that grows."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from ooc.cli import main
 from ooc.flags import APPEND
 from stores.dataset import Dataset
-from stores.growth.spec import FIELDS
+from stores.growth.append import append
+from stores.growth.spec import FIELDS, AppendSpec
 from tests.ooc.test_cli import arrays, fails
 
 __all__ = ["arrays"]
@@ -58,6 +60,24 @@ def test_edges_and_nodes_are_appended_seen_and_folded_in(store: Path, capsys: py
     assert "appended" not in out
     assert main(["compact", str(store)]) == 0
     assert "nothing was appended" in capsys.readouterr().out
+
+
+def test_the_first_reader_shows_how_it_merges_where_there_is_a_terminal(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(store.parent / "more.npy", np.array([[1, 2, 0], [0, 1, 4]]))
+    for terminal in (True, False):
+        assert main(["append", str(store), "--edges", f"{store.parent}/more.npy"]) == 0
+        for shown in (terminal, False):  # the second reader has nothing to merge
+            capsys.readouterr()
+            with monkeypatch.context() as patch:
+                patch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+                assert main(["info", str(store), "--id", "3"]) == 0
+            assert ("merge the graph" in capsys.readouterr().err) == shown
+    append(AppendSpec(out=store, edges=f"{store.parent}/more.npy"))
+    capsys.readouterr()
+    Dataset.open(store).close()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_what_is_refused_is_one_line(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

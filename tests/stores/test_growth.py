@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stores.dataset import Dataset
-from stores.growth import append as append_module
+from stores.growth import delta, merge, sorting
 from stores.growth import grow as grow_module
-from stores.growth import merge, newnodes
 from stores.growth.append import append
 from stores.growth.compact import compact
 from stores.growth.spec import AppendSpec
@@ -183,8 +182,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         (merge, "BLOCK_ROWS", 7),
         (merge, "BLOCK_BYTES", 48),
         (grow_module, "BLOCK_BYTES", 24),
-        (append_module, "RECORD_ROWS", 5),
-        (newnodes, "RECORD_ROWS", 2),
+        (delta, "RECORD_ROWS", 5),
+        (delta, "TRANSACTION_BYTES", 4000),
+        (sorting, "MOST_ROOM", 600),
     ):
         monkeypatch.setattr(module, name, value)
 

@@ -1,0 +1,167 @@
+"""The edges of a store that grows: new ones sorted in bounded memory, then merged into graph, events and edge features."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stores import manifest as names
+from stores.encoding import arrays_in, names_of_scales
+from stores.files import forget
+from stores.graph import index_dtype
+from stores.growth import merge
+from stores.growth.delta import EDGES, FEATURE, Delta
+from stores.growth.links import link_array
+from stores.growth.merge import Insertion, grow_array, grow_graph, place_events, slots_of, spliced
+from stores.growth.sorting import Column, ColumnWriter, Sorter
+from stores.ingest.duck import Progress
+from stores.manifest import Manifest
+from stores.rows import AnyArray
+from stores.segment_rows import read_range
+from stores.zarr_rows import open_zarr_rows
+from stores.zarr_write import Appender
+
+Fields = dict[str, tuple[Any, tuple[int, ...]]]
+Columns = Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class GrownEdges:
+    """What the manifest says of them: slots, self-loops, and whether the events stand in the input's order."""
+
+    slots: int
+    loops: int
+    sorted: bool
+
+
+class EdgeGrowth:
+    """Growth of the edges of the store `root` by those of `delta`, written into the group `out`.
+
+    old: the store's manifest; num_nodes: of the grown store; stage: for files, some four times the new edges' bytes; room:
+    bytes of new edges in memory. Beside them there are blocks of fixed size, however many edges are old or new.
+
+    >>> EdgeGrowth(root, out, delta, old, num_nodes, stage, 2**26, progress).write()
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        out: Path,
+        delta: Delta,
+        old: Manifest,
+        num_nodes: int,
+        stage: Path,
+        room: int,
+        progress: Progress,
+    ) -> None:
+        self.root, self.out, self.delta, self.old, self.num_nodes = root, out, delta, old, num_nodes
+        self.stage, self.room, self.progress = stage, room, progress
+        appends = delta.appends
+        self.count = sum(each.edges for each in appends)
+        self.all_taken = not any(each.missing or each.self_loops for each in appends)
+        self._given = np.cumsum([given_before(root, old), *(each.given for each in appends)]).tolist()
+        self._rest: Fields = {"weight": (np.float32, ())} if old.weighted else {}
+        self._rest |= {} if old.time is None else {"time": (np.dtype(old.time.dtype), ())}
+        self._features = {f"{FEATURE}{name}": name for name in arrays_in(root / names.edge_array(""))}
+
+    def write(self) -> GrownEdges:
+        """Graph, events and edge features."""
+        new = self._in_order()
+        events, in_order, slots = self._place(new)
+        with_ids = slots.finish()
+        count, loops = grow_graph(self.root, self.out, self.num_nodes, with_ids, events, partial(self._tell, "merge the graph"))
+        for column in with_ids.values():
+            column.path.unlink()
+        was = self.old.time is not None and self.old.time.sorted
+        still = was and in_order and self.all_taken
+        if self.old.time is not None and self.count:
+            self._write_events(new, events, was, still)
+        return GrownEdges(count, loops, still)
+
+    def _tell(self, step: str, done: int, total: int) -> None:
+        self.progress(step, done, total)
+
+    def _in_order(self) -> Columns:
+        """The new edges by (time, place in all inputs), or by place alone."""
+        fields: Fields = dict.fromkeys(("src", "dst", "place"), (np.int64, ()))
+        fields |= self._rest
+        for field, name in self._features.items():
+            with closing(open_zarr_rows(self.root, names.edge_array(name), "mmap")) as rows:
+                fields[field] = rows.dtype, rows.shape[1:]
+        keys = ("place",) if self.old.time is None else ("time", "place")
+        sorter, done = Sorter(self.stage, "edges", fields, keys, self.room), 0
+        for number, record in self.delta.records(EDGES):
+            sorter.add({**record, "place": record["place"] + self._given[number]})
+            self.progress("sort what was appended", done := done + len(record["src"]), self.count)
+        return sorter.finish()
+
+    def _place(self, new: Columns) -> tuple[Insertion, bool, Sorter]:
+        """(where the new events stand among the old, whether they are behind them and in the input's order, their slots)."""
+        fields: Fields = dict.fromkeys(("dst", "src", "edge_id"), (np.int64, ()))
+        sorter = Sorter(self.stage, "slots", fields | self._rest, ("dst", "edge_id"), self.room)
+        times, last, in_order = self._old_times(), -1, True
+        with ColumnWriter(self.stage / "at", np.int64) as sink:
+            for first in range(0, self.count, merge.BLOCK_ROWS):
+                stop = min(first + merge.BLOCK_ROWS, self.count)
+                held = {name: new[name].read(first, stop) for name in ("src", "dst", "place", *self._rest)}
+                edge_id = place = held.pop("place")
+                if self.old.time is not None:
+                    at = place_events(times, held["time"])
+                    forget(times)
+                    edge_id = at + np.arange(first, stop)
+                    in_order &= bool(place[0] > last and (np.diff(place) > 0).all() and at[0] == len(times))
+                    last = int(place[-1])
+                    sink.append(at)
+                sorter.add(slots_of({**held, "edge_id": edge_id}, self.old.undirected))
+        return Insertion(sink.column.map(), len(times)), in_order, sorter
+
+    def _old_times(self) -> AnyArray:
+        """[E], mapped; of a store without times none."""
+        if self.old.time is None:
+            return np.empty(0, np.int64)
+        with closing(open_zarr_rows(self.root, names.event_array("time"), "mmap")) as rows:
+            return rows.map()
+
+    def _write_events(self, new: Columns, events: Insertion, was_sorted: bool, still: bool) -> None:
+        """The events' arrays and their features; their places in the input, where those are not their numbers."""
+        index = index_dtype(self.num_nodes)
+        kinds: dict[str, Any] = {"src": index, "dst": index, **dict.fromkeys(self._rest)}
+        for name, kind in kinds.items():
+            self._grow(names.event_array(name), events, new[name], kind)
+        for field, name in self._features.items():
+            self._grow(names.edge_array(name), events, new[field])
+        for scale in names_of_scales(self.root / names.edge_array("")):
+            link_array(self.root, self.out, names.edge_array(scale))
+        if not still:
+            self._write_places(events, new["place"], was_sorted)
+
+    def _grow(self, name: str, events: Insertion, new: Column, kind: Any = None) -> None:
+        grow_array(self.root, self.out, name, events.at, new.read, kind, partial(self._tell, f"merge {name}"))
+
+    def _write_places(self, events: Insertion, place: Column, was_sorted: bool) -> None:
+        """Where the old ones stood in order, theirs are their numbers."""
+        name = names.event_array("input")
+        if not was_sorted:
+            self._grow(name, events, place)
+            return
+        with Appender(self.out, name, (), np.int64, count=events.old_rows + len(events.at)) as sink:
+            for block in spliced(np.arange, events.old_rows, 8, events.at, place.read, np.int64):
+                sink.append(block)
+
+
+def given_before(root: Path, old: Manifest) -> int:
+    """Edges of the input that the arrays of the store `root` were made from."""
+    if old.input is not None:
+        return old.input.edges
+    if old.time is not None and old.time.sorted:
+        return old.time.events
+    most = -1
+    with closing(open_zarr_rows(root, names.event_array("input") if old.time else names.column("edge_id"))) as rows:
+        for first in range(0, rows.shape[0], merge.BLOCK_ROWS):
+            held = read_range(rows, first, min(first + merge.BLOCK_ROWS, rows.shape[0]))[0]
+            most = max(most, int(held.max()))
+    return most + 1

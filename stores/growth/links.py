@@ -1,0 +1,48 @@
+"""What does not change when a store grows: linked, not copied, into the new version."""
+
+import os
+import shutil
+from pathlib import Path
+
+from stores import manifest as names
+from stores.integrity import array_names
+
+
+def link_array(root: Path, out: Path, name: str) -> None:
+    """`link_tree` of an array and its checksums."""
+    for path in (name, names.checksum_array(name)):
+        link_tree(root / path, out / path)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """The files below `source` once more below `target`, by hard links where the file system has them. Nothing where there is
+    none, or where `target` is there."""
+    if not source.is_dir() or target.exists():
+        return
+    for folder, _, files in os.walk(source):
+        to = target / Path(folder).relative_to(source)
+        to.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            _link_file(Path(folder, name), to / name)
+
+
+def link_the_rest(root: Path, out: Path) -> None:
+    """All arrays and ids of the store `root` that `out` does not have yet, and what says that their folders are groups."""
+    there = set(array_names(out))
+    for name in array_names(root):
+        if name not in there:
+            link_array(root, out, name)
+    link_tree(root / names.IDS, out / names.IDS)
+    for top in ("graph", names.EVENTS, "node", "edge", names.CHECKSUMS):
+        for group in (root / top).rglob("zarr.json"):
+            target = out / group.relative_to(root)
+            if target.parent.is_dir() and not target.exists():
+                _link_file(group, target)
+
+
+def _link_file(source: Path, target: Path) -> None:
+    """A hard link, or a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

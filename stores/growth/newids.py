@@ -1,0 +1,95 @@
+"""External ids of new nodes: as records of the delta, and sorted and found again however many they are."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import lmdb
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.atomic import disk_errors
+from stores.errors import StoreError
+from stores.files import forget_map, map_of
+from stores.ids import decode_ids, encode_ids
+from stores.manifest import IdKind
+from stores.rows import AnyArray
+
+_PUTS = 2**14
+"""of a transaction: in no order each may dirty a page of its own, which stays in memory until then"""
+_AT_ONCE = 2**16
+_MAP_BYTES = 2**40
+
+
+def pack_ids(external: list[Any]) -> dict[str, NDArray[Any]]:
+    """A record of external ids, int or str."""
+    if not external or isinstance(external[0], int):
+        return {"number": np.array(external, np.int64)}
+    encoded = [each.encode() for each in external]
+    lengths = np.array([len(each) for each in encoded], np.int64)
+    return {"text": np.frombuffer(b"".join(encoded), np.uint8), "length": lengths}
+
+
+def unpack_ids(record: dict[str, NDArray[Any]]) -> list[Any]:
+    """What `pack_ids` packed."""
+    if "number" in record:
+        return list(record["number"].tolist())
+    text, ends = record["text"].tobytes(), np.cumsum(record["length"]).tolist()
+    return [text[first:last].decode() for first, last in zip([0, *ends], ends, strict=False)]
+
+
+class IdIndex:
+    """External ids with their rows in a scratch file that LMDB keeps sorted: in memory are the pages of one transaction.
+
+    Raises StoreError for a full disk.
+
+    >>> index = IdIndex(stage / "ids", "str")
+    >>> index.add(["b", "a"], np.array([7, 8]))
+    >>> index.find(["a", "c"]), next(index.by_id())
+    (array([8, -1]), (['a', 'b'], array([8, 7])))
+    """
+
+    def __init__(self, folder: Path, kind: IdKind) -> None:
+        self.folder, self.kind = folder, kind
+        with disk_errors(folder):
+            folder.mkdir()
+        self._env = lmdb.open(str(folder), map_size=_MAP_BYTES, sync=False, lock=False, readahead=False)
+        self._map = map_of(folder / "data.mdb")
+
+    def add(self, external: list[Any], rows: NDArray[np.int64]) -> None:
+        """Further ids, each there once, and their rows (int64[n])."""
+        pairs = zip(encode_ids(external, self.kind), cast(list[bytes], rows.astype(">i8").view("V8").tolist()), strict=True)
+        with disk_errors(self.folder):
+            try:
+                while batch := list(islice(pairs, _PUTS)):
+                    with self._env.begin(write=True) as transaction:
+                        transaction.cursor().putmulti(batch)
+            except lmdb.Error as error:
+                raise StoreError(f"cannot write {self.folder}: {error}; free some space there") from None
+        self._forget()
+
+    def find(self, external: list[Any]) -> NDArray[np.int64]:
+        """Their rows, -1 of those that are not there: int64[n]."""
+        keys = encode_ids(external, self.kind)
+        with self._env.begin() as transaction:
+            found = dict(transaction.cursor().getmulti(keys))
+        self._forget()
+        return np.array([int.from_bytes(found[key]) if key in found else -1 for key in keys], np.int64)
+
+    def by_id(self) -> Iterator[tuple[AnyArray | list[str], NDArray[np.int64]]]:
+        """(external ids, rows) in order of the ids, a block at a time."""
+        with self._env.begin() as transaction:
+            pairs = iter(transaction.cursor())
+            while batch := list(islice(pairs, _AT_ONCE)):
+                rows = np.frombuffer(b"".join(value for _, value in batch), ">i8").astype(np.int64)
+                yield decode_ids([key for key, _ in batch], self.kind), rows
+                self._forget()
+
+    def _forget(self) -> None:
+        if self._map is not None:
+            forget_map(*self._map)
+
+    def close(self) -> None:
+        """Give back the file; idempotent."""
+        self._env.close()
