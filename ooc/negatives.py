@@ -26,8 +26,9 @@ from stores.segment_rows import read_range
 Ids = NDArray[np.int64]
 _TRIES = 16
 """draws of a negative until one is another than the event's own destination, and is born; then the last one stands"""
+_ROUNDS: list[Ids] = [np.arange(1), np.arange(1, 3), np.arange(3, 8)]
+"""draws from the source's past for a historical negative: those of a round are looked at together, for few have to wait"""
 _DRAWS = 8
-"""of the source's past, for a historical negative"""
 LATEST = 256
 """events of the source's past, looked through where none of those was one with another destination"""
 
@@ -88,13 +89,15 @@ class HistoricalNegatives:
         stream = np.uint64(~key & (2**64 - 1))
         first, count = self._slots.before("edge_id", block.src.astype(np.int64), past)
         wanted = np.flatnonzero(np.repeat(count > 0, self.ratio))  # of out: place // ratio is the event
-        for attempt in range(_DRAWS):
-            event = wanted // self.ratio
-            slot = np.empty(len(wanted), np.int64)
-            _drawn(block.first, event, wanted % self.ratio, attempt, stream, first[event], count[event], slot)
-            node, other = self._others(slot, block, event)
-            out[wanted[other]] = node[other]
-            wanted = wanted[~other]
+        for attempts in _ROUNDS:
+            event = np.repeat(wanted // self.ratio, len(attempts))
+            column, attempt = np.repeat(wanted % self.ratio, len(attempts)), np.tile(attempts, len(wanted))
+            slot = np.empty(len(event), np.int64)
+            _drawn(block.first, event, column, attempt, stream, first[event], count[event], slot)
+            node, other = (each.reshape(-1, len(attempts)) for each in self._others(slot, block, event))
+            stands, found = other.argmax(axis=1), other.any(axis=1)
+            out[wanted[found]] = node[found, stands[found]]
+            wanted = wanted[~found]
             if not len(wanted):
                 break
         left = len(wanted) and len(wanted) - self._of_the_latest(block, wanted, first, count, stream, out)
@@ -118,9 +121,9 @@ class HistoricalNegatives:
         many = np.add.reduceat(other, begin, dtype=np.int64)
         some = many[asked] > 0
         place = wanted[some]
-        at = np.empty(len(place), np.int64)
+        at, behind = np.empty(len(place), np.int64), np.full(len(place), _DRAWS)
         begin = np.cumsum(many) - many
-        _drawn(block.first, place // self.ratio, place % self.ratio, _DRAWS, stream, begin[asked[some]], many[asked[some]], at)
+        _drawn(block.first, place // self.ratio, place % self.ratio, behind, stream, begin[asked[some]], many[asked[some]], at)
         out[place] = node[other][at]
         return len(place)
 
@@ -209,8 +212,8 @@ def _random(
 
 
 @kernel
-def _drawn(number: int, event: Ids, column: Ids, attempt: int, key: np.uint64, first: Ids, count: Ids, out: Ids) -> None:
-    """out[i]: one of first[i], ..., first[i] + count[i] - 1, by (key, number + event[i], column[i], attempt)."""
+def _drawn(number: int, event: Ids, column: Ids, attempt: Ids, key: np.uint64, first: Ids, count: Ids, out: Ids) -> None:
+    """out[i]: one of first[i], ..., first[i] + count[i] - 1, by (key, number + event[i], column[i], attempt[i])."""
     for i in range(len(out)):
         stream = stream_of(key, number + event[i])
-        out[i] = first[i] + int(uniform(stream, column[i] * (_DRAWS + 1) + attempt) * count[i])
+        out[i] = first[i] + int(uniform(stream, column[i] * (_DRAWS + 1) + attempt[i]) * count[i])
