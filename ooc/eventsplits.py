@@ -25,6 +25,16 @@ def chronological(events: Events, val: float = 0.15, test: float = 0.15) -> dict
     return dict(zip(SPLITS, zip([0, *ends], [*ends, len(events)], strict=True), strict=True))
 
 
+def prefix(events: Events, last: int) -> dict[str, Any]:
+    """What tells whether the events 0..last-1 (some) are as they were: another one where any came in between.
+
+    >>> prefix(ds.events, 1000)
+    {'last': 1000, 'time': 17, 'before': 990}
+    """
+    time = events.time(last - 1)
+    return {"last": last, "time": np.asarray(time).item(), "before": events.at(time, "left")}
+
+
 def _quantile(events: Events, share: float) -> Any:
     """numpy's linear interpolation between the two events at that share of the way."""
     place = share * (len(events) - 1)

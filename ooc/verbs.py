@@ -201,9 +201,7 @@ def train(
         Path | None, typer.Option("--config", help="TOML or JSON with any of these keys; flags override it.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT at its last checkpoint.")] = False,
-    grown: Annotated[
-        bool, typer.Option("--grown", help="With --resume: go on though the store has grown, from the next epoch.")
-    ] = False,
+    grown: Annotated[bool, typer.Option("--grown", help="With --resume: go on though the store has grown.")] = False,
     **flags: Any,
 ) -> None:
     """Train a model on a store; the results come into OUT."""
@@ -225,11 +223,9 @@ def train(
 
         summary = on_nodes(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
     else:
-        if grown:
-            raise ConfigError(f"--grown means nothing in mode {settings.mode}: leave it out, or start another run")
         from ooc.temporal.run import train as in_time
 
-        summary = in_time(settings, resume=resume, watcher=terminal_watcher())
+        summary = in_time(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
     _print_summary(settings.out, summary)
 
 

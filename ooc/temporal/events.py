@@ -14,7 +14,8 @@ from ooc.clock import Span
 from ooc.compose import model_bytes
 from ooc.edgebank import EdgeBank
 from ooc.eventloader import EventLoader
-from ooc.eventsplits import chronological
+from ooc.eventsplits import chronological, prefix
+from ooc.grown import GROWN, extend_history
 from ooc.linkscores import LinkScores
 from ooc.loaders import budget_of
 from ooc.negatives import GivenNegatives, Negatives, fallen_back, negatives_of
@@ -99,9 +100,14 @@ class EventStream:
     def open(self, out: Path, state: dict[str, Any] | None, tell: Pace) -> None:
         """See `Mode`; EdgeBank's scores depend on the events alone, so they come first."""
         self._tell = tell
+        has_grown = state is not None and GROWN in state
         self._resume = None if state is None else state["loader"]
-        self.baselines = edgebank(self, tell) if state is None else state["baselines"]
+        if state is not None and has_grown:  # the same place, but the training's time ends later
+            self._resume = self.loaders["train"].state_dict() | {name: state["loader"][name] for name in ("epoch", "event")}
+        self.baselines = edgebank(self, tell) if state is None or has_grown else state["baselines"]
         if self._has_memory:
+            if has_grown:
+                extend_history(out / FOLDER, 1, self.dataset.num_nodes)
             self.memory = NodeMemory.create(
                 out / FOLDER,
                 self.dataset,
@@ -160,6 +166,10 @@ class EventStream:
         """Of the memory and the loader, and EdgeBank's scores."""
         kept = None if self.memory is None else self.memory.history.state()
         return {"memory": kept, "loader": self.loaders["train"].state_dict(), "baselines": self.baselines}
+
+    def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
+        """See `Mode`."""
+        return prefix(self.dataset.events, int(state["loader"]["event"]))
 
     def commit(self) -> None:
         """See `Mode`."""

@@ -22,7 +22,7 @@ from ooc.clock import Span
 from ooc.compose import check_environment, make_optimizer, open_run, pick_device, write_config
 from ooc.config import RunConfig
 from ooc.evaluate import evaluating
-from ooc.grown import take_up
+from ooc.grown import take_up_in_time
 from ooc.memory import MemoryMeter
 from ooc.order import Purpose, key
 from ooc.progress import Pace, TensorBoardWatcher, Watcher, Watchers
@@ -76,6 +76,10 @@ class Mode(Protocol):
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of it: all that this stands for is durable."""
 
+    def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
+        """What tells whether all that the epoch looked at in its first `step` steps (some, but not all) is as it was; state: as
+        it was then. Of a store that has grown it is another where an event came in between, or into a window that was over."""
+
     def commit(self) -> None:
         """The checkpoint is saved."""
 
@@ -128,7 +132,9 @@ class TemporalRun(Run):
         return why
 
     def _kept(self) -> dict[str, Any]:
-        return {"mode": self.mode.state(), "scores": self.scores}
+        state, step = self.mode.state(), self.state.step
+        seen = self.mode.seen(step, state) if 0 < step < self.mode.steps_per_epoch else None
+        return {"mode": state, "scores": self.scores, "seen": seen}
 
     def _commit(self) -> None:
         self.mode.commit()
@@ -164,13 +170,15 @@ class TemporalRun(Run):
         self.mode.close()
 
 
-def train(config: RunConfig, resume: bool = False, watcher: Watcher | None = None) -> dict[str, Any]:
+def train(config: RunConfig, resume: bool = False, watcher: Watcher | None = None, grown: bool = False) -> dict[str, Any]:
     """Train, write the run's files into `config.out`, and return the summary (RUN/summary.json); see `ooc.train.train`.
+
+    grown: with `resume`, go on though the store has grown (`ooc.grown`).
 
     >>> train(EventsConfig(store="messages.ooc", out="runs/tgn"))["metrics"]["test"]["ap"]
     0.93
     """
-    make = partial(compose, config)
+    make = partial(compose, config, grown)
     with open_run(config, resume, Watchers([watcher] if watcher else []), make) as run:
         with run.measure("training"):
             fit(run)
@@ -179,6 +187,7 @@ def train(config: RunConfig, resume: bool = False, watcher: Watcher | None = Non
 
 def compose(
     config: RunConfig,
+    grown: bool,
     dataset: Dataset,
     watchers: Watchers,
     meter: MemoryMeter,
@@ -194,7 +203,9 @@ def compose(
     if config.patience is not None and not mode.parts[1]["val"]:
         raise ConfigError(f"patience needs {mode.parts[0]} to validate on, and none is for that: leave it out, or raise --val")
     if saved:
-        saved = take_up(config.out, dataset, saved, None)
+        saved, note = take_up_in_time(config, dataset, saved, grown, mode.seen)
+        if note is not None:
+            watchers.note(note)
         check_environment(config, saved, environment(device, dataset, mode.model))
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
     run = TemporalRun(

@@ -10,6 +10,7 @@ from contextlib import closing
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ooc.budget import Room
 from ooc.clock import Span
 from ooc.compose import make_optimizer, model_bytes
-from ooc.eventsplits import chronological
+from ooc.eventsplits import chronological, prefix
 from ooc.gather import Gather
+from ooc.grown import GROWN, extend_history
 from ooc.history import History
 from ooc.linkscores import LinkScores
 from ooc.loaders import budget_of
@@ -144,7 +146,8 @@ class WindowStream:
         if state is not None:
             self.baselines = state["baselines"]
             self._handed_on, self._trained = state["handed_on"], state["trained"]
-        elif (negatives := self._negatives["val"]) is not None:
+        has_grown = state is not None and GROWN in state
+        if (state is None or has_grown) and (negatives := self._negatives["val"]) is not None:
             draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.batches // _BASELINE_SHARE
             steps = self.loaders["score"].aheads()
             found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, tell)
@@ -154,6 +157,8 @@ class WindowStream:
         engine = "auto" if self.config.engine == "gds" else self.config.engine
         settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.batches // PARTS // 2, "engine": engine}
         settings["resident"] = True
+        if has_grown:
+            extend_history(out / FOLDER, len(widths), self.dataset.num_nodes)
         if state is None:
             self.history = History.create(out / FOLDER, self.dataset.num_nodes, widths, "float32", **settings)
         else:
@@ -263,6 +268,14 @@ class WindowStream:
         """Of what nodes carry; `trained`: the model before validation and test taught it more."""
         kept = None if self.history is None else self.history.state()
         return {"history": kept, "handed_on": self._handed_on, "trained": self._trained, "baselines": self.baselines}
+
+    def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
+        """See `Mode`."""
+        last = next(islice(self.loaders["train"].aheads(), -(-step // self.config.updates) - 1, None))
+        if last is None:
+            return {}
+        borders = [last.window.first, last.window.last, last.first, last.last]
+        return {"borders": borders, **prefix(self.dataset.events, max(last.window.last, last.last))}
 
     def commit(self) -> None:
         """See `Mode`."""
