@@ -26,7 +26,7 @@ def test_what_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     places = json.loads(done.stdout)["places"]
-    assert places.keys() == {"push", "refresh", "sweep", "checkpoint", "training", "events"}
+    assert places.keys() == {"push", "refresh", "sweep", "checkpoint", "training", "events", "windows"}
     for place in places.values():
         assert place["kills"] == int(KILLS)
         assert place["runs"] > 0

@@ -1,4 +1,4 @@
-"""kill -9 inside a push, a refresh, a sweep, a checkpoint, a step, a run on events: no damage, and the same bits at the end.
+"""kill -9 in a push, a refresh, a sweep, a checkpoint, a step, a run on events or windows: no damage, the same bits at the end.
 
     python -m tools.bench.kills WORK --kills 100 [--places push refresh sweep] [--seed 7]
 
@@ -27,7 +27,8 @@ import numpy as np
 from tools.bench import remains
 from tools.bench.lives import Places, end_of, fork, killed_inside
 
-PLACES = ("push", "refresh", "sweep", "checkpoint", "training", "events")
+TEMPORAL = ("events", "windows")
+PLACES = ("push", "refresh", "sweep", "checkpoint", "training", *TEMPORAL)
 _WITHIN = ("undo log", "rows", "commit", "saving", "noting", "edges", "removal", "roll-back", "scoring")
 """What a kill inside a place may hit"""
 _A_RUN = 12
@@ -104,6 +105,13 @@ def event_flags(seed: int, **settings: Any) -> list[str]:
     return [part for name, value in every.items() for part in (f"--{name}", str(value))]
 
 
+def window_flags(seed: int, **settings: Any) -> list[str]:
+    """Flags of a run on windows of those events, in which nodes, or weights, carry something."""
+    every = {"mode": "snapshots", "by": "count", "window": 150, "stride": 100, "hidden": 16, "identity": 8, "epochs": 2}
+    every |= {"model": ("roland", "recurrent", "roland", "evolvegcn")[seed % 4], "dropout": 0.2, "threads": 1, "seed": seed}
+    return [*(part for name, value in (every | settings).items() for part in (f"--{name}", str(value))), "--live"]
+
+
 def train_flags(seed: int, **settings: Any) -> list[str]:
     """Flags of `ooc train`, the settings' last."""
     every = {"hidden": 32, "layers": 3, "threads": 1, "seed": seed, "evaluate": "layerwise", "eval_every": 100} | settings
@@ -115,8 +123,8 @@ def case_of(place: str, work: Path, store: Path, seed: int) -> Case:
     name, model = f"{place}{seed}", _MODELS[seed % 4]
     histories = {"mode": "history", "parts": 12, "history_lag": seed % 3, "history_dtype": ("float16", "float32")[seed % 2]}
     settings: dict[str, Any] = {"model": model, "checkpoint_every": 2 + seed % 2}
-    if place == "events":
-        flags = event_flags(seed, **{"checkpoint-every": 4 + seed % 2})
+    if place in TEMPORAL:
+        flags = {"events": event_flags, "windows": window_flags}[place](seed, **{"checkpoint-every": 4 + seed % 2})
         return Case(place, name, ["train", str(work / "events.ooc"), *flags, "--out", "run", "--resume"], 1, 1.0)
     if place == "sweep":
         return Case(place, name, sweep_command(work, store, model, ("infer", "embed")[seed % 2]), 1, 0.5)
@@ -148,6 +156,7 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     from ooc import checkpoint, cli, history, run, sweepfiles, train, upkeep
     from ooc.historyrows import Resident
     from ooc.temporal.events import EventStream
+    from ooc.temporal.windows import WindowStream
     from stores.mutable_rows import DiskRows
     from stores.undo import UndoLog
 
@@ -157,7 +166,8 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
         (DiskRows, "store", "rows"), (sweepfiles, "write_range", "rows"), (UndoLog, "commit", "commit"),
         (checkpoint, "save", "saving"), (sweepfiles.Files, "note", "noting"), (UndoLog, "_put_back", "roll-back"),
         (ooc.layerwise.LayerSweep, "_open_tiles", "edges"), (ooc.layerwise.LayerSweep, "discard", "removal"),
-        (sweepfiles.Files, "keep_only", "removal"), (temporal, "fit", "events"), (EventStream, "score", "scoring"),
+        (sweepfiles.Files, "keep_only", "removal"), (temporal, "fit", case.place if case.place in TEMPORAL else "training"),
+        (EventStream, "score", "scoring"), (WindowStream, "score", "scoring"),
     ]  # fmt: skip
     if not case.name.endswith("0"):  # rows of the memory are read and written as if they were too many for RAM
         setattr(Resident, "nbytes", lambda *_: 1 << 62)  # noqa: B010 - for mypy
@@ -240,8 +250,9 @@ def warm(work: Path, store: Path, places: Places) -> None:
             raise Difference("training fails")
     if cli.main(["train", str(store), "--out", str(work / "sampled"), *train_flags(1, fanout="4,4,4", max_steps=3)]):
         raise Difference("training fails")
-    if cli.main(["train", str(work / "events.ooc"), "--out", str(work / "events"), *event_flags(1, **{"max-steps": 3})]):
-        raise Difference("training fails")
+    for name, flags in (("events", event_flags(1)), ("windows", window_flags(1))):
+        if cli.main(["train", str(work / "events.ooc"), "--out", str(work / name), *flags, "--max-steps", "3"]):
+            raise Difference("training fails")
     for verb in ("infer", "embed"):
         case = Case("sweep", f"warm-{verb}", sweep_command(work, store, "gcnii", verb), 1, 0)
         through(work, case, work / case.name, places)
