@@ -23,12 +23,15 @@ from ooc.batch import Subgraph
 from stores.encoding import Encoding, of_bfloat16, of_float16, of_int8
 from stores.graph import Graph
 from stores.jit import kernel
+from stores.prefetch import prefetch
 
 Floats = NDArray[np.float32]
 Kind = Literal["mean", "sum", "expanded", "gcn"]
 _NONE = np.empty(0, np.float32)
 _FEW = 64
 """edges of a destination that are sorted by insertion"""
+_AHEAD, _LINE = 8, 16
+"""entries between a sum's being asked for and added to; float32 of a cache line"""
 
 
 class Sums(NamedTuple):
@@ -262,10 +265,14 @@ def scatter_sums(
     entry, the sum (>= 0) or ~ the destination whose own row it is; edge: float32, its factor, or empty for ones.
     near, root: float32[d, f], the sums so far and the rows.
     """
-    width = near.shape[1]
+    width, flat = near.shape[1], near.reshape(-1)
     for p in range(len(row_at)):
         row = rows[row_at[p] : row_at[p] + width]
         for k in range(first[p], first[p + 1]):
+            coming = target[min(k + _AHEAD, len(target) - 1)]
+            if coming >= 0:
+                for f in range(0, width, _LINE):
+                    prefetch(flat, np.int64(coming) * width + f)
             to = target[k]
             if to < 0:
                 for f in range(width):

@@ -10,7 +10,7 @@ Offsets are int64 throughout; `indices` may be int32 or int64, memory-mapped or 
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray

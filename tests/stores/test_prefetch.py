@@ -1,0 +1,40 @@
+"""`stores.prefetch`: it changes nothing, wherever it points."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.jit import kernel
+from stores.prefetch import prefetch
+
+
+@kernel
+def _total(values: NDArray[np.float32], order: NDArray[np.int64], ahead: int) -> float:
+    total = 0.0
+    for k in range(len(order)):
+        prefetch(values, order[min(k + ahead, len(order) - 1)])
+        total += values[order[k]]
+    return total
+
+
+def test_a_kernel_that_prefetches_computes_the_same() -> None:
+    rng = np.random.default_rng(0)
+    values, order = rng.random(10_000, np.float32), rng.permutation(10_000)
+    assert _total(values, order, 8) == sum(float(values[i]) for i in order)
+
+
+def test_an_address_outside_of_the_array_is_not_read() -> None:
+    values = np.ones(4, np.float32)
+
+    @kernel
+    def wild(values: NDArray[np.float32], far: int) -> float:
+        prefetch(values, far)
+        prefetch(values, -far)
+        return float(values[0])
+
+    assert wild(values, 1 << 50) == 1.0
+
+
+def test_the_instruction_is_in_the_code() -> None:
+    _total(np.ones(1, np.float32), np.zeros(1, np.int64), 1)
+    (code,) = _total.inspect_llvm().values()  # type: ignore[attr-defined]
+    assert "@llvm.prefetch" in code
