@@ -16,7 +16,7 @@ from ooc.edgebank import EdgeBank
 from ooc.eventloader import EventLoader
 from ooc.eventsplits import chronological, prefix
 from ooc.grown import GROWN, extend_history
-from ooc.linkscores import LinkScores
+from ooc.linkscores import PAIR_BYTES, LinkScores
 from ooc.loaders import budget_of
 from ooc.negatives import GivenNegatives, Negatives, fallen_back, negatives_of
 from ooc.nodememory import MemoryLoader, NodeMemory, check_undirected
@@ -55,7 +55,7 @@ class EventStream:
         meant: dict[str, Any] = {"ages": config.past == "event", "seconds": NANOSECONDS[events.unit] / 1e9}
         made = build_event_model(config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, **hops, **meant)
         self.model: nn.Module = made.to(device)
-        kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 16 * ("birth" in dataset.names))
+        kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 16 * ("birth" in dataset.names)) + PAIR_BYTES
         self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
         self.splits = chronological(events, config.val, config.test)
         self._negatives = {split: self._drawing(split) for split in ("train", "val")}
@@ -99,7 +99,7 @@ class EventStream:
 
     def open(self, out: Path, state: dict[str, Any] | None, tell: Pace) -> None:
         """See `Mode`; EdgeBank's scores depend on the events alone, so they come first."""
-        self._tell = tell
+        self._tell, self._out = tell, out
         has_grown = state is not None and GROWN in state
         self._resume = None if state is None else state["loader"]
         if state is not None and has_grown:  # the same place, but the training's time ends later
@@ -151,7 +151,7 @@ class EventStream:
     def score(self, split: str) -> Scores | None:
         """Scores of a split's events, the memory going on through them."""
         self._end_pass()
-        loader, found = self.loaders[split], LinkScores()
+        loader, found = self.loaders[split], LinkScores(folder=self._out)
         loader.set_epoch(0)
         for batch in loader:
             found.update(*self._scored(batch))
@@ -211,7 +211,7 @@ def edgebank(stream: EventStream, tell: Pace) -> dict[str, dict[str, Scores]]:
         if bank.nbytes > most:
             return {}
     for split in ("val", "test"):
-        scores = LinkScores()
+        scores = LinkScores(folder=stream._out)
         for batch in stream._loader(split, bare=True):
             source, time = batch.src.numpy(), batch.t.numpy()
             negative = batch.neg_dst.numpy().reshape(len(source), -1)

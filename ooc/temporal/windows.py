@@ -26,7 +26,7 @@ from ooc.eventsplits import chronological, prefix
 from ooc.gather import Gather
 from ooc.grown import GROWN, extend_history
 from ooc.history import History
-from ooc.linkscores import LinkScores
+from ooc.linkscores import PAIR_BYTES, LinkScores
 from ooc.loaders import budget_of
 from ooc.metrics import DEFAULT_MONITOR, Loss, Scores, metric_names, out_channels
 from ooc.negatives import Negatives, fallen_back, negatives_of
@@ -81,7 +81,7 @@ class WindowStream:
         self.model: nn.Module = self.net
         self.history: History | None = None
         self._classes = classes
-        kept = dataset.num_nodes * (KEPT_A_NODE * bool(made.widths) + 16 * ("birth" in dataset.names))
+        kept = dataset.num_nodes * (KEPT_A_NODE * bool(made.widths) + 16 * ("birth" in dataset.names)) + PAIR_BYTES
         self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
         self.windows = windows(events, *config.span, config.by)
         self.borders = chronological(events, config.val, config.test)
@@ -141,7 +141,7 @@ class WindowStream:
 
     def open(self, out: Path, state: dict[str, Any] | None, tell: Pace) -> None:
         """See `Mode`; EdgeBank's scores depend on the events alone, so they come first."""
-        self._tell = tell
+        self._tell, self._out = tell, out
         widths = self.net.model.widths
         if state is not None:
             self.baselines = state["baselines"]
@@ -150,7 +150,7 @@ class WindowStream:
         if (state is None or has_grown) and (negatives := self._negatives["val"]) is not None:
             draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.batches // _BASELINE_SHARE
             steps = self.loaders["score"].aheads()
-            found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, tell)
+            found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, tell, out)
             self.baselines = {"EdgeBank": found} if found else {}
         if not widths:
             return
@@ -233,7 +233,7 @@ class WindowStream:
             self._live = make_optimizer(self.config, self.net)
         events = self.borders[split]
         nodes = None if self.task is None else Scores(self.task, self._classes, 2 * (events[1] - events[0]), self.device)
-        links = LinkScores()
+        links = LinkScores(folder=self._out)
         with self._run(self.loaders["score"], split, first, key(self.config.seed, Purpose.EVALUATE)) as forecasts:
             for forecast in forecasts:
                 with torch.inference_mode(False):  # the model may learn from it

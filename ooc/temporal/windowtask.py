@@ -1,6 +1,7 @@
 """What is foretold of windows, and by when: tasks and classes, splits of the windows, and what EdgeBank makes of them."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -71,13 +72,14 @@ def edgebank(
     key: int,
     most: int,
     tell: Pace,
+    folder: Path | None = None,
 ) -> dict[str, Found]:
     """Split -> EdgeBank's scores of the events that its windows are to foresee: it knows all pairs up to each window's end.
 
-    {} where those pairs take more than `most` bytes.
+    {} where those pairs take more than `most` bytes. folder: where scores wait that are too many for the memory.
     """
     events, bank, known = dataset.events, EdgeBank(dataset.num_nodes), 0
-    scores = {split: LinkScores() for split, (first, last) in splits.items() if split != "train" and last > first}
+    scores = {split: LinkScores(folder=folder) for split, (first, last) in splits.items() if split != "train" and last > first}
     for step in steps:
         for start in range(known, step.window.last, _BLOCK):
             block = events.read(start, min(start + _BLOCK, step.window.last), [])
