@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +18,7 @@ from ooc import checkpoint
 from ooc.arguments import weight_column_of
 from ooc.baserun import Run, environment
 from ooc.compiled import compile_model
-from ooc.config import RunConfig, TrainConfig, changed, class_of, parse, read_config
+from ooc.config import NodeConfig, RunConfig, TrainConfig, changed, class_of, parse, read_config
 from ooc.epochs import BatchLoader
 from ooc.exact import ExactScores
 from ooc.grown import take_up
@@ -27,17 +26,17 @@ from ooc.halo import AHEAD, SHARE, Halo, HaloLoader, open_halo, widths_of
 from ooc.induced import ClusterLoader, SaintLoader
 from ooc.loaders import NeighborLoader, budget_of
 from ooc.memory import MemoryMeter
-from ooc.metrics import Loss, class_weights, metric_names, out_channels
+from ooc.metrics import out_channels
 from ooc.models import build_model, summing_of
 from ooc.order import Purpose, key
 from ooc.progress import TensorBoardWatcher, Watchers
 from ooc.run import SWEEP, Job
+from ooc.tasks import check_task, make_loss
 from ooc.user_models import kind_of, load_model
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 
 CONFIG = "config.json"
-_LABELS_AT_ONCE = 2**18
 AnyRun = TypeVar("AnyRun", bound=Run, covariant=True)
 KEPT_A_NODE = {"saint": 4, "history": 6}
 """bytes in memory for every node: how often it came; the step that wrote its histories, and how often they were asked for"""
@@ -150,7 +149,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def make_model(config: TrainConfig, in_channels: int, channels: int) -> nn.Module:
+def make_model(config: NodeConfig, in_channels: int, channels: int) -> nn.Module:
     """The configured model, its parameters drawn from the seed alone."""
     torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
     shape: dict[str, Any] = {
@@ -172,7 +171,8 @@ def make_model(config: TrainConfig, in_channels: int, channels: int) -> nn.Modul
         return made
     if config.model_args:
         raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
-    own = {name: getattr(config, name) for name in ("output_heads", "rescale", "input_dropout", "alpha", "theta")}
+    own = {name: getattr(config, name) for name in ("output_heads", "input_dropout", "alpha", "theta")}
+    own |= {"rescale": config.rescale} if isinstance(config, TrainConfig) else {}
     return build_model(config.model, **shape, **own)
 
 
@@ -278,44 +278,6 @@ def make_evaluators(config: TrainConfig, dataset: Dataset, device: torch.device,
 def _sampling(config: TrainConfig, device: torch.device, model: nn.Module) -> dict[str, Any]:
     common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": device, "edge_ids": False}
     return {**common, "summing": summing_of(model)}
-
-
-def check_task(config: TrainConfig, dataset: Dataset) -> str:
-    """The store's task. Raises ConfigError where the store cannot be trained on, or not so."""
-    task, splits = dataset.task, ", ".join(dataset.splits) or "none"
-    if task is None:
-        raise ConfigError(f"{config.store} holds no labels to train on: ingest it with --label or --labels")
-    if not dataset.num_features:
-        raise ConfigError(f"{config.store} holds no features to train on: ingest it with --features x=FILE")
-    if config.train_split not in dataset.splits:
-        raise ConfigError(f"{config.store} has no split {config.train_split!r} to train on (it has: {splits})")
-    if not len(dataset.members(config.train_split)):
-        raise ConfigError(f"split {config.train_split!r} of {config.store} is empty: nothing to train on")
-    unknown = sorted({config.val_split, *config.eval_splits} - {"val", "test", "train"} - set(dataset.splits))
-    if unknown:
-        raise ConfigError(f"{config.store} has no split {unknown[0]!r} (it has: {splits})")
-    if config.monitor is not None and config.monitor not in metric_names(task):
-        raise ConfigError(
-            f"monitor = {config.monitor!r} is no metric of a {task} task: use one of {', '.join(metric_names(task))}"
-        )
-    if config.patience is not None and config.val_split not in dataset.splits:
-        raise ConfigError(f"patience needs a validation split, and {config.store} has no {config.val_split!r}: leave it out")
-    return task
-
-
-def labels_of(dataset: Dataset, split: str) -> Iterator[torch.Tensor]:
-    """Labels of a split's nodes, [k] or [k, C], a piece at a time."""
-    labels, members = dataset.labels, dataset.members(split)
-    assert labels is not None
-    for start in range(0, len(members), _LABELS_AT_ONCE):
-        node = members[np.arange(start, min(start + _LABELS_AT_ONCE, len(members)))]
-        yield torch.from_numpy(np.asarray(labels[node]))
-
-
-def make_loss(config: TrainConfig, dataset: Dataset, task: str, device: torch.device) -> Loss:
-    """The task's loss with class weights from the training split's labels."""
-    weights = class_weights(config.class_weights, task, dataset.num_classes or 2, labels_of(dataset, config.train_split))
-    return Loss(task, None if weights is None else weights.to(device), config.label_smoothing)
 
 
 def compose(

@@ -141,12 +141,8 @@ class RunConfig(BaseModel):
         ]
 
 
-class TrainConfig(RunConfig):
-    """Everything that training on nodes depends on.
-
-    >>> TrainConfig(store="cora.ooc", out="runs/cora", model="gcn", fanout=[-1, -1]).layers
-    2
-    """
+class NodeConfig(RunConfig):
+    """What runs on nodes have in common: the model, the splits and the loss."""
 
     # the model
     model: str = Field("sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class of your own.")
@@ -160,11 +156,39 @@ class TrainConfig(RunConfig):
     theta: float = Field(0.5, gt=0, description="How much of a layer's weights counts, the less the deeper (gcnii).")
     norm: Literal["none", "batch", "layer"] = Field("none", description="Normalisation between layers: none, batch or layer.")
     residual: bool = Field(False, description="Residual connections between layers.")
-    rescale: bool = Field(
-        True, description="Rescale sampled sums to the full aggregate's expectation (gcn, gin, gcnii, appnp, sgc)."
-    )
     input_dropout: Fraction | None = Field(
         None, description="Dropout of the features; by default --dropout for gcn, gat, gcnii and appnp, else 0."
+    )
+    train_split: str = Field("train", description="Name of the split to train on.")
+    val_split: str = Field("val", description="Name of the split that chooses the best model.")
+    eval_splits: Words = Field(["train", "val", "test"], description="Splits scored at the end, those the store has.")
+    # the loss, and how steps are made
+    label_smoothing: Fraction = Field(0.0, description="Label smoothing.")
+    class_weights: Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)] = Field(
+        "none", description="none, balanced, or a weight a class (binary and multi-label: of the positives): 1,2.5."
+    )
+    plan: bool = Field(True, description="Predict the run before it begins, from a profile of a second or a few.")
+
+    @model_validator(mode="after")
+    def _of_the_model(self) -> Self:
+        """A setting of another model would be ignored silently; unknown models are refused where they are made."""
+        own, known = ":" in self.model, type(self).model_fields
+        for name in changed(self, *(name for name in OF_MODEL if name in known)) if own or self.model in _BUILT_IN else ():
+            if self.model not in OF_MODEL[name] and not (own and name == "heads"):
+                hint = "leave it out, or give it as one of model_args" if own else "leave it out"
+                raise ValueError(f"{name} means nothing to the model {self.model}: {hint}")
+        return self
+
+
+class TrainConfig(NodeConfig):
+    """Everything that training on batches of nodes depends on.
+
+    >>> TrainConfig(store="cora.ooc", out="runs/cora", model="gcn", fanout=[-1, -1]).layers
+    2
+    """
+
+    rescale: bool = Field(
+        True, description="Rescale sampled sums to the full aggregate's expectation (gcn, gin, gcnii, appnp, sgc)."
     )
     activation_checkpointing: bool = Field(False, description="Recompute layers in the backward pass: less memory, more time.")
     # the batches
@@ -199,18 +223,10 @@ class TrainConfig(RunConfig):
         "auto: layerwise in mode history, unless eval_fanout or eval_batch_size is given.",
     )
     eval_batch_size: Positive | None = Field(None, description="Seeds a batch of evaluation; by default --batch-size.")
-    train_split: str = Field("train", description="Name of the split to train on.")
-    val_split: str = Field("val", description="Name of the split that chooses the best model.")
-    eval_splits: Words = Field(["train", "val", "test"], description="Splits scored at the end, those the store has.")
-    # the loss, and how steps are made
-    label_smoothing: Fraction = Field(0.0, description="Label smoothing.")
-    class_weights: Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)] = Field(
-        "none", description="none, balanced, or a weight a class (binary and multi-label: of the positives): 1,2.5."
-    )
+    # how steps are made
     accumulate: Positive = Field(1, description="Batches whose gradients make one optimizer step.")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Autocast: fp32 (none), bf16 or fp16.")
     compile: bool = Field(False, description="Compile the model by torch.compile: for GPUs; on CPUs it has not paid off.")
-    plan: bool = Field(True, description="Predict the run before it begins, from a profile of a second or a few.")
 
     @field_validator("fanout", "eval_fanout")
     @classmethod
@@ -247,16 +263,6 @@ class TrainConfig(RunConfig):
             filled["evaluate"] = "layerwise" if sweeps else "sampled"
         for name, value in filled.items():
             object.__setattr__(self, name, value)  # frozen for everybody else
-        return self
-
-    @model_validator(mode="after")
-    def _of_the_model(self) -> Self:
-        """A setting of another model would be ignored silently; unknown models are refused where they are made."""
-        own = ":" in self.model
-        for name in changed(self, *OF_MODEL) if own or self.model in _BUILT_IN else ():
-            if self.model not in OF_MODEL[name] and not (own and name == "heads"):
-                hint = "leave it out, or give it as one of model_args" if own else "leave it out"
-                raise ValueError(f"{name} means nothing to the model {self.model}: {hint}")
         return self
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ooc import checkpoint
 from ooc.baserun import MODEL
 from ooc.compose import make_model, saved_config
-from ooc.config import TrainConfig, class_of, parse
+from ooc.config import NodeConfig, class_of, parse
 from ooc.layerwise import LayerSweep, Progress
 from ooc.metrics import out_channels
 from stores.atomic import check_absent, disk_errors, partial_path, publish, removed_path, sync_dir
@@ -103,13 +103,14 @@ def _shown(progress: Progress | None) -> list[Progress]:
     return [] if progress is None else [progress]
 
 
-def _config(run: Path) -> TrainConfig:
+def _config(run: Path) -> NodeConfig:
     found = saved_config(run)
     if found is None:
         raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory that --out named")
-    if class_of(found) is not TrainConfig:
+    kind = class_of(found)
+    if not issubclass(kind, NodeConfig):
         raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes, not of times")
-    return parse(TrainConfig, found, where=f"{run}: ")
+    return parse(kind, found, where=f"{run}: ")
 
 
 @contextmanager
@@ -150,7 +151,7 @@ def _sweep(
         sweep.discard()
 
 
-def _task(dataset: Dataset, config: TrainConfig) -> tuple[str, int]:
+def _task(dataset: Dataset, config: NodeConfig) -> tuple[str, int]:
     """Task and classes: of the store, or, where it has no labels, of the one that was trained on."""
     if dataset.task is not None:
         return dataset.task, dataset.num_classes or 2

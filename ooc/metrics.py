@@ -115,20 +115,40 @@ class Loss:
         if self.task == "multiclass":
             if not known.any():
                 return logits.sum() * 0.0
-            smooth = self.label_smoothing
-            reduction = "mean" if weights is None else "none"
-            target = labels[known].long()
-            found = F.cross_entropy(logits[known], target, self.class_weights, label_smoothing=smooth, reduction=reduction)
+            found = self._crossed(logits[known], labels[known], "mean" if weights is None else "none")
             return found if weights is None else (found * weights[known]).sum()
-        logits = logits.view(labels.shape)
-        target = torch.where(known, labels, 0).to(logits.dtype)
-        target = target * (1 - self.label_smoothing) + self.label_smoothing / 2
-        each = F.binary_cross_entropy_with_logits(logits, target, pos_weight=self.class_weights, reduction="none")
-        each = torch.where(known, each, 0)
+        each = self._each(logits, labels, known)
         if weights is None:
             return each.sum() / known.sum().clamp(min=1)
         rows = each.view(len(each), -1).sum(1) / known.view(len(each), -1).sum(1).clamp(min=1)
         return (rows * weights).sum()
+
+    def part(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What some rows add to the loss of many: the sum over their known labels. The sums of all rows, divided by the
+        `weight` of all labels, are the mean."""
+        logits, known = logits.float(), known_labels(labels)
+        if self.task == "multiclass":
+            return self._crossed(logits[known], labels[known], "sum")
+        return self._each(logits, labels, known).sum()
+
+    def weight(self, labels: Tensor) -> float:
+        """How much these labels count in a mean: the known ones, in multi-class by their classes' weights."""
+        known = known_labels(labels)
+        if self.task != "multiclass" or self.class_weights is None:
+            return float(known.sum())
+        return float(self.class_weights.cpu()[labels[known].long()].sum(dtype=torch.float64))
+
+    def _crossed(self, logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
+        smooth = self.label_smoothing
+        return F.cross_entropy(logits, labels.long(), self.class_weights, label_smoothing=smooth, reduction=reduction)
+
+    def _each(self, logits: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+        """Binary cross entropy of every number, 0 where the label is unknown; of the labels' shape."""
+        logits = logits.view(labels.shape)
+        target = torch.where(known, labels, 0).to(logits.dtype)
+        target = target * (1 - self.label_smoothing) + self.label_smoothing / 2
+        each = F.binary_cross_entropy_with_logits(logits, target, pos_weight=self.class_weights, reduction="none")
+        return torch.where(known, each, 0)
 
 
 def class_weights(setting: str | list[float], task: str, num_classes: int, labels: Iterable[Tensor]) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ooc import checkpoint, summary
 from ooc.baserun import SUMMARY, Run
-from ooc.config import TrainConfig
+from ooc.config import NodeConfig, TrainConfig
 from ooc.epochs import BatchLoader
 from ooc.evaluate import evaluate
 from ooc.exact import ExactScores
@@ -29,20 +29,66 @@ SWEEP = "sweep"
 
 
 @dataclass(kw_only=True)
-class Job(Run):
-    """A composed run (see `ooc.compose`)."""
+class NodeRun(Run):
+    """A composed run on nodes, of batches of them (`Job`) or of all at once (`ooc.fullgraph.run`)."""
+
+    config: NodeConfig
+    loss: Loss
+    exact: ExactScores | None = None
+    """scores by sweeps, where they are configured"""
+
+    @property
+    def monitor(self) -> str:
+        return self.config.monitor or DEFAULT_MONITOR[str(self.dataset.task)]
+
+    def score(self, split: str, epoch: int) -> dict[str, float | None] | None:
+        """Scores of a split with the draws of `epoch`, None where the store has none of that name."""
+        raise NotImplementedError
+
+    def score_exactly(self, split: str) -> dict[str, float | None] | None:
+        """The same by a sweep over all nodes."""
+        assert self.exact is not None, "scores by sweeps are configured"
+        began = time.perf_counter()
+        scores = self.exact.score(split) if split in self.exact.splits else None
+        self.book("evaluate_seconds", began)
+        return scores
+
+    def validate(self) -> dict[str, float | None] | None:
+        """Scores on validation, and the best model so far with them; None where there is no such split."""
+        scores = self.score(self.config.val_split, self.state.epoch)
+        if scores is None:
+            return None
+        value = scores[self.monitor]
+        self.judge(None if value is None else (-value if self.monitor == "loss" else value))
+        return scores
+
+    def final_scores(self) -> dict[str, Any]:
+        """Take the best model, write it, and score its splits."""
+        state = self.state
+        epoch = state.epoch if state.best_epoch is None else state.best_epoch  # with its draws, validation scores as then
+        self.take_best()
+        with self.measure("scoring"):
+            found = {split: self.score(split, epoch) for split in self.config.eval_splits}
+        return {split: scores for split, scores in found.items() if scores is not None}
+
+    def end_nodes(self, scores: dict[str, float | None] | None, more: dict[str, Any] | None = None) -> None:
+        """Log an epoch, with its scores and what else befell it, and move the cursor to the next."""
+        scored = {} if scores is None else {"val": scores, "best": self.state.best_epoch == self.state.epoch}
+        self.end_epoch(scored | (more or {}))
+
+
+@dataclass(kw_only=True)
+class Job(NodeRun):
+    """A composed run on batches (see `ooc.compose`)."""
 
     config: TrainConfig
     scaler: torch.amp.GradScaler
-    loss: Loss
     loader: BatchLoader
     evaluators: dict[str, NeighborLoader]
     halo: Halo | None = None
     """of the mode "history" """
     refresh: Refresh | None = None
     """the one under way, or done behind this epoch's last step"""
-    exact: ExactScores | None = None
-    """scores by sweeps, where they are configured"""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -59,10 +105,6 @@ class Job(Run):
         """Of a row of features on disk; 0 where they are in memory."""
         x = self.loader.work.x
         return 0 if x is None or isinstance(x, ArrayRows) else x.row_bytes
-
-    @property
-    def monitor(self) -> str:
-        return self.config.monitor or DEFAULT_MONITOR[str(self.dataset.task)]
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Any]]:
@@ -86,24 +128,13 @@ class Job(Run):
             return self.halo.forward(self.model, batch, keep_little)
         return forward_batch(self.model, batch, checkpoint=keep_little)
 
-    def validate(self) -> dict[str, float | None] | None:
-        """Scores on validation, and the best model so far with them; None where there is no such split."""
-        scores = self.score(self.config.val_split, self.state.epoch)
-        if scores is None:
-            return None
-        value = scores[self.monitor]
-        self.judge(None if value is None else (-value if self.monitor == "loss" else value))
-        return scores
-
     def score(self, split: str, epoch: int) -> dict[str, float | None] | None:
         """Scores of a split with the draws of `epoch`, None where the store has none of that name."""
-        began = time.perf_counter()
         if self.exact is not None:
             if self.halo is not None:
                 self.halo.make_room()
-            scores = self.exact.score(split) if split in self.exact.splits else None
-            self.book("evaluate_seconds", began)
-            return scores
+            return self.score_exactly(split)
+        began = time.perf_counter()
         loader = self.evaluators.get(split)
         if loader is None:
             return None
@@ -120,10 +151,8 @@ class Job(Run):
         self.book("evaluate_seconds", began)
         return scores
 
-    def end_nodes(self, scores: dict[str, float | None] | None, histories: dict[str, Any] | None = None) -> None:
-        """Log an epoch, with its scores and what befell its histories, and move the cursor to the next."""
-        scored = {} if scores is None else {"val": scores, "best": self.state.best_epoch == self.state.epoch}
-        self.end_epoch(scored | (histories or {}))
+    def end_nodes(self, scores: dict[str, float | None] | None, more: dict[str, Any] | None = None) -> None:
+        super().end_nodes(scores, more)
         self.refresh = None
 
     def checkpoint(self) -> None:
@@ -163,16 +192,10 @@ class Job(Run):
 
     def finish(self) -> dict[str, Any]:
         """Score the splits at the best model on validation, and write the model and the summary."""
-        config, state = self.config, self.state
-        epoch = (
-            state.epoch if state.best_epoch is None else state.best_epoch
-        )  # with its draws, validation scores as it did then
-        self.take_best()
-        with self.measure("scoring"):
-            found = {split: self.score(split, epoch) for split in config.eval_splits}
+        config, metrics = self.config, self.final_scores()
         spent = self.spent()
         result = {
-            "metrics": {split: scores for split, scores in found.items() if scores is not None},
+            "metrics": metrics,
             "monitor": self.monitor,
             **self.result(self.steps_per_epoch, self.seeds_per_step),
             "histories": summary.histories(spent),

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.sampling.kernels import AHEAD, prefetch
+from ooc.sampling.kernels import AHEAD
 from stores.jit import kernel
+from stores.prefetch import prefetch
 
 _TABLE_LEAST = 2**10
 

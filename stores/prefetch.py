@@ -6,15 +6,15 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_WRITE, _KEEP, _DATA = 1, 3, 1
-"""llvm.prefetch: to be written, in all caches, data"""
+_READ, _KEEP, _DATA = 0, 3, 1
+"""llvm.prefetch: to be read, in all caches, data"""
 
 
 @intrinsic
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
     """prefetch(array, index): in a kernel, the cache line of array[index] (one dimension, contiguous) is under way from now on.
 
-    It reads nothing, so `index` may lie anywhere. For loops that add to rows in an order that the processor cannot guess.
+    It reads nothing, so `index` may lie anywhere. For loops that go through memory in an order that the processor cannot guess.
 
     >>> @kernel
     ... def add(near, to):
@@ -28,7 +28,7 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
         shape = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = builder.module.declare_intrinsic("llvm.prefetch", (byte,), shape)
         address = builder.bitcast(builder.gep(held.data, [at]), byte)
-        builder.call(function, [address, number(_WRITE), number(_KEEP), number(_DATA)])
+        builder.call(function, [address, number(_READ), number(_KEEP), number(_DATA)])
         return context.get_dummy_value()
 
     return types.void(array, index), generate

@@ -10,13 +10,11 @@ Offsets are int64 throughout; `indices` may be int32 or int64, memory-mapped or 
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from ooc.order import mix64
 from stores.jit import kernel
+from stores.prefetch import prefetch
 
 AHEAD = 24
 """How many elements ahead a pass prefetches: about a memory latency's worth of work."""
@@ -29,24 +27,6 @@ _UNIT = 2.0**-53
 _LOCAL_MASK = (1 << LOCAL_BITS) - 1
 _SMALL = 48
 _DENSE = 4
-
-
-@intrinsic
-def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of `array[index]`; a hint that never faults."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(array)(context, builder, args[0]).data
-        byte = ir.IntType(8).as_pointer()
-        flag = ir.IntType(32)
-        hint = builder.module.declare_intrinsic(
-            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        )
-        address = builder.bitcast(builder.gep(data, [args[1]]), byte)
-        builder.call(hint, [address, flag(0), flag(3), flag(1)])  # read, keep in all levels, data
-        return context.get_dummy_value()
-
-    return types.void(array, index), codegen
 
 
 @kernel

@@ -165,3 +165,19 @@ def test_class_weights() -> None:
     assert positives.tolist() == [3]
     with pytest.raises(ConfigError, match="3 numbers"):
         class_weights([1.0, 2.0, 3.0], "multiclass", 2, labels)
+
+
+@pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parts_of_a_loss_add_up_to_its_mean(task: str, weighted: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    channels = 1 if task == "binary" else 4
+    logits = torch.randn(50, channels, generator=rng)
+    shape = (50, 4) if task == "multilabel" else (50,)
+    labels = torch.randint(-1, 4 if task == "multiclass" else 2, shape, generator=rng)
+    weights = torch.rand(channels, generator=rng) + 0.5 if weighted else None
+    loss = Loss(task, weights, label_smoothing=0.1)
+    parts = [slice(0, 7), slice(7, 8), slice(8, 50)]
+    total = sum(loss.weight(labels[part]) for part in parts)
+    found = sum(float(loss.part(logits[part], labels[part])) for part in parts) / total
+    assert found == pytest.approx(float(loss(logits, labels)), rel=1e-6)
