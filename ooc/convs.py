@@ -110,6 +110,11 @@ def attention_sum(x: Tensor, value: Tensor, block: Block) -> Tensor:
     return out
 
 
+def exact_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What factors of rows of a dtype are computed in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def expansion(block: Block) -> Tensor:
     """float32[e]: how many edges of the whole graph each sampled edge stands for; ones where the block holds them all."""
     if block.stands_for is not None:
@@ -165,7 +170,7 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
             return two_products(*x, *weights) if lean_here(x.near) else self.lin_l(x.near) + self.lin_r(x.root)
         share = block.share
         if share is None:
-            share = block.indptr.diff().clamp(min=1).to(torch.float32).reciprocal()[block.edge_index[1]]
+            share = block.indptr.diff().clamp(min=1).to(exact_dtype(x.dtype)).reciprocal()[block.edge_index[1]]
         early = narrow_first(block, x.size(1), self.out_channels)
         if lean_here(x) and not early:
             return sage_layer(x, share, (block.edge_index, block.indptr), *weights)
@@ -213,14 +218,14 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         return (out if early else self.lin(out)) + self.bias
 
     @staticmethod
-    def coefficients(block: Block) -> tuple[Tensor, Tensor]:
-        """float32[e], float32[num_dst]: factor of each edge and of each destination's own row, by the graph's degrees."""
-        loop: Tensor | float = 1.0 if block.loop_weight is None else block.loop_weight
+    def coefficients(block: Block, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """[e], [num_dst] of `dtype`: factor of each edge and of each destination's own row, by the graph's degrees."""
+        loop: Tensor | float = 1.0 if block.loop_weight is None else block.loop_weight.to(dtype)
         if block.weight is not None:
             assert block.weight_sum is not None, "a weighted block comes with the sums of the weights"
-            degree = block.weight_sum + loop
+            degree = block.weight_sum.to(dtype) + loop
         else:
-            degree = (block.degree if block.loops is None else block.degree - block.loops).float() + loop
+            degree = (block.degree if block.loops is None else block.degree - block.loops).to(dtype) + loop
         inverse = degree.rsqrt()
         inverse = inverse.masked_fill(inverse.isinf(), 0.0)
         source, target = block.edge_index
@@ -245,13 +250,14 @@ def propagated(x: Tensor | Sums, block: Block, rescale: bool) -> Tensor:
     """GCN's sum: x [num_src, f], times the normalised adjacency with self-loops: [num_dst, f]. rescale: see `BlockGCNConv`."""
     if isinstance(x, Sums):
         return with_own_row(*x, block)
-    value, root = BlockGCNConv.coefficients(block) if rescale else BlockGCNConv.plain_coefficients(block)
+    exact = exact_dtype(x.dtype)
+    value, root = BlockGCNConv.coefficients(block, exact) if rescale else BlockGCNConv.plain_coefficients(block)
     return weighted_sum(x, block, value) + root.to(x.dtype).unsqueeze(1) * x[: block.num_dst]
 
 
 def with_own_row(near: Tensor, root: Tensor, block: Block) -> Tensor:
     """[num_dst, f]: GCN's sum over the neighbors, `near`, and the destination's own row, `root`, by the graph's degrees."""
-    own = BlockGCNConv.coefficients(block)[1]
+    own = BlockGCNConv.coefficients(block, exact_dtype(root.dtype))[1]
     return near + own.to(root.dtype).unsqueeze(1) * root
 
 
@@ -303,10 +309,11 @@ class BlockGATConv(GATConv):  # type: ignore[misc]
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
 
     def attention(self, x: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-        """float32[e, heads], float32[num_dst, heads]: share of each edge, and of each destination's own row."""
+        """[e, heads], [num_dst, heads]: share of each edge, and of each destination's own row."""
         weight = self.lin.weight.view(self.heads, self.out_channels, -1)
         to_source, to_target = (torch.einsum("hc,hci->ih", att[0], weight) for att in (self.att_src, self.att_dst))
-        from_source, from_target = (x @ to_source).float(), (x[: block.num_dst] @ to_target).float()
+        exact = exact_dtype(x.dtype)
+        from_source, from_target = (x @ to_source).to(exact), (x[: block.num_dst] @ to_target).to(exact)
         source, target = block.edge_index
         score = from_source.index_select(0, source) + from_target.index_select(0, target)
         if block.loops is not None:
@@ -314,5 +321,5 @@ class BlockGATConv(GATConv):  # type: ignore[misc]
         score = torch.cat([score, from_source[: block.num_dst] + from_target])
         index = torch.cat([target, torch.arange(block.num_dst, device=target.device)])
         share = softmax(F.leaky_relu(score, self.negative_slope), index, num_nodes=block.num_dst)
-        near, own = dropout(share, self.dropout, self.training).tensor_split((len(source),))
+        near, own = dropout(share, self.dropout, self.training, of="edges").tensor_split((len(source),))
         return near, own

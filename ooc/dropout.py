@@ -4,9 +4,15 @@ torch draws one Mersenne twister number for each element on the CPU, in one thre
 on the same rows. Here one counter-based 64-bit number (splitmix64) serves four elements, keyed by one draw from torch's
 generator, so that `torch.manual_seed` decides it, and recomputing with the generator's state restored repeats it. The backward
 pass draws the same numbers again from the key: no mask waits for it.
+
+An element's number depends on its place alone. So a matrix of all nodes can be dropped a few rows at a time, in any order and
+again: `Draws` knows the keys, and where rows stand.
 """
 
-from typing import Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +23,7 @@ from torch import Tensor
 from ooc.order import mix64
 from stores.jit import kernel
 
+Of = Literal["sources", "edges"]
 LEVELS = 1 << 16
 """A probability is rounded to a multiple of 1 / LEVELS, and the rows are scaled by what is really kept."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -36,21 +43,91 @@ def drop(key: np.uint64, dropped: int, scale: np.float32, x: NDArray[Any], out: 
                 out[at] = x[at] * scale if kept else x.dtype.type(0)
 
 
+@kernel
+def drop_rows(
+    key: np.uint64, dropped: int, scale: np.float32, row: NDArray[np.int64], x: NDArray[Any], out: NDArray[Any]
+) -> None:
+    """What `drop` makes of rows row[i] of a matrix: x, out [n, f], those rows; row: int64[n]."""
+    width = x.shape[1]
+    for i in range(len(row)):
+        at = row[i] * width
+        bits = mix64(key + np.uint64(at >> 2) * _GOLDEN)
+        for j in range(width):
+            lane = (at + j) & 3
+            if lane == 0:
+                bits = mix64(key + np.uint64((at + j) >> 2) * _GOLDEN)
+            kept = np.int64((bits >> np.uint64(16 * lane)) & _LANE) >= dropped
+            out[i, j] = x[i, j] * scale if kept else x.dtype.type(0)
+
+
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, key: int, dropped: int) -> Tensor:
-        ctx.drawn = key, dropped
-        return _dropped(x, key, dropped)
+    def forward(ctx: Any, x: Tensor, key: int, dropped: int, row: NDArray[np.int64] | None) -> Tensor:
+        ctx.drawn = key, dropped, row
+        return _dropped(x, key, dropped) if row is None else _dropped_rows(x, key, dropped, row)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Dropout.apply(grad, *ctx.drawn), None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Dropout.apply(grad, *ctx.drawn), None, None, None  # type: ignore[no-untyped-call]
 
 
-def dropout(x: Tensor, p: float, training: bool) -> Tensor:
+class Draws:
+    """The keys of a model's dropout on a whole graph, for a walk through its nodes in ranges: within `part` the dropout of
+    each range's rows is that of the same rows in all nodes' matrix.
+
+    A part's n-th call has its key from torch's generator at the first range, as it would have it for all nodes at once.
+    keys: by part, to go on with; they are all that is to be kept.
+
+    >>> draws = Draws()
+    >>> with draws.part("layer 0", {"sources": np.arange(8192, 16384)}):
+    ...     rows = dropout(x, 0.5, training=True)  # float32[8192, f]
+    """
+
+    def __init__(self, keys: dict[str, list[int]] | None = None) -> None:
+        self.keys = {} if keys is None else keys
+        self._at: dict[Of, NDArray[np.int64]] = {}
+        self._part, self._calls = "", 0
+
+    @contextmanager
+    def part(self, name: str, at: dict[Of, NDArray[np.int64]]) -> Iterator[None]:
+        """at: int64[n], where the rows of sources and of edges stand in those of all; a prefix where fewer are dropped."""
+        outer, _scope.draws = getattr(_scope, "draws", None), self
+        before = self._part, self._calls, self._at
+        self._part, self._calls, self._at = name, 0, at
+        try:
+            yield
+        finally:
+            _scope.draws = outer
+            self._part, self._calls, self._at = before
+
+    def seed(self, part: str) -> int:
+        """A key of the part's own, for what draws otherwise."""
+        name = f"{part} seed"
+        if name not in self.keys:
+            self.keys[name] = [_key()]
+        return self.keys[name][0]
+
+    def next(self, x: Tensor, of: Of) -> tuple[int, NDArray[np.int64]]:
+        """(the key of this call, int64[len(x)]: where its rows stand)."""
+        keys = self.keys.setdefault(self._part, [])
+        if self._calls == len(keys):
+            keys.append(_key())
+        self._calls += 1
+        return keys[self._calls - 1], self._at[of][: len(x)]
+
+
+_scope = threading.local()
+
+
+def _key() -> int:
+    return int(torch.randint(1 << 62, ()))
+
+
+def dropout(x: Tensor, p: float, training: bool, of: Of = "sources") -> Tensor:
     """`torch.nn.functional.dropout`: each element is 0 with probability p, else divided by 1 - p. On CUDA it is torch's.
 
-    x: any shape, floating. The same torch seed gives the same zeros, whatever the number of threads.
+    x: any shape, floating. The same torch seed gives the same zeros, whatever the number of threads. of: what the rows of x
+    belong to, see `Draws`.
 
     >>> torch.manual_seed(0)
     >>> dropout(torch.ones(4), 0.5, training=True)
@@ -60,13 +137,15 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p, training=True)
-    return _drawn(x, min(round(p * LEVELS), LEVELS - 1))
+    return _drawn(x, min(round(p * LEVELS), LEVELS - 1), of)
 
 
 @torch.compiler.disable  # torch.compile cannot trace numba: it compiles what stands before and behind
-def _drawn(x: Tensor, dropped: int) -> Tensor:
+def _drawn(x: Tensor, dropped: int, of: Of) -> Tensor:
     """`dropout`, keyed by one draw from torch's generator."""
-    out: Tensor = _Dropout.apply(x, int(torch.randint(1 << 62, ())), dropped)  # type: ignore[no-untyped-call]
+    draws: Draws | None = getattr(_scope, "draws", None)
+    key, row = (_key(), None) if draws is None else draws.next(x, of)
+    out: Tensor = _Dropout.apply(x, key, dropped, row)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -80,4 +159,12 @@ def _dropped(x: Tensor, key: int, dropped: int) -> Tensor:
         return x * factor.to(x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype)
     drop(np.uint64(key), dropped, scale, x.detach().reshape(-1).numpy(), out.view(-1).numpy())
+    return out
+
+
+def _dropped_rows(x: Tensor, key: int, dropped: int, row: NDArray[np.int64]) -> Tensor:
+    """See `drop_rows`; float32 or float64 [n, f]."""
+    scale = np.float32(LEVELS / (LEVELS - dropped))
+    out = torch.empty(x.shape, dtype=x.dtype)
+    drop_rows(np.uint64(key), dropped, scale, row, x.detach().contiguous().numpy(), out.numpy())
     return out

@@ -119,14 +119,14 @@ def plan_sweep(shape: SweepShape, memory: int) -> SweepPlan:
 
     >>> plan_sweep(shape, memory=10**9).nbytes
     """
-    narrow = [_narrows(shape, index) for index in range(len(shape.layers))]
+    narrow = [narrows(shape, index) for index in range(len(shape.layers))]
     mapped = bool(shape.encoded) or narrow[0] or (not shape.x_plain and shape.layers[0].kind is not None)
     if ram_bytes(shape) <= memory:
         every = -(-max(1, shape.num_nodes) // cell_rows(shape)) * cell_rows(shape)
         plans = [LayerPlan(each, 1, every if layer.kind else 0, 0, 0) for layer, each in zip(shape.layers, narrow, strict=True)]
         return SweepPlan(memory, True, mapped, tuple(plans), 0, 0)
     layers = tuple(_plan_layer(shape, memory, narrow, index, mapped) for index in range(len(shape.layers)))
-    columns = _stored(shape, 0, narrow) + (shape.encoded or shape.x_width) * (narrow[0] and _needs_initial(shape))
+    columns = _stored(shape, 0, narrow) + (shape.encoded or shape.x_width) * (narrow[0] and needs_initial(shape))
     map_bytes = shape.num_nodes * (shape.x_bytes + columns * _FLOAT) if mapped else 0
     tiles = shape.num_edges * (2 * 8 + shape.slot_bytes) if any(layer.kind for layer in shape.layers) else 0
     return SweepPlan(memory, False, mapped, layers, map_bytes, tiles)
@@ -145,11 +145,11 @@ def ram_bytes(shape: SweepShape) -> int:
     return kept + rows + shape.num_nodes * shape.x_bytes + 3 * shape.num_edges * shape.slot_bytes
 
 
-def _needs_initial(shape: SweepShape) -> bool:
+def needs_initial(shape: SweepShape) -> bool:
     return any(layer.needs_initial for layer in shape.layers)
 
 
-def _narrows(shape: SweepShape, index: int) -> bool:
+def narrows(shape: SweepShape, index: int) -> bool:
     """Whether layer `index` maps before it sums: where fewer columns pass; of the features as they are, half the bytes."""
     layer = shape.layers[index]
     if layer.narrow is None:

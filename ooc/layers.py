@@ -67,16 +67,31 @@ class Layer(nn.Module):
     def forward(self, x: Tensor | Sums, block: Block, initial: Tensor | None = None) -> Tensor:
         if not isinstance(x, Sums):
             x = dropout(x, self.dropout, self.training)
-        out = self.norm(self.conv(x, block, initial) if self.needs_initial else self.conv(x, block))
+        out = self.convolved(x, block, initial)
+        return self.finished(out, x.root if isinstance(x, Sums) else x[: block.num_dst])
+
+    def convolved(self, x: Tensor | Sums, block: Block, initial: Tensor | None = None) -> Tensor:
+        """The convolution alone, of rows that dropout has passed: [num_dst, out_channels]."""
+        out: Tensor = self.conv(x, block, initial) if self.needs_initial else self.conv(x, block)
+        return out
+
+    def finished(self, out: Tensor, root: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """What follows the convolution. root: [num_dst, in_channels], the destinations' rows that dropout has passed; norm: in
+        place of the layer's own."""
+        out = self.norm(out) if norm is None else norm(out)
         if self.residual:
-            out = out + self.skip(x.root if isinstance(x, Sums) else x[: block.num_dst])
+            out = out + self.skip(root)
         return self.activation(out)
 
     def joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
-        """In evaluation the same from what the convolution's `narrowed` made of the rows, summed; not with a residual."""
+        """The layer from what the convolution's `narrowed` made of rows that dropout has passed, summed; without a residual."""
+        return self.finished(self.conv_joined(near, root, block), root)
+
+    def conv_joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+        """As `convolved`, from what `joined` takes."""
         assert not self.residual, "that needs the rows themselves"
         conv: Any = self.conv
-        out: Tensor = self.activation(self.norm(conv.joined(near, root, block)))
+        out: Tensor = conv.joined(near, root, block)
         return out
 
     def extra_repr(self) -> str:
@@ -190,11 +205,11 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
 
 def _contexts(layer: nn.Module) -> tuple[Any, Any]:
     """The contexts of the first computation and of its repetition."""
-    return nullcontext(), _recording_nothing(layer)
+    return nullcontext(), recording_nothing(layer)
 
 
 @contextmanager
-def _recording_nothing(layer: nn.Module) -> Iterator[None]:
+def recording_nothing(layer: nn.Module) -> Iterator[None]:
     """Batch norms normalise alike but leave their running statistics as they are."""
     norms = [m for m in layer.modules() if isinstance(m, _BatchNorm)]
     before = [(norm.momentum, deepcopy(norm.num_batches_tracked)) for norm in norms]

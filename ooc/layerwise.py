@@ -8,15 +8,11 @@ was noted. (Layer-wise inference as of GraphSAGE's and DGL's examples; passes as
 """
 
 import hashlib
-import io
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -25,11 +21,12 @@ from ooc.layerplan import SweepPlan, cell_rows, plan_sweep
 from ooc.loaders import budget_of
 from ooc.memory import resident_bytes
 from ooc.rowcache import shelf_of
+from ooc.sweepedges import FORTH, SweepEdges
 from ooc.sweepfiles import Files
 from ooc.sweepshape import besides_bytes, check_hub, parts_of, piece_rows_of, shape_of
 from ooc.sweepstages import Runner, Stage, Tap
-from ooc.tiles import Grid, Slots, Tiles, count_entries, rows_over
-from stores.atomic import remove_tree, removed_path, sync_dir, write_file
+from ooc.tiles import Tiles
+from stores.atomic import remove_tree, removed_path
 from stores.dataset import Dataset
 from stores.errors import BudgetError
 from stores.rows import Rows
@@ -37,8 +34,6 @@ from stores.sizes import format_bytes
 
 Progress = Callable[[str, int, int], None]
 """progress(what, nodes done, nodes in all)"""
-_TILES = ("tiles", "tile-weights")
-_ABOUT, _GRID = "tiles.json", "tiles.npy"
 _SAME_MEMORY = 1.1
 """A sweep goes on by its old plan where that wants at most so much of what there is now: processes differ a little"""
 
@@ -163,7 +158,7 @@ class LayerSweep:
                     for number, stage in list(enumerate(self.stages))[at:]:
                         self._run_stage(runner, number, stage, node if number == at else 0, key, progress)
                 rows: Rows = runner.open("out", self.shape.out)
-                self.files.keep_only({"out", *_TILES})
+                self.files.keep_only({"out", *FORTH})
                 return rows
             finally:
                 runner.close()
@@ -173,7 +168,7 @@ class LayerSweep:
             sweeping.end()
 
     def _run_stage(self, runner: Runner, number: int, stage: Stage, node: int, key: str, progress: Progress) -> None:
-        self.files.keep_only({*_TILES, *runner.wanted(stage)})
+        self.files.keep_only({*FORTH, *runner.wanted(stage)})
         if node >= self.shape.num_nodes:
             return
         for stop in runner.run(stage, node):
@@ -185,38 +180,14 @@ class LayerSweep:
 
     def _open_tiles(self, progress: Progress) -> Tiles:
         """The edges in the sweep's order: those an earlier sweep left in the folder, or dealt out now."""
-        weighted, folder = self.shape.slot_bytes > 8, self.files.folder
-        about: dict[str, Any] = {
-            "store": self.dataset.fingerprint,
-            "piece_rows": piece_rows_of(self.shape),
-            "weighted": weighted,
-        }
-        if folder is not None and (folder / _ABOUT).exists() and json.loads((folder / _ABOUT).read_bytes()) == about:
-            grid = Grid(about["piece_rows"], cell_rows(self.shape), np.load(folder / _GRID))
-            return self._tiles_of(grid, weighted)
-        if folder is not None and (folder / _ABOUT).exists():  # those that are there are overwritten
-            (folder / _ABOUT).unlink()
-            sync_dir(folder)
-        graph, dataset = self.dataset.graph, self.dataset
-        weight = rows_over(graph.columns["weight"], lambda: dataset.edge_rows("weight")) if weighted else None
-        slots = Slots(graph, rows_over(graph.indices, lambda: dataset.edge_rows("indices")), weight)
-        grid = count_entries(slots, about["piece_rows"], cell_rows(self.shape))
-        tiles = self._tiles_of(grid, weighted)
-        self.spent.written += tiles.fill(slots, lambda done: progress("edges", done, graph.num_edges))
-        self.spent.read += slots.bytes_read
-        if folder is not None:
-            for rows in map(self.files.held, _TILES):
-                if rows is not None:
-                    rows.sync()
-            content = io.BytesIO()
-            np.save(content, grid.first)
-            write_file(folder / _GRID, content.getvalue())
-            write_file(folder / _ABOUT, json.dumps(about).encode())
-        return tiles
-
-    def _tiles_of(self, grid: Grid, weighted: bool) -> Tiles:
-        entry = self.files.rows(_TILES[0], (grid.size,), "int64")
-        return Tiles(grid, entry, self.files.rows(_TILES[1], (grid.size,), "float32") if weighted else None)
+        edges = SweepEdges(
+            self.dataset, self.files, piece_rows_of(self.shape), cell_rows(self.shape), weighted=self.shape.slot_bytes > 8
+        )
+        try:
+            return edges.forth(lambda done: progress("edges", done, self.dataset.num_edges))
+        finally:
+            self.spent.read += edges.bytes_read
+            self.spent.written += edges.bytes_written
 
     def make_room(self) -> None:
         """Give up what the last run kept in memory, the rows it returned with it."""

@@ -7,14 +7,16 @@ that every sum is one thread's, in one order.
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ooc.buffers import Buffers
 from ooc.ranges import ahead, read_range
 from ooc.sums import Code, Floats, Kind, value
+from ooc.sweepfiles import Noted
 from ooc.tiles import SOURCE_BITS, Ints, Tiles
 from stores.graph import Graph
 from stores.jit import kernel
@@ -29,22 +31,22 @@ _SPARSE = 2
 
 
 class Normal:
-    """GCN's factor of a node in the whole graph, 1 / sqrt(degree with a self-loop); see `ooc.convs`."""
+    """GCN's factor of a node in the whole graph, 1 / sqrt(degree with a self-loop), of a floating dtype; see `ooc.convs`."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, dtype: DTypeLike = np.float32) -> None:
+        self._graph, self._dtype = graph, np.dtype(dtype)
 
-    def __call__(self, first: int, stop: int) -> Floats:
-        """float32[stop - first]."""
-        graph, ids = self._graph, np.arange(first, stop)
+    def __call__(self, first: int, stop: int) -> NDArray[Any]:
+        """[stop - first]."""
+        graph, ids, dtype = self._graph, np.arange(first, stop), self._dtype
         loop: Any = graph.last_loop_weight(ids)
-        loop = np.float32(1) if loop is None else loop
+        loop = dtype.type(1) if loop is None else loop
         if graph.weight_sum is not None:
-            degree = np.asarray(graph.weight_sum[first:stop], np.float32) + loop
+            degree = np.asarray(graph.weight_sum[first:stop], dtype) + loop
         else:
-            degree = (graph.degree(ids) - (graph.loops(ids) if len(graph.self_loops) else 0)).astype(np.float32) + loop
+            degree = (graph.degree(ids) - (graph.loops(ids) if len(graph.self_loops) else 0)).astype(dtype) + loop
         with np.errstate(divide="ignore", invalid="ignore"):
-            inverse = (1 / np.sqrt(degree)).astype(np.float32)
+            inverse = (1 / np.sqrt(degree)).astype(dtype)
         inverse[np.isinf(inverse)] = 0
         return inverse
 
@@ -60,16 +62,25 @@ class Piece(NamedTuple):
 
 
 class Adder:
-    """Adds rows to the sums of their out-neighbors. kind: "mean", "sum" or "gcn", as of `ooc.sums.Summing`; threads: that add.
+    """Adds rows to the sums of their out-neighbors. kind: "mean", "sum" or "gcn", as of `ooc.sums.Summing`; threads: that add;
+    dtype: of the sums, float32 or float64; noted: is told of what was read, in the threads that read.
 
     >>> adder = Adder(tiles, graph, "mean", threads=2)
     >>> adder.add(rows, Code.of(encoding), 0, 8192, near)  # float32[8192, f]
     >>> adder.scale(0, near)
     """
 
-    def __init__(self, tiles: Tiles, graph: Graph, kind: Kind, threads: int) -> None:
-        self._tiles, self._graph, self.kind = tiles, graph, kind
-        self._normal = Normal(graph)
+    def __init__(
+        self,
+        tiles: Tiles,
+        graph: Graph,
+        kind: Kind,
+        threads: int,
+        dtype: DTypeLike = np.float32,
+        noted: Noted = lambda nbytes, began: None,
+    ) -> None:
+        self._tiles, self._graph, self.kind, self._noted = tiles, graph, kind, noted
+        self._normal = Normal(graph, dtype)
         self._weighted = kind == "gcn" and tiles.weight is not None
         self._threads = threads
         self._buffers = Buffers(kept=AHEAD + 1, direct=True, least_bytes=1)
@@ -78,31 +89,31 @@ class Adder:
         self._lock = threading.Lock()
         self.bytes_read = self.edge_bytes_read = 0
 
-    def add(self, rows: Rows, code: Code, first: int, stop: int, near: Floats) -> None:
-        """Fill near, float32[stop - first, f], with the sums of destinations first:stop over `rows` [N, f], all pieces of them.
+    def add(self, rows: Rows, code: Code, first: int, stop: int, near: NDArray[Any]) -> None:
+        """Fill near [stop - first, f] with the sums of destinations first:stop over `rows` [N, f], all pieces of them.
 
         first: a multiple of the grid's cells. Mind `scale`.
         """
         near[:] = 0
         spans = self._tiles.spans(first, stop)
         for piece in ahead(self._readers, lambda span: self._read(rows, *span), spans, AHEAD):
-            factor = _ONES
+            factor: NDArray[Any] = _ONES
             if self.kind == "gcn":
                 factor = self._normal(piece.first, min(piece.first + self._tiles.grid.piece_rows, rows.shape[0]))
             self._scatter(piece, code, factor, first, near)
 
-    def scale(self, first: int, near: Floats) -> None:
-        """The factor of each destination first, first + 1, ... onto its sum (float32[d, f]): its mean, or GCN's."""
+    def scale(self, first: int, near: NDArray[Any]) -> None:
+        """The factor of each destination first, first + 1, ... onto its sum ([d, f]): its mean, or GCN's."""
         if self.kind == "mean":
             degree = self._graph.degree(np.arange(first, first + len(near)))
-            near *= (1 / np.maximum(degree, 1)).astype(np.float32)[:, None]
+            near *= (1 / np.maximum(degree, 1)).astype(near.dtype)[:, None]
         elif self.kind == "gcn":
             near *= self._normal(first, first + len(near))[:, None]
 
     def _read(self, rows: Rows, number: int, low: int, high: int) -> Piece:
         """A piece of rows, or those of it that the edges low:high want."""
         piece_rows, width = self._tiles.grid.piece_rows, rows.shape[1]
-        begin, end = number * piece_rows, min((number + 1) * piece_rows, rows.shape[0])
+        began, begin, end = perf_counter(), number * piece_rows, min((number + 1) * piece_rows, rows.shape[0])
         entry, weight, edge_bytes = self._tiles.read(low, high)
         if len(entry) * _SPARSE < end - begin:
             offset = np.unique(entry & ((1 << SOURCE_BITS) - 1))
@@ -112,6 +123,7 @@ class Adder:
         else:
             held, nbytes = read_range(rows, begin, end, self._buffers)
             values, row_at = held.reshape(-1), np.arange(piece_rows) * width
+        self._noted(nbytes + edge_bytes, began)
         with self._lock:
             self.bytes_read += nbytes
             self.edge_bytes_read += edge_bytes
@@ -128,7 +140,7 @@ class Adder:
         nbytes = rows.read(ids, values)
         return values.reshape(-1), np.arange(len(ids)) * rows.shape[1], nbytes
 
-    def _scatter(self, piece: Piece, code: Code, factor: Floats, first: int, near: Floats) -> None:
+    def _scatter(self, piece: Piece, code: Code, factor: NDArray[Any], first: int, near: NDArray[Any]) -> None:
         """Add a piece along its edges, the destinations shared out among threads."""
         entry, weight = piece.entry, piece.weight
         cuts = [_cut(entry, len(entry) * k // self._threads) for k in range(self._threads)] + [len(entry)]

@@ -4,9 +4,11 @@ import fcntl
 import json
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from stores.mutable_rows import DiskRows
 PROGRESS = "progress.json"
 _WRITERS, _PENDING = 2, 4
 Kept = DiskRows | MemoryRows
+Noted = Callable[[int, float], None]
+"""(bytes, when it began): what a thread read or wrote, told when it is done"""
 
 
 class Files:
@@ -78,6 +82,18 @@ class Files:
         """The rows of that name where this process has opened them."""
         return self._rows.get(name)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows that are open."""
+        return sum(int(np.prod(rows.shape, dtype=np.int64)) * rows.dtype.itemsize for rows in self._rows.values())
+
+    def drop(self, name: str) -> None:
+        """Remove the rows of that name, where there are any."""
+        if name in self._rows:
+            self._rows.pop(name).close()
+        if self.folder is not None and (self.folder / name).exists():
+            remove_tree(self.folder / name)
+
     def keep_only(self, names: set[str]) -> None:
         """Remove all rows but these."""
         for name in [name for name in self._rows if name not in names]:
@@ -131,7 +147,9 @@ class Files:
 class Writer:
     """Writes chunks of rows in the background, a few at a time, from aligned copies of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, noted: Noted = lambda nbytes, began: None) -> None:
+        """noted: is told of what was written (bytes, and when it began), in the threads that write."""
+        self._noted = noted
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="ooc-write-rows")
         self._buffers = Buffers(kept=_PENDING, direct=True, least_bytes=1)
         self._pending: deque[Future[int]] = deque()
@@ -146,7 +164,13 @@ class Writer:
             return
         copy = self._buffers.empty(values.shape, rows.dtype)
         copy[:] = values
-        self._pending.append(self._pool.submit(write_range, rows, first, copy))
+        self._pending.append(self._pool.submit(self._write, rows, first, copy))
+
+    def _write(self, rows: Kept, first: int, values: NDArray[Any]) -> int:
+        began = perf_counter()
+        nbytes = write_range(rows, first, values)
+        self._noted(nbytes, began)
+        return nbytes
 
     def drain(self) -> None:
         """Wait until all is written. Raises StoreError where something could not be."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,13 @@ def cell_rows_of(num_nodes: int, chunk_rows: int) -> int:
     return max(1, -(-num_nodes // (_GRID * chunk_rows))) * chunk_rows
 
 
+class EdgesInOrder(Protocol):
+    """Edges by ascending node, each one's ends on the other side ascending."""
+
+    def parts(self) -> Iterator[tuple[int, Ints, Ints, Floats]]:
+        """See `Slots.parts`."""
+
+
 class Slots:
     """The graph's slots read front to back: sources of consecutive destinations, each one's ascending, with their weights.
 
@@ -137,13 +144,13 @@ class Slots:
         return first, indptr, source, weight
 
 
-def count_entries(slots: Slots, piece_rows: int, cell_rows: int) -> Grid:
-    """One reading of the slots: how many entries each piece and cell has."""
+def count_entries(slots: Slots, piece_rows: int, cell_rows: int, reverse: bool = False) -> Grid:
+    """One reading of the slots: how many entries each piece and cell has. reverse: of the edges turned round."""
     num_nodes = slots.graph.num_nodes
     counts = np.zeros((-(-num_nodes // piece_rows), -(-num_nodes // cell_rows)), np.int64)
     shift = piece_rows.bit_length() - 1
     for first, indptr, source, _ in slots.parts(ordered=False):
-        _count(first, indptr, source, shift, cell_rows, counts)
+        _count(first, indptr, source, shift, cell_rows, reverse, counts)
     return Grid.of_counts(piece_rows, cell_rows, counts)
 
 
@@ -159,7 +166,7 @@ class Tiles:
         self.grid, self.entry, self.weight = grid, entry, weight
         self._buffers = Buffers(kept=8, direct=True, least_bytes=1)
 
-    def fill(self, slots: Slots, progress: Callable[[int], None]) -> int:
+    def fill(self, slots: EdgesInOrder, progress: Callable[[int], None]) -> int:
         """Deal all edges out, in one reading of the slots; returns the bytes written. progress: of edges done."""
         pieces = self.grid.num_pieces
         wide = 12 if self.weight is not None else 8
@@ -240,11 +247,14 @@ def sort_slots(indptr: Ints, source: Ints, weight: Floats) -> None:
 
 
 @kernel
-def _count(first: int, indptr: Ints, source: Ints, shift: int, cell_rows: int, counts: Ints) -> None:
+def _count(first: int, indptr: Ints, source: Ints, shift: int, cell_rows: int, reverse: bool, counts: Ints) -> None:
     for v in range(len(indptr) - 1):
-        cell = (first + v) // cell_rows
+        cell, piece = (first + v) // cell_rows, (first + v) >> shift
         for k in range(indptr[v], indptr[v + 1]):
-            counts[source[k] >> shift, cell] += 1
+            if reverse:
+                counts[piece, source[k] // cell_rows] += 1
+            else:
+                counts[source[k] >> shift, cell] += 1
 
 
 @kernel

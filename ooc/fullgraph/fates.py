@@ -23,8 +23,8 @@ class Fate(StrEnum):
     """gone, and made again by its op from what that reads"""
 
 
-ValueKind = Literal["features", "rows", "sums", "saved", "gradient"]
-OpKind = Literal["map", "sum", "gather", "norm"]
+ValueKind = Literal["features", "edges", "rows", "sums", "saved", "gradient"]
+OpKind = Literal["map", "sum", "gather", "norm", "add"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,13 @@ class Value:
     """Something with a row for every node that an op writes and others read.
 
     name: as in `Op.reads`; layer: that reads it on the way up (the number of layers: none does); kind: "features" (the store's
-    own: on disk already, never written), "rows" (what a layer reads), "sums" (over neighbors), "saved" (what autograd keeps of
-    an op's row-wise part beside its inputs; nbytes is an estimate until it is measured), "gradient" (of rows or sums; only
-    within the way down). columns: of a row, 0 for "saved". nbytes: of all rows. made_by: op, "" for features. last_forward:
-    the last op on the way up that reads it ("" for gradients and saved: none does). backward: ops on the way down that read it,
-    in order; () where none does, and then it is gone after `last_forward`. constant: the same in every epoch, so what is kept
-    of it is made once. fates: that it may have.
+    own: on disk already, never written), "edges" (in the two orders that sums meet them in; made once), "rows" (what a layer
+    reads), "sums" (over neighbors), "saved" (what autograd keeps of an op's row-wise part beside its inputs; nbytes is an
+    estimate until it is measured), "gradient" (of rows or sums; only within the way down). columns: of a row, 0 for "saved" and
+    "edges". nbytes: of all rows. made_by: op, "" for features and edges. last_forward: the last op on the way up that reads it
+    ("" for gradients and saved: none does). backward: ops on the way down that read it, in order; () where none does, and then
+    it is gone after `last_forward`. constant: the same in every epoch, so what is kept of it is made once. fates: that it may
+    have.
 
     >>> program.value("near0").nbytes
     """
@@ -59,13 +60,14 @@ class Op:
     """A walk through all destinations, chunk by chunk.
 
     kind: "map" (row by row), "sum" (the sums of a range of destinations, then row by row), "gather" (from the rows of a range's
-    sources), "norm" (row by row, with statistics over all nodes that the op before it gathered). summed: value whose rows are
-    added along the edges: it is read whole once a range of destinations (a pass), the edges once in all; on the way down along
-    the transposed edges. For "gather" it is the value whose rows are gathered; on the way down also gathered (again, unless
-    saved). reads: values read once, in order. writes: values written once, in order; sums that
-    are RECOMPUTED are not written at all. scatters: gradient whose rows a "gather" on the way down adds to in any order.
-    repeats: on the way down the op whose row-wise part is run again where its "saved" is RECOMPUTED, else "". turns: the last
-    op on the way up, which computes the loss and goes down at once, so that nothing of it waits.
+    sources), "norm" (row by row, with statistics over all nodes that the op before it gathered), "add" (only the sums, for a
+    "gather" on the way down, whose ranges are others). summed: value whose rows are added along the edges: it is read whole
+    once a range of destinations (a pass), "edges" (half of them: one order) once in all; on the way down along the transposed
+    edges. For "gather" it is the value whose rows are gathered; on the way down again, unless what is saved does without.
+    reads: values read once, in order. writes: values written once, in order; sums that are RECOMPUTED are not written at all.
+    scatters: gradient whose rows a "gather" adds to in any order. repeats: on the way down the op whose row-wise part is run
+    again where its "saved" is RECOMPUTED, else "". turns: the last op on the way up, which computes the loss and goes down at
+    once, so that nothing of it waits.
 
     On the way down `summed` is the gradient of the sums of the layer above, and the sums go into this op's row-wise part as
     gradients of what it wrote.
@@ -107,6 +109,27 @@ class Program:
     def op(self, name: str) -> Op:
         """The op of that name. Raises KeyError."""
         return {op.name: op for op in (*self.forward, *self.backward)}[name]
+
+    def inputs(self, name: str) -> tuple[str, ...]:
+        """The values that one is made of, by its op."""
+        value = self.value(name)
+        if not value.made_by:
+            return ()
+        op = self.op(value.made_by)
+        if value.kind == "sums":
+            return (op.summed, "edges")
+        own = (f"near{op.layer}",) if op.kind == "sum" else (op.summed,) if op.kind == "gather" else ()
+        return (*own, *op.reads)
+
+    def uses(self, placement: "Placement") -> dict[str, tuple[str, ...]]:
+        """By value the ops on the way down that need it, in order: that read it, or something that is RECOMPUTED of it."""
+        order = {op.name: number for number, op in enumerate(self.ops)}
+        found = {value.name: set(value.backward) for value in self.values}
+        for value in reversed(self.values):  # each after those that it is made of
+            if placement.fate(value.name) is Fate.RECOMPUTED and value.kind in ("rows", "sums"):
+                for name in self.inputs(value.name):
+                    found[name] |= found[value.name]
+        return {name: tuple(sorted(ops, key=order.__getitem__)) for name, ops in found.items()}
 
     @property
     def ops(self) -> tuple[Op, ...]:

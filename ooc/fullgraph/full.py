@@ -1,0 +1,162 @@
+"""Exact training on the whole graph: a step's gradient is that of all labelled nodes, by sweeps in bounded memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from ooc.dropout import Draws
+from ooc.fullgraph.fates import Fate, Placement
+from ooc.fullgraph.parts import Parts
+from ooc.fullgraph.program import build
+from ooc.fullgraph.saved import Spool
+from ooc.fullgraph.shape import dtype_of, full_shape, hidden_norms
+from ooc.fullgraph.shelf import Shelf
+from ooc.fullgraph.stepper import LossOf, Stepper
+from ooc.fullgraph.traffic import Traffic
+from ooc.fullgraph.walks import Walks
+from ooc.layerplan import CHUNK_ROWS, cell_rows
+from ooc.loaders import budget_of
+from ooc.memory import resident_bytes
+from ooc.sweepedges import SweepEdges
+from ooc.sweepshape import besides_bytes, check_hub, parts_of, piece_rows_of
+from ooc.tiles import Tiles
+from stores.dataset import Dataset
+from stores.errors import BudgetError, ConfigError
+from stores.sizes import format_bytes
+
+Progress = Callable[[str, int, int], None]
+"""progress(what, done, in all)"""
+
+
+class FullGraph:
+    """Exact steps of a model over a data set.
+
+    folder: for what does not fit the memory; None where all is to be in memory. memory: bytes for the whole process, None:
+    what the data set's budget leaves to batches, less `beside`; room: for values and sums alone, where that is known.
+    placement: a fate for every value; by default all are retained where they fit, and else on disk. Raises ConfigError for a
+    model that is no list of layers, BudgetError where the memory is too little.
+
+    >>> with closing(FullGraph(model, ds, Path("run/full"))) as full:
+    ...     loss = full.step(loss_of)  # gradients are in the parameters' .grad
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        folder: Path | None,
+        *,
+        memory: int | None = None,
+        room: int | None = None,
+        beside: int = 0,
+        placement: Placement | None = None,
+        engine: str = "auto",
+    ) -> None:
+        self.model, self.dataset, self._folder = model, dataset, folder
+        self._parts = parts_of(model)
+        self.shape = full_shape(model, dataset)
+        self._training = model.training
+        self.room = self._room_in(memory, beside) if room is None else room
+        self.program = build(self.shape)
+        self.traffic = Traffic()
+        self.shelf = Shelf(folder, engine, dataset, self.shape, np.dtype(f"float{8 * self.shape.itemsize}"), self.traffic)
+        self._held: set[str] = set()
+        self._tiles: tuple[Tiles, Tiles] | None = None
+        self._spool = None if folder is None else Spool(folder / "saved", self.traffic.written, self.traffic.read)
+        self._walks: Walks | None = None
+        self._check(dtype_of(model))
+        self.placement = self._default() if placement is None else placement
+
+    def _room_in(self, memory: int | None, beside: int) -> int:
+        besides = besides_bytes(self.shape.sweep, self.dataset.graph)
+        left = budget_of(self.dataset).batches - beside if memory is None else memory - resident_bytes()[0]
+        if left <= besides:
+            raise BudgetError(
+                f"{format_bytes(max(0, left))} of memory are left for exact training, which needs {format_bytes(besides)} for "
+                f"what is under way alone: give {format_bytes(besides - left + besides // 4)} more"
+            )
+        return left - besides
+
+    def _check(self, dtype: torch.dtype) -> None:
+        check_hub(self.dataset.graph, self.shape.sweep, self.room // 2)
+        for index, layer in enumerate(self._parts[1]):
+            if not hidden_norms(layer):
+                continue
+            whole = self.dataset.num_nodes <= CHUNK_ROWS if self.shape.sweep.layers[index].kind else self._whole(index)
+            if not whole:
+                raise ConfigError(
+                    f"layer {index} has a batch norm inside, and its rows are computed in parts: give it memory for all of "
+                    'them, or a norm of ours (norm = "batch")'
+                )
+
+    def _whole(self, index: int) -> bool:
+        from ooc.sweepshape import gather_ranges
+
+        return len(list(gather_ranges(self.dataset.graph, self.shape.sweep.layers[index], self.room // 2, 0))) == 1
+
+    def _default(self) -> Placement:
+        total = sum(value.nbytes for value in self.program.values)
+        if total <= self.room:
+            return Placement({value.name: Fate.RETAINED for value in self.program.values})
+        if self._folder is None:
+            raise BudgetError(f"{format_bytes(total)} do not fit {format_bytes(self.room)}: give exact training a folder")
+        fates = {v.name: Fate.RECOMPUTED if v.kind == "saved" else Fate.DISK for v in self.program.values}
+        return Placement(fates)
+
+    def step(self, loss: LossOf, progress: Progress = lambda what, done, total: None) -> float:
+        """One step over the whole graph: the loss; its gradient is added to the parameters' `.grad`.
+
+        loss: of a few nodes, by what it sums to over all (see `LossOf`). Draws keys for dropout from torch's generator as the
+        model would on all nodes at once. Raises StoreError where the disk is full or fails.
+        """
+        if self.model.training != self._training:
+            raise ConfigError("the model was put into another mode: make another FullGraph for it")
+        self.shelf.disk.lock()
+        self.shelf.place(self.placement)
+        walks = self._open_walks(progress)
+        self.traffic.restart()
+        parts = Parts(self._parts, self.shape, Draws())
+        stepper = Stepper(
+            self.program,
+            self.placement,
+            self.shape,
+            parts,
+            self.shelf,
+            walks,
+            self._spool,
+            self.traffic,
+            self.room,
+            self._held,
+        )
+        return stepper.run(loss)
+
+    def _open_walks(self, progress: Progress) -> Walks:
+        if self._walks is not None:
+            return self._walks
+        sweep = self.shape.sweep
+        if any(layer.kind for layer in sweep.layers):
+            files = self.shelf.files("edges")
+            edges = SweepEdges(self.dataset, files, piece_rows_of(sweep), cell_rows(sweep), weighted=sweep.slot_bytes > 8)
+
+            def done(count: int) -> None:
+                progress("edges", count, sweep.num_edges)
+
+            self._tiles = edges.forth(done), edges.back(done)
+            self.traffic.bytes_read += edges.bytes_read
+            self.traffic.bytes_written += edges.bytes_written
+        self._walks = Walks(self.dataset, self.shape, self.shelf, self._tiles, self.traffic, torch.device("cpu"))
+        return self._walks
+
+    def close(self) -> None:
+        """Close everything; idempotent. What is on disk stays."""
+        if self._walks is not None:
+            self._walks.close()
+            self._walks = None
+        if self._spool is not None:
+            self._spool.close()
+        self._tiles = None
+        self._held.clear()
+        self.shelf.close()

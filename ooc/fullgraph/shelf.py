@@ -1,0 +1,135 @@
+"""The values of a step: rows by name, in memory or on disk as they are placed, written behind and read ahead."""
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.buffers import Buffers
+from ooc.fullgraph.fates import Fate, Placement
+from ooc.fullgraph.program import FullShape
+from ooc.fullgraph.traffic import Traffic
+from ooc.ranges import MemoryRows, read_range
+from ooc.sweepfiles import Files, Kept, Writer
+from stores.dataset import Dataset
+from stores.rows import ArrayRows, Rows
+
+_BUFFERS = 16
+
+
+class Shelf:
+    """Where every value stands. dtype: of rows, sums and gradients.
+
+    >>> shelf.put("near0", 0, sums)
+    >>> shelf.read("near0", 0, 8192)
+    """
+
+    def __init__(
+        self, folder: Path | None, engine: str, dataset: Dataset, shape: FullShape, dtype: np.dtype[Any], traffic: Traffic
+    ) -> None:
+        self.memory = Files(None, engine, in_ram=True)
+        self.disk = Files(folder, engine)
+        self.placement = Placement({})
+        self.dtype, self._dataset, self._shape, self._traffic = dtype, dataset, shape, traffic
+        self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1)
+        self._writer = Writer(traffic.written)
+        self._x: Rows = dataset.stored("x")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows that stand in memory."""
+        return self.memory.nbytes
+
+    def place(self, placement: Placement) -> None:
+        """Where values are put from now on."""
+        self.placement = placement
+        retained = placement.fates.get("x") in (Fate.RETAINED, Fate.HOST)
+        stored = self._dataset.stored("x")
+        if retained and not isinstance(self._x, ArrayRows):
+            values, nbytes = read_range(stored, 0, stored.shape[0], self._buffers)
+            self._traffic.read(nbytes, perf_counter())
+            self._x = ArrayRows(values)
+        elif not retained:
+            self._x = stored
+
+    def files(self, name: str) -> Files:
+        """The tier that a value is in."""
+        return self.disk if self.placement.standing(name) is Fate.DISK else self.memory
+
+    def rows(self, name: str) -> Rows:
+        """A value's rows, made where there are none."""
+        return self._x if name == "x" else self.open(name)
+
+    def open(self, name: str) -> Kept:
+        """The same of one that is written."""
+        return self.files(name).rows(name, (self._shape.sweep.num_nodes, self._shape.columns(name)), str(self.dtype))
+
+    def has(self, name: str) -> bool:
+        """Whether a value stands there."""
+        return name == "x" or self.files(name).held(name) is not None
+
+    def drop(self, name: str) -> None:
+        """Let a value go: from memory; files stay, to be overwritten by the next step."""
+        self.memory.drop(name)
+
+    def put(self, name: str, first: int, values: NDArray[Any]) -> None:
+        """Rows first, first + 1, ... of a value; in the background, if they go to the disk."""
+        self._writer.put(self.open(name), first, values)
+
+    def drain(self) -> None:
+        """Wait until all is written. Raises StoreError where something could not be."""
+        self._writer.drain()
+
+    def read(self, name: str, first: int, stop: int) -> NDArray[Any]:
+        """Rows first:stop in the step's dtype; a view where they are in memory so. Thread-safe."""
+        began = perf_counter()
+        values, nbytes = read_range(self.rows(name), first, stop, self._buffers)
+        self._traffic.read(nbytes, began)
+        encoding = self._dataset.encoding("x")
+        if name == "x" and encoding.is_short:
+            held = values
+            values = self._buffers.empty(held.shape, np.dtype(np.float32))
+            encoding.gather(held, np.arange(len(held)), values)
+        return values.astype(self.dtype, copy=False)
+
+    def gather(self, name: str, node: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows of some nodes (int64[n]), in the step's dtype. Thread-safe."""
+        rows, encoding, began = self.rows(name), self._dataset.encoding("x"), perf_counter()
+        values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
+        self._traffic.read(rows.read(node, values), began)
+        if name == "x" and encoding.is_short:
+            x = np.empty(values.shape, np.float32)
+            encoding.gather(values, np.arange(len(node)), x)
+            values = x
+        return values.astype(self.dtype, copy=False)
+
+    def add(self, name: str, node: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Add to the rows of some nodes, each named once; done when it returns."""
+        rows, began = self.open(name), perf_counter()
+        if isinstance(rows, MemoryRows):
+            rows.array[node] += values
+            return
+        held = np.empty(values.shape, rows.dtype)
+        self._traffic.read(rows.read(node, held), began)
+        held += values
+        began = perf_counter()
+        self._traffic.written(rows.write(node, held), began)
+
+    def clear(self, name: str) -> None:
+        """Zeros in every row of a value."""
+        rows, nodes = self.open(name), self._shape.sweep.num_nodes
+        if isinstance(rows, MemoryRows):
+            rows.array[:] = 0
+            return
+        zeros = np.zeros((min(nodes, 8192), *rows.shape[1:]), rows.dtype)
+        for first in range(0, nodes, len(zeros)):
+            self.put(name, first, zeros[: nodes - first])
+        self.drain()
+
+    def close(self) -> None:
+        """End the threads, and close all rows; idempotent."""
+        self._writer.close()
+        self.memory.close()
+        self.disk.close()

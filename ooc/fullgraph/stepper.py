@@ -1,0 +1,359 @@
+"""One exact step, op by op: the way up, the loss, and the way down."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ooc.fullgraph.fates import Fate, Op, Placement, Program
+from ooc.fullgraph.parts import Moments, Parts, Place, Tensors
+from ooc.fullgraph.program import FullShape
+from ooc.fullgraph.saved import Live, Spool
+from ooc.fullgraph.shape import norm_of
+from ooc.fullgraph.shelf import Shelf
+from ooc.fullgraph.traffic import COMPUTE, Traffic
+from ooc.fullgraph.walks import Chunk, SumOf, Walks, sum_rows
+from ooc.layers import recording_nothing
+
+Array = NDArray[Any]
+LossOf = Callable[[int, Tensor], Tensor | None]
+"""loss(first, logits [n, C]) -> the share of nodes first, first + 1, ... in the loss, None where none of them counts"""
+
+
+class Stepper:
+    """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; held: values that an earlier
+    step made and that are good still, added to.
+
+    >>> Stepper(program, placement, shape, parts, shelf, walks, spool, traffic, room, held).run(loss)
+    0.693
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        placement: Placement,
+        shape: FullShape,
+        parts: Parts,
+        shelf: Shelf,
+        walks: Walks,
+        spool: Spool | None,
+        traffic: Traffic,
+        room: int,
+        held: set[str],
+    ) -> None:
+        self.program, self.placement, self.shape, self.parts = program, placement, shape, parts
+        self.shelf, self.walks, self.spool, self.traffic = shelf, walks, spool, traffic
+        self.room, self.held = room, held
+        self.loss = 0.0
+        self._made = {"x", "edges", *held}
+        self._begun: set[str] = set()
+        self._live: dict[str, dict[int, Live]] = {}
+        self._uses = program.uses(placement)
+        modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
+        self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
+
+    def run(self, loss: LossOf) -> float:
+        """The whole step: gradients are added to the parameters'; the loss."""
+        try:
+            for op in self.program.ops:
+                with self.traffic.op(op.name):
+                    if op.backward:
+                        self._down(op)
+                    else:
+                        self._up(op, [name for name in op.writes if not name.startswith("saved")], loss)
+                    self._drain()
+                self._let_go(op)
+            return self.loss
+        finally:
+            self._release()
+
+    def _drain(self) -> None:
+        self.shelf.drain()
+        if self.spool is not None:
+            self.spool.drain()
+
+    # --- the way up ---
+
+    def _up(self, op: Op, writes: list[str], loss: LossOf | None) -> None:
+        """Run an op for the values `writes`; loss: None where they were made before, and are made again."""
+        inputs = self._inputs(op)
+        for name in inputs.values():
+            if name[:4] != "near":
+                self._ensure(name)
+        if loss is not None:
+            self._begin(op)
+        near = inputs.get("near", "")
+        rows = [name for name in writes if name[0] != "g" and name != near]
+        for name in rows:
+            self.shelf.open(name)
+        moments = Moments() if loss is not None and f"z{op.layer}" in rows else None
+        for chunk in self._walk(op, inputs, near in writes and self._stored(near), [], {}):
+            with self.traffic.timed(COMPUTE):
+                given = self._given(inputs, chunk)
+                if op.turns and loss is not None:
+                    self._turn(op, chunk, given, loss)
+                    continue
+                outputs = self._forward(op, chunk.place, given, loss is None)
+                if moments is not None:
+                    moments.add(outputs[f"z{op.layer}"])
+            for name in rows:
+                self.shelf.put(name, chunk.place.first, outputs[name].numpy())
+        if moments is not None:
+            self._normed(op.layer, moments)
+        self._begun |= {name for name in writes if name[0] == "g"}
+        self._made |= {*rows, *([near] if near and near in writes and self._stored(near) else [])}
+
+    def _stored(self, name: str) -> bool:
+        """Whether a value is kept for the way down."""
+        return self.placement.fate(name) is not Fate.RECOMPUTED and bool(self._uses[name])
+
+    def _forward(self, op: Op, place: Place, given: Tensors, again: bool) -> Tensors:
+        saved = next((name for name in op.writes if name.startswith("saved")), "")
+        if again or not saved or not self._stored(saved):
+            with torch.no_grad(), self._quiet(op, again):
+                return self._function(op, place)(given)
+        spool = self.spool if self.placement.fate(saved) is Fate.DISK else None
+        live = Live(self._function(op, place), given, self._wanted(op), self._own, spool)
+        self._live.setdefault(op.name, {})[place.first] = live
+        outputs, live.outputs = live.outputs, {}
+        return outputs
+
+    def _turn(self, op: Op, chunk: Chunk, given: Tensors, loss: LossOf) -> None:
+        """A chunk of the last op: up to the loss, and down at once."""
+        live = Live(self._function(op, chunk.place), given, self._wanted(op), self._own, None)
+        out, grads = live.outputs["out"].requires_grad_(), {}
+        value = loss(chunk.place.first, out)
+        if value is not None:
+            self.loss += float(value.detach())
+            (gradient,) = torch.autograd.grad(value, out)
+            grads = {"out": gradient}
+        self._leave(op, chunk, live.down(given, grads))
+
+    def _normed(self, index: int, moments: Moments) -> None:
+        dtype = torch.float64 if self.shape.itemsize == 8 else torch.float32
+        self.parts.statistics[index] = moments.statistics(dtype)
+        moments.record(norm_of(self.parts.layers[index]))
+
+    # --- the way down ---
+
+    def _down(self, op: Op) -> None:
+        if op.kind == "add":
+            self._add(op)
+            return
+        up = self.program.op(op.repeats)
+        lives = self._live.pop(up.name, {})
+        asked = set().union(*(live.asked for live in lives.values())) if lives else None
+        inputs = {part: name for part, name in self._inputs(up).items() if asked is None or part in asked}
+        more = [name for name in op.reads if name[0] == "g"]
+        if self._behind_norm(op):
+            more.append(f"z{op.layer}")
+        for name in [*inputs.values(), *more]:
+            if name[0] != "g" and name[:4] != "near":
+                self._ensure(name)
+        self._begin(op)
+        try:
+            for chunk in self._walk(up, inputs, False, more, lives, op):
+                with self.traffic.timed(COMPUTE):
+                    given = self._given(inputs, chunk)
+                    live = chunk.live
+                    if live is None:
+                        with self._quiet(up, True):
+                            live = Live(self._function(up, chunk.place), given, self._wanted(up), self._own, None)
+                    caught = live.down(given, self._grads(op, chunk))
+                self._leave(op, chunk, caught)
+        finally:
+            for live in lives.values():
+                live.end()
+        self._begun |= set(op.writes)
+
+    def _add(self, op: Op) -> None:
+        """Sums of gradients alone."""
+        (name,) = op.writes
+        for chunk in self._walk(op, {}, False, [], {}, op):
+            self.shelf.put(name, chunk.place.first, chunk.read["gsum"])
+
+    def _begin(self, op: Op) -> None:
+        """Zeros to add to, where an op is the first to add to any row of a gradient."""
+        if op.scatters and op.scatters not in self._begun:
+            self.shelf.clear(op.scatters)
+            self._begun.add(op.scatters)
+
+    def _behind_norm(self, op: Op) -> bool:
+        return op.kind in ("sum", "gather") and bool(self.shape.layers[op.layer].norm)
+
+    def _grads(self, op: Op, chunk: Chunk) -> Tensors:
+        """Gradients of what the op's forward gives, for a chunk."""
+        read, shape = chunk.read, self.shape
+        if self._behind_norm(op):
+            return {f"z{op.layer}": self._through_norm(op.layer, read)}
+        index = 0 if op.kind == "map" else op.layer + 1
+        if not shape.trained(index):
+            return {}
+        own = torch.from_numpy(read[shape.own_gradient(index)])
+        rows, root, found = shape.rows(index), shape.root(index), {}
+        sums = read.get("gsum", read.get(f"grows{index}"))
+        assert sums is not None
+        found[rows] = torch.from_numpy(sums)
+        if shape.own_gradient(index)[:5] == "groot":
+            if root == rows:
+                found[rows] = found[rows].add_(own) if "gsum" in read else found[rows] + own
+            else:
+                found[root] = own
+        if "ginitial" in read and index == 0:
+            first = torch.from_numpy(read["ginitial"])
+            if shape.initial_apart:
+                found["initial"] = first
+            else:
+                found[rows] = found[rows] + first
+        return found
+
+    def _through_norm(self, index: int, read: dict[str, Array]) -> Tensor:
+        """The gradient before a norm: directly, by the mean and by the variance of all rows."""
+        found, nodes = self.parts.statistics[index], self.shape.sweep.num_nodes
+        direct, z = torch.from_numpy(read[f"gz{index}"]), torch.from_numpy(read[f"z{index}"])
+        if found.mean.grad is None or found.var.grad is None:
+            return direct
+        return direct + found.mean.grad / nodes + (z - found.mean.detach()) * (found.var.grad * (2 / nodes))
+
+    def _leave(self, op: Op, chunk: Chunk, caught: Tensors) -> None:
+        """Put the gradients of a chunk's inputs where the ops below find them."""
+        index, place = op.layer, chunk.place
+        if op.scatters and "rows" in caught:
+            self.shelf.add(op.scatters, place.at["sources"], caught["rows"].numpy())
+        names = {"near": f"gnear{index}", "root": self.shape.own_gradient(index), "initial": "ginitial", "z": f"gz{index}"}
+        for part, name in names.items():
+            if name not in op.writes:
+                continue
+            gradient = caught.get(part)
+            if gradient is None:
+                shape = (place.stop - place.first, self.shape.columns(name))
+                gradient = torch.zeros(shape, dtype=torch.float64 if self.shape.itemsize == 8 else torch.float32)
+            values = gradient.numpy()
+            if part == "near" and self.shape.sweep.layers[index].kind == "mean":
+                values = values * self.walks.inverse_degree(place.first, place.stop)[:, None]
+            if name in self._begun:
+                values = values + self.shelf.read(name, place.first, place.stop)
+            self.shelf.put(name, place.first, values)
+
+    # --- both ways ---
+
+    def _walk(
+        self,
+        up: Op,
+        inputs: dict[str, str],
+        keep: bool,
+        more: list[str],
+        lives: dict[int, Live],
+        down: Op | None = None,
+    ) -> Iterator[Chunk]:
+        """The chunks of an op and what it reads; keep: whether its sums become a value."""
+        summed, sweep = [], self.shape.sweep
+        kind = sweep.layers[up.layer].kind
+        near = inputs.get("near", "")
+        if near and near not in self._made:
+            assert kind is not None
+            self._ensure(up.summed)
+            summed.append(SumOf(near, up.summed, kind, False, keep))
+        if down is not None and down.summed:
+            above = sweep.layers[down.layer + (down.kind not in ("map", "add"))].kind
+            assert above is not None
+            summed.append(SumOf("gsum", down.summed, "sum" if above == "mean" else above, True, False))
+        made = {each.name for each in summed}
+        names = list(dict.fromkeys(name for name in (*inputs.values(), *more) if name not in made))
+        if up.kind == "gather":
+            memory = self.placement.ranges.get(up.name, self.room // 2)
+            others = [name for part, name in inputs.items() if part != "rows"]
+            return self.walks.gathered(up.summed, [*others, *more], self.walks.ranges(up.layer, memory), lives)
+        columns = sum(self.shelf.rows(each.source).shape[1] for each in summed if not self._in_place(each))
+        rows = sweep.num_nodes
+        if columns:
+            cell = self.program.cell_rows
+            given = self.placement.sums.get((down or up).name)
+            rows = given.rows if given else sum_rows(self._left(), columns, self.shape.itemsize, cell)
+        return self.walks.rows(names, summed, rows, lives, edges=up.kind == "sum")
+
+    def _in_place(self, sums: SumOf) -> bool:
+        """Whether sums are made where they stay, in memory."""
+        return sums.keep and self.placement.fate(sums.name) is not Fate.DISK
+
+    def _left(self) -> int:
+        """Bytes for sums."""
+        live = sum(live.nbytes for lives in self._live.values() for live in lives.values())
+        return self.room - self.shelf.memory_bytes - live
+
+    def _inputs(self, op: Op) -> dict[str, str]:
+        """The inputs of an op's row-wise part, by value."""
+        shape, index = self.shape, op.layer
+        if op.kind == "map":
+            return {"x": "x"}
+        if op.kind == "norm":
+            return {"z": f"z{index}", **({"root": shape.root(index)} if shape.layers[index].residual else {})}
+        initial = {"initial": shape.initial()} if shape.sweep.layers[index].needs_initial else {}
+        if op.kind == "gather":
+            return {"rows": shape.rows(index), **initial}
+        return {"near": f"near{index}", "root": shape.root(index), **initial}
+
+    def _given(self, inputs: dict[str, str], chunk: Chunk) -> Tensors:
+        return {part: torch.from_numpy(chunk.read["rows" if part == "rows" else name]) for part, name in inputs.items()}
+
+    def _wanted(self, op: Op) -> list[str]:
+        """The inputs of an op that a gradient is asked of."""
+        below, index = self.shape.trained(op.layer), op.layer
+        if op.kind == "map":
+            return []
+        if op.kind == "norm":
+            wanted = ["z"] if below or self.shape.layers[index].trains else []
+            return [*wanted, *(["root"] if below and self.shape.layers[index].residual else [])]
+        wanted = [] if not below else ["rows"] if op.kind == "gather" else ["near", "root"]
+        first = self.shape.sweep.layers[index].needs_initial and self.shape.trained(0)
+        return [*wanted, *(["initial"] if first else [])]
+
+    def _function(self, op: Op, place: Place) -> Callable[[Tensors], Tensors]:
+        parts, index = self.parts, op.layer
+        if op.kind == "map":
+            return lambda given: parts.map(given, place)
+        if op.kind == "norm":
+            return lambda given: parts.norm(index, given, place)
+        return lambda given: parts.layer(index, given, place)
+
+    def _quiet(self, op: Op, again: bool) -> Any:
+        """Running statistics stay as they are where rows are computed a second time."""
+        return recording_nothing(self.parts.layers[op.layer]) if again and op.kind == "gather" else nullcontext()
+
+    def _ensure(self, name: str) -> None:
+        """Make a value again that is gone."""
+        if name in self._made:
+            return
+        op = self.program.op(self.program.value(name).made_by)
+        wanted = [each for each in op.writes if each.startswith(("rows", "root", "initial", "z")) and each not in self._made]
+        with self.traffic.op(f"{op.name} again"):
+            self._up(op, wanted, None)
+            self._drain()
+
+    def _let_go(self, op: Op) -> None:
+        """Values whose last use this op was."""
+        for value in self.program.values:
+            name, uses = value.name, self._uses[value.name]
+            if name in ("x", "edges") or value.kind == "saved":
+                continue
+            kept = bool(uses) and (op.backward or self.placement.fate(name) is not Fate.RECOMPUTED)
+            last = uses[-1] if kept else value.last_forward
+            if last == op.name and not (value.constant and self._stored(name)):
+                self.shelf.drop(name)
+                self._made.discard(name)
+        self.held |= {v.name for v in self.program.values if v.constant and v.name in self._made and v.kind == "sums"}
+
+    def _release(self) -> None:
+        """Let all go but what the next step can use."""
+        for lives in self._live.values():
+            for live in lives.values():
+                live.end()
+        self._live.clear()
+        for value in self.program.values:
+            if value.kind in ("rows", "sums", "gradient") and value.name not in self.held:
+                self.shelf.drop(value.name)
+        if self.spool is not None:
+            self.spool.clear()

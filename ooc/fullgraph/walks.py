@@ -1,0 +1,208 @@
+"""Walks through all destinations: sums made range by range, chunks read ahead, or the rows of a range's sources gathered."""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ooc.buffers import Buffers
+from ooc.fullgraph.parts import Place, own_place
+from ooc.fullgraph.program import FullShape
+from ooc.fullgraph.saved import Live
+from ooc.fullgraph.shelf import Shelf
+from ooc.fullgraph.traffic import ADD, Traffic
+from ooc.layerplan import CHUNK_ROWS, cell_rows
+from ooc.passes import Adder
+from ooc.ranges import MemoryRows, ahead, read_range
+from ooc.sums import Code, Kind
+from ooc.sweepblocks import gathered_block
+from ooc.sweepshape import gather_ranges
+from ooc.tiles import Tiles, rows_over
+from stores.dataset import Dataset
+from stores.encoding import Encoding
+from stores.errors import BudgetError
+from stores.sizes import format_bytes
+
+Array = NDArray[Any]
+_DEPTH = 2
+"""Chunks whose inputs are read ahead"""
+
+
+class SumOf(NamedTuple):
+    """Sums to be made: `name` for the chunks, of the rows of `source`; back: along the edges turned round; keep: as a value."""
+
+    name: str
+    source: str
+    kind: Kind
+    back: bool
+    keep: bool
+
+
+class Chunk(NamedTuple):
+    """Destinations, what was read for them by names of values, and what waits for its way down."""
+
+    place: Place
+    read: dict[str, Array]
+    live: Live | None
+
+
+class Walks:
+    """Goes through the nodes. tiles: the edges both ways, of a graph whose layers sum; ranges: bytes for a range of a layer
+    that gathers."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        shape: FullShape,
+        shelf: Shelf,
+        tiles: tuple[Tiles, Tiles] | None,
+        traffic: Traffic,
+        device: torch.device,
+    ) -> None:
+        self._dataset, self._graph, self._shape, self._shelf = dataset, dataset.graph, shape, shelf
+        self._tiles, self._traffic, self._device = tiles, traffic, device
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
+        self._buffers = Buffers(kept=4, direct=True, least_bytes=1)
+        self._threads = torch.get_num_threads()
+        self._whole: dict[str, Any] = {}
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self._readers.shutdown(cancel_futures=True)
+
+    def inverse_degree(self, first: int, stop: int) -> Array:
+        """[stop - first]: what a node's in-edges count for in their mean."""
+        degree = np.diff(self._graph.indptr[first : stop + 1])
+        return (1 / np.maximum(degree, 1)).astype(self._shelf.dtype)
+
+    # --- row by row ---
+
+    def rows(self, names: list[str], sums: list[SumOf], rows: int, live: Mapping[int, Live], *, edges: bool) -> Iterator[Chunk]:
+        """All destinations, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a time;
+        live: what waits, by first destination; edges: whether the layer asks for what the graph says of its nodes."""
+        nodes = self._shape.sweep.num_nodes
+        if not sums:
+            yield from self._chunks(names, {}, 0, nodes, live, edges)
+            return
+        cell = cell_rows(self._shape.sweep)
+        step = max(cell, min(rows // cell * cell, -(-nodes // cell) * cell))
+        step = -(-nodes // (-(-nodes // step) * cell)) * cell  # equal ranges
+        adders = [self._adder(each) for each in sums]
+        buffers = [self._buffer(each, min(step, nodes)) for each in sums]
+        try:
+            for first in range(0, nodes, step):
+                stop = min(first + step, nodes)
+                made = {}
+                for each, adder, buffer in zip(sums, adders, buffers, strict=True):
+                    made[each.name] = self._sum(each, adder, buffer, first, stop)
+                for chunk in self._chunks(names, made, first, stop, live, edges):
+                    for each in sums:
+                        if each.keep:
+                            self._shelf.put(each.name, chunk.place.first, chunk.read[each.name])
+                    yield chunk
+        finally:
+            for adder in adders:
+                adder.close()
+
+    def _adder(self, sums: SumOf) -> Adder:
+        assert self._tiles is not None
+        tiles = self._tiles[sums.back]
+        return Adder(tiles, self._graph, sums.kind, self._threads, self._shelf.dtype, self._traffic.read)
+
+    def _buffer(self, sums: SumOf, count: int) -> Array:
+        """Room for a range's sums: their own, where they are kept in memory."""
+        if sums.keep:
+            kept = self._shelf.open(sums.name)
+            if isinstance(kept, MemoryRows):
+                return kept.array
+        return np.empty((count, self._shelf.rows(sums.source).shape[1]), self._shelf.dtype)
+
+    def _sum(self, sums: SumOf, adder: Adder, buffer: Array, first: int, stop: int) -> Array:
+        whole = len(buffer) == self._shape.sweep.num_nodes
+        made: Array = buffer[first:stop] if whole else buffer[: stop - first]
+        encoding = self._dataset.encoding("x") if sums.source == "x" else Encoding.plain(np.dtype(np.float32))
+        with self._traffic.timed(ADD):
+            adder.add(self._shelf.rows(sums.source), Code.of(encoding), first, stop, made)
+            adder.scale(first, made)
+        return made
+
+    def _chunks(
+        self, names: list[str], made: dict[str, Array], first: int, stop: int, live: Mapping[int, Live], edges: bool
+    ) -> Iterator[Chunk]:
+        def read(at: int) -> Chunk:
+            end = min(at + CHUNK_ROWS, stop)
+            found = {name: self._shelf.read(name, at, end) for name in names}
+            found |= {name: sums[at - first : end - first] for name, sums in made.items()}
+            waiting = live.get(at)
+            if waiting is not None:
+                waiting.fetch()
+            return Chunk(own_place(self._graph, at, end, self._device, edges=edges), found, waiting)
+
+        return ahead(self._readers, read, range(first, stop, CHUNK_ROWS), _DEPTH)
+
+    # --- from the rows of all sources ---
+
+    def ranges(self, layer: int, memory: int) -> list[tuple[int, int]]:
+        """Ranges of destinations whose sources' rows fit; see `ooc.sweepshape.gather_ranges`."""
+        return list(gather_ranges(self._graph, self._shape.sweep.layers[layer], memory, 0))
+
+    def gathered(
+        self, source: str, names: list[str], ranges: list[tuple[int, int]], live: Mapping[int, Live]
+    ) -> Iterator[Chunk]:
+        """Range by range, with the rows of all sources under "rows". source: value; names: others to read."""
+
+        def read(own: tuple[int, int]) -> Chunk:
+            first, stop = own
+            place = self._placed(first, stop, len(ranges) == 1)
+            found = {name: self._shelf.read(name, first, stop) for name in names}
+            if len(ranges) == 1:
+                found["rows"] = self._shelf.read(source, first, stop)
+            else:
+                found["rows"] = self._shelf.gather(source, place.at["sources"])
+            waiting = live.get(first)
+            if waiting is not None:
+                waiting.fetch()
+            return Chunk(place, found, waiting)
+
+        return ahead(self._readers, read, ranges, 1)
+
+    def _placed(self, first: int, stop: int, whole: bool) -> Place:
+        """A range with its edges; that of the whole graph is kept."""
+        if whole and "place" in self._whole:
+            place: Place = self._whole["place"]
+            return place
+        graph = self._graph
+        node, block = gathered_block(graph, first, stop, *self._slots(first, stop), self._device)
+        slots = np.arange(int(graph.indptr[first]), int(graph.indptr[stop]))
+        edges = np.concatenate([slots, graph.num_edges + np.arange(first, stop)])
+        place = Place(first, stop, {"sources": node, "edges": edges}, block)
+        if whole:
+            self._whole["place"] = place
+        return place
+
+    def _slots(self, first: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+        """(sources, weights) of the in-edges of destinations first:stop."""
+        graph, found = self._graph, []
+        for name in ["indices", *(["weight"] if "weight" in graph.columns else [])]:
+            held, began = graph.indices if name == "indices" else graph.columns[name], perf_counter()
+            rows = rows_over(held, lambda name=name: self._dataset.edge_rows(name))  # type: ignore[misc]
+            values, nbytes = read_range(rows, int(graph.indptr[first]), int(graph.indptr[stop]), self._buffers)
+            self._traffic.read(nbytes, began)
+            found.append(values)
+        return found[0].astype(np.int64), found[1] if len(found) > 1 else None
+
+
+def sum_rows(left: int, columns: int, itemsize: int, cell: int) -> int:
+    """Destinations whose sums fit `left` bytes. Raises BudgetError where those of one cell of the grid do not."""
+    rows = left // (columns * itemsize) // cell * cell
+    if rows < cell:
+        need = cell * columns * itemsize
+        raise BudgetError(
+            f"{format_bytes(max(0, left))} of memory hold no sums of {cell:,} nodes in {columns} columns: give at least "
+            f"{format_bytes(need - left)} more"
+        )
+    return rows
