@@ -96,6 +96,8 @@ def append(store: StoreArgument, **flags: Any) -> None:
             parse(AppendSpec, {"out": store, **{name: value for name, value in flags.items() if value is not None}}), bars
         )
     print(f"{store}: {_appended(asdict(made.appended))} appended in {made.seconds:.2f} s")
+    for note in made.notes:
+        print(f"note: {note}")
 
 
 def _appended(found: dict[str, Any]) -> str:

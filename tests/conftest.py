@@ -2,9 +2,10 @@
 
 import errno
 import os
+import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ def random_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[np.ndar
     """(src, dst), int64[num_edges] each, uniform, with self-loops and duplicates where they fall."""
     src, dst = np.random.default_rng(seed).integers(0, num_nodes, (2, num_edges))
     return src, dst
+
+
+@pytest.fixture
+def quick_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is room, for what writes very many small files and is about what is in them: syncing them
+    to a disk takes most of the time."""
+    shared = Path("/dev/shm")
+    there = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2**30
+    with tempfile.TemporaryDirectory(prefix="ooc-tests-", dir=shared if there else tmp_path) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -35,6 +35,8 @@ class AppendResult:
     path: Path
     appended: Appended
     seconds: float
+    notes: list[str]
+    """what a person should know of it"""
 
 
 def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
@@ -63,7 +65,10 @@ def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
                 done = _Append(spec, root, manifest, duck, delta, stage, progress).run()
         finally:
             shutil.rmtree(stage, ignore_errors=True)
-    return AppendResult(path, done, time.perf_counter() - begin)
+    notes = []
+    if done.edges and done.edges_digest in {each.edges_digest for each in delta.appends}:
+        notes.append("an append that waits already has the very same edges; they are there twice now")
+    return AppendResult(path, done, time.perf_counter() - begin, notes)
 
 
 def refuse(path: Path, manifest: Manifest) -> None:

@@ -59,6 +59,8 @@ class Appended:
     """edges left out"""
     digest: str = ""
     """of the records"""
+    edges_digest: str = ""
+    """of those of edges, of one append"""
 
     def __add__(self, other: "Appended") -> "Appended":
         rows = {name: self.rows.get(name, 0) + other.rows.get(name, 0) for name in {*self.rows, *other.rows}}
@@ -137,7 +139,7 @@ class Appending(Delta):
         self.number = len(self.appends)
         self._base = base
         self._records = self._waiting = 0
-        self._hash = hashlib.sha256()
+        self._hash, self._edges_hash = hashlib.sha256(), hashlib.sha256()
         self._drop()
 
     def put(self, kind: str, record: Record) -> None:
@@ -147,6 +149,8 @@ class Appending(Delta):
         value = packed.getvalue()
         self._transaction.put(_DATA + f"{self.number:08d}/{kind}/{self._records:08d}".encode(), value)
         self._hash.update(value)
+        if kind == EDGES:
+            self._edges_hash.update(value)
         self._records += 1
         self._waiting += len(value)
         if self._waiting >= TRANSACTION_BYTES:
@@ -156,7 +160,8 @@ class Appending(Delta):
 
     def finish(self, appended: Appended) -> Appended:
         """The line about this append, with which it is there, and durable."""
-        done = Appended(**{**asdict(appended), "digest": self._hash.hexdigest()})
+        digests = {"digest": self._hash.hexdigest(), "edges_digest": self._edges_hash.hexdigest() if appended.edges else ""}
+        done = Appended(**{**asdict(appended), **digests})
         self._transaction.put(_BASE, self._base.encode())
         self._transaction.put(_APPENDS + f"{self.number:08d}".encode(), json.dumps(asdict(done)).encode())
         self._transaction.commit()

@@ -1,6 +1,6 @@
-"""kill -9 at random moments of training, pushes, refreshes, sweeps and checkpoints; and Ctrl-C.
+"""kill -9 at random moments of training, pushes, refreshes, sweeps and checkpoints, of stores that grow; and Ctrl-C.
 
-A life of a run is forked from a process that has imported everything (`tools.bench.kills`), so it takes a fraction of a second.
+A life is forked from a process that has imported everything (`tools.bench.lives`), so it takes a fraction of a second.
 """
 
 import json
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import MakeStore
 
@@ -20,18 +21,27 @@ SEED = os.environ.get("OOC_TEST_SEED", str(random.randrange(10**6)))
 """of the moments: another one every time, named where a test fails"""
 
 
-def test_what_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def killed(module: str, work: Path) -> dict[str, dict[str, Any]]:
+    """What `tools.bench.MODULE` found, place by place."""
     flags = ["--kills", KILLS, "--seed", SEED]
-    command = [sys.executable, "-m", "tools.bench.kills", str(tmp_path / "kills"), *flags]
+    command = [sys.executable, "-m", f"tools.bench.{module}", str(work), *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    places = json.loads(done.stdout)["places"]
+    assert not work.exists()
+    places: dict[str, dict[str, Any]] = json.loads(done.stdout)["places"]
+    assert {place["kills"] for place in places.values()} == {int(KILLS)}
+    return places
+
+
+def test_nothing_appended_is_lost_and_nothing_is_there_by_half(quick_path: Path) -> None:
+    assert killed("growkills", quick_path / "kills").keys() == {"append", "compact", "view"}
+
+
+def test_what_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    places = killed("kills", tmp_path / "kills")
     assert places.keys() == {"push", "refresh", "sweep", "checkpoint", "training", "events", "windows"}
-    for place in places.values():
-        assert place["kills"] == int(KILLS)
-        assert place["runs"] > 0
+    assert all(place["runs"] > 0 for place in places.values())
     assert sum(place["checked"] for place in places.values()) > 0
-    assert not (tmp_path / "kills").exists()
 
 
 def lines_of(out: Path) -> int:

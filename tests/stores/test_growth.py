@@ -191,9 +191,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @FEW
 @given(case=cases(), read=st.booleans())
-def test_a_store_that_grew_is_one_ingested_whole(tmp_path, small_blocks, case, read):  # type: ignore[no-untyped-def]
+def test_a_store_that_grew_is_one_ingested_whole(quick_path, small_blocks, case, read):  # type: ignore[no-untyped-def]
     """Array by array, byte for byte once it is compacted, and to a reader before: ties, late events, loops, new nodes."""
-    grown, whole = grow(case, fresh(tmp_path))
+    grown, whole = grow(case, fresh(quick_path))
     if read:  # what the reader merges is then taken over
         assert_same_data(grown, whole)
     assert verify(grown) == []

@@ -303,6 +303,20 @@ def test_what_is_published_and_not_cleared_away_counts_once(tmp_path: Path, monk
     assert verify(path) == []
 
 
+def test_the_same_edges_again_are_taken_and_told_of(tmp_path: Path) -> None:
+    """With other nodes or none."""
+    path = store(tmp_path, text=True)
+    ends = {name: [f"n{v}" for v in range(5)] * 2 for name in ("src", "dst")}
+    given = edges(tmp_path / "m.parquet", 100, 10, **ends)
+    first = append(more(path, edges=given, nodes=nodes(tmp_path / "new.parquet", ["q"]), x_cols="f*"))
+    assert first.notes == []
+    assert append(more(path, edges=edges(tmp_path / "o.parquet", 110, 10, **ends))).notes == []
+    assert "the very same edges" in append(more(path, edges=given)).notes[0]
+    assert append(AppendSpec(out=path, nodes=nodes(tmp_path / "new.parquet", ["q"]), x_cols="f*")).notes == []
+    with Dataset.open(path) as ds:
+        assert len(ds.events) == E + 30
+
+
 def test_an_append_that_fails_at_its_end_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = store(tmp_path)
     append(more(path))

@@ -9,11 +9,9 @@ simply done again. At last the store is compacted: it then has the fingerprint o
 what was killed. Prints JSON; exits with 1 and keeps WORK where something differs.
 """
 
-import argparse
 import json
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tools.bench.kills import Difference
-from tools.bench.lives import Places, end_of, fork, killed_inside
+from tools.bench.lives import Difference, Places, command, end_of, fork, killed_inside
 
 PLACES = ("append", "compact", "view")
 _FEATURES = 16
@@ -121,15 +118,29 @@ def begin(store: Path, lot: dict[str, Any]) -> int:
     return 0
 
 
-def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int, edges: int) -> dict[str, Any]:
-    """All of it; see the module's text."""
-    import stores.growth.append
-    import stores.growth.compact
-    import stores.ingest  # noqa: F401 - so that forks do not import them
+def warm(store: Path, lots: Lots) -> None:
+    """Import and load the kernels, by doing all of it once, so that forks need not."""
+    from stores.dataset import Dataset
+    from stores.growth.append import append
+    from stores.growth.compact import compact
+    from stores.growth.spec import AppendSpec
+    from stores.integrity import verify
 
+    begin(store, lots.write("warm", 0, 1))
+    append(AppendSpec(out=store, **lots.write("warm", 1, 2)))
+    Dataset.open(store).close()
+    compact(store)
+    verify(store)
+    shutil.rmtree(store)
+
+
+def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int) -> dict[str, Any]:
+    """All of it; see the module's text. nodes: of the first lot, with ten times as many edges."""
     work.mkdir(parents=True)
+    edges = 10 * nodes
     places, chance, log = Places(*PLACES), random.Random(seed), work / "log"
     store, lots = work / "grown.ooc", Lots(work / "lots", seed, nodes, edges)
+    warm(work / "warm.ooc", lots)
 
     def life(run: Callable[[], int], what: str) -> None:
         if end_of(fork(run, log)):
@@ -167,21 +178,5 @@ def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int, edges
     return {"seed": seed, "lots": done, "edges": count, "places": tally, "seconds": seconds}
 
 
-def main() -> None:
-    """Parse the command line, kill and print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=Path, help="a directory to make; removed again where all is well")
-    parser.add_argument("--kills", type=int, default=100, help="inside each place")
-    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and of the graph")
-    parser.add_argument("--nodes", type=int, default=2_000)
-    parser.add_argument("--edges", type=int, default=20_000)
-    a = parser.parse_args()
-    try:
-        print(json.dumps(kill(a.work.absolute(), a.kills, list(a.places), a.seed, a.nodes, a.edges)))
-    except Difference as error:
-        sys.exit(f"growkills, --seed {a.seed}: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, PLACES, 2_000, kill)

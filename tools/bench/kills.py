@@ -9,11 +9,8 @@ sweep's rows up to the node that it noted are that run's rows. At last the run i
 files with the same bytes, metrics.jsonl among them. Prints JSON; exits with 1 and keeps WORK where something differs.
 """
 
-import argparse
-import json
 import random
 import shutil
-import sys
 import time
 from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
@@ -25,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tools.bench import remains
-from tools.bench.lives import Places, end_of, fork, killed_inside
+from tools.bench.lives import Difference, Places, command, end_of, fork, killed_inside
 
 TEMPORAL = ("events", "windows")
 PLACES = ("push", "refresh", "sweep", "checkpoint", "training", *TEMPORAL)
@@ -60,10 +57,6 @@ class Tally:
     """kills behind which there was something on the disk to check"""
     within: Counter[str] = field(default_factory=Counter)
     """of the kills inside: what they hit"""
-
-
-class Difference(Exception):
-    """Something on the disk is not what it is to be."""
 
 
 def make_store(path: Path, nodes: int) -> Path:
@@ -277,20 +270,5 @@ def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int) -> di
     return found
 
 
-def main() -> None:
-    """Parse the command line, kill and print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=Path, help="a directory to make; removed again where all is well")
-    parser.add_argument("--kills", type=int, default=100, help="inside each place")
-    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--nodes", type=int, default=10_000)
-    a = parser.parse_args()
-    try:
-        print(json.dumps(kill(a.work.absolute(), a.kills, list(a.places), a.seed, a.nodes)))
-    except Difference as error:
-        sys.exit(f"kills, --seed {a.seed}: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, PLACES, 10_000, kill)

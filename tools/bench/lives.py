@@ -3,7 +3,9 @@
 A process is forked from one that has imported and compiled everything, so that a life of a run takes a fraction of a second.
 """
 
+import argparse
 import functools
+import json
 import mmap
 import os
 import signal
@@ -11,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,30 @@ def fork(run: Callable[[], int], log: Path) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+class Difference(Exception):
+    """Something on the disk is not what it is to be."""
+
+
+def command(
+    text: str | None, places: Sequence[str], nodes: int, kill: Callable[[Path, int, list[str], int, int], dict[str, Any]]
+) -> None:
+    """The command line of a module that kills: what `kill(work, kills, places, seed, nodes)` found, as JSON.
+
+    text: of the module; nodes: of the graph, by default. Exits with 1, naming the seed, where something differs.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path, help="a directory to make; removed again where all is well")
+    parser.add_argument("--kills", type=int, default=100, help="inside each place")
+    parser.add_argument("--places", nargs="+", choices=places, default=places)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--nodes", type=int, default=nodes)
+    a = parser.parse_args()
+    try:
+        print(json.dumps(kill(a.work.absolute(), a.kills, list(a.places), a.seed, a.nodes)))
+    except Difference as error:
+        sys.exit(f"--seed {a.seed}: {error}")
 
 
 def end_of(child: int) -> int:

@@ -11,10 +11,8 @@ the checkpoint took, peak RSS, and the disk's random reads a second before and a
 """
 
 import argparse
-import json
 import resource
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -22,9 +20,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tools.bench.machine import describe, limit_memory
+from tools.bench.machine import limit_memory
+from tools.bench.streams import Result, answer, cold_pass, flags_of, stores_of
 
-Result = dict[str, Any]
+NAMES = "steps", "batch_size", "memory_dim"
+
 PAGE_BYTES, _PIECE_BYTES = 4096, 2**24
 
 
@@ -125,54 +125,30 @@ def train(a: argparse.Namespace) -> Result:
 
 def measure(a: argparse.Namespace) -> Result:
     """The store, the run, and the disk before and after it."""
-    from tools.bench.cost import run_cold
     from tools.bench.rates import Rates
-    from tools.bench.stores import make_events
 
-    a.work.mkdir(parents=True, exist_ok=True)
-    store = a.work / f"undirected{a.events}.ooc"
-    if not store.exists():
-        shape = {"nodes": a.nodes, "events": a.events, "width": a.width, "kind": a.kind}
-        print(json.dumps({"ingest": make_events(store, **shape, limit=a.limit, undirected=True)}), file=sys.stderr)
-    names = ("limit", "memory", "steps", "batch-size", "memory-dim")
-    words = [f"--{name}={getattr(a, name.replace('-', '_'))}" for name in names]
+    (store,) = stores_of(a, [1], undirected=True).values()
     rates = Rates(store, a.rate_seconds, events="msg")
     rates.measure()
-    found = run_cold([sys.executable, "-m", "tools.bench.nodememory", str(a.work), "--child", str(store), *words])
-    if "failed" in found:
-        raise SystemExit(f"{store}: {found['error']}")
+    found = cold_pass("nodememory", a, store, NAMES)
     rates.measure()
-    return {**found, "disk": rates.asdict()}
+    return {"of_events": a.events, **found, "disk": rates.asdict()}
+
+
+def plot(path: Path, result: Result) -> None:
+    """Bytes an event, by what moves them."""
+    from tools.bench.chart import bars
+
+    bars(path, {name: value for name, value in result["bytes_per_event"].items() if value}, "bytes an event")
 
 
 def main() -> None:
     """Parse the command line, measure, print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--nodes", type=int, default=20_000_000)
-    parser.add_argument("--events", type=int, default=20_000_000)
-    parser.add_argument("--width", type=int, default=16, help="features of an event")
-    parser.add_argument("--kind", default="uniform", help="of graph, see tools.make_graph")
+    parser = flags_of(__doc__, events=20_000_000)
     parser.add_argument("--memory-dim", type=int, default=100)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=200)
-    parser.add_argument("--limit", default="2GB", help="page cache counted; '' for none")
-    parser.add_argument("--memory", default="", help="the budget given to ooc; default: the limit")
-    parser.add_argument("--rate-seconds", type=float, default=3)
-    parser.add_argument("--plot", type=Path)
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    a = parser.parse_args()
-    if a.child is not None:
-        print(json.dumps(train(a)))
-        return
-    result = measure(a)
-    if a.plot:
-        from tools.bench.chart import bars
-
-        bars(a.plot, {name: value for name, value in result["bytes_per_event"].items() if value}, "bytes an event")
-    names = ("nodes", "events", "width", "kind", "memory_dim", "batch_size", "limit", "memory")
-    settings = {f"of_{name}" if name == "events" else name: getattr(a, name) for name in names}
-    print(json.dumps({"machine": describe(), **settings, **result}))
+    answer(parser.parse_args(), NAMES, train, measure, plot)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tools.bench.machine import describe, limit_memory
+from tools.bench.machine import limit_memory
+from tools.bench.streams import Result, answer, cold_pass, flags_of, stores_of
 
-Result = dict[str, Any]
+NAMES = "pass_events", "batch_size", "neighbors", "columns"
 SHARES = 1, 16
 """of the events: peak memory is measured for each"""
 
@@ -66,20 +67,14 @@ def stream(a: argparse.Namespace) -> Result:
 
 def compare(a: argparse.Namespace) -> dict[str, Any]:
     """A pass over each size, the disk measured between."""
-    from tools.bench.cost import run_cold
     from tools.bench.rates import Rates
-    from tools.bench.windows import stores_of
 
     stores = stores_of(a, SHARES)
     rates = Rates(stores[a.events], a.rate_seconds, events="msg")
-    names = ("limit", "memory", "pass-events", "batch-size", "neighbors", "columns")
-    words = [f"--{name}={getattr(a, name.replace('-', '_'))}" for name in names]
     passes: list[Result] = []
     for store in stores.values():
         rates.measure()
-        passes.append(run_cold([sys.executable, "-m", "tools.bench.stream", str(a.work), "--child", str(store), *words]))
-        if "failed" in passes[-1]:
-            raise SystemExit(f"{store}: {passes[-1]['error']}")
+        passes.append(cold_pass("stream", a, store, NAMES))
         print(json.dumps({key: passes[-1][key] for key in ("of_events", "events_per_s", "peak_rss_bytes")}), file=sys.stderr)
     rates.measure()
     return {"passes": passes, "disk": rates.asdict()}
@@ -98,30 +93,12 @@ def plot(path: Path, result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the command line, measure, print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--nodes", type=int, default=20_000_000)
-    parser.add_argument("--events", type=int, default=200_000_000)
-    parser.add_argument("--width", type=int, default=16, help="features of an event")
-    parser.add_argument("--kind", default="uniform", help="of graph, see tools.make_graph")
-    parser.add_argument("--limit", default="2GB", help="page cache counted; '' for none")
-    parser.add_argument("--memory", default="", help="the budget given to ooc; default: the limit")
+    parser = flags_of(__doc__)
     parser.add_argument("--pass-events", type=int, default=100_000)
     parser.add_argument("--batch-size", type=int, default=1000)
     parser.add_argument("--neighbors", type=int, default=10)
     parser.add_argument("--columns", default="msg", help="of the events; '' for none")
-    parser.add_argument("--rate-seconds", type=float, default=3)
-    parser.add_argument("--plot", type=Path)
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    a = parser.parse_args()
-    if a.child is not None:
-        print(json.dumps(stream(a)))
-        return
-    result = compare(a)
-    if a.plot:
-        plot(a.plot, result)
-    names = ("nodes", "events", "width", "kind", "limit", "memory", "pass_events", "batch_size", "neighbors", "columns")
-    print(json.dumps({"machine": describe(), **{name: getattr(a, name) for name in names}, **result}))
+    answer(parser.parse_args(), NAMES, stream, compare, plot)
 
 
 if __name__ == "__main__":

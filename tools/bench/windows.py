@@ -16,29 +16,15 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tools.bench.machine import describe, limit_memory
+from tools.bench.machine import limit_memory
+from tools.bench.streams import Result, answer, cold_pass, flags_of, stores_of
 
-Result = dict[str, Any]
 SHARES = 1, 4, 16
 """of the events: peak memory is measured for each"""
-
-
-def stores_of(a: argparse.Namespace, shares: Sequence[int] = SHARES) -> dict[int, Path]:
-    """Events -> store, for every share of them; made where it is missing, all over as many nodes."""
-    from tools.bench.stores import make_events
-
-    a.work.mkdir(parents=True, exist_ok=True)
-    found = {a.events // share: a.work / f"events{a.events // share}.ooc" for share in shares}
-    for events, store in found.items():
-        if not store.exists():
-            shape = {"nodes": a.nodes, "events": events, "width": a.width, "kind": a.kind}
-            print(json.dumps({"ingest": make_events(store, **shape, limit=a.limit)}), file=sys.stderr)
-    return found
 
 
 def stream(a: argparse.Namespace) -> Result:
@@ -87,18 +73,13 @@ def share_of_disk(bytes_per_s: float, before: float, after: float) -> float:
 
 def compare(a: argparse.Namespace) -> dict[str, Any]:
     """All rounds over all events, then a pass over the fewer ones each."""
-    from tools.bench.cost import run_cold
     from tools.bench.rates import Rates
 
-    stores = stores_of(a)
+    stores = stores_of(a, SHARES)
     whole = stores.pop(a.events)
-    words = ["--window", a.window, "--limit", a.limit, "--memory", a.memory]
 
     def run(store: Path, *flags: str) -> Result:
-        found = run_cold([sys.executable, "-m", "tools.bench.windows", str(a.work), "--child", str(store), *words, *flags])
-        if "failed" in found:
-            raise SystemExit(f"{store}: {found['error']}")
-        return found
+        return cold_pass("windows", a, store, ["window"], *flags)
 
     run(whole, "--most", "3")  # compiles the kernels
     rates, rounds = Rates(whole, a.rate_seconds, events="msg"), []
@@ -140,29 +121,11 @@ def plot(path: Path, result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the command line, measure, print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--nodes", type=int, default=20_000_000)
-    parser.add_argument("--events", type=int, default=200_000_000)
-    parser.add_argument("--width", type=int, default=16, help="features of an event")
-    parser.add_argument("--kind", default="uniform", help="of graph, see tools.make_graph")
+    parser = flags_of(__doc__)
     parser.add_argument("--window", default="30m", help="a duration (an event comes every 10 ms), or a number of events")
-    parser.add_argument("--limit", default="2GB", help="page cache counted; '' for none")
-    parser.add_argument("--memory", default="", help="the budget given to ooc; default: the limit")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rate-seconds", type=float, default=3)
-    parser.add_argument("--plot", type=Path)
     parser.add_argument("--most", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    a = parser.parse_args()
-    if a.child is not None:
-        print(json.dumps(stream(a)))
-        return
-    result = compare(a)
-    if a.plot:
-        plot(a.plot, result)
-    settings = {name: getattr(a, name) for name in ("nodes", "events", "width", "kind", "window", "limit", "memory")}
-    print(json.dumps({"machine": describe(), **settings, **result}))
+    answer(parser.parse_args(), ["window"], stream, compare, plot)
 
 
 if __name__ == "__main__":
