@@ -11,7 +11,7 @@ from ooc.device import Copier, OnDevice, on_device
 from ooc.loading import Work
 from ooc.memory import return_freed
 from ooc.order import Cursor, steps_of
-from ooc.pipeline import CONSUMER, Pipeline
+from ooc.pipeline import CONSUMER, Pipeline, Stage
 from ooc.sweeps import swept
 from ooc.windows import windowed
 from stores.dataset import Dataset
@@ -22,7 +22,43 @@ PREFETCH = 8
 """Batches between the cursor and the model where no `prefetch_factor` is given"""
 
 
-class BatchLoader:
+class Loader:
+    """What all loaders have: a device that batches are moved to, a bound on what is made in advance, and clocks of its stages.
+
+    Each `iter` is an `Epoch` of (what stands behind a batch, the batch).
+    """
+
+    def __init__(self, data: Dataset, budget: Budget, device: torch.device | str | None, prefetch: int) -> None:
+        if prefetch < 1:
+            raise ConfigError(f"prefetch is how many are made in advance, 1 or more, not {prefetch}")
+        self.data, self.budget, self.prefetch = data, budget, prefetch
+        self.device = None if device is None else torch.device(device)
+        self._clocks: dict[str, Clock] = {}
+
+    def _pass(self, source: Iterator[Any], stages: list[Stage], epoch: int = 0) -> "Epoch":
+        """The source's items, through the stages to the device."""
+        batches = Pipeline(source, stages, self.budget.in_flight, self.prefetch, self._clocks)
+        if self.device is None or self.device.type == "cpu":
+            return Epoch(self, batches, epoch)
+        return Epoch(self, on_device(batches, self.device), epoch)
+
+    def _took(self, epoch: int, behind: int) -> None:
+        """The consumer has taken a batch."""
+        raise NotImplementedError
+
+    def _ended(self, epoch: int) -> None:
+        """There are no more batches."""
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
+        return {name: clock.sums() for name, clock in self._clocks.items()}
+
+    def spans(self) -> dict[str, list[Span]]:
+        """When each stage worked on what, as far as it was kept (see `ooc.clock`): the beginning of the first epoch."""
+        return {name: list(clock.spans) for name, clock in self._clocks.items()}
+
+
+class BatchLoader(Loader):
     """Iterates over the batches of `work`; each `iter` is the next epoch.
 
     split: halve batches that do not fit; threads: that sample, and that gather rows in memory.
@@ -38,12 +74,11 @@ class BatchLoader:
         split: bool = False,
         threads: tuple[int, int] = (1, 2),
     ) -> None:
-        self.data, self.budget, self.device, self.prefetch = data, budget, device, prefetch
+        super().__init__(data, budget, device, prefetch)
         self._work, self._split, self._threads = work, split, threads
         self._copier: Copier | None = None
         self._start = self._cursor = Cursor(0, 0)
         self._stop: int | None = None
-        self._clocks: dict[str, Clock] = {}
 
     @property
     def rows_read(self) -> int:
@@ -116,14 +151,6 @@ class BatchLoader:
         kept = {name: getattr(order, name) for name in ("seed", "rank", "world", "batch_size", "shuffle", "drop_last")}
         return {**kept, "num_seeds": self.num_seeds}
 
-    def times(self) -> dict[str, dict[str, float]]:
-        """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
-        return {name: clock.sums() for name, clock in self._clocks.items()}
-
-    def spans(self) -> dict[str, list[Span]]:
-        """When each stage worked on what, as far as it was kept (see `ooc.clock`): the beginning of the first epoch."""
-        return {name: list(clock.spans) for name, clock in self._clocks.items()}
-
     def __iter__(self) -> "Epoch":
         return_freed()  # of the epoch before, or of training where this one is for scores
         start = self._cursor = self._start
@@ -156,6 +183,9 @@ class BatchLoader:
             return swept(work, cursors, pool=pool + work.spare_bytes, threads=self._threads[0], split=split, clocks=clocks)
         return windowed(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
 
+    def _took(self, epoch: int, behind: int) -> None:
+        self._cursor = Cursor(epoch, behind)
+
     def _ended(self, epoch: int) -> None:
         if self._cursor == Cursor(epoch, len(self)):
             self._cursor = Cursor(epoch + 1, 0)
@@ -164,7 +194,7 @@ class BatchLoader:
 class Epoch:
     """Iterator over one epoch's batches. `close` ends its threads; so do the end, an exception, and its collection."""
 
-    def __init__(self, loader: BatchLoader, batches: Pipeline | OnDevice, epoch: int) -> None:
+    def __init__(self, loader: Loader, batches: Pipeline | OnDevice, epoch: int) -> None:
         self._loader, self._batches, self._epoch = loader, batches, epoch
 
     def __iter__(self) -> Self:
@@ -172,11 +202,11 @@ class Epoch:
 
     def __next__(self) -> Any:
         try:
-            step, batch = next(self._batches)
+            behind, batch = next(self._batches)
         except StopIteration:
             self._loader._ended(self._epoch)
             raise
-        self._loader._cursor = Cursor(self._epoch, step)
+        self._loader._took(self._epoch, behind)
         return batch
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ event) alone.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,14 +16,13 @@ from torch_geometric.data import TemporalData
 
 from ooc.budget import Budget, Room, words_for
 from ooc.buffers import Buffers
-from ooc.clock import Clock, Span
-from ooc.device import OnDevice, on_device
+from ooc.epochs import Epoch, Loader
 from ooc.eventsplits import span_of
 from ooc.gather import Gather
 from ooc.loaders import budget_of, slots_of
 from ooc.negatives import Negatives
 from ooc.order import Purpose, key
-from ooc.pipeline import Pipeline, Stage
+from ooc.pipeline import Stage
 from ooc.sampling.temporal import Strategy, TemporalSampler, TemporalSubgraph
 from ooc.union import Union
 from stores.dataset import Dataset
@@ -202,7 +201,7 @@ def queries(block: EventBlock, negative: Ids | None) -> tuple[Ids, AnyArray]:
     return np.concatenate(ends), np.concatenate(times)
 
 
-class EventLoader:
+class EventLoader(Loader):
     """Batches of consecutive events, as PyG `TemporalData`, with the past of their nodes; each `iter` is the next epoch.
 
     batch_size: events, more where `whole_times` keeps those of one time together, so that what a batch teaches is never of the
@@ -247,11 +246,9 @@ class EventLoader:
         device: torch.device | str | None = None,
         budget: Budget | None = None,
     ) -> None:
-        if batch_size < 1 or prefetch < 1:
-            raise ConfigError(f"batch_size and prefetch are 1 or more, not {batch_size} and {prefetch}")
-        self.data, self.prefetch = data, prefetch
-        self.device = None if device is None else torch.device(device)
-        self.budget = budget or budget_of(data)
+        super().__init__(data, budget or budget_of(data), device, prefetch)
+        if batch_size < 1:
+            raise ConfigError(f"batch_size is 1 or more, not {batch_size}")
         held = data.events
         wanted = tuple(held.columns if columns is None else columns)
         check_names(held, wanted, FIELDS)
@@ -274,7 +271,6 @@ class EventLoader:
             shared=shared,
             transform=transform,
         )
-        self._clocks: dict[str, Clock] = {}
         self._start = self._next = (0, self._work.first)
 
     def __len__(self) -> int:
@@ -295,16 +291,17 @@ class EventLoader:
         """The next `iter` is this epoch, from its beginning."""
         self._start = self._next = (epoch, self._work.first)
 
-    def __iter__(self) -> "EventEpoch":
+    def __iter__(self) -> Epoch:
         epoch, start = self._next = self._start
         self._start = epoch + 1, self._work.first
-        return EventEpoch(self, self._pipeline(epoch, start), epoch)
+        return self._pass(self._work.blocks(start), self._stages(epoch), epoch)
 
-    def _pipeline(self, epoch: int, start: int) -> Pipeline | OnDevice:
-        pipeline = Pipeline(self._work.blocks(start), self._stages(epoch), self.budget.in_flight, self.prefetch, self._clocks)
-        if self.device is None or self.device.type == "cpu":
-            return pipeline
-        return on_device(pipeline, self.device)
+    def _took(self, epoch: int, behind: int) -> None:
+        self._next = epoch, behind
+
+    def _ended(self, epoch: int) -> None:
+        if self._next == (epoch, self._work.last):
+            self._next = epoch + 1, self._work.first
 
     def _stages(self, epoch: int) -> list[Stage]:
         """What is done to a block of events; the last stage gives (the event behind it, the batch)."""
@@ -332,14 +329,6 @@ class EventLoader:
         kept = {name: getattr(work, name) for name in ("first", "last", "batch_size", "whole_times", "shared", "seed")}
         return {**kept, "fanout": list(work.sampler.fanout), "strategy": work.sampler.strategy}
 
-    def times(self) -> dict[str, dict[str, float]]:
-        """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
-        return {name: clock.sums() for name, clock in self._clocks.items()}
-
-    def spans(self) -> dict[str, list[Span]]:
-        """When each stage worked on what, as far as it was kept (see `ooc.clock`)."""
-        return {name: list(clock.spans) for name, clock in self._clocks.items()}
-
 
 def check_names(events: Events, columns: Sequence[str], fields: frozenset[str]) -> None:
     """Raise ConfigError for a column whose name a field of the batch has, InputError for one that is not there."""
@@ -350,27 +339,3 @@ def check_names(events: Events, columns: Sequence[str], fields: frozenset[str]) 
                 f"the events' column {name!r} would take the place of another field of the batch: leave it out (columns), or "
                 "ingest it by another name"
             )
-
-
-class EventEpoch:
-    """Iterator over an epoch's batches. `close` ends its threads; so do the end, an exception, and its collection."""
-
-    def __init__(self, loader: EventLoader, batches: Pipeline | OnDevice, epoch: int) -> None:
-        self._loader, self._batches, self._epoch = loader, batches, epoch
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            behind, batch = next(self._batches)
-        except StopIteration:
-            if self._loader._next == (self._epoch, self._loader._work.last):
-                self._loader._next = self._epoch + 1, self._loader._work.first
-            raise
-        self._loader._next = self._epoch, behind
-        return batch
-
-    def close(self) -> None:
-        """Stop working ahead; idempotent."""
-        self._batches.close()

@@ -7,7 +7,7 @@ You et al., KDD 2022, and PyG Temporal, which keep all snapshots in memory.)
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,11 @@ from torch_geometric.data import Data
 
 from ooc.budget import Budget, Room, words_for
 from ooc.buffers import Buffers
-from ooc.clock import Clock
-from ooc.device import OnDevice, on_device
+from ooc.epochs import Epoch, Loader
 from ooc.eventloader import check_names
 from ooc.gather import Gather
 from ooc.loaders import budget_of
-from ooc.pipeline import Pipeline, Stage
+from ooc.pipeline import Stage
 from ooc.timewindows import CountWindows, TimeWindows, Window, windows
 from ooc.union import Union
 from stores.dataset import Dataset
@@ -168,7 +167,7 @@ def last_labels(count: int, node: NDArray[np.int64], label: AnyArray) -> NDArray
     return found
 
 
-class SnapshotLoader:
+class SnapshotLoader(Loader):
     """Windows of a store's events in time order, each a PyG `Data`; each `iter` goes over all of them again.
 
     window, stride: durations ("7d", "12h", "250ms", or a number in the store's unit of time), or numbers of events where `by`
@@ -206,13 +205,9 @@ class SnapshotLoader:
         device: torch.device | str | None = None,
         budget: Budget | None = None,
     ) -> None:
-        events = data.events
+        super().__init__(data, budget or budget_of(data), device, prefetch)
+        events, self.empty = data.events, empty
         self.windows: TimeWindows | CountWindows = windows(events, window, stride, by, start)
-        self.data, self.empty, self.prefetch = data, empty, prefetch
-        if prefetch < 1:
-            raise ConfigError(f"prefetch is 1 window or more, not {prefetch}")
-        self.device = None if device is None else torch.device(device)
-        self.budget = budget or budget_of(data)
         label = labels if isinstance(labels, str) else None
         wanted = tuple(name for name in (events.columns if columns is None else columns) if name != label)
         check_names(events, wanted, FIELDS)
@@ -225,27 +220,21 @@ class SnapshotLoader:
         most = Room(self.budget.max_batch, 5, self.budget)
         y = data.labels if labels is True else None
         self._work = Snapshots(events, wanted, label, overlap, gather, x, y, data.num_nodes, most, transform)
-        self._clocks: dict[str, Clock] = {}
         self._start = self._next = 0
 
     def __len__(self) -> int:
         """Windows that an `iter` from the beginning gives."""
         return sum(1 for _ in self.windows.of(self.data.events, self.empty))
 
-    def __iter__(self) -> "Pass":
+    def __iter__(self) -> Epoch:
         start, self._start = self._start, 0
         self._next = start
-        return Pass(self, self._pipeline(start))
-
-    def _pipeline(self, start: int) -> Pipeline | OnDevice:
-        """(number of the window behind it, batch) from window number `start` on."""
         found = (window for window in self.windows.of(self.data.events, self.empty) if window.number >= start)
         work = self._work
-        stages = [work.reading(), Stage("number", work.number), Stage("collate", work.collate)]
-        pipeline = Pipeline(found, stages, self.budget.in_flight, self.prefetch, self._clocks)
-        if self.device is None or self.device.type == "cpu":
-            return pipeline
-        return on_device(pipeline, self.device)
+        return self._pass(found, [work.reading(), Stage("number", work.number), Stage("collate", work.collate)])
+
+    def _took(self, epoch: int, behind: int) -> None:
+        self._next = behind
 
     def state_dict(self) -> dict[str, Any]:
         """Which window comes next, and what that is only valid with."""
@@ -262,28 +251,5 @@ class SnapshotLoader:
             raise ConfigError(f"cannot resume: there were {state['events']} events and are {len(self.data.events)} now")
         self._start = self._next = int(state["next"])
 
-    def times(self) -> dict[str, dict[str, float]]:
-        """Seconds of work and waiting, and items, by stage, over all passes so far; see `Pipeline.times`."""
-        return {name: clock.sums() for name, clock in self._clocks.items()}
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.windows!r}, events={len(self.data.events)})"
-
-
-class Pass:
-    """Iterator over the windows. `close` ends its threads; so do the end, an exception, and its collection."""
-
-    def __init__(self, loader: SnapshotLoader, batches: Pipeline | OnDevice) -> None:
-        self._loader, self._batches = loader, batches
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        behind, batch = next(self._batches)
-        self._loader._next = behind
-        return batch
-
-    def close(self) -> None:
-        """Stop working ahead; idempotent."""
-        self._batches.close()

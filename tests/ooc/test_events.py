@@ -90,6 +90,19 @@ def test_events_of_one_time_that_do_not_fit_are_refused_before_they_are_read(tmp
         assert loader.moved.events == 0
 
 
+def test_loaders_in_time_share_a_shell(store: Path) -> None:
+    with ooc.open(store) as ds:
+        loaders = ooc.EventLoader(ds, 100, num_neighbors=[]), ooc.SnapshotLoader(ds, 100, by="count")
+        for loader in loaders:
+            count = len(list(loader))
+            assert count in (4, 5)
+            assert all(len(spans) == count for name, spans in loader.spans().items() if name == "collate")
+            assert loader.times()["collate"]["items"] == count
+        for make in (lambda: ooc.EventLoader(ds, prefetch=0), lambda: ooc.SnapshotLoader(ds, 100, by="count", prefetch=0)):
+            with pytest.raises(ConfigError, match="prefetch is how many are made in advance, 1 or more, not 0"):
+                make()
+
+
 def test_the_past_is_the_reference(store: Path, edges: Edges) -> None:
     """Both directions count; strictly before; the latest three, of these the latest two each."""
     with ooc.open(store) as ds:
