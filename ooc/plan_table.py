@@ -14,7 +14,7 @@ def tables(plan: Plan) -> list[Table]:
 
 def compared(choice: Choice) -> Table:
     """The modes beside one another, an epoch of each."""
-    table = _table(
+    table = plain_table(
         "an epoch by mode", "mode", "seconds", "peak memory", "features", "edges", "histories read", "written", "loses"
     )
     for each in choice.candidates:
@@ -28,7 +28,7 @@ def compared(choice: Choice) -> Table:
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
+def plain_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left")
@@ -36,7 +36,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _memory(plan: Plan) -> Table:
-    table = _table("memory", "part", "size")
+    table = plain_table("memory", "part", "size")
     for name, size in plan.budget.parts().items():
         table.add_row(name, format_bytes(size))
     table.add_row("predicted peak", format_bytes(plan.prediction.peak_rss_bytes), style="bold")
@@ -46,7 +46,7 @@ def _memory(plan: Plan) -> Table:
 def _stages(plan: Plan) -> Table:
     found = plan.prediction
     total = sum(found.stages.values())
-    table = _table("stages", "stage", "seconds a batch", "seconds of the run")
+    table = plain_table("stages", "stage", "seconds a batch", "seconds of the run")
     for name, seconds in found.stages.items():
         if seconds and total:
             style = "bold" if name == found.bottleneck else None
@@ -56,7 +56,7 @@ def _stages(plan: Plan) -> Table:
 
 def _run(plan: Plan) -> Table:
     found = plan.prediction
-    table = _table(f"training, {plan.steps:,} batches ({plan.profiled_steps:,} profiled)", "", "")
+    table = plain_table(f"training, {plan.steps:,} batches ({plan.profiled_steps:,} profiled)", "", "")
     table.add_row("seconds an epoch", f"{found.seconds_per_epoch:.3g}", style="bold")
     table.add_row("the first epoch of the run", f"{found.first_epoch_seconds:.3g}")
     scored = f"{found.evaluate_seconds:.3g}" if found.evaluate_seconds else "not predicted"  # by sweeps

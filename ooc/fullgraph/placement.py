@@ -1,0 +1,260 @@
+"""PURE: program + profile + room by tier -> where every intermediate of an exact step goes, and what a step then takes.
+
+`plan_step` finds the fates that take the least time (`ooc.fullgraph.search`) and `predict` says what any fates take, run by
+run: both go by `ooc.fullgraph.schedule`, as the executor does. (FlexGNN's four fates; chosen by dynamic programming as in
+Checkmate's and Capuchin's line of work, but over layers whose lifetimes are brackets, where it is exact and fast.)
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ooc.fullgraph.costs import MOVED, TIERS, Bytes, Costs, Load, Profile
+from ooc.fullgraph.fates import Fate, Placement, Program, SumPlan, Value
+from ooc.fullgraph.schedule import Run
+from ooc.fullgraph.search import search
+from stores.errors import BudgetError
+from stores.sizes import format_bytes
+
+STATIC = {
+    "all retained": (Fate.RETAINED,),
+    "all on the host": (Fate.HOST, Fate.DISK, Fate.RETAINED),
+    "all on disk": (Fate.DISK, Fate.RETAINED),
+    "all recomputed": (Fate.RECOMPUTED, Fate.DISK, Fate.RETAINED),
+}
+"""Plans that treat all values alike: the first of these fates that a value may have"""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that values and sums may take, by tier, beside what computing takes anyway. device: RAM on a machine without a
+    GPU, which has no host tier."""
+
+    device: int
+    host: int
+    disk: int
+
+    @property
+    def bytes(self) -> Bytes:
+        """As of `TIERS`."""
+        return self.device, self.host, self.disk
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run as predicted. again: on the way down, an op of the way up once more; backward: whether the op is one of the way
+    down. start, stop: seconds; parts: seconds of computing, of the host tier and of the disk, which go on at once; passes:
+    walks over what is added; memory: bytes by tier (`TIERS`), the sums' included; read, written: bytes by tier of `MOVED`."""
+
+    op: str
+    again: bool
+    backward: bool
+    start: float
+    stop: float
+    parts: tuple[float, float, float]
+    passes: int
+    memory: Bytes
+    read: tuple[int, int]
+    written: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.op} again" if self.again else self.op
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Where everything goes, and what a step, an epoch, is to take; frozen, printed by `ooc plan`, JSON by `asdict`.
+
+    placement: also has the destinations of a pass by op. static: seconds of the plans that treat all values alike, None where
+    one does not fit. exact: whether no placement is faster by these costs; else there were too many to compare.
+
+    >>> plan_step(program, profile, room).seconds
+    12.5
+    """
+
+    placement: Placement
+    room: Room
+    runs: tuple[PlannedRun, ...]
+    sizes: dict[str, int]
+    """bytes, by value"""
+    static: dict[str, float | None]
+    exact: bool = True
+
+    def __str__(self) -> str:
+        """The prediction in one line."""
+        return f"{self.seconds:.3g} s an epoch, {format_bytes(self.peak[0])} of values and sums in memory at most"
+
+    @property
+    def seconds(self) -> float:
+        """Of an epoch, but for the first, which makes what is constant."""
+        return self.runs[-1].stop if self.runs else 0.0
+
+    @property
+    def peak(self) -> Bytes:
+        """The most bytes by tier."""
+        device, host, disk = (max((run.memory[tier] for run in self.runs), default=0) for tier in range(len(TIERS)))
+        return device, host, disk
+
+    def moved(self, tier: Fate) -> tuple[int, int]:
+        """(bytes read, bytes written) of an epoch: from and to the host's memory, or the disk."""
+        at = MOVED.index(tier)
+        return sum(run.read[at] for run in self.runs), sum(run.written[at] for run in self.runs)
+
+    def asdict(self) -> dict[str, Any]:
+        """For JSON, with what follows from the fields."""
+        moved = {str(tier): self.moved(tier) for tier in MOVED}
+        return {**asdict(self), "seconds": self.seconds, "peak": self.peak, "moved": moved}
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "StepPlan":
+        """From what `asdict` gave, and JSON made of it."""
+        placed = data["placement"]
+        fates, passing = ({name: Fate(fate) for name, fate in placed[each].items()} for each in ("fates", "passing"))
+        sums = {name: SumPlan(**each) for name, each in placed["sums"].items()}
+        runs = tuple(PlannedRun(**{name: _tuple(each) for name, each in run.items()}) for run in data["runs"])
+        placement = Placement(fates, passing, sums, placed["ranges"])
+        return cls(placement, Room(**data["room"]), runs, dict(data["sizes"]), dict(data["static"]), data["exact"])
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def predict(program: Program, profile: Profile, placement: Placement, room: Room) -> StepPlan:
+    """What a step takes under given fates. Raises BudgetError, naming the op, where something does not fit `room`.
+
+    >>> predict(program, profile, Placement({}), room).peak
+    (812000000, 0, 0)
+    """
+    costs, now, found, sums = Costs(program, profile), 0.0, [], dict(placement.sums)
+    for run in costs.schedule.runs(placement):
+        load, alive, left = _left(costs, run, placement, room)
+        passes = int(load.passes(left))
+        seconds = float(load.seconds(left, profile.hidden))
+        if run.adds and not run.again:
+            sums[run.op.name] = SumPlan(load.rows(left, program))
+        memory = (room.device - left + round(-(-load.units // passes) * load.unit_bytes), *alive[1:])
+        once, each = costs.traffic(run, placement)
+        read, written = (tuple(a[way] + passes * b[way] for a, b in zip(once, each, strict=True)) for way in (0, 1))
+        parts = tuple(float(part) for part in load.parts(passes))
+        found.append(
+            PlannedRun(
+                run.op.name,
+                run.again,
+                run.op.backward,
+                now,
+                now + seconds,
+                (parts[0], parts[1], parts[2]),
+                passes,
+                memory,
+                (read[0], read[1]),
+                (written[0], written[1]),
+            )
+        )
+        now += seconds
+    sizes = {value.name: profile.size(value) for value in program.values}
+    for run in costs.schedule.runs(placement, first=True):  # which makes what is constant
+        _left(costs, run, placement, room)
+    return StepPlan(replace(placement, sums=sums), room, tuple(found), sizes, {})
+
+
+def _left(costs: Costs, run: Run, placement: Placement, room: Room) -> tuple[Load, Bytes, int]:
+    """(what a run asks for, bytes by tier that stand meanwhile, bytes of the device's memory that are left)."""
+    load, alive = costs.load(run, placement), costs.standing_bytes(run.alive, placement)
+    left = room.device - alive[0] - costs.profile.op(run.op.name).workspace
+    needs = left - (load.unit_bytes or 0)
+    for tier, has, need in zip(TIERS, room.bytes, (room.device - needs, *alive[1:]), strict=True):
+        if need > has:
+            raise BudgetError(
+                f"{run.op.name} needs {format_bytes(need)} of {TIER_NAMES[tier]}, and {format_bytes(has)} are there: "
+                f"give {format_bytes(need - has)} more"
+            )
+    return load, alive, left
+
+
+TIER_NAMES = {Fate.RETAINED: "memory", Fate.HOST: "host memory", Fate.DISK: "disk"}
+
+
+def static_placements(program: Program, profile: Profile) -> dict[str, Placement]:
+    """The plans that treat all values alike, by name; "all on the host" only where there is such a tier. What passes, of values
+    that are made again, stands on disk."""
+    found = {}
+    for name, wanted in STATIC.items():
+        if wanted[0] is not Fate.HOST or Fate.HOST in profile.tiers:
+            found[name] = Placement({value.name: _first(value, wanted) for value in program.values})
+    return found
+
+
+def _first(value: Value, wanted: tuple[Fate, ...]) -> Fate:
+    return next((fate for fate in wanted if fate in value.fates), value.fates[0])
+
+
+def plan_step(program: Program, profile: Profile, room: Room) -> StepPlan:
+    """The fates that take the least time in `room`.
+
+    Never slower than a plan that treats all values alike. Raises BudgetError, naming how much more memory or disk would do,
+    where nothing fits.
+
+    >>> print(plan_step(program, profile, Room(2 * 10**9, 0, 10**11)).placement.fates)
+    """
+    static = {name: _predicted(program, profile, each, room) for name, each in static_placements(program, profile).items()}
+    seconds = {name: None if plan is None else plan.seconds for name, plan in static.items()}
+    fitting = [plan for plan in static.values() if plan is not None]
+    known = min((plan.seconds for plan in fitting), default=float("inf"))
+    found = search(program, profile, room.bytes, known)
+    if found is not None:
+        fitting.append(predict(program, profile, found.placement, room))
+    if not fitting:
+        raise BudgetError(_fix(program, profile, room))
+    best = min(fitting, key=lambda plan: plan.seconds)
+    return replace(best, static=seconds, exact=found is None or found.exact)
+
+
+def _predicted(program: Program, profile: Profile, placement: Placement, room: Room) -> StepPlan | None:
+    try:
+        return predict(program, profile, placement, room)
+    except BudgetError:
+        return None
+
+
+def _fix(program: Program, profile: Profile, room: Room) -> str:
+    """What would do, in words: more of one tier, where that is enough."""
+    total = 2 * sum(profile.size(value) for value in program.values) + sum(profile.op(op.name).workspace for op in program.ops)
+    more = []
+    for name, words in (("disk", "more room on the disk"), ("device", "more --memory")):
+        most = replace(room, **{name: getattr(room, name) + total})
+        if _fits(program, profile, most):
+            more.append((_least(program, profile, room, most, name) - getattr(room, name), words))
+    there = f"{format_bytes(room.device)} of memory and {format_bytes(room.disk)} of disk"
+    if more:
+        return f"no plan of exact training fits {there}: give {' or '.join(f'{format_bytes(n)} {words}' for n, words in more)}"
+    most = Room(room.device, room.host, room.disk + total)
+    most = replace(most, device=_least(program, profile, most, replace(most, device=most.device + total), "device"))
+    disk = _least(program, profile, replace(most, disk=room.disk), most, "disk") - room.disk
+    memory = f"{format_bytes(most.device - room.device)} more --memory"
+    return f"no plan of exact training fits {there}: give {memory} and {format_bytes(disk)} more room on the disk"
+
+
+def _fits(program: Program, profile: Profile, room: Room) -> bool:
+    static = static_placements(program, profile).values()
+    if any(_predicted(program, profile, each, room) is not None for each in static):
+        return True
+    return search(program, profile, room.bytes) is not None
+
+
+_CLOSE = 0.01
+"""of what is there: how close a fix is told"""
+
+
+def _least(program: Program, profile: Profile, room: Room, most: Room, name: str) -> int:
+    """Bytes of a tier that do, between those of `room`, which do not, and of `most`, which do."""
+    low, high = getattr(room, name), getattr(most, name)
+    while high - low > _CLOSE * high:
+        middle = (low + high) // 2
+        if _fits(program, profile, replace(room, **{name: middle})):
+            high = middle
+        else:
+            low = middle
+    return int(high)

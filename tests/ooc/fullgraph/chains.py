@@ -1,0 +1,89 @@
+"""Programs and profiles of made-up models: what planning is tested on. All seconds are sums of powers of two, so exact."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ooc.fullgraph.costs import OpCost, Profile, Speed
+from ooc.fullgraph.fates import Fate, Op, Program, Value
+
+ALL = (Fate.RETAINED, Fate.HOST, Fate.DISK, Fate.RECOMPUTED)
+KEPT = ALL[:3]
+CELLS = 8
+
+
+def chain(
+    widths: list[int],
+    *,
+    saved: int = 0,
+    fates: Mapping[str, tuple[Fate, ...]] | None = None,
+    constant: bool = False,
+    initial: bool = False,
+    nodes: int = 1 << 13,
+    edges: int = 1 << 15,
+) -> Program:
+    """A program of layers that sum: widths[l] columns into layer l, the last one's out. saved: columns that autograd keeps.
+
+    initial: every layer also reads rows that a map made of the features. constant: the first layer's sums are.
+    """
+    cell, layers, own = nodes // CELLS, len(widths) - 1, dict(fates or {})
+    values: list[Value] = []
+
+    def add(name: str, layer: int, kind: Any, columns: int, made: str, last: str, down: tuple[str, ...], **more: Any) -> None:
+        allowed = KEPT if kind in ("features", "gradient") else ALL
+        nbytes = 4 * columns * nodes
+        values.append(Value(name, layer, kind, columns, nbytes, made, last, down, own.get(name, allowed), **more))
+
+    first, lowest = ("initial",) if initial else (), ("down0",) if layers > 1 else ()
+    add("x", 0, "features", widths[0], "", "map" if initial else "up0", () if initial else lowest)
+    source = "rows0" if initial else "x"
+    forward = [Op("map", "map", 0, reads=("x",), writes=("initial", "rows0"))] if initial else []
+    if initial:
+        downs = tuple(f"down{at}" for at in range(layers - 2, -1, -1))
+        add("initial", 0, "rows", widths[0], "map", f"up{layers - 1}", downs, constant=constant)
+        add("rows0", 0, "rows", widths[0], "map", "up0", lowest, constant=constant)
+    backward = []
+    for at in range(layers):
+        last, rows = at == layers - 1, source if at == 0 else f"rows{at}"
+        grads = tuple(name for name in (f"gnear{at}", f"groot{at}") if at)
+        down = () if last else (f"down{at}",)
+        made = [f"near{at}"] + ([] if last else [f"saved{at}"] * bool(saved) + [f"rows{at + 1}"])
+        writes = (*made, *(grads if last else ()))
+        forward.append(Op(f"up{at}", "sum", at, summed=rows, reads=(rows, *first), writes=writes, turns=last))
+        add(f"near{at}", at, "sums", widths[at], f"up{at}", f"up{at}", down, constant=constant and at == 0)
+        if not last:
+            if saved:
+                add(f"saved{at}", at, "saved", saved, f"up{at}", "", down)
+            after = (f"down{at + 1}",) if at + 2 < layers else ()
+            add(f"rows{at + 1}", at + 1, "rows", widths[at + 1], f"up{at}", f"up{at + 1}", after)
+            above = (f"groot{at + 1}",)
+            reads = tuple([*above, f"near{at}", rows, *first] + [f"saved{at}"] * bool(saved))
+            backward.insert(
+                0,
+                Op(
+                    f"down{at}",
+                    "sum",
+                    at,
+                    True,
+                    summed=f"gnear{at + 1}",
+                    reads=reads,
+                    writes=grads,
+                    repeats=f"up{at}",
+                ),
+            )
+        for name in grads:
+            add(name, at, "gradient", widths[at], f"up{at}" if last else f"down{at}", "", (f"down{at - 1}",))
+    downs = tuple(op.name for op in backward)
+    values.append(Value("edges", 0, "edges", 0, 16 * edges, "", forward[-1].name, downs, own.get("edges", KEPT), True))
+    return Program(nodes, edges, 4, 8, cell, tuple(values), tuple(forward), tuple(backward))
+
+
+def profile(program: Program, seconds: list[int], hidden: float = 0.5, host: bool = False, speed: int = 16) -> Profile:
+    """seconds: of ops in turn; speed: log2 of the disk's bytes a second."""
+    found = {}
+    for number, op in enumerate(program.ops):
+        rows, sums = seconds[2 * number % len(seconds)], seconds[(2 * number + 1) % len(seconds)]
+        found[op.name] = OpCost(rows_s=rows / 4, sums_s=sums / 4 if op.summed else 0.0)
+    tiers = {Fate.DISK: Speed(2.0**speed, 2.0 ** (speed - 1))}
+    if host:
+        tiers[Fate.HOST] = Speed(2.0 ** (speed + 3), 2.0 ** (speed + 2))
+    return Profile(found, tiers, hidden)
