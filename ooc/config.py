@@ -21,7 +21,7 @@ _DEFAULT_FANOUT = 10
 
 FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
-    | {"tensorboard", "patience"}
+    | {"tensorboard", "patience", "placement", "disk"}
 )
 """Keys that a resumed run may change: they alter where bytes come from or when the run ends, never a step's loss."""
 
@@ -302,11 +302,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def classes() -> dict[str, type[RunConfig]]:
     """Mode -> the configuration of its runs; the first is the one without a mode."""
-    from ooc.temporal.eventsconfig import EventsConfig  # they are made of this module
+    from ooc.fullgraph.config import FullConfig  # they are made of this module
+    from ooc.temporal.eventsconfig import EventsConfig
     from ooc.temporal.snapshotsconfig import SnapshotsConfig
 
     modes = get_args(TrainConfig.model_fields["mode"].annotation)
-    return {**dict.fromkeys(modes, TrainConfig), "events": EventsConfig, "snapshots": SnapshotsConfig}
+    return {**dict.fromkeys(modes, TrainConfig), "full": FullConfig, "events": EventsConfig, "snapshots": SnapshotsConfig}
 
 
 def class_of(values: Mapping[str, Any], where: str = "") -> type[RunConfig]:

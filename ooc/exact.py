@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ooc.layerplan import ram_bytes
 from ooc.layerwise import LayerSweep
 from ooc.metrics import Scores
 from ooc.sweepstages import Tap
@@ -60,6 +61,11 @@ class ExactScores:
             self._swept = None
             self._swept = key, self._sweep.run(tap=tap, anew=anew)
         return self._swept[1]
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Of a sweep whose rows all stay in memory; None where they do not fit."""
+        return ram_bytes(self._sweep.shape) if self._sweep.plan.in_ram else None
 
     def make_room(self) -> None:
         """Before batches: what a sweep kept in memory goes, so that the next score makes it again."""

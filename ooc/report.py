@@ -125,6 +125,8 @@ def _batches(config: dict[str, Any]) -> str:
     mode = config.get("mode", "sampled")
     if not config or mode == "sampled":
         return f"fan-out {', '.join(map(str, config.get('fanout', [])))}, batches of {config.get('batch_size', 0):,}"
+    if mode == "full":
+        return "the whole graph, exactly"
     if mode == "events":
         drawn = ", ".join(map(str, config["num_neighbors"]))
         return f"batches of {config['batch_size']:,} events, {drawn} of the past drawn at a node"

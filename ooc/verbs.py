@@ -14,6 +14,7 @@ import typer
 
 from ooc.config import TrainConfig, classes, load_config, parse, read_config
 from ooc.flags import APPEND, INGEST, flags_of_modes, with_flags
+from ooc.fullgraph.config import FullConfig
 from stores.errors import ConfigError
 
 app = typer.Typer(
@@ -224,6 +225,10 @@ def train(
         from ooc.train import train as on_nodes
 
         summary = on_nodes(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
+    elif isinstance(settings, FullConfig):
+        from ooc.fullgraph.run import train as exactly
+
+        summary = exactly(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
     else:
         from ooc.temporal.run import train as in_time
 

@@ -23,6 +23,7 @@ from ooc.memory import resident_bytes
 from ooc.sweepedges import SweepEdges
 from ooc.sweepshape import besides_bytes, check_hub, parts_of, piece_rows_of
 from ooc.tiles import Tiles
+from stores.atomic import remove_tree
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from stores.sizes import format_bytes
@@ -98,7 +99,7 @@ class FullGraph:
         return len(list(gather_ranges(self.dataset.graph, self.shape.sweep.layers[index], self.room // 2, 0))) == 1
 
     def _default(self) -> Placement:
-        total = sum(value.nbytes for value in self.program.values)
+        total = self.most_bytes
         if total <= self.room:
             return Placement({value.name: Fate.RETAINED for value in self.program.values})
         if self._folder is None:
@@ -150,13 +151,29 @@ class FullGraph:
         self._walks = Walks(self.dataset, self.shape, self.shelf, self._tiles, self.traffic, torch.device("cpu"))
         return self._walks
 
-    def close(self) -> None:
-        """Close everything; idempotent. What is on disk stays."""
+    @property
+    def most_bytes(self) -> int:
+        """Of all values together."""
+        return sum(value.nbytes for value in self.program.values)
+
+    def make_room(self) -> None:
+        """Give up what waits in memory for the next step, which makes it again."""
         if self._walks is not None:
             self._walks.close()
             self._walks = None
-        if self._spool is not None:
-            self._spool.close()
         self._tiles = None
         self._held.clear()
+        self.shelf.make_room()
+
+    def close(self) -> None:
+        """Close everything; idempotent. What is on disk stays."""
+        self.make_room()
+        if self._spool is not None:
+            self._spool.close()
         self.shelf.close()
+
+    def discard(self) -> None:
+        """Close, and remove the folder with all that is in it."""
+        self.close()
+        if self._folder is not None:
+            remove_tree(self._folder)

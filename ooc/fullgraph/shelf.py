@@ -128,6 +128,11 @@ class Shelf:
             self.put(name, first, zeros[: nodes - first])
         self.drain()
 
+    def make_room(self) -> None:
+        """Give up all that stands in memory."""
+        self.memory.close_rows()
+        self._x = self._dataset.stored("x")
+
     def close(self) -> None:
         """End the threads, and close all rows; idempotent."""
         self._writer.close()

@@ -1,0 +1,144 @@
+"""`--mode full`: the losses of training the whole graph in memory, in any memory, and to the bit behind any end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ooc.cli import main
+from ooc.compose import make_model
+from ooc.fullgraph.config import FullConfig
+from ooc.fullgraph.run import train
+from ooc.metrics import Loss
+from ooc.models import full_blocks
+from ooc.order import Purpose, key
+from stores.dataset import Dataset
+from stores.errors import ConfigError
+from tests.conftest import MakeStore
+from tests.ooc.runs import InterruptAt, KillAt, Killed, curve, tight
+
+SETTINGS: dict[str, Any] = {"hidden": 16, "layers": 2, "epochs": 4, "seed": 5, "threads": 1, "plan": False}
+
+
+def configure(store: Path, out: Path, **settings: Any) -> FullConfig:
+    return FullConfig(store=store, out=out, **{**SETTINGS, **settings})
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> Path:
+    return make_store(num_nodes=240, num_edges=1500)
+
+
+def losses(out: Path) -> list[float]:
+    lines = [json.loads(line) for line in curve(out).splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def in_memory(config: FullConfig) -> list[float]:
+    """The same training at once on all nodes, by autograd."""
+    found = []
+    with Dataset.open(config.store, in_memory=True) as ds:
+        model = make_model(config, ds.num_features, ds.num_classes or 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+        target = np.repeat(np.arange(ds.num_nodes), np.diff(ds.graph.indptr))
+        edges = torch.from_numpy(np.stack([np.asarray(ds.graph.indices, np.int64), target]))
+        blocks, x = full_blocks(edges, ds.num_nodes, config.layers), torch.from_numpy(np.array(ds.rows("x").array))
+        labels: Any = ds.labels
+        node = torch.from_numpy(np.array(ds.split("train")))
+        y = torch.from_numpy(np.array(labels))[node]
+        for epoch in range(config.epochs):
+            model.train()
+            torch.manual_seed(key(config.seed, Purpose.TORCH, epoch, 0) >> 1)
+            loss = Loss("multiclass", label_smoothing=config.label_smoothing)(model(x, blocks)[node], y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(float(loss.detach()))
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"model": "sage"}, {"model": "gcn", "norm": "batch", "label_smoothing": 0.1}, {"model": "gat", "heads": 2}],
+    ids=lambda settings: settings["model"],
+)
+def test_losses_are_those_of_the_whole_graph_in_memory(store: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    config = configure(store, tmp_path / "run", **settings)
+    summary = train(config)
+    assert summary["metrics"]["test"]["accuracy"] is not None
+    assert summary["total_steps"] == config.epochs
+    np.testing.assert_allclose(losses(config.out), in_memory(config), rtol=1e-4)
+
+
+def test_a_run_is_the_same_in_any_memory_and_under_any_placement(store: Path, tmp_path: Path) -> None:
+    train(configure(store, tmp_path / "whole"))
+    want = curve(tmp_path / "whole")
+    for name, more in {
+        "ram": {"in_memory": True},
+        "pread": {"engine": "pread"},
+        "budget": {"memory": tight()},
+        **{fate: {"placement": fate} for fate in ("retained", "disk", "recomputed")},
+    }.items():
+        train(configure(store, tmp_path / name, **more))
+        assert curve(tmp_path / name) == want
+
+
+@pytest.mark.parametrize("watcher", [KillAt, InterruptAt])
+def test_a_run_that_ended_early_goes_on_to_the_bit(store: Path, tmp_path: Path, watcher: type[KillAt]) -> None:
+    train(configure(store, tmp_path / "whole"))
+    for step in (0, 2):
+        config = configure(store, tmp_path / f"cut-{step}", checkpoint_every=1)
+        with pytest.raises((Killed, KeyboardInterrupt)):
+            train(config, watcher=watcher(step))
+        train(config, resume=True)
+        assert curve(config.out) == curve(tmp_path / "whole")
+
+
+def test_max_steps_ends_with_scores_and_more_steps_go_on(store: Path, tmp_path: Path) -> None:
+    train(configure(store, tmp_path / "whole"))
+    config = configure(store, tmp_path / "cut", max_steps=2)
+    assert train(config)["metrics"]["val"]["accuracy"] is not None
+    train(config.model_copy(update={"max_steps": None}), resume=True)
+    assert curve(config.out) == curve(tmp_path / "whole")
+
+
+def test_nothing_is_left_but_the_runs_files(store: Path, tmp_path: Path) -> None:
+    train(configure(store, tmp_path / "run", placement="disk"))
+    assert {path.name for path in (tmp_path / "run").iterdir()} <= {
+        "config.json",
+        "metrics.jsonl",
+        "checkpoint.pt",
+        "model.pt",
+        "summary.json",
+        "plan.json",
+        "trace.json",
+    }
+
+
+def test_the_verbs_take_such_a_run(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    flags = ["--layers", "2", "--epochs", "2", "--model", "gcn", "--no-plan"]
+    assert main(["train", str(store), "--out", str(out), "--mode", "full", *flags]) == 0
+    assert "test: loss" in capsys.readouterr().out
+    assert main(["infer", str(store), "--checkpoint", str(out), "--out", str(tmp_path / "classes.parquet")]) == 0
+    assert main(["report", str(out)]) == 0
+    assert "the whole graph, exactly" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fanout": "10,5"}, "fanout means nothing in mode full"),
+        ({"batch_size": 7}, "batch_size means nothing in mode full"),
+        ({"placement": "attic"}, "placement = 'attic' does not do"),
+        ({"disk": "much"}, "much"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(store: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    from ooc.config import load_config
+
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, {"store": store, "out": tmp_path / "run", "mode": "full", **settings})
