@@ -110,7 +110,9 @@ def _unread() -> int:
 
 
 def _interrupted() -> int:
-    return _fail("interrupted; what was finished is kept: run it again (train: with --resume) to go on from there", INTERRUPTED)
+    return _fail(
+        "interrupted; what was finished is kept, an append all or nothing: run it again (train: --resume) to go on", INTERRUPTED
+    )
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -44,6 +44,16 @@ def write_error(error: OSError, path: Path | str) -> StoreError:
     return StoreError(f"cannot write {where}: {error.strerror or error}; {hint}")
 
 
+def database_error(error: Exception, path: Path | str) -> StoreError:
+    """LMDB's error in writing `path`, which has the system's one in words, and calls a short write one of input and output."""
+    words = str(error)
+    code = next((code for code in _ADVICE if os.strerror(code) in words), None)
+    if code is not None:
+        return write_error(OSError(code, os.strerror(code)), path)
+    short = "only a part was written, so the disk is full, or allows no larger files; free some space there"
+    return StoreError(f"cannot write {path}: {short if os.strerror(errno.EIO) in words else words}")
+
+
 def sync_dir(path: Path | str) -> None:
     """Make the names in directory `path` durable."""
     _sync(Path(path), os.O_DIRECTORY)

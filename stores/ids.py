@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stores.atomic import disk_errors
+from stores.atomic import database_error, disk_errors
 from stores.errors import InputError, StoreError
 from stores.lmdb_rows import Environment, environment
 from stores.manifest import NODE, IdKind
@@ -55,7 +55,7 @@ def write_ids(path: Path | str, kind: IdKind, by_id: Pairs, by_row: Pairs, node_
             back = _fill(env, _database(node_type, "id"), pairs, _show_row)
             env.sync(True)
         except lmdb.Error as error:
-            raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from None
+            raise database_error(error, path) from None
     if count != back:
         raise InputError(f"{path}: {count} ids in order of the ids, {back} in order of the rows; each must be in both once")
     return count
@@ -81,7 +81,7 @@ def grow_ids(old: Path | str, path: Path | str, kind: IdKind, by_id: Pairs, by_r
             _fill(env, _database(node_type, "id"), chain([_given_back(held, transaction, was["id"])], behind), _show_row)
             env.sync(True)
     except lmdb.Error as error:
-        raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from None
+        raise database_error(error, path) from None
     finally:
         held.close()
 

@@ -20,7 +20,7 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from stores.atomic import disk_errors, remove_tree, sync_dir
+from stores.atomic import database_error, disk_errors, remove_tree, sync_dir
 from stores.errors import StoreError
 from stores.files import forget_map, map_of
 from stores.rows import AnyArray
@@ -238,7 +238,7 @@ def appending(store: Path, base: str) -> Iterator[Appending]:
             if new:
                 remove_tree(path)
             if isinstance(error, lmdb.Error):
-                raise StoreError(f"cannot write {path}: {error}; free some space there, or choose another disk") from error
+                raise database_error(error, path) from error
             raise
 
 

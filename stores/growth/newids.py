@@ -1,6 +1,7 @@
 """External ids of new nodes: as records of the delta, and sorted and found again however many they are."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -9,8 +10,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.atomic import disk_errors
-from stores.errors import StoreError
+from stores.atomic import database_error, disk_errors
 from stores.files import forget_map, map_of
 from stores.ids import decode_ids, encode_ids
 from stores.manifest import IdKind
@@ -52,21 +52,26 @@ class IdIndex:
 
     def __init__(self, folder: Path, kind: IdKind) -> None:
         self.folder, self.kind = folder, kind
-        with disk_errors(folder):
+        with self._errors():
             folder.mkdir()
-        self._env = lmdb.open(str(folder), map_size=_MAP_BYTES, sync=False, lock=False, readahead=False)
+            self._env = lmdb.open(str(folder), map_size=_MAP_BYTES, sync=False, lock=False, readahead=False)
         self._map = map_of(folder / "data.mdb")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with disk_errors(self.folder):
+            try:
+                yield
+            except lmdb.Error as error:
+                raise database_error(error, self.folder) from None
 
     def add(self, external: list[Any], rows: NDArray[np.int64]) -> None:
         """Further ids, each there once, and their rows (int64[n])."""
         pairs = zip(encode_ids(external, self.kind), cast(list[bytes], rows.astype(">i8").view("V8").tolist()), strict=True)
-        with disk_errors(self.folder):
-            try:
-                while batch := list(islice(pairs, _PUTS)):
-                    with self._env.begin(write=True) as transaction:
-                        transaction.cursor().putmulti(batch)
-            except lmdb.Error as error:
-                raise StoreError(f"cannot write {self.folder}: {error}; free some space there") from None
+        with self._errors():
+            while batch := list(islice(pairs, _PUTS)):
+                with self._env.begin(write=True) as transaction:
+                    transaction.cursor().putmulti(batch)
         self._forget()
 
     def find(self, external: list[Any]) -> NDArray[np.int64]:

@@ -143,6 +143,8 @@ class Duck:
         message = " ".join(str(error).split())
         if "No space left" in message or "Disk quota" in message:
             return self._full()
+        if os.strerror(errno.EFBIG) in message:
+            return write_error(OSError(errno.EFBIG, os.strerror(errno.EFBIG)), self._spill)
         if isinstance(error, duckdb.IOException) and str(self._spill.parent) in message:
             return StoreError(f"cannot write: {message[:300]}; check the disk")
         return InputError(f"the data cannot be read: {message[:300]}; check the file")

@@ -13,6 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
+from stores.growth.append import append
+from stores.growth.compact import compact
+from stores.growth.spec import AppendSpec
+from stores.info import describe
+from stores.ingest import IngestSpec, ingest
+from stores.integrity import verify
 from tests.conftest import MakeStore
 
 KILLS = os.environ.get("OOC_TEST_KILLS", "3")
@@ -63,6 +72,32 @@ def test_ctrl_c_is_one_line_and_exit_code_130(make_store: MakeStore, tmp_path: P
     assert last.startswith("ooc: error: interrupted")
     assert "Traceback" not in errors.decode()
     assert (out / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("verb", ["append", "compact"])
+def test_ctrl_c_leaves_a_store_that_grows_as_it_was(quick_path: Path, verb: str) -> None:
+    store, more = quick_path / "s.ooc", quick_path / "more.npy"
+    rng = np.random.default_rng(0)
+    np.save(quick_path / "e.npy", rng.integers(0, 1000, (2, 1000)))
+    np.save(more, rng.integers(0, 1000, (2, 1_000_000)))
+    ingest(IngestSpec(out=store, edges=str(quick_path / "e.npy"), num_nodes=1000))
+    if verb == "compact":
+        append(AppendSpec(out=store, edges=str(more)))
+    before = describe(store)
+    words = [verb, str(store), *(["--edges", str(more)] if verb == "append" else [])]
+    process = subprocess.Popen([sys.executable, "-m", "ooc.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not list((store / "versions").glob("*.partial")) and process.poll() is None:
+        time.sleep(0.0005)
+    time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.decode().splitlines()[-1].startswith("ooc: error: interrupted")
+    assert len(errors.decode().splitlines()) == 1
+    assert describe(store) == before
+    assert verify(store) == []
+    assert compact(store).appends == (verb == "compact")
+    assert not list((store / "versions").glob("*.partial"))  # while modules are imported, Ctrl-C ends the process at once
 
 
 def test_ctrl_c_ends_the_counting_of_subgraphs(make_store: MakeStore, tmp_path: Path) -> None:
