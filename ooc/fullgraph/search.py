@@ -89,6 +89,7 @@ class _Search:
         self.chains = Chains(costs, self.stages, self.room)
         self._numbers: list[dict[Known, int]] = [{} for _ in range(len(self.stages.stages) + 1)]
         self._steps: dict[tuple[int, int], Step] = {}
+        self._parts: dict[tuple[int, tuple[str, ...]], tuple[list[dict[str, Choice]], Ints]] = {}
         self._options = [self.stages.options(stage) for stage in self.stages.stages]
         self._roots = self._begin()
         self._rest = self._bounds()
@@ -143,30 +144,39 @@ class _Search:
         """A stage met with what has that number."""
         key = stage.number, number
         if key not in self._steps:
-            known, options = self._known(stage, number), self._options[stage.number]
-            following = stage.number + 1
+            known, following = self._known(stage, number), stage.number + 1
             names = self.stages.stages[following].known if following < len(self.stages.stages) else ()
-            follows = [self._number(following, tuple(chosen.get(n) or known[n] for n in names)) for chosen in options]
-            link, links = self._links(stage, known, options)
+            picked, inverse = self._parted(stage, names)
+            numbers = [self._number(following, tuple(each.get(n) or known[n] for n in names)) for each in picked]
+            link, links = self._links(stage, known)
             tables = self.stages.tables(stage, known)
-            walk = tables.walks[:, 1, BEFORE] if stage.downs else np.zeros((len(options), 3))
+            walk = tables.walks[:, 1, BEFORE] if stage.downs else np.zeros((len(tables.kept), 3))
             before, which = np.unique(walk, axis=0, return_inverse=True)
-            self._steps[key] = Step(tables, np.array(follows), link, links, (before, which.reshape(-1)))
+            self._steps[key] = Step(tables, np.array(numbers)[inverse], link, links, (before, which.reshape(-1)))
         return self._steps[key]
 
-    def _links(self, stage: Stage, known: dict[str, Choice], options: list[dict[str, Choice]]) -> tuple[Ints, list[Link]]:
+    def _parted(self, stage: Stage, names: tuple[str, ...]) -> tuple[list[dict[str, Choice]], Ints]:
+        """(what options of a stage pick for some values, each once; which of these each option does)."""
+        key = stage.number, names
+        if key not in self._parts:
+            columns = [number for number, value in enumerate(stage.decides) if value.name in names]
+            options = self._options[stage.number]
+            _, first, inverse = np.unique(options[:, columns], axis=0, return_index=True, return_inverse=True)
+            picked = [self.stages.picked(stage, options[at]) for at in first]
+            self._parts[key] = picked, inverse.reshape(-1)
+        return self._parts[key]
+
+    def _links(self, stage: Stage, known: dict[str, Choice]) -> tuple[Ints, list[Link]]:
         """See `Step`."""
-        tells, told, links = self.chains.tells(stage), dict[tuple[Choice, ...], int](), list[Link]()
-        found = []
-        for chosen in options:
-            key = tuple(chosen[name] for name in tells)
-            if key not in told:
-                link = self.chains.link(stage, known | chosen)
-                same = [number for number, each in enumerate(links) if not (link.written or each.written)]
-                told[key] = same[0] if same else len(links)
-                links += [] if same else [link]
-            found.append(told[key])
-        return np.array(found), links
+        picked, inverse = self._parted(stage, self.chains.tells(stage))
+        links = list[Link]()
+        number = []
+        for each in picked:
+            link = self.chains.link(stage, known | each)
+            same = [at for at, other in enumerate(links) if not (link.written or other.written)]
+            number.append(same[0] if same else len(links))
+            links += [] if same else [link]
+        return np.array(number)[inverse], links
 
     def _step(self, stage: Stage, number: int, all_states: States, known: float) -> States:
         """What all options of a stage make of the states that meet it with something known."""
@@ -260,9 +270,10 @@ class _Search:
         """The placement of the fastest state beyond the last stage."""
         at = int(history[-1].seconds.argmin())
         chosen: dict[str, Choice] = {}
-        for states, options in zip(reversed(history), [*reversed(self._options), self._root_options], strict=True):
-            chosen |= options[states.option[at]]
+        for stage, states in zip(reversed(self.stages.stages), reversed(history[1:]), strict=True):
+            chosen |= self.stages.picked(stage, self._options[stage.number][states.option[at]])
             at = int(states.parent[at])
+        chosen |= self._root_options[history[0].option[at]]
         fates = {name: choice.fate for name, choice in chosen.items()}
         passing = {name: choice.standing for name, choice in chosen.items() if choice.fate is Fate.RECOMPUTED}
         return Placement(fates, passing)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ooc.fullgraph.costs import MOVED, TIERS, Costs, Floats, Load
 from ooc.fullgraph.fates import Fate, Op, Value
@@ -29,6 +30,7 @@ class Choice(NamedTuple):
     needed: bool = True
 
 
+Ints = NDArray[np.int64]
 Known = Mapping[str, Choice]
 
 
@@ -72,6 +74,7 @@ class Stages:
             self._stage_of[op.name] = number
         self.decided = {value.name: self._decided_at(value) for value in self.program.values}
         self.stages = [self._stage(number) for number in range(len(self.program.forward))]
+        self._choices = {value.name: self._choices_of(value) for value in self.program.values}
 
     def _decided_at(self, value: Value) -> int:
         """The stage that decides a value; -1 of the store's own."""
@@ -97,7 +100,11 @@ class Stages:
     # --- choices ---
 
     def choices(self, value: Value) -> list[Choice]:
-        """What can become of a value, in a machine with these tiers.
+        """What can become of a value, in a machine with these tiers."""
+        return self._choices[value.name]
+
+    def _choices_of(self, value: Value) -> list[Choice]:
+        """See `choices`.
 
         Rows that are needed all the way down, or at once, are not made again where they can be kept: once made they would stand
         as long, so nothing would be won.
@@ -156,12 +163,14 @@ class Stages:
         self._skip(stage, walks)
         return Tables(walks, kept)
 
-    def options(self, stage: Stage) -> list[dict[str, Choice]]:
-        """What each option of a stage decides."""
-        found: list[dict[str, Choice]] = [{}]
-        for value in stage.decides:
-            found = [{**each, value.name: choice} for each in found for choice in self.choices(value)]
-        return found
+    def options(self, stage: Stage) -> Ints:
+        """What each option of a stage picks: int64[options, values it decides], places in their `choices`."""
+        counts = [len(self.choices(value)) for value in stage.decides]
+        return np.indices(counts).reshape(len(counts), -1).T.astype(np.int64)
+
+    def picked(self, stage: Stage, option: Ints) -> dict[str, Choice]:
+        """The choices of an option: of values by name."""
+        return {v.name: self.choices(v)[at] for v, at in zip(stage.decides, option, strict=True)}
 
     def held(self, value: Value, choice: Choice) -> Floats:
         found = np.zeros(3)
@@ -175,7 +184,8 @@ class Stages:
         if stage.op.turns or not all(value.constant for value in made):
             return
         for number, option in enumerate(self.options(stage)):
-            if all(option[value.name].fate is not Fate.RECOMPUTED for value in made):
+            picked = self.picked(stage, option)
+            if all(picked[value.name].fate is not Fate.RECOMPUTED for value in made):
                 walks[number, 0, MOVING.start : COMPUTE + 1] = 0
 
     def _anyway(self, stage: Stage) -> Floats:
