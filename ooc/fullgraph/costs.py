@@ -20,8 +20,8 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class OpCost:
     """Seconds of an op, all nodes once. rows_s: of the row-wise part (on the way down, of its gradients alone); sums_s: to add
-    rows along the edges. unit_bytes: of "gather", what a destination takes with its sources on average; workspace: bytes that
-    it takes whatever the ranges are."""
+    rows along the edges; 0 of "gather". unit_bytes: of "gather", what a destination takes with its sources on average;
+    workspace: bytes that it takes whatever the ranges are."""
 
     rows_s: float = 0.0
     sums_s: float = 0.0
@@ -64,50 +64,71 @@ class Profile:
 
 
 class Load(NamedTuple):
-    """What a run asks for. compute_s: seconds; moved_s: moving what is read and written once, by tier of `MOVED`; pass_s: what
-    is read once a pass. units: destinations come in so many pieces, and a pass takes any number of them, `unit_bytes` of memory
-    each (0: one pass, without memory of its own). Fields may be arrays."""
+    """What a run asks for, range of destinations by range: their sums are added up, then their rows are computed.
 
-    compute_s: Any
-    moved_s: tuple[Any, Any]
-    pass_s: tuple[Any, Any]
+    rows, adds: seconds of either, (computing, moving to and from the host tier, the disk), whatever the ranges are; row_pass,
+    add_pass: seconds of moving, (host, disk), once a range more. units: destinations come in so many pieces, and a range has
+    any number of them, `unit_bytes` of memory each (0: one range, without memory of its own). Fields may be arrays.
+    """
+
+    rows: tuple[Any, Any, Any]
+    adds: tuple[Any, Any, Any]
+    row_pass: tuple[Any, Any]
+    add_pass: tuple[Any, Any]
     units: int
     unit_bytes: Any
 
     def passes(self, left: Any) -> Any:
-        """Passes in `left` bytes; infinite where not one piece fits."""
+        """Ranges in `left` bytes; infinite where not one piece fits."""
         bare = np.asarray(self.unit_bytes) <= 0
         fits = np.where(bare, self.units, np.minimum(np.floor(left / np.where(bare, 1.0, self.unit_bytes)), self.units))
         return np.where((fits > 0) & (np.asarray(left) >= 0), np.ceil(self.units / np.maximum(fits, 1)), np.inf)
 
-    def rows(self, left: int, program: Program) -> int:
-        """Destinations of a pass, equal ones."""
+    def destinations(self, left: int, program: Program) -> int:
+        """Of a range, equal ones."""
         passes = int(self.passes(left))
         return -(-self.units // passes) * program.cell_rows
 
     def parts(self, passes: Any) -> tuple[Any, Any, Any]:
         """Seconds of computing and of either tier, each alone."""
-        host, disk = (once + passes * each for once, each in zip(self.moved_s, self.pass_s, strict=True))
-        return self.compute_s, host, disk
+        adding, computing = self._phase(self.adds, self.add_pass, passes), self._phase(self.rows, self.row_pass, passes)
+        return adding[0] + computing[0], adding[1] + computing[1], adding[2] + computing[2]
+
+    @staticmethod
+    def _phase(once: tuple[Any, Any, Any], each: tuple[Any, Any], passes: Any) -> tuple[Any, Any, Any]:
+        return once[0], once[1] + passes * each[0], once[2] + passes * each[1]
 
     def seconds(self, left: Any, hidden: float) -> Any:
-        """In `left` bytes of memory: the longest part, and of the others what is not hidden behind it."""
+        """In `left` bytes of memory: of either phase the longest part, and of the others what is not hidden behind it."""
         passes = self.passes(left)
         fits = np.isfinite(passes)
-        compute, host, disk = self.parts(np.where(fits, passes, 1.0))
-        longest = np.maximum(np.maximum(compute, host), disk)
-        return np.where(fits, longest + (1 - hidden) * (compute + host + disk - longest), np.inf)
+        times, taken = np.where(fits, passes, 1.0), 0.0
+        for once, each in ((self.adds, self.add_pass), (self.rows, self.row_pass)):
+            compute, host, disk = self._phase(once, each, times)
+            longest = np.maximum(np.maximum(compute, host), disk)
+            taken = taken + longest + (1 - hidden) * (compute + host + disk - longest)
+        return np.where(fits, taken, np.inf)
+
+
+Moved = tuple[tuple[int, int], tuple[int, int]]
+"""bytes (read, written), by tier of `MOVED`"""
 
 
 class Traffic(NamedTuple):
-    """Bytes (read, written), by tier of `MOVED`. once: whatever the passes; each: a pass."""
+    """Bytes of a run. rows: for its rows, once; adds: the edges of its sums; row_pass, add_pass: once a range more."""
 
-    once: tuple[tuple[int, int], tuple[int, int]]
-    each: tuple[tuple[int, int], tuple[int, int]]
+    rows: Moved
+    adds: Moved
+    row_pass: Moved
+    add_pass: Moved
 
-
-def _pair(values: list[int]) -> tuple[int, int]:
-    return values[0], values[1]
+    def whole(self, passes: int, way: int) -> tuple[int, int]:
+        """Bytes read (way 0) or written (1) in so many ranges, by tier of `MOVED`."""
+        host, disk = (
+            self.rows[tier][way] + self.adds[tier][way] + passes * (self.row_pass[tier][way] + self.add_pass[tier][way])
+            for tier in range(len(MOVED))
+        )
+        return host, disk
 
 
 class Costs:
@@ -135,17 +156,14 @@ class Costs:
         """Bytes of the sums of a destination."""
         return self.values[name].columns * self.program.itemsize
 
-    def compute_s(self, run: Run) -> float:
-        """Seconds that a run computes."""
+    def compute_s(self, run: Run) -> tuple[float, float]:
+        """Seconds that a run computes: its rows, its sums."""
         own, ops = self.profile.op(run.op.name), self.profile.ops
-        seconds = own.rows_s
-        if run.gathers or (run.op.summed and run.op.summed in run.adds[:1]):
-            seconds += own.sums_s
-        if run.op.backward:
-            seconds += ops.get(run.repeated, OpCost()).rows_s
-            again = run.adds[1:] if run.op.summed else run.adds
-            seconds += sum(self.sums_s(name) for name in again)
-        return seconds
+        if not run.op.backward:
+            return own.rows_s, own.sums_s * bool(run.adds)
+        again = run.adds[1:] if run.op.summed else run.adds
+        sums = own.sums_s * bool(run.op.summed) + sum(self.sums_s(name) for name in again)
+        return own.rows_s + ops.get(run.repeated, OpCost()).rows_s, sums
 
     def sums_s(self, added: str) -> float:
         """Seconds of adding a value along the edges on the way up."""
@@ -153,23 +171,31 @@ class Costs:
 
     def traffic(self, run: Run, placement: Placement) -> Traffic:
         """Bytes that a run moves, by tier of `MOVED`."""
-        once, each = [[0, 0], [0, 0]], [[0, 0], [0, 0]]
-        for number, tier in enumerate(MOVED):
-            for found, way, names in ((once, 0, run.reads), (once, 1, run.writes), (each, 0, (*run.adds, *run.gathers))):
-                found[number][way] += sum(self.size(name) for name in names if placement.standing(name) is tier)
-            if run.op.scatters and placement.standing(run.op.scatters) is tier:
-                each[number] = [nbytes + self.size(run.op.scatters) for nbytes in each[number]]
-            if self.edges and placement.standing(self.edges) is tier:
-                once[number][0] += len(run.adds) * self.size(self.edges) // 2
-        return Traffic((_pair(once[0]), _pair(once[1])), (_pair(each[0]), _pair(each[1])))
+        standing, size = placement.standing, self.size
+
+        def moved(names: tuple[str, ...], tier: Fate) -> int:
+            return sum(size(name) for name in names if standing(name) is tier)
+
+        scattered = (run.op.scatters,) * bool(run.op.scatters)
+        host, disk = (
+            (
+                (moved(run.reads, tier), moved(run.writes, tier)),
+                (len(run.adds) * moved((self.edges,) * bool(self.edges), tier) // 2, 0),
+                (moved((*run.gathers, *scattered), tier), moved(scattered, tier)),
+                (moved(run.adds, tier), 0),
+            )
+            for tier in MOVED
+        )
+        return Traffic(*zip(host, disk, strict=True))
 
     def load(self, run: Run, placement: Placement) -> Load:
         """What a run asks for."""
-        traffic = self.traffic(run, placement)
-        moved, each = (tuple(self.move_s(nbytes, tier) for nbytes, tier in zip(found, MOVED, strict=True)) for found in traffic)
+        rows, adds, row_pass, add_pass = (
+            (self.move_s(host, Fate.HOST), self.move_s(disk, Fate.DISK)) for host, disk in self.traffic(run, placement)
+        )
+        rows_s, sums_s = self.compute_s(run)
         unit = sum(self.width(name) for name in run.adds[len(self._into(run, placement)) :]) + self.gathered(run.op)
-        unit *= self.program.cell_rows
-        return Load(self.compute_s(run), (moved[0], moved[1]), (each[0], each[1]), self.units, float(unit))
+        return Load((rows_s, *rows), (sums_s, *adds), row_pass, add_pass, self.units, float(unit * self.program.cell_rows))
 
     def gathered(self, op: Op) -> float:
         """Bytes of a destination's sources and edges, of an op that gathers."""

@@ -134,10 +134,9 @@ def predict(program: Program, profile: Profile, placement: Placement, room: Room
         passes = int(load.passes(left))
         seconds = float(load.seconds(left, profile.hidden))
         if run.adds and not run.again:
-            sums[run.op.name] = SumPlan(load.rows(left, program))
+            sums[run.op.name] = SumPlan(load.destinations(left, program))
         memory = (room.device - left + round(-(-load.units // passes) * load.unit_bytes), *alive[1:])
-        once, each = costs.traffic(run, placement)
-        read, written = (tuple(a[way] + passes * b[way] for a, b in zip(once, each, strict=True)) for way in (0, 1))
+        traffic = costs.traffic(run, placement)
         parts = tuple(float(part) for part in load.parts(passes))
         found.append(
             PlannedRun(
@@ -149,8 +148,8 @@ def predict(program: Program, profile: Profile, placement: Placement, room: Room
                 (parts[0], parts[1], parts[2]),
                 passes,
                 memory,
-                (read[0], read[1]),
-                (written[0], written[1]),
+                traffic.whole(passes, 0),
+                traffic.whole(passes, 1),
             )
         )
         now += seconds

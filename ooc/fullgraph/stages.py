@@ -15,10 +15,11 @@ from ooc.fullgraph.costs import MOVED, TIERS, Costs, Floats, Load
 from ooc.fullgraph.fates import Fate, Op, Value
 from ooc.fullgraph.schedule import sums_of
 
-ALIVE, MOVING, EACH, UNIT, COMPUTE, BEFORE, LEAST = slice(0, 3), slice(3, 5), slice(5, 7), 7, 8, slice(9, 12), 12
-_COLUMNS = 13
-"""Of a walk: bytes that stand meanwhile by tier, seconds of moving (once, and a pass) by tier, bytes of a unit's sums,
-seconds of computing, bytes that stand just before it, and of a unit's sums in the first epoch (infinite: what cannot be)"""
+ALIVE, ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 11), slice(11, 13)
+UNIT, LEAST, BEFORE = 13, 14, slice(15, 18)
+_COLUMNS = 18
+"""Of a walk: bytes that stand meanwhile by tier; of its `Load` the seconds and bytes, and bytes of a unit's sums in the first
+epoch (infinite: what cannot be); bytes that stand just before it"""
 
 
 class Choice(NamedTuple):
@@ -59,7 +60,14 @@ class Tables(NamedTuple):
     def load(self, walk: int, units: int) -> Load:
         """Of walk 0, the way up, or of one down; arrays by option."""
         found = self.walks[:, walk].T
-        return Load(found[COMPUTE], (found[3], found[4]), (found[5], found[6]), units, found[UNIT])
+        return Load(
+            (found[3], found[4], found[5]),
+            (found[6], found[7], found[8]),
+            (found[9], found[10]),
+            (found[11], found[12]),
+            units,
+            found[UNIT],
+        )
 
 
 class Stages:
@@ -186,20 +194,20 @@ class Stages:
         for number, option in enumerate(self.options(stage)):
             picked = self.picked(stage, option)
             if all(picked[value.name].fate is not Fate.RECOMPUTED for value in made):
-                walks[number, 0, MOVING.start : COMPUTE + 1] = 0
+                walks[number, 0, ROWS.start : LEAST] = 0
 
     def _anyway(self, stage: Stage) -> Floats:
         """What the ops of a stage ask for whatever is chosen."""
         cells, profile = np.zeros((1 + len(stage.downs), _COLUMNS)), self.costs.profile
         for own, op in zip(cells, (stage.op, *stage.downs), strict=True):
-            own[COMPUTE] = profile.op(op.name).rows_s
+            own[ROWS.start] = profile.op(op.name).rows_s
             own[ALIVE.start] = profile.op(op.name).workspace
             own[UNIT] = self.costs.gathered(op) * self.program.cell_rows
             if op.backward and not any(self.values[name].kind == "saved" for name in op.reads):
-                own[COMPUTE] += profile.op(op.repeats).rows_s
-            if op.summed and (op.backward or not stage.near):
-                own[COMPUTE] += profile.op(op.name).sums_s
-                own[UNIT] += self.costs.width(op.summed) * self.program.cell_rows * (op.backward or op.kind == "sum")
+                own[ROWS.start] += profile.op(op.repeats).rows_s
+            if op.summed and (op.backward or (not stage.near and op.kind != "gather")):
+                own[ADDS.start] += profile.op(op.name).sums_s
+                own[UNIT] += self.costs.width(op.summed) * self.program.cell_rows
             own[LEAST] = own[UNIT]
         return cells
 
@@ -214,15 +222,16 @@ class Stages:
     def _move(self, cells: Floats, columns: slice, name: str, tier: Fate, read: float, written: float) -> None:
         if tier in MOVED:
             size = self.costs.size(name)
-            cells[columns.start + MOVED.index(tier)] += self.costs.move_s((read * size, written * size), tier)
+            at = columns.stop - len(MOVED) + MOVED.index(tier)
+            cells[at] += self.costs.move_s((read * size, written * size), tier)
 
     def _adds(self, cells: Floats, source: str, known: Known, sums_s: float) -> None:
         """Sums of a value of the way up along the edges."""
-        self._move(cells, EACH, source, known[source].standing, 1, 0)
+        self._move(cells, ADD_PASS, source, known[source].standing, 1, 0)
         if self.costs.edges:
-            self._move(cells, MOVING, self.costs.edges, known[self.costs.edges].standing, 0.5, 0)
+            self._move(cells, ADDS, self.costs.edges, known[self.costs.edges].standing, 0.5, 0)
         cells[UNIT] += self.costs.width(source) * self.program.cell_rows
-        cells[COMPUTE] += sums_s
+        cells[ADDS.start] += sums_s
 
     def _up(self, stage: Stage, value: Value, choice: Choice, known: Known, cells: Floats) -> None:
         """What a value adds to the way up."""
@@ -234,15 +243,15 @@ class Stages:
         if fresh or passes or turned:
             cells[TIERS.index(tier)] += size
         if name in op.reads:
-            self._move(cells, MOVING, name, tier, 1, 0)
+            self._move(cells, ROWS, name, tier, 1, 0)
         if name in op.writes and (passes or turned or (fresh and not value.constant)):
-            self._move(cells, MOVING, name, tier, 0, 1)
+            self._move(cells, ROWS, name, tier, 0, 1)
         if name == op.summed and (op.kind == "gather" or not stage.near):
-            self._move(cells, EACH, name, tier, 1, 0)
+            self._move(cells, ROW_PASS if op.kind == "gather" else ADD_PASS, name, tier, 1, 0)
         if name == op.scatters:
-            self._move(cells, EACH, name, tier, 1, 1)
+            self._move(cells, ROW_PASS, name, tier, 1, 1)
         if value.name == self.costs.edges and op.summed and op.kind == "sum" and not stage.near:
-            self._move(cells, MOVING, name, tier, 0.5, 0)
+            self._move(cells, ADDS, name, tier, 0.5, 0)
         if name == stage.near:
             self._near(stage, value, choice, known, cells)
 
@@ -252,7 +261,7 @@ class Stages:
         width = self.costs.width(source) * self.program.cell_rows
         cells[LEAST] = 0 if kept and choice.standing is Fate.RETAINED else width
         if kept and value.constant:
-            self._move(cells, MOVING, value.name, choice.standing, 1, 0)
+            self._move(cells, ROWS, value.name, choice.standing, 1, 0)
         else:
             self._adds(cells, source, known, self.costs.profile.op(stage.op.name).sums_s)
             cells[UNIT] = cells[LEAST]
@@ -277,16 +286,18 @@ class Stages:
                 cells[BEFORE.start + TIERS.index(tier)] += costs.size(name)
         gathers = op.kind == "gather" and name == stage.op.summed
         if name in op.reads and not gathers and not (gone and value.kind in ("sums", "saved")):
-            self._move(cells, MOVING, name, tier, 1, 0)
+            self._move(cells, ROWS, name, tier, 1, 0)
         if name in op.writes:
-            self._move(cells, MOVING, name, tier, value.made_by != op.name, 1)
-        if name == op.summed or (gathers and name in op.reads):
-            self._move(cells, EACH, name, tier, 1, 0)
+            self._move(cells, ROWS, name, tier, value.made_by != op.name, 1)
+        if name == op.summed:
+            self._move(cells, ADD_PASS, name, tier, 1, 0)
+        if gathers and name in op.reads:
+            self._move(cells, ROW_PASS, name, tier, 1, 0)
         if name == op.scatters:
-            self._move(cells, EACH, name, tier, 1, 1)
+            self._move(cells, ROW_PASS, name, tier, 1, 1)
         if value.name == self.costs.edges and op.summed:
-            self._move(cells, MOVING, name, tier, 0.5, 0)
+            self._move(cells, ADDS, name, tier, 0.5, 0)
         if name in op.reads and gone and value.kind == "saved":
-            cells[COMPUTE] += costs.profile.op(op.repeats).rows_s
+            cells[ROWS.start] += costs.profile.op(op.repeats).rows_s
         if name in op.reads and gone and value.kind == "sums":
             self._adds(cells, costs.ops[value.made_by].summed, known, costs.sums_s(costs.ops[value.made_by].summed))
