@@ -9,6 +9,7 @@ from torch import nn
 
 from ooc.dropout import Draws
 from ooc.fullgraph.fates import Fate, Placement
+from ooc.fullgraph.notes import Notes, key_of
 from ooc.fullgraph.parts import Parts
 from ooc.fullgraph.program import build
 from ooc.fullgraph.saved import Spool
@@ -21,7 +22,7 @@ from ooc.layerplan import CHUNK_ROWS, cell_rows
 from ooc.loaders import budget_of
 from ooc.memory import resident_bytes
 from ooc.sweepedges import SweepEdges
-from ooc.sweepshape import besides_bytes, check_hub, parts_of, piece_rows_of
+from ooc.sweepshape import besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of
 from ooc.tiles import Tiles
 from stores.atomic import remove_tree
 from stores.dataset import Dataset
@@ -94,8 +95,6 @@ class FullGraph:
                 )
 
     def _whole(self, index: int) -> bool:
-        from ooc.sweepshape import gather_ranges
-
         return len(list(gather_ranges(self.dataset.graph, self.shape.sweep.layers[index], self.room // 2, 0))) == 1
 
     def _default(self) -> Placement:
@@ -111,13 +110,17 @@ class FullGraph:
         """One step over the whole graph: the loss; its gradient is added to the parameters' `.grad`.
 
         loss: of a few nodes, by what it sums to over all (see `LossOf`). Draws keys for dropout from torch's generator as the
-        model would on all nodes at once. Raises StoreError where the disk is full or fails.
+        model would on all nodes at once. A step that was killed goes on where it was noted last, if parameters, gradients,
+        generator and data are as they were when it began. Raises StoreError where the disk is full or fails.
         """
         if self.model.training != self._training:
             raise ConfigError("the model was put into another mode: make another FullGraph for it")
         self.shelf.disk.lock()
+        if self.placement != self.shelf.placement:
+            self._held.clear()
         self.shelf.place(self.placement)
         walks = self._open_walks(progress)
+        notes = None if self._folder is None else Notes(self._folder, self.model, key_of(self.model, self.dataset.fingerprint))
         self.traffic.restart()
         parts = Parts(self._parts, self.shape, Draws())
         stepper = Stepper(
@@ -131,8 +134,12 @@ class FullGraph:
             self.traffic,
             self.room,
             self._held,
+            notes,
         )
-        return stepper.run(loss)
+        found = stepper.run(loss)
+        if notes is not None:
+            notes.forget()
+        return found
 
     def _open_walks(self, progress: Progress) -> Walks:
         if self._walks is not None:

@@ -164,8 +164,14 @@ class Moments:
     >>> moments.add(z); moments.statistics(torch.float32).var
     """
 
-    def __init__(self) -> None:
-        self.count, self._mean, self._squares = 0, torch.zeros(()), torch.zeros(())
+    def __init__(self, state: list[Any] | None = None) -> None:
+        first: list[Any] = [0, torch.zeros(()), torch.zeros(())]
+        self.count, self._mean, self._squares = first if state is None else state
+
+    @property
+    def state(self) -> list[Any]:
+        """To go on with."""
+        return [self.count, self._mean, self._squares]
 
     def add(self, z: Tensor) -> None:
         """z: [n, f]."""

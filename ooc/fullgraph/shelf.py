@@ -1,5 +1,6 @@
 """The values of a step: rows by name, in memory or on disk as they are placed, written behind and read ahead."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,6 +33,9 @@ class Shelf:
         self.memory = Files(None, engine, in_ram=True)
         self.disk = Files(folder, engine)
         self.placement = Placement({})
+        self.halves: dict[str, int] = {}
+        """of gradients on disk that ops add to chunk by chunk: the one of two files that holds what was added last, so that an
+        op that was killed can add once more to what was there before"""
         self.dtype, self._dataset, self._shape, self._traffic = dtype, dataset, shape, traffic
         self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1)
         self._writer = Writer(traffic.written)
@@ -62,9 +66,12 @@ class Shelf:
         """A value's rows, made where there are none."""
         return self._x if name == "x" else self.open(name)
 
-    def open(self, name: str) -> Kept:
-        """The same of one that is written."""
-        return self.files(name).rows(name, (self._shape.sweep.num_nodes, self._shape.columns(name)), str(self.dtype))
+    def open(self, name: str, half: int | None = None) -> Kept:
+        """The same of one that is written. half: of a gradient that is added to, see `halves`."""
+        columns = self._shape.columns(name)
+        half = self.halves.get(name, 0) if half is None else half
+        named = f"{name}.{half}" if half else name
+        return self.files(name).rows(named, (self._shape.sweep.num_nodes, columns), str(self.dtype))
 
     def has(self, name: str) -> bool:
         """Whether a value stands there."""
@@ -74,9 +81,27 @@ class Shelf:
         """Let a value go: from memory; files stay, to be overwritten by the next step."""
         self.memory.drop(name)
 
-    def put(self, name: str, first: int, values: NDArray[Any]) -> None:
+    def put(self, name: str, first: int, values: NDArray[Any], half: int | None = None) -> None:
         """Rows first, first + 1, ... of a value; in the background, if they go to the disk."""
-        self._writer.put(self.open(name), first, values)
+        self._writer.put(self.open(name, half), first, values)
+
+    def other_half(self, name: str) -> int:
+        """Where sums go on that are added to what stands there; in memory it is the same place."""
+        return 1 - self.halves.get(name, 0) if self.on_disk(name) else 0
+
+    def on_disk(self, name: str) -> bool:
+        """Whether a value outlives the process."""
+        return name == "x" or (self.files(name) is self.disk and self.disk.folder is not None)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Make values that were written durable."""
+        self.drain()
+        for name in names:
+            if name not in ("x", "edges") and self.on_disk(name):
+                for half in (0, 1):
+                    rows = self.disk.held(f"{name}.{half}" if half else name)
+                    if rows is not None:
+                        rows.sync()
 
     def drain(self) -> None:
         """Wait until all is written. Raises StoreError where something could not be."""

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.fullgraph.fates import Fate, Op, Placement, Program
-from ooc.fullgraph.parts import Moments, Parts, Place, Tensors
+from ooc.fullgraph.notes import Notes, State
+from ooc.fullgraph.parts import Moments, Parts, Place, Statistics, Tensors
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.saved import Live, Spool
 from ooc.fullgraph.shape import norm_of
@@ -43,13 +44,18 @@ class Stepper:
         traffic: Traffic,
         room: int,
         held: set[str],
+        notes: Notes | None = None,
     ) -> None:
         self.program, self.placement, self.shape, self.parts = program, placement, shape, parts
         self.shelf, self.walks, self.spool, self.traffic = shelf, walks, spool, traffic
         self.room, self.held = room, held
         self.loss = 0.0
+        self._notes = notes
+        self._number, self._resumed_op = 0, ""
         self._made = {"x", "edges", *held}
         self._begun: set[str] = set()
+        self._adds: set[str] = set()
+        """gradients that this op adds to what others left, chunk by chunk"""
         self._live: dict[str, dict[int, Live]] = {}
         self._uses = program.uses(placement)
         modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
@@ -57,18 +63,78 @@ class Stepper:
 
     def run(self, loss: LossOf) -> float:
         """The whole step: gradients are added to the parameters'; the loss."""
+        state = self._resumed()
+        self._resumed_op = self.program.ops[state.op].name if state.next else ""
         try:
-            for op in self.program.ops:
+            for number, op in list(enumerate(self.program.ops))[state.op :]:
+                self._number, start = number, state.next if number == state.op else 0
+                self._adds = {name for name in op.writes if name in self._begun}
                 with self.traffic.op(op.name):
                     if op.backward:
-                        self._down(op)
+                        self._down(op, start)
                     else:
-                        self._up(op, [name for name in op.writes if not name.startswith("saved")], loss)
+                        moments = state.moments if number == state.op else None
+                        self._up(op, [name for name in op.writes if not name.startswith("saved")], loss, start, moments)
                     self._drain()
                 self._let_go(op)
             return self.loss
         finally:
             self._release()
+
+    def _resumed(self) -> State:
+        """Where to begin: at a note of this very step, with what it speaks of."""
+        state = None if self._notes is None else self._notes.found()
+        self.shelf.halves.clear()
+        if state is None:
+            if self._notes is not None:
+                self._notes.forget()
+            return State()
+        self.loss = state.loss
+        self._made |= set(state.made)
+        self._begun |= set(state.begun)
+        self.shelf.halves.update(state.halves)
+        self.parts.draws.keys.update(state.keys)
+        for _ in range(sum(map(len, state.keys.values()))):
+            torch.randint(1 << 62, ())  # the generator goes on as it would have
+        for index, (mean, var, *grads) in state.statistics.items():
+            assert mean is not None
+            assert var is not None
+            found = Statistics(mean.requires_grad_(), var.requires_grad_())
+            found.mean.grad, found.var.grad = grads
+            self.parts.statistics[index] = found
+        return state
+
+    def _note(self, op: Op, chunk: Chunk, moments: Moments | None = None) -> None:
+        """Note that an op came so far, where everything that is needed to go on outlives the process."""
+        if self._notes is None or not chunk.ends or op.scatters or not self._notes.due():
+            return
+        later = self.program.ops[self._number :]
+        needed = {name for each in later for name in (each.summed, *each.reads, *each.writes, each.scatters) if name[:1] == "g"}
+        begun = [name for name in (*self._begun, *op.writes) if name in needed]
+        if not all(self.shelf.on_disk(name) for name in begun):
+            return
+        rows = [name for name in op.writes if self._comes(name)]
+        if chunk.place.stop < self.shape.sweep.num_nodes and not all(map(self.shelf.on_disk, rows)):
+            return  # what is in memory alone is made again from its first row on
+        made = [name for name in self._made if name not in ("x", "edges") and self.shelf.on_disk(name)]
+        self._drain()
+        self.shelf.sync([*rows, *made, *begun])
+        statistics = {
+            index: [each.mean.detach(), each.var.detach(), each.mean.grad, each.var.grad]
+            for index, each in self.parts.statistics.items()
+        }
+        state = State(
+            self._number,
+            chunk.place.stop,
+            self.loss,
+            made,
+            sorted(self._begun),
+            self.parts.draws.keys,
+            statistics,
+            None if moments is None else moments.state,
+            dict(self.shelf.halves),
+        )
+        self._notes.keep(state)
 
     def _drain(self) -> None:
         self.shelf.drain()
@@ -77,8 +143,9 @@ class Stepper:
 
     # --- the way up ---
 
-    def _up(self, op: Op, writes: list[str], loss: LossOf | None) -> None:
-        """Run an op for the values `writes`; loss: None where they were made before, and are made again."""
+    def _up(self, op: Op, writes: list[str], loss: LossOf | None, start: int = 0, state: list[Any] | None = None) -> None:
+        """Run an op for the values `writes`, from node `start` on; loss: None where they were made before, and are made again;
+        state: of the moments gathered before `start`."""
         inputs = self._inputs(op)
         for name in inputs.values():
             if name[:4] != "near":
@@ -89,22 +156,30 @@ class Stepper:
         rows = [name for name in writes if name[0] != "g" and name != near]
         for name in rows:
             self.shelf.open(name)
-        moments = Moments() if loss is not None and f"z{op.layer}" in rows else None
-        for chunk in self._walk(op, inputs, near in writes and self._stored(near), [], {}):
+        moments = Moments(state) if loss is not None and f"z{op.layer}" in rows else None
+        for chunk in self._walk(op, inputs, near in writes and self._stored(near), [], {}, start):
             with self.traffic.timed(COMPUTE):
                 given = self._given(inputs, chunk)
                 if op.turns and loss is not None:
                     self._turn(op, chunk, given, loss)
-                    continue
-                outputs = self._forward(op, chunk.place, given, loss is None)
-                if moments is not None:
-                    moments.add(outputs[f"z{op.layer}"])
+                else:
+                    outputs = self._forward(op, chunk.place, given, loss is None)
+            if moments is not None:
+                moments.add(outputs[f"z{op.layer}"])
             for name in rows:
                 self.shelf.put(name, chunk.place.first, outputs[name].numpy())
+            if loss is not None:
+                self._note(op, chunk, moments)
         if moments is not None:
             self._normed(op.layer, moments)
-        self._begun |= {name for name in writes if name[0] == "g"}
-        self._made |= {*rows, *([near] if near and near in writes and self._stored(near) else [])}
+        if loss is not None:
+            self._added(op)
+        done = [*rows, *([near] if near in writes and self._stored(near) else [])]
+        self._made |= {name for name in done if not start or self.shelf.on_disk(name)}
+
+    def _comes(self, name: str) -> bool:
+        """Whether an op's value is put anywhere, for later ops or for the way down."""
+        return not name.startswith("saved") and (name[:4] != "near" or self._stored(name))
 
     def _stored(self, name: str) -> bool:
         """Whether a value is kept for the way down."""
@@ -139,13 +214,14 @@ class Stepper:
 
     # --- the way down ---
 
-    def _down(self, op: Op) -> None:
+    def _down(self, op: Op, start: int) -> None:
         if op.kind == "add":
-            self._add(op)
+            self._add(op, start)
             return
         up = self.program.op(op.repeats)
         lives = self._live.pop(up.name, {})
-        asked = set().union(*(live.asked for live in lives.values())) if lives else None
+        whole = lives and up.name != self._resumed_op  # of an op that was gone on with, the first chunks are computed again
+        asked = set().union(*(live.asked for live in lives.values())) if whole else None
         inputs = {part: name for part, name in self._inputs(up).items() if asked is None or part in asked}
         more = [name for name in op.reads if name[0] == "g"]
         if self._behind_norm(op):
@@ -155,7 +231,7 @@ class Stepper:
                 self._ensure(name)
         self._begin(op)
         try:
-            for chunk in self._walk(up, inputs, False, more, lives, op):
+            for chunk in self._walk(up, inputs, False, more, lives, start, op):
                 with self.traffic.timed(COMPUTE):
                     given = self._given(inputs, chunk)
                     live = chunk.live
@@ -164,22 +240,34 @@ class Stepper:
                             live = Live(self._function(up, chunk.place), given, self._wanted(up), self._own, None)
                     caught = live.down(given, self._grads(op, chunk))
                 self._leave(op, chunk, caught)
+                self._note(op, chunk)
         finally:
             for live in lives.values():
                 live.end()
-        self._begun |= set(op.writes)
+        self._added(op)
 
-    def _add(self, op: Op) -> None:
+    def _add(self, op: Op, start: int) -> None:
         """Sums of gradients alone."""
         (name,) = op.writes
-        for chunk in self._walk(op, {}, False, [], {}, op):
+        for chunk in self._walk(op, {}, False, [], {}, start, op):
             self.shelf.put(name, chunk.place.first, chunk.read["gsum"])
+            self._note(op, chunk)
+        self._added(op)
 
     def _begin(self, op: Op) -> None:
-        """Zeros to add to, where an op is the first to add to any row of a gradient."""
-        if op.scatters and op.scatters not in self._begun:
+        """Zeros to add to, where an op is the first to add to any row of a gradient; to what is there it can be added once."""
+        if not op.scatters:
+            return
+        if op.scatters not in self._begun:
             self.shelf.clear(op.scatters)
-            self._begun.add(op.scatters)
+        elif self._notes is not None:
+            self._notes.forget()
+
+    def _added(self, op: Op) -> None:
+        """An op's gradients stand there."""
+        for name in self._adds:
+            self.shelf.halves[name] = self.shelf.other_half(name)
+        self._begun |= {name for name in (*op.writes, op.scatters) if name[:1] == "g"}
 
     def _behind_norm(self, op: Op) -> bool:
         return op.kind in ("sum", "gather") and bool(self.shape.layers[op.layer].norm)
@@ -234,9 +322,11 @@ class Stepper:
             values = gradient.numpy()
             if part == "near" and self.shape.sweep.layers[index].kind == "mean":
                 values = values * self.walks.inverse_degree(place.first, place.stop)[:, None]
-            if name in self._begun:
+            if name in self._adds:
                 values = values + self.shelf.read(name, place.first, place.stop)
-            self.shelf.put(name, place.first, values)
+                self.shelf.put(name, place.first, values, self.shelf.other_half(name))
+            else:
+                self.shelf.put(name, place.first, values)
 
     # --- both ways ---
 
@@ -247,9 +337,10 @@ class Stepper:
         keep: bool,
         more: list[str],
         lives: dict[int, Live],
+        start: int,
         down: Op | None = None,
     ) -> Iterator[Chunk]:
-        """The chunks of an op and what it reads; keep: whether its sums become a value."""
+        """The chunks of an op from node `start` on, and what it reads; keep: whether its sums become a value."""
         summed, sweep = [], self.shape.sweep
         kind = sweep.layers[up.layer].kind
         near = inputs.get("near", "")
@@ -266,14 +357,15 @@ class Stepper:
         if up.kind == "gather":
             memory = self.placement.ranges.get(up.name, self.room // 2)
             others = [name for part, name in inputs.items() if part != "rows"]
-            return self.walks.gathered(up.summed, [*others, *more], self.walks.ranges(up.layer, memory), lives)
+            ranges = [own for own in self.walks.ranges(up.layer, memory) if own[0] >= start]
+            return self.walks.gathered(up.summed, [*others, *more], ranges, lives)
         columns = sum(self.shelf.rows(each.source).shape[1] for each in summed if not self._in_place(each))
         rows = sweep.num_nodes
         if columns:
             cell = self.program.cell_rows
             given = self.placement.sums.get((down or up).name)
             rows = given.rows if given else sum_rows(self._left(), columns, self.shape.itemsize, cell)
-        return self.walks.rows(names, summed, rows, lives, edges=up.kind == "sum")
+        return self.walks.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
 
     def _in_place(self, sums: SumOf) -> bool:
         """Whether sums are made where they stay, in memory."""

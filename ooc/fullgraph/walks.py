@@ -28,6 +28,8 @@ from stores.errors import BudgetError
 from stores.sizes import format_bytes
 
 Array = NDArray[Any]
+UNIT_CELLS = 64
+"""Cells of the grid between two nodes that a walk without sums can begin at"""
 _DEPTH = 2
 """Chunks whose inputs are read ahead"""
 
@@ -43,11 +45,13 @@ class SumOf(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Destinations, what was read for them by names of values, and what waits for its way down."""
+    """Destinations, what was read for them by names of values, and what waits for its way down. ends: whether a walk can begin
+    behind it."""
 
     place: Place
     read: dict[str, Array]
     live: Live | None
+    ends: bool
 
 
 class Walks:
@@ -81,12 +85,14 @@ class Walks:
 
     # --- row by row ---
 
-    def rows(self, names: list[str], sums: list[SumOf], rows: int, live: Mapping[int, Live], *, edges: bool) -> Iterator[Chunk]:
-        """All destinations, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a time;
-        live: what waits, by first destination; edges: whether the layer asks for what the graph says of its nodes."""
+    def rows(
+        self, names: list[str], sums: list[SumOf], rows: int, live: Mapping[int, Live], start: int, *, edges: bool
+    ) -> Iterator[Chunk]:
+        """Destinations from `start` on, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a
+        time; live: what waits, by first destination; edges: whether the layer asks for what the graph says of its nodes."""
         nodes = self._shape.sweep.num_nodes
         if not sums:
-            yield from self._chunks(names, {}, 0, nodes, live, edges)
+            yield from self._chunks(names, {}, start, nodes, live, edges)
             return
         cell = cell_rows(self._shape.sweep)
         step = max(cell, min(rows // cell * cell, -(-nodes // cell) * cell))
@@ -94,7 +100,7 @@ class Walks:
         adders = [self._adder(each) for each in sums]
         buffers = [self._buffer(each, min(step, nodes)) for each in sums]
         try:
-            for first in range(0, nodes, step):
+            for first in range(start, nodes, step):
                 stop = min(first + step, nodes)
                 made = {}
                 for each, adder, buffer in zip(sums, adders, buffers, strict=True):
@@ -133,6 +139,8 @@ class Walks:
     def _chunks(
         self, names: list[str], made: dict[str, Array], first: int, stop: int, live: Mapping[int, Live], edges: bool
     ) -> Iterator[Chunk]:
+        cell = cell_rows(self._shape.sweep)
+
         def read(at: int) -> Chunk:
             end = min(at + CHUNK_ROWS, stop)
             found = {name: self._shelf.read(name, at, end) for name in names}
@@ -140,7 +148,8 @@ class Walks:
             waiting = live.get(at)
             if waiting is not None:
                 waiting.fetch()
-            return Chunk(own_place(self._graph, at, end, self._device, edges=edges), found, waiting)
+            ends = end == stop or (not made and end % (UNIT_CELLS * cell) == 0)
+            return Chunk(own_place(self._graph, at, end, self._device, edges=edges), found, waiting, ends)
 
         return ahead(self._readers, read, range(first, stop, CHUNK_ROWS), _DEPTH)
 
@@ -166,7 +175,7 @@ class Walks:
             waiting = live.get(first)
             if waiting is not None:
                 waiting.fetch()
-            return Chunk(place, found, waiting)
+            return Chunk(place, found, waiting, True)
 
         return ahead(self._readers, read, ranges, 1)
 

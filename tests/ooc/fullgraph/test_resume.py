@@ -1,0 +1,112 @@
+"""Steps that are killed go on from their last note, and come to the same gradients, to the bit."""
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ooc.fullgraph import notes, walks
+from ooc.fullgraph.fates import Fate, Placement
+from ooc.fullgraph.full import FullGraph
+from ooc.fullgraph.notes import Notes
+from ooc.fullgraph.shelf import Shelf
+from stores.dataset import Dataset
+from tests.conftest import MakeStore
+from tests.ooc.fullgraph.exact import LossOf, cut_into, gradients, make, store_of
+from tests.ooc.runs import Killed
+
+MIXED = {"near0": Fate.RETAINED, "rows1": Fate.RETAINED, "near1": Fate.RECOMPUTED, "saved1": Fate.RETAINED}
+CASES: list[tuple[str, dict[str, Any], dict[str, Fate], Fate]] = [
+    ("sage", {"dropout": 0.4}, {}, Fate.DISK),
+    ("sage", {"dropout": 0.4, "norm": "batch", "residual": True}, {}, Fate.DISK),
+    ("sage", {"dropout": 0.4}, MIXED, Fate.DISK),
+    ("gcnii", {"dropout": 0.3, "norm": "batch"}, {}, Fate.DISK),
+    ("gcn", {}, {}, Fate.RECOMPUTED),
+    ("gat", {"dropout": 0.3, "norm": "batch", "residual": True}, {}, Fate.DISK),
+]
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many parts, and a note after each that can have one."""
+    cut_into(9, monkeypatch)
+    monkeypatch.setattr(notes, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(walks, "UNIT_CELLS", 2)
+
+
+def once(ds: Dataset, folder: Path, made: nn.Module, fates: dict[str, Fate], other: Fate) -> float:
+    with closing(FullGraph(made, ds, folder, room=430_000)) as full:
+        placed = {v.name: fates.get(v.name, other if other in v.fates else Fate.DISK) for v in full.program.values}
+        full.placement = Placement(placed)
+        torch.manual_seed(11)
+        return full.step(LossOf(ds))
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int, after: bool) -> None:
+    """Ends the run at the call number `at` of a method, before or behind what it does."""
+    real: Callable[..., Any] = getattr(owner, name)
+    calls = iter(range(at + 1))
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        last = next(calls) == at
+        if last and not after:
+            raise Killed
+        found = real(*arguments, **keywords)
+        if last:
+            raise Killed
+        return found
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("name", "settings", "fates", "other"), CASES)
+def test_a_killed_step_goes_on(
+    make_store: MakeStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    settings: dict[str, Any],
+    fates: dict[str, Fate],
+    other: Fate,
+) -> None:
+    with Dataset.open(store_of(make_store)) as ds:
+        whole = make(name, **settings)
+        expected = once(ds, tmp_path / "whole", whole, fates, other)
+        went_on = 0
+        for number, (owner, method, at, after) in enumerate(
+            [(Notes, "keep", 0, True), (Notes, "keep", 4, True), (Shelf, "put", 43, False), (Shelf, "put", 107, True)]
+        ):
+            folder = tmp_path / str(number)
+            with monkeypatch.context() as patched, suppress(Killed):
+                killing(patched, owner, method, at, after)
+                once(ds, folder, make(name, **settings), fates, other)
+            went_on += (folder / notes.NOTE).exists()
+            model = make(name, **settings)
+            assert once(ds, folder, model, fates, other) == expected
+            for key, gradient in gradients(whole).items():
+                assert torch.equal(gradients(model)[key], gradient), key
+            for (key, buffer), wanted in zip(model.named_buffers(), whole.buffers(), strict=True):
+                assert torch.equal(buffer, wanted), key
+            assert not (folder / notes.NOTE).exists()
+        assert went_on >= 2
+
+
+@pytest.mark.usefixtures("eager")
+def test_other_parameters_begin_anew(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Dataset.open(store_of(make_store)) as ds:
+        with monkeypatch.context() as patched, suppress(Killed):
+            killing(patched, Notes, "keep", 2, True)
+            once(ds, tmp_path / "full", make("sage"), {}, Fate.DISK)
+        assert (tmp_path / "full" / notes.NOTE).exists()
+        other = make("sage")
+        with torch.no_grad():
+            next(other.parameters()).mul_(2)
+        again = make("sage")
+        again.load_state_dict(other.state_dict())
+        assert once(ds, tmp_path / "full", other, {}, Fate.DISK) == once(ds, tmp_path / "fresh", again, {}, Fate.DISK)
+        assert all(torch.equal(one, gradients(again)[key]) for key, one in gradients(other).items())
