@@ -160,8 +160,10 @@ class ForecastWork:
         block = reader.read(window.first, window.last, keep=ahead.keep)
         target = block.part(block.last, block.last)
         if ahead.last > ahead.first:
-            target = reader.read(ahead.first, ahead.last, keep=ahead.keep)
+            begin = max(window.last, ahead.keep)  # the next window may begin with events that nobody is to foresee
+            target = reader.read(begin, ahead.last, keep=ahead.keep)
         self.moved.events += block.nbytes + target.nbytes
+        target = target.part(max(ahead.first, target.first), target.last)
         union = Union()
         number = union.add(np.concatenate([block.src, block.dst]).astype(np.int64, copy=False))
         present, rank = union.ascending(union.size)

@@ -86,8 +86,17 @@ def make_loader(ds: Any, window: Any, stride: Any, carrier: Any, *, prefetch: in
     return ForecastLoader(work, found, carrier, 10**7, torch.device("cpu"), prefetch)
 
 
-@pytest.mark.parametrize(("window", "stride"), [("60s", None), ("60s", "20s"), ("20s", "60s"), (64, None), (64, 16)])
-def test_forecasts_are_the_events_behind_each_window(store: Path, edges: Edges, window: Any, stride: Any) -> None:
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("window", "stride"), [(60, None), (60, 20), (20, 60), (64, None), (64, 16), (16, 64)])
+def test_forecasts_are_the_events_behind_each_window(
+    store: Path, edges: Edges, tmp_path: Path, window: int, stride: int | None, ties: bool
+) -> None:
+    if ties:
+        edges = Edges(span=150)
+        store = edges.store(tmp_path)
+    if window not in (16, 64):
+        last = int(edges.time[-1])
+        window, stride = (each if each is None else f"{each * last // 1000}ms" for each in (window, stride))  # type: ignore[assignment]
     with ooc.open(store) as ds:
         loader = make_loader(ds, window, stride, None)
         every = list(aheads(loader.windows, ds.events))
