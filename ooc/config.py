@@ -7,7 +7,7 @@ imported here: the command line builds its flags from these classes, and `ooc --
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -75,6 +75,15 @@ OF_MODEL = {
 """settings that mean something to these models only; a class of the user's own may take `heads` as well"""
 
 
+def check_model(config: "RunConfig", built_in: Sequence[str]) -> None:
+    """Raise ValueError for a model that is neither one of those nor a class of the user's own, or arguments that none takes."""
+    if ":" not in config.model and config.model not in built_in:
+        known = ", ".join(built_in)
+        raise ValueError(f"model {config.model!r} is unknown: use {known}, or package.module:Class for one of your own")
+    if ":" not in config.model and config.model_args:
+        raise ValueError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
+
+
 def changed(config: BaseModel, *names: str) -> list[str]:
     """Those of `names` that are not at their default."""
     fields = type(config).model_fields
@@ -90,6 +99,9 @@ class RunConfig(BaseModel):
     out: Path = Field(description="Directory of the run; it must not exist unless --resume.")
     mode: str
     model: str
+    model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
+        default_factory=dict, description="Further arguments of your own class, as a JSON object."
+    )
     hidden: Positive = Field(64, description="Channels of the hidden layers.")
     dropout: Fraction = Field(0.5, description="Dropout on every layer's input (and on gat's attention).")
     # the optimisation
@@ -146,9 +158,6 @@ class NodeConfig(RunConfig):
 
     # the model
     model: str = Field("sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class of your own.")
-    model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
-        default_factory=dict, description="Further arguments of your own class, as a JSON object."
-    )
     layers: Positive = Field(_DEFAULT_LAYERS, description="Layers; by default as many as --fanout has numbers, or 2.")
     heads: Positive = Field(8, description="Attention heads of the hidden layers (gat); --hidden is their width together.")
     output_heads: Positive = Field(1, description="Attention heads of the last layer (gat), averaged.")

@@ -27,12 +27,23 @@ def load_model(
 
     offered: arguments by name (in_channels, out_channels, ...), of which the class is given those its constructor names.
     required: arguments that the class must take; asked: those of the offered ones that it must take, because somebody set
-    them. Raises ConfigError where the class cannot be found or made, or where
-    `forward_batch` could not call it.
+    them. Raises ConfigError where the class cannot be found or made, or where `forward_batch` could not call it.
 
     >>> model = load_model("mine.nets:Net", {"in_channels": 128, "out_channels": 32, "num_layers": 2})
     >>> forward_batch(model, batch).shape
     torch.Size([batch_size, 32])
+    """
+    model = make_module(name, offered, required, asked)
+    kind_of(model)
+    return model
+
+
+def make_module(
+    name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, asked: Collection[str] = ()
+) -> nn.Module:
+    """`load_model`, whatever its forward takes.
+
+    >>> model = make_module("mine.nets:Net", {"in_channels": 128, "hidden_channels": 100})
     """
     made = _find_class(name)
     arguments = _arguments(name, made, offered, required or {}, asked)
@@ -43,7 +54,6 @@ def load_model(
         raise ConfigError(f"model {name}({given}) could not be made: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name} makes a {type(model).__name__}, not a torch.nn.Module: name a Module class")
-    kind_of(model)
     return model
 
 

@@ -4,6 +4,8 @@ TGN (Rossi et al., 2020, in the form of PyG's TGNMemory and its example), TGAT (
 al., ICLR 2023). What a model knows of the past is in the batch: the events drawn for each query, and with TGN the memory.
 """
 
+import inspect
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import TransformerConv
 
 from ooc.nodememory import Remembered, flat
+from ooc.user_models import make_module
+from stores.errors import ConfigError
 
 ModelName = Literal["tgn", "tgat", "graphmixer"]
 
@@ -73,12 +77,27 @@ class MemoryCell(nn.Module):
         return Updated(memory, held.time)
 
 
-def columns_of(batch: Any, columns: tuple[str, ...], dtype: torch.dtype) -> list[Tensor]:
-    """The drawn events' columns, [e, width] each."""
-    return [flat(batch[f"edge_{name}"]).to(dtype) for name in columns]
+class EventModel(nn.Module):
+    """What models of event streams have in common: the events' columns that they are given, by name.
+
+    raw: take their values as they are; else asinh of them. That is nearly the value itself where it is small, and tames the
+    long tails of what people store (amounts, distances) without statistics, which would have to know the future.
+    """
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        super().__init__()
+        self.columns, self.raw = columns, False
+
+    def tamed(self, values: Tensor) -> Tensor:
+        """What the model is told of values."""
+        return values if self.raw else values.asinh()
+
+    def drawn(self, batch: Any, dtype: torch.dtype) -> list[Tensor]:
+        """The drawn events' columns, [e, width] each."""
+        return [self.tamed(flat(batch[f"edge_{name}"]).to(dtype)) for name in self.columns]
 
 
-class TGN(nn.Module):
+class TGN(EventModel):
     """Attention of a node over its latest events, on the memory of both ends, and on node features where there are some.
 
     ages: tell how long ago, for whoever asks, each drawn event was, as in the paper, and the asking node's last one that its
@@ -86,8 +105,7 @@ class TGN(nn.Module):
     """
 
     def __init__(self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1, ages: bool = True) -> None:
-        super().__init__()
-        self.columns = columns
+        super().__init__(columns)
         self.memory = MemoryCell(sizes.msg, sizes.memory, sizes.time)
         self.ages = TimeEncoder(sizes.time) if ages else None
         width = sizes.memory + sizes.features
@@ -99,12 +117,12 @@ class TGN(nn.Module):
     def forward(self, batch: Any, held: Remembered | None) -> tuple[Tensor, Updated | None]:
         """([queries, hidden], the nodes' new memory), of a batch of one hop."""
         assert held is not None, "TGN has a memory"
-        updated = self.memory(held)
+        updated = self.memory(held._replace(msg=self.tamed(held.msg)))
         rows = updated.memory if "x" not in batch else torch.cat([updated.memory, batch.x.to(updated.memory.dtype)], dim=1)
         (source, target), count = batch.edge_index, batch.num_sampled_nodes[0]
         node, asking, time = batch.entry[source], batch.entry[:count], batch.entry_t
         past = self.memory.time_enc(updated.time[node] - time[source])
-        edges, asked = [past, *columns_of(batch, self.columns, past.dtype)], rows[asking]
+        edges, asked = [past, *self.drawn(batch, past.dtype)], rows[asking]
         if self.ages is not None:
             edges.append(self.ages(time[target] - time[source]))
             asked = torch.cat([asked, self.ages(time[:count] - updated.time[asking])], dim=1)
@@ -112,12 +130,11 @@ class TGN(nn.Module):
         return found[batch.query], updated
 
 
-class TGAT(nn.Module):
+class TGAT(EventModel):
     """Attention over the events of a node's past, a layer a hop; without node features it begins with one row for all nodes."""
 
     def __init__(self, sizes: Sizes, columns: tuple[str, ...], layers: int = 2, heads: int = 2, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.columns = columns
+        super().__init__(columns)
         self.time_enc = TimeEncoder(sizes.time)
         self.encoder = nn.Linear(sizes.features, sizes.hidden) if sizes.features else None
         self.start = None if sizes.features else nn.Parameter(torch.zeros(sizes.hidden))
@@ -130,7 +147,7 @@ class TGAT(nn.Module):
         """([queries, hidden], None), of a batch with as many hops as there are layers."""
         source, target = batch.edge_index
         past = self.time_enc(batch.entry_t[target] - batch.entry_t[source])
-        edges = torch.cat([past, *columns_of(batch, self.columns, past.dtype)], dim=1)
+        edges = torch.cat([past, *self.drawn(batch, past.dtype)], dim=1)
         if self.encoder is None:
             assert self.start is not None
             rows = self.start.expand(len(batch.entry), -1)
@@ -163,13 +180,13 @@ class Mixer(nn.Module):
         return mixed
 
 
-class GraphMixer(nn.Module):
+class GraphMixer(EventModel):
     """A mixer over a node's k latest events, with fixed encodings of how long ago they were, beside the mean of the features of
     itself and of their other ends, where nodes have features."""
 
     def __init__(self, sizes: Sizes, columns: tuple[str, ...], latest: int, layers: int = 2, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.columns, self.latest = columns, latest
+        super().__init__(columns)
+        self.latest = latest
         self.time_enc = TimeEncoder(sizes.time, learned=False)
         self.links = nn.Linear(sizes.msg + sizes.time, sizes.hidden)
         self.mixers = nn.Sequential(*(Mixer(latest, sizes.hidden, dropout) for _ in range(layers)))
@@ -181,7 +198,7 @@ class GraphMixer(nn.Module):
         source, target = batch.edge_index
         asked = batch.num_sampled_nodes[0]
         past = self.time_enc(batch.entry_t[target] - batch.entry_t[source])
-        links = self.links(torch.cat([past, *columns_of(batch, self.columns, past.dtype)], dim=1))
+        links = self.links(torch.cat([past, *self.drawn(batch, past.dtype)], dim=1))
         count = torch.bincount(target, minlength=asked)
         place = torch.arange(len(target), device=target.device) - (count.cumsum(0) - count)[target]
         tokens = links.new_zeros((asked * self.latest, links.size(1)))
@@ -192,6 +209,38 @@ class GraphMixer(nn.Module):
             total = own.new_zeros((asked, own.size(1))).index_add(0, target, own[source])
             rows = torch.cat([rows, own[:asked] + total / count.clamp(min=1)[:, None]], dim=1)
         return self.out(rows)[batch.query], None
+
+
+class OwnModel(nn.Module):
+    """A class of the user's own: `forward(batch)` -> rows [len(batch.query), hidden_channels]; it has no node memory.
+
+    batch: what `EventLoader` gives; batch.query: which entries are its sources, destinations and negatives. The class is given
+    what its constructor names of in_channels (of batch.x; 0: there is none), edge_channels (of the columns together), columns,
+    hidden_channels, out_channels (the same), num_layers (hops), num_neighbors, time_dim, heads, dropout, and seconds (in a unit
+    of the events' times). Raises ConfigError for a forward that cannot be called so, and rows of another shape.
+
+    >>> OwnModel("mine.nets:Net", {"in_channels": 16, "hidden_channels": 100})
+    """
+
+    def __init__(
+        self, name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, asked: Collection[str] = ()
+    ) -> None:
+        super().__init__()
+        self.name, self.width = name, int(offered["hidden_channels"])
+        self.model = make_module(name, offered, required, asked)
+        parameters = inspect.signature(self.model.forward)
+        try:
+            parameters.bind(None)
+        except TypeError:
+            raise ConfigError(f"model {name}.forward{parameters} cannot be called: events want forward(batch)") from None
+
+    def forward(self, batch: Any, held: Remembered | None = None) -> tuple[Tensor, Updated | None]:
+        """([queries, hidden], None)."""
+        rows, wanted = self.model(batch), (len(batch.query), self.width)
+        found = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        if found != wanted:
+            raise ConfigError(f"model {self.name} gives {found}: rows {wanted} are wanted, one for each of batch.query")
+        return rows, None
 
 
 class LinkPredictor(nn.Module):
@@ -235,20 +284,22 @@ def build_event_model(
     heads: int = 2,
     dropout: float = 0.1,
     ages: bool = True,
+    raw: bool = False,
     seconds: float = 1.0,
 ) -> LinkModel:
-    """A model of that name with its decoder; hops, latest: of what is drawn for a query; ages: see `TGN`; seconds: in a unit
-    of the events' times.
+    """A model of that name with its decoder; hops, latest: of what is drawn for a query; ages: see `TGN`; raw: see
+    `EventModel`; seconds: in a unit of the events' times.
 
     >>> build_event_model("tgat", Sizes(0, 16, hidden=100, time=100), ("msg",), hops=2)
     """
-    made: nn.Module
+    made: EventModel
     if name == "tgn":
         made = TGN(sizes, columns, heads, dropout, ages)
     elif name == "tgat":
         made = TGAT(sizes, columns, hops, heads, dropout)
     else:
         made = GraphMixer(sizes, columns, latest, dropout=dropout)
+    made.raw = raw
     for each in made.modules():
         if isinstance(each, TimeEncoder):
             each.seconds = seconds

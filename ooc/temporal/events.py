@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ooc.clock import Span
 from ooc.compose import model_bytes
+from ooc.config import changed
 from ooc.edgebank import EdgeBank
 from ooc.eventloader import EventLoader
 from ooc.eventsplits import chronological, prefix
@@ -22,8 +23,8 @@ from ooc.negatives import GivenNegatives, Negatives, fallen_back, negatives_of
 from ooc.nodememory import MemoryLoader, NodeMemory, check_undirected
 from ooc.order import Purpose, key
 from ooc.progress import Pace
-from ooc.temporal.eventmodels import Sizes, build_event_model
-from ooc.temporal.eventsconfig import EventsConfig
+from ooc.temporal.eventmodels import LinkModel, ModelName, OwnModel, Sizes, build_event_model
+from ooc.temporal.eventsconfig import MODELS, EventsConfig
 from ooc.timewindows import NANOSECONDS
 from stores.dataset import Dataset
 from stores.errors import ConfigError
@@ -48,13 +49,8 @@ class EventStream:
         self.memory: NodeMemory | None = None
         self._has_memory = config.model == "tgn"
         check_undirected(dataset)
-        msg = sum(int(np.prod(events.width(name), dtype=np.int64)) for name in self.columns)
-        sizes = Sizes(dataset.num_features, msg, config.hidden, config.time_dim, config.memory_dim)
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
-        hops: dict[str, Any] = {"hops": len(config.num_neighbors), "latest": config.num_neighbors[0]}
-        meant: dict[str, Any] = {"ages": config.past == "event", "seconds": NANOSECONDS[events.unit] / 1e9}
-        made = build_event_model(config.model, sizes, self.columns, heads=config.heads, dropout=config.dropout, **hops, **meant)
-        self.model: nn.Module = made.to(device)
+        self.model: nn.Module = self._make().to(device)
         kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 16 * ("birth" in dataset.names)) + PAIR_BYTES
         self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
         self.splits = chronological(events, config.val, config.test)
@@ -70,6 +66,22 @@ class EventStream:
         self.monitor: str = config.monitor or ("mrr" if several or config.negatives_file is not None else "ap")
         self.baselines: dict[str, dict[str, Scores]] = {}
         self._resume: dict[str, Any] | None = None
+
+    def _make(self) -> LinkModel:
+        """The configured model, its parameters drawn from torch's generator."""
+        config, events = self.config, self.dataset.events
+        msg = sum(int(np.prod(events.width(name), dtype=np.int64)) for name in self.columns)
+        common: dict[str, Any] = {"heads": config.heads, "dropout": config.dropout, "seconds": NANOSECONDS[events.unit] / 1e9}
+        hops = len(config.num_neighbors)
+        if config.model in MODELS:
+            sizes = Sizes(self.dataset.num_features, msg, config.hidden, config.time_dim, config.memory_dim)
+            common |= {"hops": hops, "latest": config.num_neighbors[0], "ages": config.past == "event", "raw": config.raw}
+            return build_event_model(cast(ModelName, config.model), sizes, self.columns, **common)
+        offered = common | {"in_channels": self.dataset.num_features, "edge_channels": msg, "columns": self.columns}
+        offered |= {"hidden_channels": config.hidden, "out_channels": config.hidden, "num_layers": hops}
+        offered |= {"num_neighbors": config.num_neighbors, "time_dim": config.time_dim}
+        asked = changed(config, "heads", "dropout", "time_dim")
+        return LinkModel(OwnModel(config.model, offered, config.model_args, asked), config.hidden)
 
     def _drawing(self, split: str) -> Negatives:
         config = self.config

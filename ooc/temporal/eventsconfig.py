@@ -5,10 +5,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ooc.config import Fraction, Numbers, Positive, RunConfig, Words, changed
+from ooc.config import Fraction, Numbers, Positive, RunConfig, Words, changed, check_model
 
-OF_MODEL = {"memory_dim": ("tgn",), "past": ("tgn",), "strategy": ("tgn", "tgat"), "heads": ("tgn", "tgat")}
+MODELS = ("tgn", "tgat", "graphmixer")
+OF_MODEL = {"memory_dim": ("tgn",), "past": ("tgn",), "strategy": ("tgn", "tgat"), "heads": ("tgn", "tgat"), "raw": MODELS}
 """settings that mean something to these models only"""
+OF_OWN = ("strategy", "heads")
+"""of these, to a class of the user's own"""
 _NEIGHBORS = {"tgn": [10], "tgat": [10, 10], "graphmixer": [20]}
 """as in the papers, or PyG's example"""
 
@@ -21,8 +24,10 @@ class EventsConfig(RunConfig):
     """
 
     mode: Literal["events"] = Field("events", description="the stream of events, predicting each one's destination.")
-    model: Literal["tgn", "tgat", "graphmixer"] = Field(
-        "tgn", description="tgn (node memory and attention), tgat (attention, hop by hop) or graphmixer (the latest events)."
+    model: str = Field(
+        "tgn",
+        description="tgn (node memory and attention), tgat (attention, hop by hop), graphmixer (the latest events), or "
+        "package.module:Class of your own.",
     )
     hidden: Positive = Field(100, description="Width of the nodes' rows.")
     memory_dim: Positive = Field(100, description="Width of a node's memory (tgn).")
@@ -37,6 +42,7 @@ class EventsConfig(RunConfig):
     )
     strategy: Literal["last", "uniform"] = Field("last", description="Which of a node's past events: the last, or uniform.")
     columns: Words | None = Field(None, description="Event columns that the model is given (none: []); by default all.")
+    raw: bool = Field(False, description="Give the model the columns' values as they are, not asinh of them.")
     batch_size: Positive = Field(200, description="Events a batch; those of one time stay together.")
     val: Fraction = Field(0.15, description="Share of the events, before the test's, to validate on.")
     test: Fraction = Field(0.15, description="Share of the events, the last ones, to test on.")
@@ -67,15 +73,18 @@ class EventsConfig(RunConfig):
 
     @model_validator(mode="after")
     def _fill(self) -> Self:
-        object.__setattr__(self, "num_neighbors", self.num_neighbors or _NEIGHBORS[self.model])  # frozen for everybody else
-        if self.model != "tgat" and len(self.num_neighbors) != 1:
+        check_model(self, MODELS)
+        own = self.model not in MODELS
+        drawn = self.num_neighbors or _NEIGHBORS.get(self.model, [10])
+        object.__setattr__(self, "num_neighbors", drawn)  # frozen for everybody else
+        if self.model in ("tgn", "graphmixer") and len(self.num_neighbors) != 1:
             raise ValueError(f"num_neighbors is one number for the model {self.model}: it looks one hop back")
         if len(self.destinations) == 1:
             raise ValueError("destinations are two numbers: the first node, and the last")
         for name in changed(self, *OF_MODEL):
-            if self.model not in OF_MODEL[name]:
+            if self.model not in OF_MODEL[name] and not (own and name in OF_OWN):
                 raise ValueError(f"{name} means nothing to the model {self.model}: leave it out")
-        if self.hidden % self.heads and self.model != "graphmixer":
+        if self.hidden % self.heads and self.model in OF_MODEL["heads"]:
             raise ValueError(f"hidden = {self.hidden} is shared by {self.heads} heads: give a multiple")
         if self.val + self.test >= 1:
             raise ValueError("val and test are shares of the events, and leave some to train on")

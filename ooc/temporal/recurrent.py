@@ -6,8 +6,9 @@ in the node's earlier window. EvolveGCN-O (Pareja et al., AAAI 2020): nothing is
 a GRU from window to window. The first two take any convolution that `ooc.models` has.
 """
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ooc.batch import Block
 from ooc.convs import narrow_first, propagated
 from ooc.dropout import dropout
 from ooc.models import build_model
+from ooc.user_models import forward_batch, kind_of, make_module
 from stores.errors import ConfigError
 
 Family = Literal["recurrent", "roland", "evolvegcn"]
@@ -71,6 +73,46 @@ class Recurrent(WindowModel):
             x = layer(x, block)
         rows = self.cell(x, carried[0])
         return rows, [rows]
+
+
+class OwnGNN(WindowModel):
+    """A GNN of the user's own in the place of `Recurrent`'s: [n, in_channels] -> [n, channels].
+
+    gnn: any that `ooc.user_models.load_model` takes. Raises ConfigError for rows of another shape.
+
+    >>> model = OwnGNN(torch_geometric.nn.GraphSAGE(16, 64, num_layers=2), 64, num_layers=2)
+    """
+
+    def __init__(self, gnn: nn.Module, channels: int, num_layers: int) -> None:
+        super().__init__()
+        self.gnn, self.num_layers = gnn, num_layers
+        self.cell = nn.GRUCell(channels, channels)
+        self.widths = (channels,)
+
+    def forward(
+        self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """See `WindowModel`."""
+        blocks = [block] * self.num_layers
+        batch = SimpleNamespace(x=x, blocks=blocks, edge_index=block.edge_index, batch_size=len(x))
+        found, wanted = forward_batch(self.gnn, batch), (len(x), *self.widths)
+        if found.shape != wanted:
+            name = type(self.gnn).__name__
+            raise ConfigError(f"model {name} gives {tuple(found.shape)}: rows {wanted} of a window's nodes are wanted")
+        rows = self.cell(found, carried[0])
+        return rows, [rows]
+
+
+def own_window_model(name: str, offered: Mapping[str, Any], required: Mapping[str, Any], asked: Collection[str]) -> WindowModel:
+    """The user's class "package.module:Class": a `WindowModel`, which says itself what is carried, or a GNN as of `OwnGNN`.
+
+    offered: in_channels, hidden_channels, out_channels, num_layers, dropout; and see `ooc.user_models.load_model`.
+    """
+    made = make_module(name, offered, required, asked)
+    if isinstance(made, WindowModel):
+        return made
+    kind_of(made)
+    return OwnGNN(made, int(offered["hidden_channels"]), int(offered["num_layers"]))
 
 
 class Roland(WindowModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ooc.config import Fraction, Numbers, Positive, RunConfig, Words, changed
+from ooc.config import Fraction, Numbers, Positive, RunConfig, Words, changed, check_model
 
 
 def _text(value: object) -> object:
@@ -14,6 +14,7 @@ def _text(value: object) -> object:
 
 
 Length = Annotated[str, BeforeValidator(_text)]
+MODELS = ("recurrent", "roland", "evolvegcn")
 OF_MODEL = {"conv": ("recurrent", "roland"), "update": ("roland",)}
 """settings that mean something to these models only"""
 OF_TASK = {
@@ -40,9 +41,10 @@ class SnapshotsConfig(RunConfig):
         "links", description="links: the next window's events; nodes: classes of a window's nodes (of the store's splits)."
     )
     labels: str | None = Field(None, description="Event column with the classes of the sources; by default the nodes' labels.")
-    model: Literal["recurrent", "roland", "evolvegcn"] = Field(
+    model: str = Field(
         "roland",
-        description="recurrent: a GNN, then a GRU; roland: every layer's rows are updated; evolvegcn: its weights are.",
+        description="recurrent: a GNN, then a GRU; roland: every layer's rows are updated; evolvegcn: its weights are; or "
+        "package.module:Class of your own.",
     )
     conv: Literal["sage", "gcn", "gat", "gin"] = Field("sage", description="Convolutions (recurrent, roland).")
     update: Literal["gru", "mlp", "average"] = Field("gru", description="How rows are updated (roland): gru, mlp or average.")
@@ -76,6 +78,7 @@ class SnapshotsConfig(RunConfig):
 
     @model_validator(mode="after")
     def _of_the_others(self) -> Self:
+        check_model(self, MODELS)
         for name in changed(self, *OF_MODEL):
             if self.model not in OF_MODEL[name]:
                 raise ValueError(f"{name} means nothing to the model {self.model}: leave it out")

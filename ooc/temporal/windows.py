@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ooc.budget import Room
 from ooc.clock import Span
 from ooc.compose import make_optimizer, model_bytes
+from ooc.config import changed
 from ooc.eventsplits import chronological, prefix
 from ooc.gather import Gather
 from ooc.grown import GROWN, extend_history
@@ -35,8 +36,8 @@ from ooc.progress import Pace
 from ooc.temporal.carrying import carried, hand_on
 from ooc.temporal.forecasts import ACTIVATIONS, PARTS, Forecast, ForecastLoader, ForecastWork
 from ooc.temporal.inputs import Inputs
-from ooc.temporal.recurrent import window_model
-from ooc.temporal.snapshotsconfig import SnapshotsConfig
+from ooc.temporal.recurrent import Family, WindowModel, own_window_model, window_model
+from ooc.temporal.snapshotsconfig import MODELS, SnapshotsConfig
 from ooc.temporal.windownet import Outcome, WindowNet
 from ooc.temporal.windowtask import Found, edgebank, parts, split_steps, task_of
 from ooc.timewindows import windows
@@ -68,15 +69,7 @@ class WindowStream:
         gather = None if x is None else Gather(dataset.encoding("x"), torch.float32)
         inputs = Inputs(x, gather, widths, config.identity, key(config.seed, Purpose.INIT, 1))
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
-        made = window_model(
-            config.model,
-            inputs.channels,
-            config.hidden,
-            config.layers,
-            conv=config.conv,
-            update=config.update,
-            dropout=config.dropout,
-        )
+        made = self._make(inputs.channels)
         self.net = WindowNet(made, config.hidden, None if self.task is None else out_channels(self.task, classes)).to(device)
         self.model: nn.Module = self.net
         self.history: History | None = None
@@ -100,6 +93,16 @@ class WindowStream:
         """the history's step of the pass's step 0"""
         self._trained: dict[str, Tensor] | None = None
         self._live: torch.optim.Optimizer | None = None
+
+    def _make(self, in_channels: int) -> WindowModel:
+        """The configured model, its parameters drawn from torch's generator."""
+        config = self.config
+        if config.model in MODELS:
+            own: dict[str, Any] = {"conv": config.conv, "update": config.update, "dropout": config.dropout}
+            return window_model(cast(Family, config.model), in_channels, config.hidden, config.layers, **own)
+        offered: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": config.hidden, "dropout": config.dropout}
+        offered |= {"out_channels": config.hidden, "num_layers": config.layers}
+        return own_window_model(config.model, offered, config.model_args, changed(config, "dropout"))
 
     def _monitor(self) -> str:
         config = self.config

@@ -84,7 +84,7 @@ def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
     edges.time = np.cumsum(np.random.default_rng(seed).integers(1, 5, 300))  # of two events at once PyG takes either
     torch.manual_seed(seed)
     reference = Reference(edges, LATEST)
-    model = build_event_model("tgn", Sizes(0, 3, HIDDEN, TIME, WIDTH), ("msg",), dropout=0.0, ages=False).double()
+    model = build_event_model("tgn", Sizes(0, 3, HIDDEN, TIME, WIDTH), ("msg",), dropout=0.0, ages=False, raw=True).double()
     model.model.load_state_dict(reference.state())
     ds, loader, memory = make(edges, edges.store(tmp_path, undirected=True, features=[], labels=None), tmp_path)
     theirs = nn.ModuleList([reference.memory, reference.conv])
