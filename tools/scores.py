@@ -3,9 +3,10 @@
     python -m tools.scores planetoid DATA/planetoid OUT        # GCN, full fan-out, ten seeds each
     python -m tools.scores tolokers DATA/tolokers OUT          # SAGE, ten splits
     python -m tools.scores modes DATA OUT --runs 5             # batches smaller than the graph: see tools/modes.py
+    python -m tools.scores full DATA OUT                       # mode full beside training in memory: see tools/full_scores.py
 
 DATA holds `{cora,citeseer,pubmed}.npz` or `tolokers.npz` (x, y, edge_index and masks; see `ooc ingest --npz`); of the modes
-`planetoid/` and `tolokers/` with them. Prints JSON.
+and of full `planetoid/` and `tolokers/` with them. Prints JSON.
 Published: GCN accuracy 81.5, 70.3, 79.0 (Kipf & Welling, 2017); tolokers SAGE ROC AUC 82.43 (Platonov et al., 2023).
 """
 
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tools.full_scores import accuracy, curves
 from tools.modes import modes, spread
 
 PUBLISHED = {"cora": 81.5, "citeseer": 70.3, "pubmed": 79.0, "tolokers": 82.43}
@@ -72,7 +74,7 @@ def tolokers(data: Path, out: Path, runs: int) -> dict[str, list[float]]:
 def main() -> None:
     """Parse the command line, train, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["planetoid", "tolokers", "modes"])
+    parser.add_argument("what", choices=["planetoid", "tolokers", "modes", "full"])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", type=int, default=10, help="seeds or splits")
@@ -83,6 +85,9 @@ def main() -> None:
     if a.what == "modes":
         seeds = list(range(a.runs)) if a.seed is None else [a.seed]
         print(json.dumps(modes(a.data, a.out, seeds, a.only), indent=1))
+        return
+    if a.what == "full":
+        print(json.dumps({"curves": curves(a.data, a.out), "pubmed": spread(accuracy(a.data, a.out, a.runs))}, indent=1))
         return
     found = (planetoid if a.what == "planetoid" else tolokers)(a.data, a.out, a.runs)
     print(json.dumps({name: {"published": PUBLISHED[name], **spread(scores)} for name, scores in found.items()}))
