@@ -1,6 +1,7 @@
 """A run on the whole graph: a step's gradient is that of all labelled nodes of the training split, and a step is an epoch."""
 
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,8 @@ class FullRun(NodeRun):
     exact: ExactScores
     both_fit: bool
     """whether memory has room for what steps and scores keep at once"""
+    seconds: list[float] = field(default_factory=list)
+    """of every step of this process"""
 
     def step(self) -> float:
         """One exact step: gradients are in the parameters; the loss."""
@@ -85,7 +88,10 @@ class FullRun(NodeRun):
             if self.interrupted:
                 raise KeyboardInterrupt
 
-        return self.full.step(self.share, progress)
+        began = time.perf_counter()
+        loss = self.full.step(self.share, progress)
+        self.seconds.append(time.perf_counter() - began)
+        return loss
 
     def score(self, split: str, epoch: int) -> dict[str, float | None] | None:
         """Scores of a split, None where the store has none of that name."""
@@ -109,7 +115,13 @@ class FullRun(NodeRun):
             "monitor": self.monitor,
             **self.result(1, self.dataset.num_nodes),
             "sweeps": {"read": self.exact.bytes_read, "written": self.exact.bytes_written},
-            "full": {"read": traffic.bytes_read, "written": traffic.bytes_written},
+            "full": {
+                "bytes_read": traffic.bytes_read,
+                "bytes_written": traffic.bytes_written,
+                "step_seconds": self.seconds,
+                "op_seconds": traffic.seconds,
+                "busy_seconds": traffic.busy(),
+            },
             "budget": asdict(budget_of(self.dataset)),
             "reading": self.dataset.reading("x"),
         }
