@@ -131,27 +131,27 @@ class HistoricalNegatives:
 class GivenNegatives:
     """Those of an npy file, int[events, ratio], of events first, first + 1, ...: a benchmark's.
 
-    Raises InputError where the file is not such an array, or names nodes that are none.
+    last: the event behind those that it is to have; None: asked when they are drawn. Raises InputError where the file is not such an array, has too few rows, or names nodes that are none.
     """
 
-    def __init__(self, path: Path | str, first: int, num_nodes: int) -> None:
+    def __init__(self, path: Path | str, first: int, num_nodes: int, last: int | None = None) -> None:
         try:
             held = np.load(path, mmap_mode="r", allow_pickle=False)
+        except FileNotFoundError:
+            raise InputError(f"there is no {path}: negatives are random, historical, or the path of an npy file") from None
         except (OSError, ValueError) as error:
             raise InputError(f"{path} cannot be read as an npy file of negatives: {str(error)[:200]}; check it") from None
         if held.ndim != 2 or held.dtype.kind not in "iu" or held.shape[1] < 1:
             raise InputError(f"{path} holds {held.dtype}{list(held.shape)}: node ids [events, negatives] are wanted")
         self._path, self._held, self._first, self._num_nodes = path, held, first, num_nodes
         self.ratio = int(held.shape[1])
+        if last is not None:
+            self._check(first, last)
 
     def draw(self, block: EventBlock, past: Ids, key: int) -> Ids:
         """See `Negatives`; the key plays no part. Raises InputError for an event that the file leaves out."""
+        self._check(block.first, block.last)
         begin = block.first - self._first
-        if begin < 0 or begin + len(block) > len(self._held):
-            last, wanted = self._first + len(self._held) - 1, block.first + len(block) - 1
-            raise InputError(
-                f"{self._path} has negatives for events {self._first}..{last}, not for {block.first}..{wanted}: give those too"
-            )
         found = np.array(self._held[begin : begin + len(block)], np.int64)
         wrong = (found < 0) | (found >= self._num_nodes)
         if wrong.any():
@@ -160,6 +160,11 @@ class GivenNegatives:
                 f"{self._path} row {begin + row}: {found[row][wrong[row]][0]} is no node (0..{self._num_nodes - 1})"
             )
         return found
+
+    def _check(self, first: int, last: int) -> None:
+        if first < self._first or last > self._first + len(self._held):
+            has = f"events {self._first}..{self._first + len(self._held) - 1}"
+            raise InputError(f"{self._path} has negatives for {has}, not for {first}..{last - 1}: give those too")
 
 
 def fallen_back(drawn: Iterable[Negatives | None]) -> dict[str, int]:

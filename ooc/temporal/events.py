@@ -86,7 +86,8 @@ class EventStream:
     def _drawing(self, split: str) -> Negatives:
         config = self.config
         if split != "train" and config.negatives_file is not None:
-            return GivenNegatives(config.negatives_file, self.splits["val"][0], self.dataset.num_nodes)
+            first, last = self.splits["val"][0], self.splits["test"][1]
+            return GivenNegatives(config.negatives_file, first, self.dataset.num_nodes, last)
         how, ratio = (config.negatives, config.ratio) if split == "train" else (config.eval_negatives, config.eval_ratio)
         return negatives_of(self.dataset, how, ratio, config.destinations)
 

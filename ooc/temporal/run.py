@@ -235,7 +235,10 @@ def fit(run: TemporalRun) -> None:
     """Epochs until there are enough, `max_steps` is reached, or validation has not improved for `patience` evaluations."""
     config, state, mode = run.config, run.state, run.mode
     if not mode.steps_per_epoch:
-        raise ConfigError(f"{config.store} has no event to train on")
+        unit, counts = mode.parts
+        shorter = "take shorter windows, or " if unit == "windows" else ""
+        none = f"of {sum(counts.values()):,} {unit} none is for that; {shorter}give --val and --test smaller shares"
+        raise ConfigError(f"{config.store} has no event to train on: {none}")
     run.watchers.start(state.epoch, state.step, config.epochs, mode.steps_per_epoch, mode.rate)
     with interruptible(run):
         while state.epoch < config.epochs and not run.out_of_patience and run.steps_left > 0:

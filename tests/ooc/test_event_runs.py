@@ -214,8 +214,12 @@ def test_scores_are_of_the_same_negatives_in_every_epoch_and_of_a_file(store: Pa
     assert summary["monitor"] == "mrr"
     assert summary["metrics"]["test"].keys() == {"mrr", "hits@1", "hits@3", "hits@10"}
     np.save(tmp_path / "short.npy", drawn[: last - first])
-    with pytest.raises(InputError, match="has negatives for events"):
-        train(configure(store, tmp_path / "other", eval_negatives=str(tmp_path / "short.npy")))
+    words = f"has negatives for events {first}..{last - 1}, not for {first}..{count - 1}"
+    config = configure(store, tmp_path / "other", eval_negatives=f"{tmp_path}/short.npy")
+    with ooc.open(store) as ds, pytest.raises(InputError, match=words):  # refused before anything is read
+        EventStream(config, ds, torch.device("cpu"))
+    with pytest.raises(InputError, match="there is no histrical: negatives are random, historical, or the path of an npy file"):
+        train(configure(store, tmp_path / "other", eval_negatives="histrical"))
 
 
 def test_historical_negatives_are_counted(store: Path, tmp_path: Path) -> None:

@@ -311,8 +311,9 @@ def test_negatives_of_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "f.npy", np.zeros(3))
     with pytest.raises(InputError, match="node ids"):
         GivenNegatives(tmp_path / "f.npy", 0, 11)
+    (tmp_path / "text.npy").write_text("no array")
     with pytest.raises(InputError, match="cannot be read"):
-        GivenNegatives(tmp_path / "none.npy", 0, 11)
+        GivenNegatives(tmp_path / "text.npy", 0, 11)
 
 
 @pytest.mark.parametrize("window", [None, 20])

@@ -243,7 +243,7 @@ def test_settings_that_do_not_fit_are_refused(flags: dict[str, Any], words: str)
         ({"task": "nodes", "labels": "nothing"}, InputError, "no column 'nothing'"),
         ({"task": "nodes", "labels": "msg"}, InputError, "the column msg has 3 values an event"),
         ({"columns": ["nothing"]}, InputError, "no column 'nothing'"),
-        ({"window": "400", "stride": None}, ConfigError, "has no event to train on"),
+        ({"window": "400", "stride": None}, ConfigError, "of 0 windows none is for that; take shorter windows"),
     ],
 )
 def test_a_run_that_is_refused_leaves_nothing(
