@@ -131,7 +131,8 @@ class HistoricalNegatives:
 class GivenNegatives:
     """Those of an npy file, int[events, ratio], of events first, first + 1, ...: a benchmark's.
 
-    last: the event behind those that it is to have; None: asked when they are drawn. Raises InputError where the file is not such an array, has too few rows, or names nodes that are none.
+    last: the event behind those that it is to have; None: asked when they are drawn. Raises InputError where the file is not
+    such an array, has too few rows, or names nodes that are none.
     """
 
     def __init__(self, path: Path | str, first: int, num_nodes: int, last: int | None = None) -> None:
