@@ -78,6 +78,10 @@ class Files:
             remove_tree(path)
         return DiskRows.create(path, shape, dtype, self._engine)
 
+    def hold(self, name: str, rows: Kept) -> None:
+        """Have rows of that name that were made elsewhere."""
+        self._rows[name] = rows
+
     def held(self, name: str) -> Kept | None:
         """The rows of that name where this process has opened them."""
         return self._rows.get(name)

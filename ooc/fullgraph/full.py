@@ -20,7 +20,7 @@ from ooc.fullgraph.traffic import Traffic
 from ooc.fullgraph.walks import Walks
 from ooc.layerplan import CHUNK_ROWS, cell_rows
 from ooc.loaders import budget_of
-from ooc.memory import resident_bytes
+from ooc.memory import keep_large_blocks, resident_bytes
 from ooc.sweepedges import SweepEdges
 from ooc.sweepshape import besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of
 from ooc.tiles import Tiles
@@ -64,6 +64,7 @@ class FullGraph:
         self.room = self._room_in(memory, beside) if room is None else room
         self.program = build(self.shape)
         self.traffic = Traffic()
+        keep_large_blocks()  # a chunk's activations, made and freed in one thread
         self.shelf = Shelf(folder, engine, dataset, self.shape, np.dtype(f"float{8 * self.shape.itemsize}"), self.traffic)
         self._held: set[str] = set()
         self._tiles: tuple[Tiles, Tiles] | None = None

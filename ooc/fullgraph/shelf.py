@@ -40,6 +40,7 @@ class Shelf:
         self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1)
         self._writer = Writer(traffic.written)
         self._x: Rows = dataset.stored("x")
+        self._spare: list[NDArray[np.uint8]] = []
 
     @property
     def memory_bytes(self) -> int:
@@ -70,8 +71,32 @@ class Shelf:
         """The same of one that is written. half: of a gradient that is added to, see `halves`."""
         columns = self._shape.columns(name)
         half = self.halves.get(name, 0) if half is None else half
-        named = f"{name}.{half}" if half else name
-        return self.files(name).rows(named, (self._shape.sweep.num_nodes, columns), str(self.dtype))
+        named, shape, files = f"{name}.{half}" if half else name, (self._shape.sweep.num_nodes, columns), self.files(name)
+        if files is self.memory and files.held(named) is None:
+            files.hold(named, MemoryRows(self.take(shape)))
+        return files.rows(named, shape, str(self.dtype))
+
+    def take(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        """An array of any content, in memory that `give` was given where it fits: fresh one costs a page fault every 4 KiB."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        waiting = next((number for number, each in enumerate(self._spare) if each.nbytes == nbytes), None)
+        if waiting is None:
+            self._spare.clear()
+            return np.empty(shape, self.dtype)
+        return self._spare.pop(waiting).view(self.dtype).reshape(shape)
+
+    def give(self, array: NDArray[Any]) -> None:
+        """Let an array wait for its next use; nobody may have it any more."""
+        self._spare.append(array.reshape(-1).view(np.uint8))
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of the arrays that wait."""
+        return sum(each.nbytes for each in self._spare)
+
+    def trim(self) -> None:
+        """Let the arrays that wait go."""
+        self._spare.clear()
 
     def has(self, name: str) -> bool:
         """Whether a value stands there."""
@@ -79,7 +104,10 @@ class Shelf:
 
     def drop(self, name: str) -> None:
         """Let a value go: from memory; files stay, to be overwritten by the next step."""
+        rows = self.memory.held(name)
         self.memory.drop(name)
+        if isinstance(rows, MemoryRows) and rows.dtype == self.dtype:
+            self.give(rows.array)
 
     def put(self, name: str, first: int, values: NDArray[Any], half: int | None = None) -> None:
         """Rows first, first + 1, ... of a value; in the background, if they go to the disk."""
@@ -161,5 +189,6 @@ class Shelf:
     def close(self) -> None:
         """End the threads, and close all rows; idempotent."""
         self._writer.close()
+        self.trim()
         self.memory.close()
         self.disk.close()

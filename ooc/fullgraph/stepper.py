@@ -364,7 +364,10 @@ class Stepper:
         if columns:
             cell = self.program.cell_rows
             given = self.placement.sums.get((down or up).name)
-            rows = given.rows if given else sum_rows(self._left(), columns, self.shape.itemsize, cell)
+            left = self._left()
+            rows = given.rows if given else sum_rows(left, columns, self.shape.itemsize, cell)
+            if min(rows, sweep.num_nodes) * columns * self.shape.itemsize + self.shelf.spare_bytes > left:
+                self.shelf.trim()
         return self.walks.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
 
     def _in_place(self, sums: SumOf) -> bool:

@@ -113,6 +113,9 @@ class Walks:
         finally:
             for adder in adders:
                 adder.close()
+            for each, buffer in zip(sums, buffers, strict=True):
+                if not each.keep or len(buffer) < nodes:
+                    self._shelf.give(buffer)
 
     def _adder(self, sums: SumOf) -> Adder:
         assert self._tiles is not None
@@ -125,7 +128,7 @@ class Walks:
             kept = self._shelf.open(sums.name)
             if isinstance(kept, MemoryRows):
                 return kept.array
-        return np.empty((count, self._shelf.rows(sums.source).shape[1]), self._shelf.dtype)
+        return self._shelf.take((count, self._shelf.rows(sums.source).shape[1]))
 
     def _sum(self, sums: SumOf, adder: Adder, buffer: Array, first: int, stop: int) -> Array:
         whole = len(buffer) == self._shape.sweep.num_nodes
