@@ -1,6 +1,5 @@
 """Exact training on the whole graph: a step's gradient is that of all labelled nodes, by sweeps in bounded memory."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,11 @@ from ooc.dropout import Draws
 from ooc.fullgraph.fates import Fate, Placement
 from ooc.fullgraph.notes import Notes, key_of
 from ooc.fullgraph.parts import Parts
-from ooc.fullgraph.program import build
+from ooc.fullgraph.program import FullShape, build
 from ooc.fullgraph.saved import Spool
 from ooc.fullgraph.shape import dtype_of, full_shape, hidden_norms
 from ooc.fullgraph.shelf import Shelf
-from ooc.fullgraph.stepper import LossOf, Stepper
+from ooc.fullgraph.stepper import LossOf, Progress, Stepper
 from ooc.fullgraph.traffic import Traffic
 from ooc.fullgraph.walks import Walks
 from ooc.layerplan import CHUNK_ROWS, cell_rows
@@ -29,8 +28,13 @@ from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from stores.sizes import format_bytes
 
-Progress = Callable[[str, int, int], None]
-"""progress(what, done, in all)"""
+
+def way_down_bytes(shape: FullShape) -> int:
+    """Memory that a step takes beside what a sweep does (measured): a chunk's activations and gradients, chunks on their way to
+    and from the disk, and entries of both orders of the edges."""
+    sweep = shape.sweep
+    widest = max([sweep.x_width, sweep.encoded, sweep.out, *[max(layer.width, layer.out) for layer in sweep.layers]])
+    return 32 * CHUNK_ROWS * shape.itemsize * widest + 64 * 2**20
 
 
 class FullGraph:
@@ -74,7 +78,7 @@ class FullGraph:
         self.placement = self._default() if placement is None else placement
 
     def _room_in(self, memory: int | None, beside: int) -> int:
-        besides = besides_bytes(self.shape.sweep, self.dataset.graph)
+        besides = besides_bytes(self.shape.sweep, self.dataset.graph) + way_down_bytes(self.shape)
         left = budget_of(self.dataset).batches - beside if memory is None else memory - resident_bytes()[0]
         if left <= besides:
             raise BudgetError(
@@ -117,6 +121,8 @@ class FullGraph:
         if self.model.training != self._training:
             raise ConfigError("the model was put into another mode: make another FullGraph for it")
         self.shelf.disk.lock()
+        if self._spool is not None:
+            self._spool.begin()
         if self.placement != self.shelf.placement:
             self._held.clear()
         self.shelf.place(self.placement)
@@ -136,6 +142,7 @@ class FullGraph:
             self.room,
             self._held,
             notes,
+            progress,
         )
         found = stepper.run(loss)
         if notes is not None:

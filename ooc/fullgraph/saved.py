@@ -5,6 +5,7 @@ their own, are put in again on the way down; only the rest is kept. Its gradient
 is held for them. (torch's saved-tensor hooks; offloaded asynchronously as in FlexGNN and SSDTrain.)
 """
 
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,6 +50,11 @@ class Spool:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="ooc-spool")
         self._pending: deque[Future[None]] = deque()
         self._buffers = Buffers(kept=2 * _PENDING, direct=True, least_bytes=1)
+
+    def begin(self) -> None:
+        """Before the first `put`: remove what a killed process left."""
+        if not self._files:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def put(self, tensor: Tensor) -> Held:
         """Write a copy of it in the background. Raises StoreError where the disk is full or an earlier write failed."""

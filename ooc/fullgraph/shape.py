@@ -19,6 +19,8 @@ def full_shape(model: nn.Module, dataset: Dataset) -> FullShape:
     Raises ConfigError for a model that is no list of layers, or has a batch norm where it cannot be made exact.
     """
     encoder, layers, decoder = parts_of(model)
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        raise ConfigError('exact training computes on the CPU: leave the model there (device = "cpu")')
     for part in (encoder, decoder):
         if part is not None and any(has_statistics(module) for module in part.modules()):
             raise ConfigError("an encoder or decoder is computed a few rows at a time: its batch norm would see only those")

@@ -17,7 +17,7 @@ from ooc.sweepfiles import Files, Kept, Writer
 from stores.dataset import Dataset
 from stores.rows import ArrayRows, Rows
 
-_BUFFERS = 16
+_BUFFERS = 6
 
 
 class Shelf:
@@ -184,11 +184,12 @@ class Shelf:
     def make_room(self) -> None:
         """Give up all that stands in memory."""
         self.memory.close_rows()
+        self.trim()
         self._x = self._dataset.stored("x")
 
     def close(self) -> None:
         """End the threads, and close all rows; idempotent."""
         self._writer.close()
-        self.trim()
+        self.make_room()
         self.memory.close()
         self.disk.close()

@@ -20,6 +20,8 @@ from ooc.fullgraph.walks import Chunk, SumOf, Walks, sum_rows
 from ooc.layers import recording_nothing
 
 Array = NDArray[Any]
+Progress = Callable[[str, int, int], None]
+"""progress(what, nodes or edges done, in all)"""
 LossOf = Callable[[int, Tensor], Tensor | None]
 """loss(first, logits [n, C]) -> the share of nodes first, first + 1, ... in the loss, None where none of them counts"""
 
@@ -45,12 +47,13 @@ class Stepper:
         room: int,
         held: set[str],
         notes: Notes | None = None,
+        progress: Progress = lambda what, done, total: None,
     ) -> None:
         self.program, self.placement, self.shape, self.parts = program, placement, shape, parts
         self.shelf, self.walks, self.spool, self.traffic = shelf, walks, spool, traffic
         self.room, self.held = room, held
         self.loss = 0.0
-        self._notes = notes
+        self._notes, self._progress = notes, progress
         self._number, self._resumed_op = 0, ""
         self._made = {"x", "edges", *held}
         self._begun: set[str] = set()
@@ -105,7 +108,8 @@ class Stepper:
         return state
 
     def _note(self, op: Op, chunk: Chunk, moments: Moments | None = None) -> None:
-        """Note that an op came so far, where everything that is needed to go on outlives the process."""
+        """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
+        self._progress(op.name, chunk.place.stop, self.shape.sweep.num_nodes)
         if self._notes is None or not chunk.ends or op.scatters or not self._notes.due():
             return
         later = self.program.ops[self._number :]
