@@ -84,11 +84,6 @@ class Load(NamedTuple):
         fits = np.where(bare, self.units, np.minimum(np.floor(left / np.where(bare, 1.0, self.unit_bytes)), self.units))
         return np.where((fits > 0) & (np.asarray(left) >= 0), np.ceil(self.units / np.maximum(fits, 1)), np.inf)
 
-    def destinations(self, left: int, program: Program) -> int:
-        """Of a range, equal ones."""
-        passes = int(self.passes(left))
-        return -(-self.units // passes) * program.cell_rows
-
     def parts(self, passes: Any) -> tuple[Any, Any, Any]:
         """Seconds of computing and of either tier, each alone."""
         adding, computing = self._phase(self.adds, self.add_pass, passes), self._phase(self.rows, self.row_pass, passes)

@@ -67,8 +67,8 @@ class PlannedRun:
 class StepPlan:
     """Where everything goes, and what a step, an epoch, is to take; frozen, printed by `ooc plan`, JSON by `asdict`.
 
-    placement: also has the destinations of a pass by op. static: seconds of the plans that treat all values alike, None where
-    one does not fit. exact: whether no placement is faster by these costs; else there were too many to compare.
+    placement: also has the bytes of a range of the ops that gather. static: seconds of the plans that treat all values alike,
+    None where one does not fit. exact: whether no placement is faster by these costs; else there were too many to compare.
 
     >>> plan_step(program, profile, room).seconds
     12.5
@@ -128,13 +128,14 @@ def predict(program: Program, profile: Profile, placement: Placement, room: Room
     >>> predict(program, profile, Placement({}), room).peak
     (812000000, 0, 0)
     """
-    costs, now, found, sums = Costs(program, profile), 0.0, [], dict(placement.sums)
+    costs, now, found, ranges = Costs(program, profile), 0.0, [], dict[str, int]()
     for run in costs.schedule.runs(placement):
         load, alive, left = _left(costs, run, placement, room)
         passes = int(load.passes(left))
         seconds = float(load.seconds(left, profile.hidden))
-        if run.adds and not run.again:
-            sums[run.op.name] = SumPlan(load.destinations(left, program))
+        if run.op.kind == "gather":
+            name = run.op.repeats or run.op.name
+            ranges[name] = min(left, ranges.get(name, left))
         memory = (room.device - left + round(-(-load.units // passes) * load.unit_bytes), *alive[1:])
         traffic = costs.traffic(run, placement)
         parts = tuple(float(part) for part in load.parts(passes))
@@ -156,7 +157,7 @@ def predict(program: Program, profile: Profile, placement: Placement, room: Room
     sizes = {value.name: profile.size(value) for value in program.values}
     for run in costs.schedule.runs(placement, first=True):  # which makes what is constant
         _left(costs, run, placement, room)
-    return StepPlan(replace(placement, sums=sums), room, tuple(found), sizes, {})
+    return StepPlan(replace(placement, ranges=ranges), room, tuple(found), sizes, {})
 
 
 def _left(costs: Costs, run: Run, placement: Placement, room: Room) -> tuple[Load, Bytes, int]:
@@ -177,13 +178,16 @@ TIER_NAMES = {Fate.RETAINED: "memory", Fate.HOST: "host memory", Fate.DISK: "dis
 
 
 def static_placements(program: Program, profile: Profile) -> dict[str, Placement]:
-    """The plans that treat all values alike, by name; "all on the host" only where there is such a tier. What passes, of values
+    """The plans that treat all values alike, by name; those only that the tiers there are allow. What passes, of values
     that are made again, stands on disk."""
-    found = {}
-    for name, wanted in STATIC.items():
-        if wanted[0] is not Fate.HOST or Fate.HOST in profile.tiers:
-            found[name] = Placement({value.name: _first(value, wanted) for value in program.values})
-    return found
+    tiers = {Fate.RETAINED, *profile.tiers}
+    needed = {name: {wanted[0], Fate.DISK} - {Fate.RECOMPUTED} for name, wanted in STATIC.items()}
+    needed["all retained"] = {Fate.RETAINED}
+    return {
+        name: Placement({value.name: _first(value, wanted) for value in program.values})
+        for name, wanted in STATIC.items()
+        if needed[name] <= tiers
+    }
 
 
 def _first(value: Value, wanted: tuple[Fate, ...]) -> Fate:

@@ -20,8 +20,8 @@ from ooc.fullgraph.stages import ALIVE, BEFORE, LEAST, UNIT, Choice, Stage, Stag
 from stores.jit import kernel
 
 Ints = NDArray[np.int64]
-MOST, FIRST = 40_000, 4_000
-"""States by options of a stage: of the search, and of a quick one before it that finds a bound"""
+MOST, LEAST_MOST, FIRST = 1_500_000, 40_000, 4_000
+"""States by options: of all stages, of one at least; and of one in a quick search before that finds a bound"""
 _SLACK = 1 + 1e-9
 """Bounds are added up in another order than what they bound"""
 _BANDS = 16
@@ -72,12 +72,12 @@ def search(program: Program, profile: Profile, room: Bytes, known: float = np.in
     >>> search(program, profile, (10**9, 0, 10**11)).placement.fate("rows1")
     """
     searching = _Search(Costs(program, profile), room)
-    quick = searching.run(known, FIRST)
+    quick, most = searching.run(known, FIRST), max(LEAST_MOST, MOST // len(searching.stages.stages))
     if quick is None:
-        return None if searching.whole else searching.run(known, MOST)
+        return None if searching.whole else searching.run(known, most)
     if quick.exact:
         return quick
-    return searching.run(searching.best, MOST) or quick
+    return searching.run(searching.best, most) or quick
 
 
 class _Search:

@@ -174,7 +174,7 @@ class Stages:
     def options(self, stage: Stage) -> Ints:
         """What each option of a stage picks: int64[options, values it decides], places in their `choices`."""
         counts = [len(self.choices(value)) for value in stage.decides]
-        return np.indices(counts).reshape(len(counts), -1).T.astype(np.int64)
+        return np.array(list(np.ndindex(*counts)), np.int64).reshape(-1, len(counts)) if counts else np.zeros((1, 0), np.int64)
 
     def picked(self, stage: Stage, option: Ints) -> dict[str, Choice]:
         """The choices of an option: of values by name."""

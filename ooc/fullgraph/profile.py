@@ -1,0 +1,321 @@
+"""A short profile of exact steps before the first: a part of every layer is computed, added up, written and read.
+
+Nothing of it reaches the run: rows are made up, gradients and torch's random numbers are put back. What is measured is what a
+chunk takes up and down and what autograd keeps of it, what an edge takes, how fast the disk is beside nothing else, and how
+much of reading goes on behind computing: both alone, and both at once.
+"""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ooc.buffers import Buffers
+from ooc.dropout import Draws
+from ooc.fullgraph.costs import OpCost, Profile, Speed
+from ooc.fullgraph.fates import Fate, Op, Placement
+from ooc.fullgraph.full import FullGraph
+from ooc.fullgraph.parts import Moments, Parts, Place, Tensors, own_place
+from ooc.fullgraph.placement import Room, StepPlan, plan_step
+from ooc.fullgraph.saved import Live
+from ooc.fullgraph.stepper import Stepper
+from ooc.fullgraph.traffic import Traffic
+from ooc.fullgraph.walks import Walks
+from ooc.layerplan import CHUNK_ROWS, LayerShape
+from ooc.passes import Adder
+from ooc.ranges import MemoryRows, read_range, write_range
+from ooc.sums import Code, Kind
+from ooc.sweepblocks import gathered_block
+from ooc.sweepshape import GATHERED, gather_ranges, parts_of, piece_rows_of
+from ooc.tiles import Slots, Tiles, count_entries
+from stores.encoding import Encoding
+from stores.graph import Graph
+from stores.mutable_rows import DiskRows
+from stores.rows import ArrayRows
+
+REPEATS = 3
+"""of a chunk, after one to warm up"""
+_TRIED_BYTES = 128 * 2**20
+"""written and read"""
+_PIECE_BYTES = 8 * 2**20
+_ROWS_BYTES = 64 * 2**20
+"""of rows that are added up, and of their sums"""
+_TRIED_EDGES = 1 << 21
+_BESIDE_SECONDS = 0.4
+
+
+def plan_full(full: FullGraph, disk: int) -> StepPlan:
+    """Where the values of exact steps go, in the room that `full` has and `disk` bytes of disk.
+
+    Takes a few seconds; see `profile`. Raises BudgetError where nothing fits.
+
+    >>> full.placement = plan_full(full, 50 * 10**9).placement
+    """
+    return plan_step(full.program, profile(full, full.folder), Room(full.room, 0, 0 if full.folder is None else disk))
+
+
+def profile(full: FullGraph, folder: Path | None) -> Profile:
+    """What the ops of a step cost, and how fast the disk below `folder` is (None: there is none to use).
+
+    Takes a few seconds, and memory for a few chunks.
+
+    >>> profile(full, Path("run")).tiers[Fate.DISK].read
+    2100000000.0
+    """
+    walks = Walks(full.dataset, full.shape, full.shelf, None, Traffic(), torch.device("cpu"))
+    parts = Parts(parts_of(full.model), full.shape, Draws())
+    with closing(walks):
+        stepper = Stepper(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, Traffic(), full.room, set())
+        return _profile(stepper, folder)
+
+
+def _profile(stepper: Stepper, folder: Path | None) -> Profile:
+    modules = [part for part in (stepper.parts.encoder, *stepper.parts.layers, stepper.parts.decoder) if part is not None]
+    with torch.random.fork_rng(devices=[]), _gradients_of(modules):
+        return _Trial(stepper).profile(folder)
+
+
+@contextmanager
+def _gradients_of(modules: list[nn.Module]) -> Iterator[None]:
+    """Parameters' gradients and buffers are afterwards what they were before."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    before = [parameter.grad for parameter in parameters]
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in zip(parameters, before, strict=True):
+            parameter.grad = grad
+        for buffer, held in buffers:
+            buffer.copy_(held)
+
+
+class _Trial:
+    """Tries parts of every op."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper, self.program, self.shape = stepper, stepper.program, stepper.shape
+        self.graph, self.nodes = stepper.walks.graph, stepper.program.num_nodes
+        self._nbytes: dict[str, int] = {}
+        self._sums: dict[tuple[Kind, int], float] = {}
+
+    def profile(self, folder: Path | None) -> Profile:
+        ops: dict[str, OpCost] = {}
+        for op in self.program.forward:
+            up_s, down_s = self._rows(op)
+            unit = self._gathered(self.shape.sweep.layers[op.layer]) if op.kind == "gather" else 0.0
+            turned = down_s if op.turns else 0.0
+            ops[op.name] = OpCost(up_s + turned, self._added(op), unit)
+            for down in self.program.backward:
+                if down.repeats == op.name:
+                    ops[down.name] = OpCost(down_s, self._added(down), unit)
+        for op in self.program.backward:
+            ops.setdefault(op.name, OpCost(0.0, self._added(op)))
+        disk = {} if folder is None else {Fate.DISK: disk_speed(folder)}
+        hidden = 1.0 if folder is None else self._hidden(folder)
+        return Profile(ops, disk, hidden, self._nbytes)
+
+    # --- rows ---
+
+    def _rows(self, op: Op) -> tuple[float, float]:
+        """Seconds of the row-wise part of an op for all nodes, up and down; notes what autograd keeps."""
+        run, give_back = self._chunk(op)
+        own = give_back.stop - give_back.first
+        ups, downs = [], []
+        for _ in range(REPEATS + 1):
+            begun = perf_counter()
+            live, given = run()
+            ups.append(perf_counter() - begun)
+            saved = next((name for name in op.writes if name.startswith("saved")), "")
+            if saved:
+                self._nbytes[saved] = live.nbytes * self.nodes // own
+            grads = {name: torch.ones_like(rows) for name, rows in live.outputs.items()}
+            begun = perf_counter()
+            live.down(given, grads)
+            downs.append(perf_counter() - begun)
+        up_s, down_s = (float(np.median(taken[1:])) * self.nodes / own for taken in (ups, downs))
+        return up_s, down_s
+
+    def _chunk(self, op: Op) -> tuple[Callable[[], tuple[Live, Tensors]], Place]:
+        """(runs an op's part on a chunk of made-up rows, where that is)."""
+        inputs, layers = self.stepper.inputs(op), self.shape.sweep.layers
+        if op.kind == "gather":
+            place = self._gathered_place(layers[op.layer])
+        else:
+            stop = min(CHUNK_ROWS, self.nodes)
+            place = own_place(self.graph, 0, stop, torch.device("cpu"), edges=op.kind == "sum")
+        generator = torch.Generator().manual_seed(0)
+        given: Tensors = {}
+        for part, name in inputs.items():
+            count = len(place.at["sources"]) if part == "rows" else place.stop - place.first
+            given[part] = torch.randn(count, self.shape.columns(name), generator=generator, dtype=self._dtype)
+        if op.kind == "norm":
+            moments = Moments()
+            moments.add(given["z"])
+            self.stepper.parts.statistics[op.layer] = moments.statistics(self._dtype)
+        function, wanted = self.stepper.function(op, place), self.stepper.wanted(op)
+        return lambda: (Live(function, given, wanted, self.stepper.own, None), given), place
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float64 if self.shape.itemsize == 8 else torch.float32
+
+    def _gathered_place(self, layer: LayerShape) -> Place:
+        """The first destinations that a modest memory has room for, with all their sources."""
+        memory = max(1, min(self.stepper.room // 2, 2 * GATHERED * _ROWS_BYTES))
+        first, stop = next(iter(gather_ranges(self.graph, layer, memory, 0)))
+        begin, end = int(self.graph.indptr[first]), int(self.graph.indptr[stop])
+        source = np.asarray(self.graph.indices[begin:end]).astype(np.int64)
+        weighted = "weight" in self.graph.columns
+        weight = np.asarray(self.graph.columns["weight"][begin:end]) if weighted else None
+        node, block = gathered_block(self.graph, first, stop, source, weight, torch.device("cpu"))
+        slots = np.concatenate([np.arange(begin, end), self.graph.num_edges + np.arange(first, stop)])
+        return Place(first, stop, {"sources": node, "edges": slots}, block)
+
+    def _gathered(self, layer: LayerShape) -> float:
+        """Bytes of a destination with its sources and edges, two ranges at a time, on average."""
+        whole = self.nodes * (layer.source_bytes + 4 * layer.out) + self.program.num_edges * layer.edge_bytes
+        if GATHERED * whole <= self.stepper.room:
+            return GATHERED * whole / self.nodes
+        degree = self.program.num_edges / self.nodes
+        return GATHERED * ((1 + degree) * layer.source_bytes + 4 * layer.out + degree * layer.edge_bytes)
+
+    # --- sums ---
+
+    def _added(self, op: Op) -> float:
+        """Seconds of adding an op's rows along all edges."""
+        if not op.summed or op.kind == "gather":
+            return 0.0
+        layer = op.layer + (op.backward and op.kind not in ("map", "add"))
+        kind = self.shape.sweep.layers[layer].kind
+        assert kind is not None
+        columns = self.shape.columns(op.summed)
+        if (kind, columns) not in self._sums:
+            self._sums[kind, columns] = self._add(kind, columns)
+        return self._sums[kind, columns]
+
+    def _add(self, kind: Kind, columns: int) -> float:
+        """Some destinations' real edges, over rows of a few pieces."""
+        dtype, piece_rows = np.dtype(f"float{8 * self.shape.itemsize}"), piece_rows_of(self.shape.sweep)
+        most = max(1, _ROWS_BYTES // (columns * dtype.itemsize))
+        indptr = self.graph.indptr
+        stop = min(self.nodes, most, max(1, int(np.searchsorted(indptr, _TRIED_EDGES, side="right")) - 1))
+        rows = min(self.nodes, max(most, stop))
+        edges = int(indptr[stop])
+        if not edges:
+            return 0.0
+        pointers = np.minimum(np.asarray(indptr[: rows + 1]), edges)
+        graph = Graph.from_arrays(pointers, np.asarray(self.graph.indices[:edges]).astype(np.int64) % rows)
+        cell = self.program.cell_rows
+        slots = Slots(graph, ArrayRows(graph.indices), None)
+        grid = count_entries(slots, piece_rows, cell)
+        tiles = Tiles(grid, MemoryRows.create((grid.size,), "int64"), None)
+        tiles.fill(slots, lambda done: None)
+        values, near = MemoryRows.create((rows, columns), dtype), np.empty((stop, columns), dtype)
+        taken = []
+        with closing(Adder(tiles, graph, kind, torch.get_num_threads(), dtype)) as adder:
+            code = Code.of(Encoding.plain(np.dtype(np.float32)))
+            for _ in range(REPEATS):
+                begun = perf_counter()
+                adder.add(values, code, 0, stop, near)
+                taken.append(perf_counter() - begun)
+        return min(taken[1:]) * self.program.num_edges / edges
+
+    # --- both at once ---
+
+    def _hidden(self, folder: Path) -> float:
+        """Of the shorter of computing and reading, the share that goes on behind the longer."""
+        op = next((op for op in self.program.forward if op.kind == "sum"), self.program.forward[0])
+        run, _ = self._chunk(op)
+
+        def compute() -> None:
+            live, given = run()
+            live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()})
+
+        with _tried(folder) as rows:
+            reading = _Reading(rows)
+            alone = rate(compute), rate(reading.some)
+            stop = threading.Event()
+            with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:
+                begun = perf_counter()
+                beside = pool.submit(_until, stop, reading.some)
+                computing = rate(compute)
+                stop.set()
+                read = beside.result() / (perf_counter() - begun)
+        return float(np.clip(computing / alone[0] + read / alone[1] - 1, 0.0, 1.0))
+
+
+def rate(work: Callable[[], None]) -> float:
+    """Times a second, over a while."""
+    work()
+    begun, count = perf_counter(), 0
+    while perf_counter() - begun < _BESIDE_SECONDS:
+        work()
+        count += 1
+    return count / (perf_counter() - begun)
+
+
+def _until(stop: threading.Event, work: Callable[[], None]) -> int:
+    count = 0
+    while not stop.is_set():
+        work()
+        count += 1
+    return count
+
+
+class _Reading:
+    """Pieces of a file, one after the other, over and over."""
+
+    def __init__(self, rows: DiskRows) -> None:
+        self._rows, self._at = rows, 0
+        self._step = max(1, _PIECE_BYTES // rows.row_bytes)
+        self._buffers = Buffers(kept=2, direct=True, least_bytes=1)
+
+    def some(self) -> None:
+        """Read the next piece."""
+        first = self._at
+        read_range(self._rows, first, min(first + self._step, self._rows.shape[0]), self._buffers)
+        self._at = first + self._step if first + 2 * self._step <= self._rows.shape[0] else 0
+
+
+@contextmanager
+def _tried(folder: Path) -> Iterator[DiskRows]:
+    """Rows on the disk for a while."""
+    path = folder / "profile"
+    shutil.rmtree(path, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = DiskRows.create(path, (_TRIED_BYTES // 1024, 256), "float32", "auto")
+    try:
+        yield rows
+    finally:
+        rows.close()
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def disk_speed(folder: Path) -> Speed:
+    """Bytes a second that are read from and written to a folder's disk, in pieces as steps do."""
+    buffers = Buffers(kept=4, direct=True, least_bytes=1)
+    with _tried(folder) as rows, ThreadPoolExecutor(2, thread_name_prefix="ooc-plan") as pool:
+        step = _PIECE_BYTES // rows.row_bytes
+        values: NDArray[np.float32] = buffers.empty((step, 256), np.dtype(np.float32))
+        values[:] = 1
+        starts = range(0, rows.shape[0], step)
+        taken = []
+        for work in (
+            lambda first: write_range(rows, first, values),
+            lambda first: read_range(rows, first, first + step, buffers)[1],
+        ):
+            begun = perf_counter()
+            nbytes = sum(pool.map(work, starts))
+            taken.append(nbytes / (perf_counter() - begun))
+    return Speed(read=taken[1], written=taken[0])
