@@ -52,14 +52,14 @@ _TRIED_EDGES = 1 << 21
 _BESIDE_SECONDS = 0.4
 
 
-def plan_full(full: FullGraph, disk: int) -> StepPlan:
-    """Where the values of exact steps go, in the room that `full` has and `disk` bytes of disk.
+def plan_full(full: FullGraph, folder: Path | None, disk: int) -> StepPlan:
+    """Where the values of exact steps go, in the room that `full` has and `disk` bytes of disk below `folder`.
 
     Takes a few seconds; see `profile`. Raises BudgetError where nothing fits.
 
-    >>> full.placement = plan_full(full, 50 * 10**9).placement
+    >>> full.placement = plan_full(full, Path("run/full"), 50 * 10**9).placement
     """
-    return plan_step(full.program, profile(full, full.folder), Room(full.room, 0, 0 if full.folder is None else disk))
+    return plan_step(full.program, profile(full, folder), Room(full.room, 0, 0 if folder is None else disk))
 
 
 def profile(full: FullGraph, folder: Path | None) -> Profile:
@@ -71,16 +71,12 @@ def profile(full: FullGraph, folder: Path | None) -> Profile:
     2100000000.0
     """
     walks = Walks(full.dataset, full.shape, full.shelf, None, Traffic(), torch.device("cpu"))
-    parts = Parts(parts_of(full.model), full.shape, Draws())
-    with closing(walks):
-        stepper = Stepper(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, Traffic(), full.room, set())
-        return _profile(stepper, folder)
-
-
-def _profile(stepper: Stepper, folder: Path | None) -> Profile:
-    modules = [part for part in (stepper.parts.encoder, *stepper.parts.layers, stepper.parts.decoder) if part is not None]
-    with torch.random.fork_rng(devices=[]), _gradients_of(modules):
-        return _Trial(stepper).profile(folder)
+    encoder, layers, decoder = parts_of(full.model)
+    parts = Parts((encoder, layers, decoder), full.shape, Draws())
+    modules = [part for part in (encoder, *layers, decoder) if part is not None]
+    with closing(walks), torch.random.fork_rng(devices=[]), _gradients_of(modules):
+        trial = _Trial(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, Traffic(), full.room, set())
+        return trial.profile(full.dataset.graph, folder)
 
 
 @contextmanager
@@ -100,27 +96,25 @@ def _gradients_of(modules: list[nn.Module]) -> Iterator[None]:
             buffer.copy_(held)
 
 
-class _Trial:
-    """Tries parts of every op."""
+class _Trial(Stepper):
+    """Tries parts of every op, by the functions that steps are made of."""
 
-    def __init__(self, stepper: Stepper) -> None:
-        self.stepper, self.program, self.shape = stepper, stepper.program, stepper.shape
-        self.graph, self.nodes = stepper.walks.graph, stepper.program.num_nodes
+    def profile(self, graph: Graph, folder: Path | None) -> Profile:
+        """See `profile`."""
+        self.graph, self.nodes = graph, self.program.num_nodes
         self._nbytes: dict[str, int] = {}
         self._sums: dict[tuple[Kind, int], float] = {}
-
-    def profile(self, folder: Path | None) -> Profile:
         ops: dict[str, OpCost] = {}
         for op in self.program.forward:
             up_s, down_s = self._rows(op)
-            unit = self._gathered(self.shape.sweep.layers[op.layer]) if op.kind == "gather" else 0.0
+            unit = self._gathered_bytes(self.shape.sweep.layers[op.layer]) if op.kind == "gather" else 0.0
             turned = down_s if op.turns else 0.0
-            ops[op.name] = OpCost(up_s + turned, self._added(op), unit)
+            ops[op.name] = OpCost(up_s + turned, self._sums_s(op), unit)
             for down in self.program.backward:
                 if down.repeats == op.name:
-                    ops[down.name] = OpCost(down_s, self._added(down), unit)
+                    ops[down.name] = OpCost(down_s, self._sums_s(down), unit)
         for op in self.program.backward:
-            ops.setdefault(op.name, OpCost(0.0, self._added(op)))
+            ops.setdefault(op.name, OpCost(0.0, self._sums_s(op)))
         disk = {} if folder is None else {Fate.DISK: disk_speed(folder)}
         hidden = 1.0 if folder is None else self._hidden(folder)
         return Profile(ops, disk, hidden, self._nbytes)
@@ -148,7 +142,7 @@ class _Trial:
 
     def _chunk(self, op: Op) -> tuple[Callable[[], tuple[Live, Tensors]], Place]:
         """(runs an op's part on a chunk of made-up rows, where that is)."""
-        inputs, layers = self.stepper.inputs(op), self.shape.sweep.layers
+        inputs, layers = self._inputs(op), self.shape.sweep.layers
         if op.kind == "gather":
             place = self._gathered_place(layers[op.layer])
         else:
@@ -162,9 +156,9 @@ class _Trial:
         if op.kind == "norm":
             moments = Moments()
             moments.add(given["z"])
-            self.stepper.parts.statistics[op.layer] = moments.statistics(self._dtype)
-        function, wanted = self.stepper.function(op, place), self.stepper.wanted(op)
-        return lambda: (Live(function, given, wanted, self.stepper.own, None), given), place
+            self.parts.statistics[op.layer] = moments.statistics(self._dtype)
+        function, wanted = self._function(op, place), self._wanted(op)
+        return lambda: (Live(function, given, wanted, self._own, None), given), place
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -172,7 +166,7 @@ class _Trial:
 
     def _gathered_place(self, layer: LayerShape) -> Place:
         """The first destinations that a modest memory has room for, with all their sources."""
-        memory = max(1, min(self.stepper.room // 2, 2 * GATHERED * _ROWS_BYTES))
+        memory = max(1, min(self.room // 2, 2 * GATHERED * _ROWS_BYTES))
         first, stop = next(iter(gather_ranges(self.graph, layer, memory, 0)))
         begin, end = int(self.graph.indptr[first]), int(self.graph.indptr[stop])
         source = np.asarray(self.graph.indices[begin:end]).astype(np.int64)
@@ -182,17 +176,17 @@ class _Trial:
         slots = np.concatenate([np.arange(begin, end), self.graph.num_edges + np.arange(first, stop)])
         return Place(first, stop, {"sources": node, "edges": slots}, block)
 
-    def _gathered(self, layer: LayerShape) -> float:
+    def _gathered_bytes(self, layer: LayerShape) -> float:
         """Bytes of a destination with its sources and edges, two ranges at a time, on average."""
         whole = self.nodes * (layer.source_bytes + 4 * layer.out) + self.program.num_edges * layer.edge_bytes
-        if GATHERED * whole <= self.stepper.room:
+        if GATHERED * whole <= self.room:
             return GATHERED * whole / self.nodes
         degree = self.program.num_edges / self.nodes
         return GATHERED * ((1 + degree) * layer.source_bytes + 4 * layer.out + degree * layer.edge_bytes)
 
     # --- sums ---
 
-    def _added(self, op: Op) -> float:
+    def _sums_s(self, op: Op) -> float:
         """Seconds of adding an op's rows along all edges."""
         if not op.summed or op.kind == "gather":
             return 0.0
@@ -201,10 +195,10 @@ class _Trial:
         assert kind is not None
         columns = self.shape.columns(op.summed)
         if (kind, columns) not in self._sums:
-            self._sums[kind, columns] = self._add(kind, columns)
+            self._sums[kind, columns] = self._sums_of(kind, columns)
         return self._sums[kind, columns]
 
-    def _add(self, kind: Kind, columns: int) -> float:
+    def _sums_of(self, kind: Kind, columns: int) -> float:
         """Some destinations' real edges, over rows of a few pieces."""
         dtype, piece_rows = np.dtype(f"float{8 * self.shape.itemsize}"), piece_rows_of(self.shape.sweep)
         most = max(1, _ROWS_BYTES // (columns * dtype.itemsize))

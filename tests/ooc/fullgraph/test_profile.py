@@ -35,7 +35,7 @@ def test_a_planned_step_is_the_step(
         for room in (90_000, 400_000) if name != "gat" else (500_000, 800_000):
             with closing(FullGraph(model, ds, tmp_path / f"full-{room}", room=room)) as full:
                 model.zero_grad()
-                plan = plan_full(full, 10**9)
+                plan = plan_full(full, tmp_path / f"full-{room}", 10**9)
                 assert all(parameter.grad is None for parameter in model.parameters())
                 assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
                 assert plan.peak[0] <= room
@@ -87,7 +87,7 @@ def test_a_step_moves_the_bytes_that_were_predicted(make_store: MakeStore, tmp_p
         with closing(FullGraph(model, ds, tmp_path / "full", room=40_000_000)) as full:
             fates = {v.name: fate if fate in v.fates else Fate.DISK for v in full.program.values}
             full.placement = Placement(fates)
-            costs = profile(full, full.folder)  # for what autograd keeps
+            costs = profile(full, tmp_path / "full")  # for what autograd keeps
             plan = predict(full.program, costs, full.placement, Room(full.room, 0, 10**9))
             loss = Labelled(ds)
             full.step(loss)  # makes what is constant
