@@ -14,8 +14,8 @@ KNOWN = {"CollegeMsg.txt": COLLEGEMSG, "flights-3m.parquet": FLIGHTS}
 """file -> how it is read. CollegeMsg (SNAP): src dst seconds; flights (vega-datasets): Parquet with dates"""
 
 
-def store_of(path: Path, folder: Path, undirected: bool = False) -> Path:
-    """`path` where it is a store; a file of KNOWN is ingested into `folder`, once; undirected: with every event's reverse.
+def store_of(path: Path, folder: Path) -> Path:
+    """`path` where it is a store; a file of KNOWN is ingested into `folder`, once, with every event's reverse.
 
     >>> store_of(Path("data/CollegeMsg.txt"), Path("runs"))
     PosixPath('runs/CollegeMsg.ooc')
@@ -24,9 +24,9 @@ def store_of(path: Path, folder: Path, undirected: bool = False) -> Path:
         return path
     from stores.ingest import IngestSpec, ingest
 
-    store = folder / f"{path.stem}{'-undirected' if undirected else ''}.ooc"
+    store = folder / f"{path.stem}.ooc"
     if not store.exists():
-        ingest(IngestSpec(out=store, edges=str(path), undirected=undirected, **KNOWN[path.name]))
+        ingest(IngestSpec(out=store, edges=str(path), undirected=True, **KNOWN[path.name]))
     return store
 
 

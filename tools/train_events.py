@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     a = parser.parse_args()
     given = {**SETTINGS, **settings_of(a.settings)}
-    store = store_of(a.store, a.run.parent, undirected=True)
+    store = store_of(a.store, a.run.parent)
     config = load_config(None, {"mode": "events", "store": store, "out": a.run, **given})
 
     summary = train(config, resume=a.resume, watcher=terminal_watcher())

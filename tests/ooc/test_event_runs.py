@@ -115,6 +115,23 @@ def test_the_unit_of_times_changes_nothing(tmp_path: Path, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["tgn", "tgat", "graphmixer"])
+def test_long_tails_of_columns_are_tamed(tmp_path: Path, model: str) -> None:
+    """Values as amounts have them; a run on these is one on their asinh, taken as it is."""
+    losses = []
+    sizes = {} if model == "tgn" else {"memory_dim": EventsConfig.model_fields["memory_dim"].default}
+    for raw in (False, True):
+        edges = Edges(span=3000)
+        edges.msg = np.exp(5 * edges.msg)
+        edges.msg = np.arcsinh(edges.msg) if raw else edges.msg
+        (tmp_path / f"{raw}").mkdir()
+        made = edges.store(tmp_path / f"{raw}", undirected=True)
+        train(configure(made, tmp_path / f"{raw}" / "run", model=model, epochs=1, raw=raw, max_steps=6, **sizes))
+        losses.append([line["loss"] for line in read_metrics(tmp_path / f"{raw}" / "run")[0]])
+    assert len(losses[0]) == 6
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["tgn", "tgat", "graphmixer"])
 def test_what_is_killed_goes_on_to_the_same_bits(
     store: Path, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,12 +21,22 @@ def test_the_script_ingests_trains_and_resumes(
         monkeypatch.setattr(
             sys,
             "argv",
-            ["train", f"{tmp_path}/CollegeMsg.txt", f"{tmp_path}/run", "window=4h", "hidden=8", f"epochs={epochs}", *more],
+            [
+                "train",
+                f"{tmp_path}/CollegeMsg.txt",
+                f"{tmp_path}/run",
+                "window=4h",
+                "hidden=8",
+                "negatives=historical",
+                f"epochs={epochs}",
+                *more,
+            ],
         )
         main()
         assert len(read_metrics(tmp_path / "run")[1]) == epochs
     out = capsys.readouterr().out
     assert "test: ap" in out
     assert "test of EdgeBank: ap" in out
+    assert "historical negatives: " in out
     assert (tmp_path / "run" / "report.html").exists()
     assert store_of(tmp_path / "CollegeMsg.ooc", tmp_path) == tmp_path / "CollegeMsg.ooc"
