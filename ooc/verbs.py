@@ -249,6 +249,9 @@ def plan(
     Without --mode all modes are tried shortly and compared, one is recommended, and that one is planned.
     """
     settings = load_config(config, {"store": store, **flags}, {"out": "run"})
+    if isinstance(settings, FullConfig):
+        _plan_full(settings, as_json)
+        return
     if not isinstance(settings, TrainConfig):
         raise ConfigError(
             f"`ooc plan` predicts training on nodes, not mode {settings.mode}: try `ooc train ... --mode {settings.mode} "
@@ -283,6 +286,21 @@ def plan(
         console.print(table)
     console.print(f"features are read: {made.reading}", markup=False)
     console.print(made.advice, markup=False)
+
+
+def _plan_full(settings: FullConfig, as_json: bool) -> None:
+    from rich.console import Console
+
+    from ooc.fullgraph.run import plan as make
+    from ooc.fullgraph.tables import step_tables
+
+    merge_appended(settings.store, settings.memory)
+    program, made = make(settings)
+    if as_json:
+        print(json.dumps(made.asdict(), indent=2))
+        return
+    for table in step_tables(program, made):
+        Console(highlight=False).print(table)
 
 
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:

@@ -1,8 +1,11 @@
 """A run on the whole graph: a step's gradient is that of all labelled nodes of the training split, and a step is an epoch."""
 
+import shutil
+import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +25,11 @@ from ooc.compose import (
 )
 from ooc.exact import ExactScores
 from ooc.fullgraph.config import FullConfig
-from ooc.fullgraph.fates import Fate, Placement
+from ooc.fullgraph.costs import Profile, Speed
+from ooc.fullgraph.fates import Fate, Program
 from ooc.fullgraph.full import FullGraph
+from ooc.fullgraph.placement import Room, StepPlan, predict, static_placements
+from ooc.fullgraph.profile import plan_full, profile
 from ooc.grown import take_up
 from ooc.loaders import budget_of
 from ooc.memory import MemoryMeter
@@ -35,6 +41,7 @@ from ooc.tasks import check_task, labels_of, make_loss
 from ooc.train import finite, interruptible
 from stores.dataset import Dataset
 from stores.errors import ConfigError
+from stores.sizes import format_bytes
 
 FOLDER = "full"
 """of what does not fit the memory, in the run's directory"""
@@ -74,6 +81,8 @@ class FullRun(NodeRun):
     exact: ExactScores
     both_fit: bool
     """whether memory has room for what steps and scores keep at once"""
+    plan: StepPlan | None
+    """as predicted before the first step"""
     seconds: list[float] = field(default_factory=list)
     """of every step of this process"""
 
@@ -178,20 +187,43 @@ def train_epoch(run: FullRun) -> None:
         run.checkpoint_if_due()
 
 
-_FORCED = {
-    "retained": (Fate.RETAINED,),
-    "host": (Fate.HOST, Fate.DISK, Fate.RETAINED),
-    "disk": (Fate.DISK, Fate.RETAINED),
-    "recomputed": (Fate.RECOMPUTED, Fate.DISK, Fate.RETAINED),
-}
+FORCED = {"retained": "all retained", "host": "all on the host", "disk": "all on disk", "recomputed": "all recomputed"}
+"""`FullConfig.placement` -> the static plan"""
+_DISK_SHARE = 0.9
+"""of what is free, where --disk does not say"""
 
 
-def placement_of(config: FullConfig, full: FullGraph) -> Placement:
-    """Where values go: as configured."""
-    if config.placement == "planned":
-        return full.placement
-    wanted = _FORCED[config.placement]
-    return Placement({v.name: next(fate for fate in (*wanted, *v.fates) if fate in v.fates) for v in full.program.values})
+def place(config: FullConfig, full: FullGraph, folder: Path) -> StepPlan | None:
+    """Where values go, as configured: `full` has it then. The plan, by a profile of a few seconds; None without one.
+
+    folder: on whose disk values may stand. Raises BudgetError where nothing fits, or not what is asked for.
+    """
+    disk = int(shutil.disk_usage(folder).free * _DISK_SHARE) if config.disk_bytes is None else config.disk_bytes
+    if config.plan and config.placement == "planned":
+        made = plan_full(full, folder, disk)
+    elif config.placement != "planned":
+        measured = profile(full, folder) if config.plan else Profile({}, {Fate.DISK: Speed(1.0, 1.0)}, 0.0)
+        static = static_placements(full.program, measured)
+        if FORCED[config.placement] not in static:
+            raise ConfigError(f"placement = {config.placement!r}: a machine without a GPU has no such memory beside its own")
+        made = predict(full.program, measured, static[FORCED[config.placement]], Room(full.room, 0, disk))
+    else:
+        return None
+    full.placement = made.placement
+    return made if config.plan else None
+
+
+def plan(config: FullConfig) -> tuple[Program, StepPlan]:
+    """What training by `config` would take: its values and ops, and the plan; nothing is written.
+
+    >>> plan(FullConfig(store="papers.ooc", out="run", memory="3GB"))[1].seconds
+    """
+    with tempfile.TemporaryDirectory(prefix="ooc-plan-", dir=Path(config.store).resolve().parent) as folder:
+        unlike = {"out": Path(folder) / "run", "tensorboard": False, "plan": True}
+        trial = config.model_copy(update=unlike)
+        with open_run(trial, False, Watchers([]), partial(compose, trial, False)) as run:
+            assert run.plan is not None, "it was asked for"
+            return run.full.program, run.plan
 
 
 def compose(
@@ -208,7 +240,7 @@ def compose(
     threads = saved["threads"] if saved else config.threads
     if threads is not None:
         torch.set_num_threads(threads)
-    device = pick_device(config.device)
+    device = pick_device("cpu" if config.device == "auto" else config.device)
     model = make_model(config, dataset.num_features, out_channels(task, dataset.num_classes or 2)).to(device)
     if saved:
         saved = take_up(config.out, dataset, saved, grown)
@@ -218,7 +250,8 @@ def compose(
     model.train()
     engine = "auto" if config.engine == "gds" else config.engine
     full = FullGraph(model, dataset, config.out / FOLDER, engine=engine)
-    full.placement = placement_of(config, full)
+    log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
+    made = place(config, full, config.out)
     exact = ExactScores(model, dataset, config.out / SWEEP, engine)
     run = FullRun(
         config=config,
@@ -227,17 +260,21 @@ def compose(
         model=model,
         optimizer=make_optimizer(config, model),
         loss=loss,
-        log=run_dir.claim(saved["metrics_bytes"] if saved else 0),
+        log=log,
         watchers=watchers,
         meter=meter,
         full=full,
         share=SplitLoss(loss, dataset, config.train_split),
         exact=exact,
+        plan=made,
         both_fit=exact.memory_bytes is not None and full.most_bytes + exact.memory_bytes <= full.room,
     )
     if saved:
         run.restore(saved)
     write_config(config)  # from here on it is a run, which --resume takes
+    if made is not None:
+        checkpoint.write_json(config.out / checkpoint.PLAN, made.asdict())
+        watchers.note(f"plan: an epoch takes {made.seconds:.3g} s, values and sums {format_bytes(made.peak[0])} of memory")
     if config.tensorboard:
         watchers.all.append(TensorBoardWatcher(config.out, run.state.total_steps))
     if config.memory is not None:

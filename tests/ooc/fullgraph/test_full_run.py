@@ -16,7 +16,7 @@ from ooc.metrics import Loss
 from ooc.models import full_blocks
 from ooc.order import Purpose, key
 from stores.dataset import Dataset
-from stores.errors import ConfigError
+from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.runs import InterruptAt, KillAt, Killed, curve, tight
 
@@ -105,6 +105,23 @@ def test_max_steps_ends_with_scores_and_more_steps_go_on(store: Path, tmp_path: 
     assert curve(config.out) == curve(tmp_path / "whole")
 
 
+def test_a_plan_is_made_kept_and_changes_nothing(store: Path, tmp_path: Path) -> None:
+    train(configure(store, tmp_path / "whole"))
+    for name, more in {"fits": {}, "tight": {"memory": tight()}, "forced": {"placement": "disk"}}.items():
+        config = configure(store, tmp_path / name, **{"plan": True, **more})
+        train(config)
+        assert curve(config.out) == curve(tmp_path / "whole")
+        assert json.loads((config.out / "plan.json").read_bytes())["seconds"] > 0
+
+
+def test_what_cannot_be_is_refused(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="without a GPU"):
+        train(configure(store, tmp_path / "run", placement="host"))
+    with pytest.raises(BudgetError, match="of disk"):
+        train(configure(store, tmp_path / "run", placement="disk", disk="1KB"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_nothing_is_left_but_the_runs_files(store: Path, tmp_path: Path) -> None:
     train(configure(store, tmp_path / "run", placement="disk"))
     assert {path.name for path in (tmp_path / "run").iterdir()} <= {
@@ -124,6 +141,8 @@ def test_the_verbs_take_such_a_run(store: Path, tmp_path: Path, capsys: pytest.C
     assert main(["train", str(store), "--out", str(out), "--mode", "full", *flags]) == 0
     assert "test: loss" in capsys.readouterr().out
     assert main(["infer", str(store), "--checkpoint", str(out), "--out", str(tmp_path / "classes.parquet")]) == 0
+    assert main(["plan", str(store), "--mode", "full", "--layers", "2", "--model", "gcn"]) == 0
+    assert "seconds an epoch" in capsys.readouterr().out
     assert main(["report", str(out)]) == 0
     assert "the whole graph, exactly" in (out / "report.html").read_text()
 
