@@ -142,7 +142,9 @@ INGEST = [
     Flag("val", "FILE", "The same for validation."),
     Flag("test", "FILE", "The same for testing."),
     Flag("split_index", "INT", "Which split of two-dimensional masks."),
-    Flag("dtype", "float32|float16|bfloat16|int8", "How features are stored; int8 with a scale for each column. [float32]"),
+    Flag(
+        "dtype", "float32|float16|bfloat16|int8", "How features are stored; int8: a scale a column (edges: bfloat16). [float32]"
+    ),
     Flag("normalize", "none|row|standard", "Normalise features, by statistics of the training rows. [none]"),
     Flag("npz", "FILE", "One file with x, y, edge_index and train_mask, val_mask, test_mask."),
     Flag("pyg", "CLASS", "A PyG data set: Planetoid, or package.module:Class; item 0 is taken."),

@@ -1,4 +1,7 @@
-"""Features of edges: columns of the edge table or npy files, a row an edge id."""
+"""Features of edges: columns of the edge table or npy files, a row an edge id.
+
+They are never scaled: what a value becomes would depend on all others, and a model would be told of the future by it.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -47,7 +50,8 @@ class EdgeFeatures:
 
     def _write(self, name: str, make_sink: Callable[[], MakeSink]) -> dict[str, Any]:
         rows, unscaled = self.rows(name), nodes.Scale("none", np.zeros(1))
-        storage = nodes.fit_storage(rows, self.spec.dtype, unscaled, self.progress)
+        dtype = "bfloat16" if self.spec.dtype == "int8" else self.spec.dtype  # a scale is of all events, later ones too
+        storage = nodes.fit_storage(rows, dtype, unscaled, self.progress)
         settings = storage, unscaled, self.spec.allow_nan, self.progress
         wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), names.edge_array)
         return {"wild": wild}

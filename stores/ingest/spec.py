@@ -67,7 +67,8 @@ class IngestSpec(BaseModel):
     split_index: int | None = Field(default=None, ge=0)
     """which split of masks [S, N] or [N, S]"""
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
-    """how features are stored; int8 with a scale for each column, its largest magnitude / 127"""
+    """how features are stored; int8 with a scale for each column, its largest magnitude / 127 (those of edges, where that would
+    tell of events to come, as bfloat16)"""
     normalize: Literal["none", "row", "standard"] = "none"
     parts: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """number the nodes so that each of so many parts of the graph is one range of ids; auto: of about 1,000 nodes"""

@@ -218,6 +218,21 @@ def test_the_future_changes_no_batch(tmp_path: Path, edges: Edges) -> None:
             assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_how_features_are_stored_tells_nothing_of_later_events(tmp_path: Path, dtype: str) -> None:
+    """Later events with values a thousand times as large: those before are stored as they were, to the bit."""
+    found = []
+    for k in range(2):
+        edges = Edges(span=SPAN)
+        late = edges.time >= 90
+        edges.msg[late] *= 1000**k
+        (tmp_path / str(k)).mkdir()
+        with ooc.open(edges.store(tmp_path / str(k), dtype=dtype)) as ds:
+            found.append(ds.events.read(0, int(np.flatnonzero(late)[0])).columns["msg"])
+    assert np.array_equal(*found)
+    assert np.allclose(found[0], edges.msg[~late], rtol=0.01)
+
+
 def block_of(first: int, dst: Any, time: Any) -> EventBlock:
     dst = np.asarray(dst)
     return EventBlock(first, dst, dst, np.asarray(time), {}, 0)
