@@ -138,7 +138,7 @@ class Events:
 
     def at(self, time: Any, side: str = "left") -> int:
         """How many events come before `time`, so the number of the first one at it or later; side "right": later only."""
-        value, last = self.dtype.type(time), self._found
+        value, last = self._bound(time, side), self._found
         if last and last[-1][:2] == (value, side):
             return last[-1].position
         position = self._beside(value, side)
@@ -147,6 +147,13 @@ class Events:
             position = _search(self._time, value, side)
         self._found = (*last[-1:], Found(value, side, position)) if not last or last[-1].time != value else last
         return position
+
+    def _bound(self, time: Any, side: str) -> Any:
+        """The time in the events' type: of whole times, those before 2.5 are those before 3, those up to it are up to 2."""
+        if not self.whole:
+            return self.dtype.type(time)
+        least, most = np.iinfo(self.dtype).min, np.iinfo(self.dtype).max
+        return self.dtype.type(min(max(math.ceil(time) if side == "left" else math.floor(time), least), most))
 
     def _beside(self, value: Any, side: str) -> int | None:
         """`at` of a time that comes about where the last two searches lead to expect it: a read, where halving takes many."""
@@ -171,7 +178,8 @@ class Events:
     def before(self, times: AnyArray) -> NDArray[np.int64]:
         """int64[k]: how many events come strictly before each of `times` ([k])."""
         self._will_search(len(times))
-        return np.asarray(np.searchsorted(self._time, times.astype(self.dtype), side="left"), np.int64)
+        bound = np.ceil(times) if self.whole and times.dtype.kind == "f" else times
+        return np.asarray(np.searchsorted(self._time, bound.astype(self.dtype), side="left"), np.int64)
 
     def _will_search(self, times: int) -> None:
         """Gives back the map's pages now and then, or a pass over many windows would come to hold them all."""

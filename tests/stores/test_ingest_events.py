@@ -173,6 +173,16 @@ def test_times_are_found_behind_many_searches(uneven: tuple[Path, np.ndarray]) -
         np.testing.assert_array_equal(ds.events.before(time), np.searchsorted(time, time))
 
 
+def test_whole_times_are_found_by_fractions_and_by_what_no_time_can_be(uneven: tuple[Path, np.ndarray]) -> None:
+    store, time = uneven
+    between = np.arange(-3, 5000, 7) + 0.5
+    with Dataset.open(store) as ds:
+        for side in ("left", "right"):
+            assert [ds.events.at(t, side) for t in between] == np.searchsorted(time, between).tolist()
+            assert (ds.events.at(-(10**30), side), ds.events.at(10**30, side)) == (0, len(time))
+        np.testing.assert_array_equal(ds.events.before(between), np.searchsorted(time, between))
+
+
 @pytest.mark.parametrize("options", [{}, {"order": "degree"}, {"parts": 3}])
 def test_new_numbers_of_nodes_change_no_event(tmp_path: Path, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
