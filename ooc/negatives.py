@@ -31,6 +31,8 @@ _ROUNDS: list[Ids] = [np.arange(1), np.arange(1, 3), np.arange(3, 8)]
 _DRAWS = 8
 LATEST = 256
 """events of the source's past, looked through where none of those was one with another destination"""
+_AT_ONCE = 1024
+"""negatives that are looked for so: some 10 MB"""
 
 
 class Negatives(Protocol):
@@ -74,7 +76,7 @@ class HistoricalNegatives:
     destination stands; where none is, any such one of the `LATEST` latest. slots: of an undirected store, where a node has all
     events of its own; source: Rows [events], the sources of all events; otherwise: what takes the place where there is none.
 
-    drawn, random: negatives so far, and how many of them are random, since the source had written to nobody else.
+    drawn, random: negatives so far, and how many of them are random, since no other destination of the source was found.
 
     >>> HistoricalNegatives(Slots(ds.graph), ds.events.rows("src"), RandomNegatives(0, ds.num_nodes))
     """
@@ -95,14 +97,15 @@ class HistoricalNegatives:
             slot = np.empty(len(event), np.int64)
             _drawn(block.first, event, column, attempt, stream, first[event], count[event], slot)
             node, other = (each.reshape(-1, len(attempts)) for each in self._others(slot, block, event))
-            stands, found = other.argmax(axis=1), other.any(axis=1)
-            out[wanted[found]] = node[found, stands[found]]
-            wanted = wanted[~found]
+            stands, some = other.argmax(axis=1), other.any(axis=1)
+            out[wanted[some]] = node[some, stands[some]]
+            wanted = wanted[~some]
             if not len(wanted):
                 break
-        left = len(wanted) and len(wanted) - self._of_the_latest(block, wanted, first, count, stream, out)
+        parts = [wanted[start : start + _AT_ONCE] for start in range(0, len(wanted), _AT_ONCE)]
+        found = sum(self._of_the_latest(block, part, first, count, stream, out) for part in parts)
         self.drawn += len(out)
-        self.random += int(np.count_nonzero(count == 0)) * self.ratio + left
+        self.random += int(np.count_nonzero(count == 0)) * self.ratio + len(wanted) - found
         return out.reshape(-1, self.ratio)
 
     def _others(self, slot: Ids, block: EventBlock, event: Ids) -> tuple[AnyArray, NDArray[np.bool_]]:

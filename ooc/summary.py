@@ -11,7 +11,7 @@ _SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_
 _HISTORY = ("met", "pulled", "written", "age", "bytes_read", "bytes_written", "bytes_logged")
 COUNTS_READ = ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked")
 _NEGATIVES = ("historical_negatives", "historical_negatives_random")
-"""drawn from the source's past, and those of them that are random, since it had no other destination"""
+"""drawn from the source's past, and those of them that are random, since it had no other destination that was found"""
 COUNTS = (*_SECONDS, *_NEGATIVES, "steps", *COUNTS_READ, "processes", *(f"history_{name}" for name in _HISTORY))
 
 Stages = dict[str, dict[str, float]]
@@ -82,7 +82,7 @@ def score_lines(result: dict[str, Any]) -> list[str]:
             lines.append(f"{split}{whose}: {shown}")
     if drawn := result.get("historical_negatives"):
         share = result["historical_negatives_random"] / drawn
-        lines.append(f"historical negatives: {share:.1%} are random, as their source had no other destination before")
+        lines.append(f"historical negatives: {share:.1%} are random, as no other destination of their source was found before")
     return [*lines, *(f"{split}: no scores, {why}" for split, why in result.get("unscored", {}).items())]
 
 
