@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -61,6 +62,8 @@ class Appended:
     """of the records"""
     edges_digest: str = ""
     """of those of edges, of one append"""
+    records: dict[str, int] = field(default_factory=dict)
+    """kind -> records, of one append: so that none is looked for, as a cursor of LMDB's binding reads all values that it passes"""
 
     def __add__(self, other: "Appended") -> "Appended":
         rows = {name: self.rows.get(name, 0) + other.rows.get(name, 0) for name in {*self.rows, *other.rows}}
@@ -74,6 +77,10 @@ class Appended:
 def record_rows(row_bytes: int) -> int:
     """Rows of a record of rows of so many bytes."""
     return max(1, min(RECORD_ROWS, RECORD_BYTES // max(1, row_bytes)))
+
+
+def _record_key(number: int, kind: str, place: int) -> bytes:
+    return _DATA + f"{number:08d}/{kind}/{place:08d}".encode()
 
 
 class Delta:
@@ -96,8 +103,9 @@ class Delta:
 
     def records(self, kind: str) -> Iterator[tuple[int, Record]]:
         """(append's number, record) of a kind, in the order in which they were written. Raises StoreError for a damaged one."""
-        for number in range(len(self.appends)):
-            for key in self._keys(_DATA + f"{number:08d}/{kind}/".encode()):
+        for number, append in enumerate(self.appends):
+            for place in range(append.records.get(kind, 0)):
+                key = _record_key(number, kind, place)
                 value = bytes(self._transaction.get(key) or b"")
                 self._forget()
                 try:
@@ -109,11 +117,7 @@ class Delta:
 
     def kinds(self) -> set[str]:
         """Kinds of records that there are."""
-        found = set()
-        for number in range(len(self.appends)):
-            for key in self._keys(_DATA + f"{number:08d}/".encode()):
-                found.add(key.decode().split("/", 2)[2].rsplit("/", 1)[0])
-        return found
+        return {kind for append in self.appends for kind in append.records}
 
     def _keys(self, prefix: bytes) -> Iterator[bytes]:
         cursor = self._transaction.cursor()
@@ -138,7 +142,8 @@ class Appending(Delta):
         super().__init__(env.begin(write=True), base, path)
         self.number = len(self.appends)
         self._base = base
-        self._records = self._waiting = 0
+        self._records = Counter[str]()
+        self._waiting = 0
         self._hash, self._edges_hash = hashlib.sha256(), hashlib.sha256()
         self._drop()
 
@@ -147,11 +152,11 @@ class Appending(Delta):
         packed = io.BytesIO()
         np.savez(packed, **record)  # type: ignore[arg-type]
         value = packed.getvalue()
-        self._transaction.put(_DATA + f"{self.number:08d}/{kind}/{self._records:08d}".encode(), value)
+        self._transaction.put(_record_key(self.number, kind, self._records[kind]), value)
         self._hash.update(value)
         if kind == EDGES:
             self._edges_hash.update(value)
-        self._records += 1
+        self._records[kind] += 1
         self._waiting += len(value)
         if self._waiting >= TRANSACTION_BYTES:
             self._transaction.commit()
@@ -161,7 +166,7 @@ class Appending(Delta):
     def finish(self, appended: Appended) -> Appended:
         """The line about this append, with which it is there, and durable."""
         digests = {"digest": self._hash.hexdigest(), "edges_digest": self._edges_hash.hexdigest() if appended.edges else ""}
-        done = Appended(**{**asdict(appended), **digests})
+        done = Appended(**{**asdict(appended), **digests, "records": dict(self._records)})
         self._transaction.put(_BASE, self._base.encode())
         self._transaction.put(_APPENDS + f"{self.number:08d}".encode(), json.dumps(asdict(done)).encode())
         self._transaction.commit()

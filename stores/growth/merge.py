@@ -8,6 +8,7 @@ comes out goes through the writers that an ingest uses, so that a store that gre
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
+from stores.files import forget
 from stores.graph import index_dtype
 from stores.growth.sorting import Column, until
 from stores.ingest.edges import CscWriter
@@ -40,14 +42,14 @@ class Insertion:
     A memory map goes."""
     old_rows: int
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether all new rows stand behind all old ones."""
-        return not len(self.at) or int(self.at[0]) == self.old_rows
+    @cached_property
+    def _late(self) -> Ints:
+        """Those that stand before some old one: the others, maybe many, move none."""
+        return self.at[: int(np.searchsorted(self.at, self.old_rows))]
 
     def moved(self, old: Ints) -> Ints:
         """The final numbers of old rows (int64[n])."""
-        return old if self.is_behind else old + np.searchsorted(self.at, old, side="right")
+        return old + np.searchsorted(self._late, old, side="right") if len(self._late) else old
 
 
 def place_events(old_time: AnyArray, time: AnyArray) -> Ints:
@@ -72,30 +74,27 @@ def spliced(
     >>> np.concatenate([*spliced(np.arange, 2, 8, np.array([1, 2]), lambda a, b: np.array([8, 9])[a:b], np.int64)])
     array([0, 8, 1, 9])
     """
-    done, kind, most = 0, np.dtype(dtype), max(1, BLOCK_BYTES // row_bytes)
+    done, kind, most = 0, np.dtype(dtype), _block_rows(row_bytes)
     for first, last in _blocks(count, row_bytes):
-        held = old(first, last)
+        held, begin = old(first, last), 0
         stop = len(at) if last == count else int(np.searchsorted(at, last))
-        for begin, end, low, high in _pieces(at[done:stop] - first, len(held), most):
-            yield put_between(held[begin:end], at[done + low : done + high] - first - begin, new(done + low, done + high), kind)
-        done = stop
+        while begin < len(held) or done < stop:
+            high = min(done + most, stop)
+            part = at[done:high] - first  # no more of them at once: all may stand behind the last old row
+            end = len(held) if high == stop else int(part[-1])
+            yield put_between(held[begin:end], part - begin, new(done, high), kind)
+            begin, done = end, high
 
 
 def _blocks(count: int, row_bytes: int) -> Iterator[tuple[int, int]]:
     """(first, last) of the blocks of `count` rows; one, empty, of none."""
-    step = max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
+    step = _block_rows(row_bytes)
     for first in range(0, max(count, 1), step):
         yield first, min(first + step, count)
 
 
-def _pieces(at: Ints, held: int, most: int) -> Iterator[tuple[int, int, int, int]]:
-    """(begin, end, low, high): old rows begin..end-1 of a block with new ones low..high-1, at most `most` of those at once."""
-    begin = 0
-    for low in range(0, max(len(at), 1), most):
-        high = min(low + most, len(at))
-        end = held if high == len(at) else int(at[high])
-        yield begin, end, low, high
-        begin = end
+def _block_rows(row_bytes: int) -> int:
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
 
 
 def put_between(old: AnyArray, at: Ints, new: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
@@ -191,6 +190,7 @@ def grow_graph(
             held = {name: read_range(opened[name], first, last)[0] for name in ("indices", "edge_id", *rest)}
             slots = {"dst": targets.of(first, last), "src": held.pop("indices"), **held}
             slots["edge_id"] = events.moved(slots["edge_id"])
+            forget(events.at)
             end = (None,) if last == count else (int(slots["dst"][-1]), int(slots["edge_id"][-1]))
             for part in _merged(slots, front.before(*end), {"dst": np.int64, "src": index, "edge_id": np.int64, **rest}):
                 writer.add(part["dst"], part["src"], part["edge_id"], part)
@@ -242,5 +242,6 @@ def grow_array(
                 lambda first, last: read_range(rows, first, last)[0], rows.shape[0], rows.row_bytes, at, new, kind
             ):
                 sink.append(block)
+                forget(at)
                 done += len(block)
                 progress(done, count)

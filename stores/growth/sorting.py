@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from stores.atomic import disk_errors
+from stores.files import Segments, map_segments
 from stores.rows import AnyArray
 
 LEAST_ROOM, MOST_ROOM = 2**24, 2**28
@@ -50,10 +51,11 @@ class Column:
         return found.reshape(last - first, *self.shape)
 
     def map(self) -> AnyArray:
-        """All of it, mapped: [count, *shape]."""
+        """All of it, mapped (see `stores.files.forget`): [count, *shape]."""
         if not self.count:
             return np.empty((0, *self.shape), self.dtype)
-        return np.memmap(self.path, self.dtype, "r", shape=(self.count, *self.shape))
+        whole = map_segments(Segments((self.path,), np.array([self.count * self.row_bytes])))
+        return whole.view(self.dtype).reshape(self.count, *self.shape)
 
 
 class ColumnWriter:
