@@ -63,7 +63,7 @@ class Appended:
     edges_digest: str = ""
     """of those of edges, of one append"""
     records: dict[str, int] = field(default_factory=dict)
-    """kind -> records, of one append: so that none is looked for, as a cursor of LMDB's binding reads all values that it passes"""
+    """kind -> records, of one append: none is to be looked for, as a cursor reads the values of all keys that it passes"""
 
     def __add__(self, other: "Appended") -> "Appended":
         rows = {name: self.rows.get(name, 0) + other.rows.get(name, 0) for name in {*self.rows, *other.rows}}
