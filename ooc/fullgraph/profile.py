@@ -6,6 +6,7 @@ much of reading goes on behind computing: both alone, and both at once.
 """
 
 import shutil
+import statistics
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,8 +44,8 @@ from stores.rows import ArrayRows
 
 REPEATS = 3
 """of a chunk, after one to warm up"""
-_TRIED_BYTES = 128 * 2**20
-"""written and read"""
+_TRIED_BYTES, _ROUNDS = 128 * 2**20, 5
+"""written and read, so many times: a disk may stand still for seconds"""
 _PIECE_BYTES = 8 * 2**20
 _ROWS_BYTES = 64 * 2**20
 """of rows that are added up, and of their sums"""
@@ -304,12 +305,15 @@ def disk_speed(folder: Path) -> Speed:
         values: NDArray[np.float32] = buffers.empty((step, 256), np.dtype(np.float32))
         values[:] = 1
         starts = range(0, rows.shape[0], step)
-        taken = []
-        for work in (
+        works: tuple[Callable[[int], int], ...] = (
             lambda first: write_range(rows, first, values),
             lambda first: read_range(rows, first, first + step, buffers)[1],
-        ):
-            begun = perf_counter()
-            nbytes = sum(pool.map(work, starts))
-            taken.append(nbytes / (perf_counter() - begun))
-    return Speed(read=taken[1], written=taken[0])
+        )
+        taken: list[list[float]] = [[], []]
+        for _ in range(_ROUNDS):
+            for work, rates in zip(works, taken, strict=True):
+                begun = perf_counter()
+                nbytes = sum(pool.map(work, starts))
+                rates.append(nbytes / (perf_counter() - begun))
+    written, read = map(statistics.median, taken)
+    return Speed(read=read, written=written)
