@@ -212,8 +212,8 @@ class EventStream:
 
 
 def edgebank(stream: EventStream, tell: Pace) -> dict[str, dict[str, Scores]]:
-    """{"EdgeBank": split -> scores}, with unlimited memory of pairs and the negatives that the model meets; {} where the pairs
-    do not fit the memory."""
+    """{"EdgeBank": split -> scores}, with unlimited memory of pairs and the negatives that the model meets; none of a split
+    without events, and none at all where the pairs do not fit the memory."""
     events, most = stream.dataset.events, stream.budget.batches // _BASELINE_SHARE
     bank, found = EdgeBank(stream.dataset.num_nodes), dict[str, Scores]()
     first, last = stream.splits["train"]
@@ -222,7 +222,7 @@ def edgebank(stream: EventStream, tell: Pace) -> dict[str, dict[str, Scores]]:
         bank.update(block.src, block.dst, block.time)
         tell("EdgeBank", block.last, len(events), "events")
         if bank.nbytes > most:
-            return {}
+            return {"EdgeBank": {}}
     for split in ("val", "test"):
         scores = LinkScores(folder=stream._out)
         for batch in stream._loader(split, bare=True):

@@ -53,7 +53,7 @@ class Mode(Protocol):
     parts: tuple[str, dict[str, int]]
     """("events", split -> how many of them it has)"""
     baselines: dict[str, dict[str, Scores]]
-    """name -> split -> scores of what a model must beat, once `open` is called; shown beside the model's"""
+    """name -> split -> scores of what a model must beat, once `open` is called; none where it does not fit the memory"""
 
     def open(self, out: Path, state: dict[str, Any] | None, tell: Pace) -> None:
         """Make what the mode keeps in the run's directory, or take it up as it was when `state` was taken.
@@ -117,13 +117,21 @@ class TemporalRun(Run):
         if better:
             self.scores = found
         self.book("evaluate_seconds", began)
-        beside = {name: {split: each[split] for split in found} for name, each in self.mode.baselines.items()}
+        beside = {name: {split: each[split] for split in found} for name, each in self.baselines.items()}
         return {**found, "best": better, "baselines": beside} if found else {}
 
+    @property
+    def baselines(self) -> dict[str, dict[str, Scores]]:
+        """The mode's that have scores."""
+        return {name: each for name, each in self.mode.baselines.items() if each}
+
     def unscored(self) -> dict[str, str]:
-        """Split -> why the best model has no scores of it."""
+        """Split -> why the best model has no scores of it; and of what it must beat, where that has none at all."""
         unit, counts = self.mode.parts
         why = {}
+        for name, found in self.mode.baselines.items():
+            if not found and any(counts[split] for split in SPLITS):
+                why[name] = "what it remembers does not fit the memory: give more --memory"
         for split in SPLITS:
             if not counts[split]:
                 why[split] = f"none of the {sum(counts.values()):,} {unit} is for it: give --{split} a larger share"
@@ -155,7 +163,7 @@ class TemporalRun(Run):
         result = {
             "metrics": self.scores,
             "unscored": self.unscored(),
-            "baselines": self.mode.baselines,
+            "baselines": self.baselines,
             "monitor": self.mode.monitor,
             **self.result(self.mode.steps_per_epoch, 1),
         }

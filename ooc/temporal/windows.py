@@ -154,7 +154,7 @@ class WindowStream:
             draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.batches // _BASELINE_SHARE
             steps = self.loaders["score"].aheads()
             found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, tell, out)
-            self.baselines = {"EdgeBank": found} if found else {}
+            self.baselines = {"EdgeBank": found}
         if not widths:
             return
         engine = "auto" if self.config.engine == "gds" else self.config.engine
@@ -234,8 +234,11 @@ class WindowStream:
         if self.config.live and self._live is None:
             self._trained = deepcopy(self.net.state_dict())
             self._live = make_optimizer(self.config, self.net)
-        events = self.borders[split]
-        nodes = None if self.task is None else Scores(self.task, self._classes, 2 * (events[1] - events[0]), self.device)
+        nodes = None
+        if self.task is not None:
+            steps = (each.window for each in islice(self.loaders["score"].aheads(), first, last))
+            most = sum(min(2 * (each.last - each.first), self.dataset.num_nodes) for each in steps)
+            nodes = Scores(self.task, self._classes, most, self.device)
         links = LinkScores(folder=self._out)
         with self._run(self.loaders["score"], split, first, key(self.config.seed, Purpose.EVALUATE)) as forecasts:
             for forecast in forecasts:

@@ -12,6 +12,7 @@ import ooc
 from ooc.checkpoint import read_metrics
 from ooc.cli import main
 from ooc.config import load_config
+from ooc.edgebank import EdgeBank
 from ooc.eventsplits import chronological
 from ooc.progress import LineWatcher, Pace
 from ooc.report import write_report
@@ -19,6 +20,7 @@ from ooc.summary import score_lines
 from ooc.temporal.events import EventStream
 from ooc.temporal.eventsconfig import EventsConfig
 from ooc.temporal.run import train
+from ooc.temporal.snapshotsconfig import SnapshotsConfig
 from stores.errors import ConfigError, InputError
 from tests.ooc.runs import InterruptAt, KillAt, Killed, curve, tight
 from tests.ooc.temporal import Edges
@@ -84,6 +86,23 @@ def test_a_split_without_events_has_no_scores_and_a_reason(store: Path, tmp_path
     assert [line.split(":")[0] for line in score_lines(summary)] == ["test", "test of EdgeBank", "val"]
     with pytest.raises(ConfigError, match="patience needs events to validate on"):
         train(configure(store, tmp_path / "patient", val=0.0, patience=3))
+
+
+@pytest.mark.parametrize("mode", ["events", "snapshots"])
+def test_a_baseline_that_does_not_fit_is_told_of(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(EdgeBank, "nbytes", 10**12)
+    if mode == "events":
+        summary = train(configure(store, tmp_path / "run", epochs=1))
+    else:
+        config = {"store": store, "out": tmp_path / "run", "window": "100", "hidden": 4, "epochs": 1}
+        summary = train(SnapshotsConfig(**config))
+    line = "EdgeBank: no scores, what it remembers does not fit the memory: give more --memory"
+    lines = score_lines(summary)
+    assert [line.split(":")[0] for line in lines] == ["val", "test", "EdgeBank"]
+    assert lines[-1] == line
+    assert line in write_report(tmp_path / "run").read_text()
 
 
 def test_passes_without_training_say_how_far_they_are(
