@@ -31,6 +31,9 @@ Ids = NDArray[np.int64]
 _COPIES = 4
 """of a node's row in a batch: as read, its own and that of its last event's other end, and the new one"""
 
+_PLACES = 8 * 8
+"""bytes a node of `Wanted` beside its row and the columns of its last event, as read and side by side"""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -203,7 +206,10 @@ class MemoryLoader(EventLoader):
     memory: NodeMemory
 
     def __init__(self, data: Dataset, batch_size: int = 200, *, width: int, **options: Any) -> None:
-        super().__init__(data, batch_size, beside=_COPIES * 4 * width, **options)
+        names = options.get("columns")
+        values = (data.events.width(name) for name in (data.events.columns if names is None else names))
+        own = _COPIES * 4 * width + 2 * 4 * sum(math.prod(each) for each in values) + _PLACES
+        super().__init__(data, batch_size, beside=own, **options)
 
     def _stages(self, epoch: int) -> list[Stage]:
         return [*super()._stages(epoch), Stage("memory", self._ahead)]

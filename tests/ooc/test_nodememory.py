@@ -76,6 +76,22 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
 
 
+def test_a_batch_counts_all_that_its_nodes_bring(tmp_path: Path) -> None:
+    """Columns of last events that are wider than the memory are in the bytes of a batch."""
+    ds = ooc.open(Edges().store(tmp_path, undirected=True, edge_features=["msg=m*", "more=m*"]))
+    loader = MemoryLoader(ds, 24, width=WIDTH, num_neighbors=[LATEST])
+    memory = loader.memory = NodeMemory.create(tmp_path / "memory", ds, WIDTH, columns=("msg", "more"), max_bytes=10**6)
+    for batch in loader:
+        wanted = batch.wanted
+        held = memory.pull(batch, CPU)
+        arrays = [wanted.own, wanted.other, wanted.time, wanted.known, *wanted.columns.values(), wanted.write, wanted.at]
+        taken = sum(each.nbytes for each in [*arrays, held.memory, held.updated, held.other, held.time, held.msg])
+        assert taken <= loader._work.beside * len(batch.n_id)
+        memory.push(batch, held.memory, held.time)
+    memory.history.close()
+    ds.close()
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
     """Losses, gradients and memory rows after every batch, over two epochs, the model changing all the while."""
