@@ -14,6 +14,7 @@ import ooc
 from ooc.checkpoint import read_metrics
 from ooc.config import load_config
 from ooc.historyrows import Resident
+from ooc.metrics import Scores
 from ooc.negatives import RandomNegatives
 from ooc.progress import Pace
 from ooc.report import write_report
@@ -206,6 +207,27 @@ class Some(NamedTuple):
     src: torch.Tensor
     dst: torch.Tensor
     negative: torch.Tensor
+
+
+def test_scores_know_how_many_nodes_come(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows that overlap score a node again and again; whether scores are exact is decided by how many that is at most."""
+    most: list[int] = []
+    given: list[int] = []
+
+    class Counting(Scores):
+        def __init__(self, task: str, num_classes: int, count: int, device: Any) -> None:
+            super().__init__(task, num_classes, count, device)
+            most.append(count)
+            given.append(0)
+
+        def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+            super().update(logits, labels)
+            given[-1] += len(labels)
+
+    monkeypatch.setattr("ooc.temporal.windows.Scores", Counting)
+    train(configure(store, tmp_path / "run", "nodes", window="200", stride="1", epochs=1))
+    assert len(given) == 2
+    assert all(0 < count <= bound <= 30 * 400 for count, bound in zip(given, most, strict=True))
 
 
 def test_parts_of_a_forecast_are_all_of_it() -> None:
