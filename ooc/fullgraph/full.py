@@ -34,7 +34,7 @@ def way_down_bytes(shape: FullShape) -> int:
     and from the disk, and entries of both orders of the edges."""
     sweep = shape.sweep
     widest = max([sweep.x_width, sweep.encoded, sweep.out, *[max(layer.width, layer.out) for layer in sweep.layers]])
-    return 32 * CHUNK_ROWS * shape.itemsize * widest + 64 * 2**20
+    return 16 * CHUNK_ROWS * shape.itemsize * widest + 64 * 2**20
 
 
 class FullGraph:

@@ -231,5 +231,6 @@ class Live:
     def end(self) -> None:
         """Let everything go."""
         self.outputs, self._given, self._kept, self._end = {}, {}, [], None
+        self.nbytes = 0
         self._handed.clear()
         self._caught.clear()

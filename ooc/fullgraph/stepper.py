@@ -18,8 +18,10 @@ from ooc.fullgraph.shelf import Shelf
 from ooc.fullgraph.traffic import COMPUTE, Traffic
 from ooc.fullgraph.walks import Chunk, SumOf, Walks, sum_rows
 from ooc.layers import recording_nothing
+from ooc.memory import return_freed
 
 Array = NDArray[Any]
+_TRIM_CHUNKS = 16
 Progress = Callable[[str, int, int], None]
 """progress(what, nodes or edges done, in all)"""
 LossOf = Callable[[int, Tensor], Tensor | None]
@@ -54,7 +56,7 @@ class Stepper:
         self.room, self.held = room, held
         self.loss = 0.0
         self._notes, self._progress = notes, progress
-        self._number, self._resumed_op = 0, ""
+        self._number, self._resumed_op, self._chunks = 0, "", 0
         self._made = {"x", "edges", *held}
         self._begun: set[str] = set()
         self._adds: set[str] = set()
@@ -109,6 +111,9 @@ class Stepper:
 
     def _note(self, op: Op, chunk: Chunk, moments: Moments | None = None) -> None:
         """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
+        self._chunks += 1
+        if self._live and self._chunks % _TRIM_CHUNKS == 0:
+            return_freed()  # what waits for its way down lies between a chunk's freed blocks, and leaves holes of them
         self._progress(op.name, chunk.place.stop, self.shape.sweep.num_nodes)
         if self._notes is None or not chunk.ends or op.scatters or not self._notes.due():
             return
@@ -223,7 +228,7 @@ class Stepper:
             self._add(op, start)
             return
         up = self.program.op(op.repeats)
-        lives = self._live.pop(up.name, {})
+        lives = self._live.get(up.name, {})
         whole = lives and up.name != self._resumed_op  # of an op that was gone on with, the first chunks are computed again
         asked = set().union(*(live.asked for live in lives.values())) if whole else None
         inputs = {part: name for part, name in self._inputs(up).items() if asked is None or part in asked}
@@ -248,6 +253,7 @@ class Stepper:
         finally:
             for live in lives.values():
                 live.end()
+            self._live.pop(up.name, None)
         self._added(op)
 
     def _add(self, op: Op, start: int) -> None:
