@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ooc.checkpoint import read_metrics
+from ooc.checkpoint import read_metrics, read_plan
 from ooc.gantt import gantt_figure
-from ooc.trace import read_trace
+from ooc.trace import Spans, read_trace
 from stores.atomic import write_file
 from stores.errors import ConfigError
 from stores.sizes import format_bytes
@@ -60,9 +60,29 @@ def write_report(run_dir: Path | str) -> Path:
     with matplotlib.rc_context(STYLE):
         figures = _figures(steps, epochs, summary)
         timeline = _svg(gantt_figure(spans)) if any(spans.values()) else None
+        if summary.get("full"):
+            more, schedule = _exact(read_plan(run_dir), summary["full"], spans)
+            figures, timeline = [*figures, *more], schedule
     path = run_dir / REPORT
     write_file(path, render(run_dir.resolve().name, summary, figures, len(steps), len(epochs), timeline).encode())
     return path
+
+
+def _exact(
+    plan: dict[str, Any] | None, measured: dict[str, Any], spans: Spans
+) -> tuple[list[tuple[str, str, str]], str | None]:
+    """(figures, the schedule) of exact training: what was planned, and what came of it."""
+    if plan is None:
+        return [], None
+    from ooc.fullgraph.charts import memory_figure, schedule_figure, seconds_figure
+    from ooc.fullgraph.placement import StepPlan
+
+    step, seconds = StepPlan.of(plan), measured["op_seconds"]
+    figures = [
+        ("Memory of a step", _svg(memory_figure(step)), "Values and sums by tier, as planned, against what there is."),
+        ("Predicted and measured", _svg(seconds_figure(step, seconds)), "Seconds by op, in the last step."),
+    ]
+    return figures, _svg(schedule_figure(step, spans, list(seconds)))
 
 
 def _read_summary(run_dir: Path) -> dict[str, Any]:
@@ -96,6 +116,7 @@ def render(
         tiles=_tiles(summary) if summary else [("steps", f"{steps:,}"), ("epochs", f"{epochs:,}")],
         figures=figures,
         timeline=timeline,
+        exact=bool(summary.get("full")),
         plan=_plan_rows(summary["plan"]) if "plan" in summary else [],
         advice=summary.get("plan", {}).get("advice"),
         metrics=_with_baselines(summary),

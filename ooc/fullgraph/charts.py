@@ -90,7 +90,7 @@ def memory_figure(plan: StepPlan, measured: Sequence[tuple[float, int]] = ()) ->
     >>> memory_figure(plan).savefig("memory.png")
     """
     used = [tier for tier in range(len(TIERS)) if plan.peak[tier] or (tier == 0 and plan.runs)]
-    figure = Figure(figsize=(11.6, 0.7 + 1.5 * len(used)), layout="constrained")
+    figure = Figure(figsize=(5.6, 0.9 + 1.6 * len(used)), layout="constrained")
     for axes, tier in zip(np.atleast_1d(figure.subplots(len(used), 1, sharex=True)), used, strict=True):
         edges = [0.0, *(run.stop for run in plan.runs)]
         axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, fill=True, color=UP, alpha=0.35, label="planned")

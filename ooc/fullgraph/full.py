@@ -127,7 +127,8 @@ class FullGraph:
             self._held.clear()
         self.shelf.place(self.placement)
         walks = self._open_walks(progress)
-        notes = None if self._folder is None else Notes(self._folder, self.model, key_of(self.model, self.dataset.fingerprint))
+        placed = f"{self.dataset.fingerprint} {sorted(self.placement.fates.items())} {sorted(self.placement.passing.items())}"
+        notes = None if self._folder is None else Notes(self._folder, self.model, key_of(self.model, placed))
         self.traffic.restart()
         parts = Parts(self._parts, self.shape, Draws())
         stepper = Stepper(

@@ -1,6 +1,7 @@
 """A run on the whole graph: a step's gradient is that of all labelled nodes of the training split, and a step is an epoch."""
 
 import shutil
+import statistics
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
@@ -38,6 +39,7 @@ from ooc.order import Purpose, key
 from ooc.progress import Pace, TensorBoardWatcher, Watcher, Watchers
 from ooc.run import SWEEP, NodeRun
 from ooc.tasks import check_task, labels_of, make_loss
+from ooc.trace import write_trace
 from ooc.train import finite, interruptible
 from stores.dataset import Dataset
 from stores.errors import ConfigError
@@ -131,6 +133,7 @@ class FullRun(NodeRun):
                 "op_seconds": traffic.seconds,
                 "busy_seconds": traffic.busy(),
             },
+            **self._predicted(),
             "budget": asdict(budget_of(self.dataset)),
             "reading": self.dataset.reading("x"),
         }
@@ -138,6 +141,16 @@ class FullRun(NodeRun):
         self.full.discard()
         checkpoint.write_json(self.config.out / SUMMARY, result)
         return result
+
+    def _predicted(self) -> dict[str, Any]:
+        """What was predicted of this process's steps, beside what they took; the last one's trace."""
+        traffic, steps = self.full.traffic, len(self.seconds)
+        write_trace(self.config.out, traffic.spans())
+        if self.plan is None or not steps:
+            return {}
+        predicted = {"seconds_per_epoch": self.plan.seconds, "bytes_read": steps * self.plan.moved(Fate.DISK)[0]}
+        actual = {"seconds_per_epoch": statistics.median(self.seconds), "bytes_read": traffic.bytes_read}
+        return {"plan": {"predicted": predicted, "actual": actual, "advice": None}}
 
     def close(self) -> None:
         """Give back files and threads; idempotent."""
@@ -196,11 +209,15 @@ _DISK_SHARE = 0.9
 def place(config: FullConfig, full: FullGraph, folder: Path) -> StepPlan | None:
     """Where values go, as configured: `full` has it then. The plan, by a profile of a few seconds; None without one.
 
-    folder: on whose disk values may stand. Raises BudgetError where nothing fits, or not what is asked for.
+    folder: the run's, on whose disk values may stand; a run goes on by the plan it began with. Raises BudgetError where
+    nothing fits, or not what is asked for.
     """
     disk = int(shutil.disk_usage(folder).free * _DISK_SHARE) if config.disk_bytes is None else config.disk_bytes
     if config.plan and config.placement == "planned":
-        made = plan_full(full, folder, disk)
+        kept = checkpoint.read_plan(folder)
+        made = plan_full(full, folder, disk) if kept is None else StepPlan.of(kept)
+        if made.peak[0] > full.room:  # of a process that had more
+            made = plan_full(full, folder, disk)
     elif config.placement != "planned":
         measured = profile(full, folder) if config.plan else Profile({}, {Fate.DISK: Speed(1.0, 1.0)}, 0.0)
         static = static_placements(full.program, measured)

@@ -161,3 +161,29 @@ def test_settings_that_mean_nothing_are_refused(store: Path, tmp_path: Path, set
 
     with pytest.raises(ConfigError, match=message):
         load_config(None, {"store": store, "out": tmp_path / "run", "mode": "full", **settings})
+
+
+def test_a_planned_run_keeps_its_plan_goes_on_by_it_and_shows_it(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(configure(store, tmp_path / "whole"))
+    config = configure(store, tmp_path / "run", plan=True, checkpoint_every=1)
+    with pytest.raises(Killed):
+        train(config, watcher=KillAt(2))
+    before = (config.out / "plan.json").read_bytes()
+    summary = train(config, resume=True)
+    assert (config.out / "plan.json").read_bytes() == before
+    assert curve(config.out) == curve(tmp_path / "whole")
+    assert summary["plan"]["predicted"]["seconds_per_epoch"] == json.loads(before)["seconds"]
+    assert summary["plan"]["actual"]["seconds_per_epoch"] > 0
+    assert main(["report", str(config.out)]) == 0
+    page = (config.out / "report.html").read_text()
+    assert "Memory of a step" in page
+    assert "as it went" in page
+    capsys.readouterr()
+    flags = ["--mode", "full", "--hidden", "16", "--layers", "2"]
+    assert main(["plan", str(store), *flags, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed["placement"]["fates"]) == set(json.loads(before)["placement"]["fates"])
+    assert main(["plan", str(store), *flags, "--placement", "disk"]) == 0
+    assert "intermediates" in capsys.readouterr().out
