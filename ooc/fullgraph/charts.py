@@ -38,7 +38,7 @@ def schedule_figure(plan: StepPlan, spans: Spans | None = None, ops: Sequence[st
     _planned(axes[0], plan, lanes)
     if actual:
         _went(axes[1], actual, [run.op for run in plan.runs] if not ops else list(ops), plan)
-    axes[-1].set_xlabel("seconds of the step")
+    axes[-1].set(xlabel="seconds of the step", xlim=(0, max(plan.seconds, *(axis.dataLim.x1 for axis in axes))))
     shown = [Patch(color=UP, label="up"), Patch(color=DOWN, label="down")]
     shown += [Patch(color=AGAIN, label="made again")] * any(run.again for run in plan.runs)
     axes[0].legend(handles=shown, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)
@@ -62,7 +62,7 @@ def _planned(axes: Axes, plan: StepPlan, lanes: list[int]) -> None:
     for run in plan.runs:
         axes.axvline(run.stop, color=GREY, linewidth=0.6, zorder=0)
     axes.set_yticks([-float(row) for row in range(len(lanes))], [LANES[lane] for lane in lanes])
-    axes.set(ylim=(-len(lanes) + 0.4, 0.8), xlim=(0, None))
+    axes.set_ylim(-len(lanes) + 0.4, 0.8)
     axes.set_title(f"planned: {plan.seconds:.3g} s", loc="left", fontsize=9.5)
     axes.grid(axis="y", visible=False)
 

@@ -49,6 +49,9 @@ def test_the_schedule_shows_all_that_was_planned_and_all_that_was_done(planned: 
     figure = schedule_figure(plan, spans, ["up0", "up1"])
     assert bars(figure, 0) == pytest.approx(sum(sum(run.parts) for run in plan.runs))
     assert bars(figure, 1) == pytest.approx(4.0)
+    assert (
+        schedule_figure(plan, {"compute": [Span(0, 1, 5.0, 5.0 + 3 * plan.seconds)]}).axes[0].get_xlim()[1] >= 3 * plan.seconds
+    )
     assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == ["compute", "read"]
 
 
