@@ -23,6 +23,7 @@ from ooc.buffers import Buffers
 from ooc.dropout import Draws
 from ooc.fullgraph.costs import OpCost, Profile, Speed
 from ooc.fullgraph.fates import Fate, Op, Placement
+from ooc.fullgraph.flow import inputs_of, wanted_of
 from ooc.fullgraph.full import FullGraph
 from ooc.fullgraph.parts import Moments, Parts, Place, Tensors, own_place
 from ooc.fullgraph.placement import Room, StepPlan, plan_step
@@ -143,7 +144,7 @@ class _Trial(Stepper):
 
     def _chunk(self, op: Op) -> tuple[Callable[[], tuple[Live, Tensors]], Place]:
         """(runs an op's part on a chunk of made-up rows, where that is)."""
-        inputs, layers = self._inputs(op), self.shape.sweep.layers
+        inputs, layers = inputs_of(self.shape, op), self.shape.sweep.layers
         if op.kind == "gather":
             place = self._gathered_place(layers[op.layer])
         else:
@@ -158,7 +159,7 @@ class _Trial(Stepper):
             moments = Moments()
             moments.add(given["z"])
             self.parts.statistics[op.layer] = moments.statistics(self._dtype)
-        function, wanted = self._function(op, place), self._wanted(op)
+        function, wanted = self._function(op, place), wanted_of(self.shape, op)
         return lambda: (Live(function, given, wanted, self._own, None), given), place
 
     @property

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.fullgraph.fates import Fate, Op, Placement, Program
+from ooc.fullgraph.flow import arriving, behind_norm, inputs_of, wanted_of
 from ooc.fullgraph.notes import Notes, State
 from ooc.fullgraph.parts import Moments, Parts, Place, Statistics, Tensors
 from ooc.fullgraph.program import FullShape
@@ -155,7 +156,7 @@ class Stepper:
     def _up(self, op: Op, writes: list[str], loss: LossOf | None, start: int = 0, state: list[Any] | None = None) -> None:
         """Run an op for the values `writes`, from node `start` on; loss: None where they were made before, and are made again;
         state: of the moments gathered before `start`."""
-        inputs = self._inputs(op)
+        inputs = inputs_of(self.shape, op)
         for name in inputs.values():
             if name[:4] != "near":
                 self._ensure(name)
@@ -200,14 +201,14 @@ class Stepper:
             with torch.no_grad(), self._quiet(op, again):
                 return self._function(op, place)(given)
         spool = self.spool if self.placement.fate(saved) is Fate.DISK else None
-        live = Live(self._function(op, place), given, self._wanted(op), self._own, spool)
+        live = Live(self._function(op, place), given, wanted_of(self.shape, op), self._own, spool)
         self._live.setdefault(op.name, {})[place.first] = live
         outputs, live.outputs = live.outputs, {}
         return outputs
 
     def _turn(self, op: Op, chunk: Chunk, given: Tensors, loss: LossOf) -> None:
         """A chunk of the last op: up to the loss, and down at once."""
-        live = Live(self._function(op, chunk.place), given, self._wanted(op), self._own, None)
+        live = Live(self._function(op, chunk.place), given, wanted_of(self.shape, op), self._own, None)
         out, grads = live.outputs["out"].requires_grad_(), {}
         value = loss(chunk.place.first, out)
         if value is not None:
@@ -231,9 +232,9 @@ class Stepper:
         lives = self._live.get(up.name, {})
         whole = lives and up.name != self._resumed_op  # of an op that was gone on with, the first chunks are computed again
         asked = set().union(*(live.asked for live in lives.values())) if whole else None
-        inputs = {part: name for part, name in self._inputs(up).items() if asked is None or part in asked}
+        inputs = {part: name for part, name in inputs_of(self.shape, up).items() if asked is None or part in asked}
         more = [name for name in op.reads if name[0] == "g"]
-        if self._behind_norm(op):
+        if behind_norm(self.shape, op):
             more.append(f"z{op.layer}")
         for name in [*inputs.values(), *more]:
             if name[0] != "g" and name[:4] != "near":
@@ -246,8 +247,8 @@ class Stepper:
                     live = chunk.live
                     if live is None:
                         with self._quiet(up, True):
-                            live = Live(self._function(up, chunk.place), given, self._wanted(up), self._own, None)
-                    caught = live.down(given, self._grads(op, chunk))
+                            live = Live(self._function(up, chunk.place), given, wanted_of(self.shape, up), self._own, None)
+                    caught = live.down(given, arriving(self.shape, self.parts, op, chunk.read))
                 self._leave(op, chunk, caught)
                 self._note(op, chunk)
         finally:
@@ -278,43 +279,6 @@ class Stepper:
         for name in self._adds:
             self.shelf.halves[name] = self.shelf.other_half(name)
         self._begun |= {name for name in (*op.writes, op.scatters) if name[:1] == "g"}
-
-    def _behind_norm(self, op: Op) -> bool:
-        return op.kind in ("sum", "gather") and bool(self.shape.layers[op.layer].norm)
-
-    def _grads(self, op: Op, chunk: Chunk) -> Tensors:
-        """Gradients of what the op's forward gives, for a chunk."""
-        read, shape = chunk.read, self.shape
-        if self._behind_norm(op):
-            return {f"z{op.layer}": self._through_norm(op.layer, read)}
-        index = 0 if op.kind == "map" else op.layer + 1
-        if not shape.trained(index):
-            return {}
-        own = torch.from_numpy(read[shape.own_gradient(index)])
-        rows, root, found = shape.rows(index), shape.root(index), {}
-        sums = read.get("gsum", read.get(f"grows{index}"))
-        assert sums is not None
-        found[rows] = torch.from_numpy(sums)
-        if shape.own_gradient(index)[:5] == "groot":
-            if root == rows:
-                found[rows] = found[rows].add_(own) if "gsum" in read else found[rows] + own
-            else:
-                found[root] = own
-        if "ginitial" in read and index == 0:
-            first = torch.from_numpy(read["ginitial"])
-            if shape.initial_apart:
-                found["initial"] = first
-            else:
-                found[rows] = found[rows] + first
-        return found
-
-    def _through_norm(self, index: int, read: dict[str, Array]) -> Tensor:
-        """The gradient before a norm: directly, by the mean and by the variance of all rows."""
-        found, nodes = self.parts.statistics[index], self.shape.sweep.num_nodes
-        direct, z = torch.from_numpy(read[f"gz{index}"]), torch.from_numpy(read[f"z{index}"])
-        if found.mean.grad is None or found.var.grad is None:
-            return direct
-        return direct + found.mean.grad / nodes + (z - found.mean.detach()) * (found.var.grad * (2 / nodes))
 
     def _leave(self, op: Op, chunk: Chunk, caught: Tensors) -> None:
         """Put the gradients of a chunk's inputs where the ops below find them."""
@@ -369,7 +333,8 @@ class Stepper:
             others = [name for part, name in inputs.items() if part != "rows"]
             ranges = [own for own in self.walks.ranges(up.layer, memory) if own[0] >= start]
             return self.walks.gathered(up.summed, [*others, *more], ranges, lives)
-        columns = sum(self.shelf.rows(each.source).shape[1] for each in summed if not self._in_place(each))
+        stay = [each for each in summed if each.keep and self.placement.fate(each.name) is not Fate.DISK]  # made where they are
+        columns = sum(self.shelf.rows(each.source).shape[1] for each in summed if each not in stay)
         rows = sweep.num_nodes
         if columns:
             cell = self.program.cell_rows
@@ -380,41 +345,13 @@ class Stepper:
                 self.shelf.trim()
         return self.walks.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
 
-    def _in_place(self, sums: SumOf) -> bool:
-        """Whether sums are made where they stay, in memory."""
-        return sums.keep and self.placement.fate(sums.name) is not Fate.DISK
-
     def _left(self) -> int:
         """Bytes for sums."""
         live = sum(live.nbytes for lives in self._live.values() for live in lives.values())
         return self.room - self.shelf.memory_bytes - live
 
-    def _inputs(self, op: Op) -> dict[str, str]:
-        """The inputs of an op's row-wise part, by value."""
-        shape, index = self.shape, op.layer
-        if op.kind == "map":
-            return {"x": "x"}
-        if op.kind == "norm":
-            return {"z": f"z{index}", **({"root": shape.root(index)} if shape.layers[index].residual else {})}
-        initial = {"initial": shape.initial()} if shape.sweep.layers[index].needs_initial else {}
-        if op.kind == "gather":
-            return {"rows": shape.rows(index), **initial}
-        return {"near": f"near{index}", "root": shape.root(index), **initial}
-
     def _given(self, inputs: dict[str, str], chunk: Chunk) -> Tensors:
         return {part: torch.from_numpy(chunk.read["rows" if part == "rows" else name]) for part, name in inputs.items()}
-
-    def _wanted(self, op: Op) -> list[str]:
-        """The inputs of an op that a gradient is asked of."""
-        below, index = self.shape.trained(op.layer), op.layer
-        if op.kind == "map":
-            return []
-        if op.kind == "norm":
-            wanted = ["z"] if below or self.shape.layers[index].trains else []
-            return [*wanted, *(["root"] if below and self.shape.layers[index].residual else [])]
-        wanted = [] if not below else ["rows"] if op.kind == "gather" else ["near", "root"]
-        first = self.shape.sweep.layers[index].needs_initial and self.shape.trained(0)
-        return [*wanted, *(["initial"] if first else [])]
 
     def _function(self, op: Op, place: Place) -> Callable[[Tensors], Tensors]:
         parts, index = self.parts, op.layer
@@ -453,9 +390,8 @@ class Stepper:
 
     def _release(self) -> None:
         """Let all go but what the next step can use."""
-        for lives in self._live.values():
-            for live in lives.values():
-                live.end()
+        for live in [live for lives in self._live.values() for live in lives.values()]:
+            live.end()
         self._live.clear()
         for value in self.program.values:
             if value.kind in ("rows", "sums", "gradient") and value.name not in self.held:
