@@ -76,6 +76,11 @@ def take_up_in_time(
     same, touched = _compared(config.out, dataset, saved, grown)
     if touched is None:
         return same, None
+    if (given := getattr(config, "negatives_file", None)) is not None:
+        raise ConfigError(
+            f"{config.out}: the rows of {given} are of events from validation's first on, which is another one now that "
+            f"{dataset.path} has grown: begin another run, with negatives made for what is there now"
+        )
     state = State(**same["state"])
     was = same.get("seen")
     goes_on = was is not None and seen(state.step, same["mode"]) == was

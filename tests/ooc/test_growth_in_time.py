@@ -89,6 +89,17 @@ def test_a_run_goes_on_with_new_events_as_if_they_had_been_there(tmp_path: Path,
     assert len(read_metrics(config.out)[0]) > 2 * STEP
 
 
+def test_negatives_of_a_file_are_not_taken_for_other_events(tmp_path: Path) -> None:
+    """The file's rows are of events from validation's first on, which moves as the store grows."""
+    edges, store = make(tmp_path)
+    np.save(tmp_path / "negatives.npy", np.zeros((COUNT, 2), np.int64))
+    config = configure("tgn", store, tmp_path / "run", eval_negatives=str(tmp_path / "negatives.npy"))
+    cut(config)
+    more(store, edges, slice(BASE, COUNT))
+    with pytest.raises(ConfigError, match=r"negatives.npy are of events from validation's first on, which is another one now"):
+        train(config, resume=True, grown=True)
+
+
 class Notes(LineWatcher):
     """What a person is told."""
 
