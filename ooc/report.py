@@ -206,7 +206,8 @@ def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
         unknown = side.get(name) is None or (side is predicted and name == "evaluate_seconds" and not side[name])  # sweeps
         return "-" if unknown else str(shown[name][1](side[name]))
 
-    without = [name for name in shown if name.startswith("history") and not (predicted.get(name) or actual.get(name))]
+    nothing = [name for name in shown if predicted.get(name) is None and actual.get(name) is None]
+    without = nothing + [name for name in shown if name.startswith("history") and not (predicted.get(name) or actual.get(name))]
     return [(label, said(predicted, name), said(actual, name)) for name, (label, _) in shown.items() if name not in without]
 
 

@@ -33,7 +33,7 @@ from ooc.fullgraph.placement import Room, StepPlan, predict, static_placements
 from ooc.fullgraph.profile import plan_full, profile
 from ooc.grown import take_up
 from ooc.loaders import budget_of
-from ooc.memory import MemoryMeter
+from ooc.memory import MemoryMeter, return_freed
 from ooc.metrics import Loss, out_channels
 from ooc.order import Purpose, key
 from ooc.progress import Pace, TensorBoardWatcher, Watcher, Watchers
@@ -108,6 +108,7 @@ class FullRun(NodeRun):
         """Scores of a split, None where the store has none of that name."""
         if not self.both_fit:
             self.full.make_room()
+            return_freed()
         return self.score_exactly(split)
 
     def _kept(self) -> dict[str, Any]:
