@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,7 @@ class Files:
         self._own, self._engine = folder, engine
         self.folder = None if in_ram else folder
         self._rows: dict[str, Kept] = {}
+        self._opening = threading.Lock()  # readers ask for the same rows at once: opened twice, one would never be closed
         self._lock: int | None = None
 
     def lock(self) -> None:
@@ -59,9 +61,10 @@ class Files:
 
     def rows(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Kept:
         """The rows of that name, those an earlier process left where there are any. StoreError where the disk is full."""
-        if name not in self._rows:
-            self._rows[name] = self._open(name, shape, dtype)
-        return self._rows[name]
+        with self._opening:
+            if name not in self._rows:
+                self._rows[name] = self._open(name, shape, dtype)
+            return self._rows[name]
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> Kept:
         if self.folder is None:
