@@ -18,12 +18,10 @@ from torch import nn
 
 from ooc.evaluate import evaluating
 from ooc.layerplan import SweepPlan, cell_rows, plan_sweep
-from ooc.loaders import budget_of
-from ooc.memory import resident_bytes
 from ooc.rowcache import shelf_of
 from ooc.sweepedges import FORTH, SweepEdges
 from ooc.sweepfiles import Files
-from ooc.sweepshape import besides_bytes, check_hub, parts_of, piece_rows_of, shape_of
+from ooc.sweepshape import besides_bytes, check_hub, parts_of, piece_rows_of, room_in, shape_of
 from ooc.sweepstages import Runner, Stage, Tap
 from ooc.tiles import Tiles
 from stores.atomic import remove_tree, removed_path
@@ -89,14 +87,7 @@ class LayerSweep:
 
     def _room_in(self, memory: int | None, beside: int) -> int:
         """Bytes for sums, or for the rows of a layer that gathers."""
-        besides = besides_bytes(self.shape, self.dataset.graph)
-        left = budget_of(self.dataset).batches - beside if memory is None else memory - resident_bytes()[0]
-        if left <= besides:
-            raise BudgetError(
-                f"{format_bytes(max(0, left))} of memory are left for a sweep, which needs {format_bytes(besides)} for what is "
-                f"under way alone: give {format_bytes(besides - left + besides // 4)} more"
-            )
-        return left - besides
+        return room_in(self.dataset, besides_bytes(self.shape, self.dataset.graph), "a sweep", memory, beside)
 
     def _resumed(self, key: str) -> tuple[int, int] | None:
         """(stage, node) to go on from, None to begin; takes over the plan of the sweep that was interrupted, where it does not

@@ -13,6 +13,8 @@ from ooc.deep import BlockGCN2Conv, BlockPropagation
 from ooc.evaluate import evaluating
 from ooc.layerplan import CHUNK_ROWS, LayerShape, SweepShape
 from ooc.layers import Layer, as_input
+from ooc.loaders import budget_of
+from ooc.memory import resident_bytes
 from ooc.models import Model, full_blocks
 from ooc.passes import AHEAD
 from ooc.tiles import ENTRIES_AT_ONCE, MOST_PIECE_ROWS
@@ -129,6 +131,21 @@ def besides_bytes(shape: SweepShape, graph: Graph) -> int:
     entries = (AHEAD + 2) * min(ENTRIES_AT_ONCE, shape.num_edges) * shape.slot_bytes
     chunks = 14 * CHUNK_ROWS * 4 * widest
     return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + _ALLOWED)
+
+
+def room_in(dataset: Dataset, besides: int, what: str, memory: int | None, beside: int) -> int:
+    """Bytes that are left for values and sums of `what`, beside `besides` for what is under way.
+
+    memory: bytes for the whole process, None: what the data set's budget leaves to batches, less `beside`. Raises BudgetError
+    where nothing is left.
+    """
+    left = budget_of(dataset).batches - beside if memory is None else memory - resident_bytes()[0]
+    if left <= besides:
+        raise BudgetError(
+            f"{format_bytes(max(0, left))} of memory are left for {what}, which needs {format_bytes(besides)} for what is "
+            f"under way alone: give {format_bytes(besides - left + besides // 4)} more"
+        )
+    return left - besides
 
 
 def check_hub(graph: Graph, shape: SweepShape, memory: int) -> None:

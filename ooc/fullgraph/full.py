@@ -18,10 +18,9 @@ from ooc.fullgraph.stepper import LossOf, Progress, Stepper
 from ooc.fullgraph.traffic import Traffic
 from ooc.fullgraph.walks import Walks
 from ooc.layerplan import CHUNK_ROWS, cell_rows
-from ooc.loaders import budget_of
-from ooc.memory import keep_large_blocks, resident_bytes
+from ooc.memory import keep_large_blocks
 from ooc.sweepedges import SweepEdges
-from ooc.sweepshape import besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of
+from ooc.sweepshape import besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of, room_in
 from ooc.tiles import Tiles
 from stores.atomic import remove_tree
 from stores.dataset import Dataset
@@ -79,13 +78,7 @@ class FullGraph:
 
     def _room_in(self, memory: int | None, beside: int) -> int:
         besides = besides_bytes(self.shape.sweep, self.dataset.graph) + way_down_bytes(self.shape)
-        left = budget_of(self.dataset).batches - beside if memory is None else memory - resident_bytes()[0]
-        if left <= besides:
-            raise BudgetError(
-                f"{format_bytes(max(0, left))} of memory are left for exact training, which needs {format_bytes(besides)} for "
-                f"what is under way alone: give {format_bytes(besides - left + besides // 4)} more"
-            )
-        return left - besides
+        return room_in(self.dataset, besides, "exact training", memory, beside)
 
     def _check(self, dtype: torch.dtype) -> None:
         check_hub(self.dataset.graph, self.shape.sweep, self.room // 2)

@@ -95,7 +95,7 @@ class FullRun(NodeRun):
         pace = Pace(self.watchers.note)
 
         def progress(what: str, done: int, total: int) -> None:
-            pace(what, done, total, "nodes")
+            pace(what, done, total, "edges" if what == "edges" else "nodes")
             if self.interrupted:
                 raise KeyboardInterrupt
 
