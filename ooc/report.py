@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ooc.checkpoint import read_metrics, read_plan
 from ooc.gantt import gantt_figure
-from ooc.trace import Spans, read_trace
+from ooc.trace import Trace, read_trace
 from stores.atomic import write_file
 from stores.errors import ConfigError
 from stores.sizes import format_bytes
@@ -56,12 +56,12 @@ def write_report(run_dir: Path | str) -> Path:
     run_dir = Path(run_dir)
     steps, epochs = read_metrics(run_dir)
     summary = _read_summary(run_dir)
-    spans = read_trace(run_dir)
+    trace = read_trace(run_dir)
     with matplotlib.rc_context(STYLE):
         figures = _figures(steps, epochs, summary)
-        timeline = _svg(gantt_figure(spans)) if any(spans.values()) else None
+        timeline = _svg(gantt_figure(trace.spans)) if any(trace.spans.values()) else None
         if summary.get("full"):
-            more, schedule = _exact(read_plan(run_dir), summary["full"], spans)
+            more, schedule = _exact(read_plan(run_dir), summary["full"], trace)
             figures, timeline = [*figures, *more], schedule
     path = run_dir / REPORT
     write_file(path, render(run_dir.resolve().name, summary, figures, len(steps), len(epochs), timeline).encode())
@@ -69,7 +69,7 @@ def write_report(run_dir: Path | str) -> Path:
 
 
 def _exact(
-    plan: dict[str, Any] | None, measured: dict[str, Any], spans: Spans
+    plan: dict[str, Any] | None, measured: dict[str, Any], trace: Trace
 ) -> tuple[list[tuple[str, str, str]], str | None]:
     """(figures, the schedule) of exact training: what was planned, and what came of it."""
     if plan is None:
@@ -79,10 +79,14 @@ def _exact(
 
     step, seconds = StepPlan.of(plan), measured["op_seconds"]
     figures = [
-        ("Memory of a step", _svg(memory_figure(step)), "Values and sums by tier, as planned, against what there is."),
+        (
+            "Memory of a step",
+            _svg(memory_figure(step, trace.memory)),
+            "Values and sums by tier, planned and measured, against what there is.",
+        ),
         ("Predicted and measured", _svg(seconds_figure(step, seconds)), "Seconds by op, in the last step."),
     ]
-    return figures, _svg(schedule_figure(step, spans, list(seconds)))
+    return figures, _svg(schedule_figure(step, trace.spans, list(seconds)))
 
 
 def _read_summary(run_dir: Path) -> dict[str, Any]:

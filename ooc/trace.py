@@ -3,16 +3,26 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ooc.clock import Span
 from stores.atomic import write_file
 from stores.errors import ConfigError
 
 TRACE = "trace.json"
+_BYTES = "bytes"
+"""the counter's name"""
 
 Spans = Mapping[str, Sequence[Span]]
 """by stage"""
+
+
+class Sample(NamedTuple):
+    """seconds: since the beginning; memory, disk: the most bytes of values and sums there from then on."""
+
+    seconds: float
+    memory: int
+    disk: int
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
@@ -26,8 +36,8 @@ def lanes(spans: Sequence[Span]) -> list[int]:
     return chosen
 
 
-def write_trace(run_dir: Path, spans: Spans) -> None:
-    """Write RUN/trace.json: complete events in microseconds since the first, a thread a stage and lane.
+def write_trace(run_dir: Path, spans: Spans, memory: Sequence[Sample] = ()) -> None:
+    """Write RUN/trace.json: complete events in microseconds since the first, a thread a stage and lane. memory: counters.
 
     >>> write_trace(Path("runs/cora"), loader.spans())
     """
@@ -42,21 +52,33 @@ def write_trace(run_dir: Path, spans: Spans) -> None:
     for (stage, lane), tid in threads.items():
         name = f"{stage} {lane + 1}" if lane else stage
         events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": tid, "args": {"name": name}})
+    for sample in memory:
+        place = {"ph": "C", "pid": 0, "ts": sample.seconds * 1e6}
+        events.append({"name": _BYTES, "args": {"memory": sample.memory, "disk": sample.disk}, **place})
     write_file(run_dir / TRACE, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 
 
-def read_trace(run_dir: Path) -> dict[str, list[Span]]:
-    """The spans of RUN/trace.json, in seconds since the first; {} where there is none. Raises ConfigError for another file."""
+class Trace(NamedTuple):
+    """What `write_trace` wrote. spans: in seconds since the first."""
+
+    spans: dict[str, list[Span]]
+    memory: list[Sample]
+
+
+def read_trace(run_dir: Path) -> Trace:
+    """RUN/trace.json; an empty one where there is none. Raises ConfigError for another file."""
     path = run_dir / TRACE
+    found = Trace({}, [])
     if not path.exists():
-        return {}
-    spans: dict[str, list[Span]] = {}
+        return found
     try:
         for event in json.loads(path.read_bytes())["traceEvents"]:
             if event["ph"] == "X":
                 start = event["ts"] / 1e6
                 span = Span(event["args"]["item"], event["tid"], start, start + event["dur"] / 1e6)
-                spans.setdefault(event["cat"], []).append(span)
+                found.spans.setdefault(event["cat"], []).append(span)
+            if event["ph"] == "C" and event["name"] == _BYTES:
+                found.memory.append(Sample(event["ts"] / 1e6, event["args"]["memory"], event["args"]["disk"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a trace that `ooc train` wrote ({error!r}); delete it") from None
-    return spans
+    return found

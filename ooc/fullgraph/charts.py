@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from ooc.fullgraph.costs import TIERS
 from ooc.fullgraph.fates import Fate
 from ooc.fullgraph.placement import PlannedRun, StepPlan
-from ooc.trace import Spans
+from ooc.trace import Sample, Spans
 from stores.sizes import format_bytes
 
 UP, DOWN, AGAIN, INK, GREY = "#2563a8", "#d9722b", "#8a6bb1", "#1f2933", "#c3cad3"
@@ -83,33 +83,39 @@ def _went(axes: Axes, spans: Spans, ops: list[str], plan: StepPlan) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def memory_figure(plan: StepPlan, measured: Sequence[tuple[float, int]] = ()) -> Figure:
-    """Bytes of every tier over the step, against what there is of it. measured: (seconds since the step began, bytes) of values
-    and sums in memory, where that was followed.
+def memory_figure(plan: StepPlan, measured: Sequence[Sample] = ()) -> Figure:
+    """Bytes of every tier over the step, against what there is of it. measured: of the step as it went.
 
     >>> memory_figure(plan).savefig("memory.png")
     """
     used = [tier for tier in range(len(TIERS)) if plan.peak[tier] or (tier == 0 and plan.runs)]
     figure = Figure(figsize=(5.6, 0.9 + 1.6 * len(used)), layout="constrained")
+    end = max([plan.seconds, *(each.seconds for each in measured)])
     for axes, tier in zip(np.atleast_1d(figure.subplots(len(used), 1, sharex=True)), used, strict=True):
         edges = [0.0, *(run.stop for run in plan.runs)]
         axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, fill=True, color=UP, alpha=0.35, label="planned")
         axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, color=UP, linewidth=1.4)
-        if measured and tier == 0:
-            axes.plot(
-                [at for at, _ in measured], [size / 1e6 for _, size in measured], color=DOWN, linewidth=1.2, label="measured"
-            )
+        followed = _followed(measured, TIERS[tier])
+        if followed:
+            axes.plot([each.seconds for each in measured], [size / 1e6 for size in followed], color=DOWN, label="measured")
         there = plan.room.bytes[tier]
-        most = max([plan.peak[tier], *([size for _, size in measured] if tier == 0 else [])])
+        most = max([plan.peak[tier], *followed])
         if there < _IN_SIGHT * most:
             axes.axhline(there / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"there is {format_bytes(there)}")
             most = max(most, there)
         else:
             axes.plot([], [], " ", label=f"there is {format_bytes(there)}")
-        axes.set(ylabel=f"{NAMES[TIERS[tier]]}, MB", xlim=(0, edges[-1]), ylim=(0, 1.12 * max(most, 1) / 1e6))
+        axes.set(ylabel=f"{NAMES[TIERS[tier]]}, MB", xlim=(0, end), ylim=(0, 1.12 * max(most, 1) / 1e6))
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)
-    axes.set_xlabel("seconds of the step, as planned")
+    axes.set_xlabel("seconds of the step")
     return figure
+
+
+def _followed(measured: Sequence[Sample], tier: Fate) -> list[int]:
+    """Bytes of a tier; of the host's there are none without a GPU."""
+    if tier is Fate.HOST:
+        return []
+    return [each.disk if tier is Fate.DISK else each.memory for each in measured]
 
 
 _IN_SIGHT = 3.0

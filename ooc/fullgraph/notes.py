@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ooc.fullgraph.parts import Parts, Statistics
 from stores.atomic import sync_dir, write_file
 
 NOTE = "step.pt"
@@ -32,6 +33,26 @@ class State:
     statistics: dict[int, list[Tensor | None]] = field(default_factory=dict)
     moments: list[Any] | None = None
     halves: dict[str, int] = field(default_factory=dict)
+
+    def put_back(self, parts: Parts) -> None:
+        """Let a step's parts go on as they were: its draws, its statistics, and torch's generator behind the draws."""
+        parts.draws.keys.update(self.keys)
+        for _ in range(sum(map(len, self.keys.values()))):
+            torch.randint(1 << 62, ())
+        for index, (mean, var, *grads) in self.statistics.items():
+            assert mean is not None
+            assert var is not None
+            found = Statistics(mean.requires_grad_(), var.requires_grad_())
+            found.mean.grad, found.var.grad = grads
+            parts.statistics[index] = found
+
+
+def statistics_of(parts: Parts) -> dict[int, list[Tensor | None]]:
+    """A step's statistics so far, as of `State`."""
+    return {
+        index: [each.mean.detach(), each.var.detach(), each.mean.grad, each.var.grad]
+        for index, each in parts.statistics.items()
+    }
 
 
 class Notes:

@@ -146,7 +146,7 @@ class FullRun(NodeRun):
     def _predicted(self) -> dict[str, Any]:
         """What was predicted of this process's steps, beside what they took; the last one's trace."""
         traffic, steps = self.full.traffic, len(self.seconds)
-        write_trace(self.config.out, traffic.spans())
+        write_trace(self.config.out, traffic.spans(), traffic.samples)
         if self.plan is None or not steps:
             return {}
         predicted = {"seconds_per_epoch": self.plan.seconds, "bytes_read": steps * self.plan.moved(Fate.DISK)[0]}

@@ -51,6 +51,11 @@ class Spool:
         self._pending: deque[Future[None]] = deque()
         self._buffers = Buffers(kept=2 * _PENDING, direct=True, least_bytes=1)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return len(self._files) * _SEGMENT_BYTES
+
     def begin(self) -> None:
         """Before the first `put`: remove what a killed process left."""
         if not self._files:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ooc.fullgraph.fates import Fate, Op, Placement, Program
 from ooc.fullgraph.flow import arriving, behind_norm, inputs_of, wanted_of
-from ooc.fullgraph.notes import Notes, State
-from ooc.fullgraph.parts import Moments, Parts, Place, Statistics, Tensors
+from ooc.fullgraph.notes import Notes, State, statistics_of
+from ooc.fullgraph.parts import Moments, Parts, Place, Tensors
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.saved import Live, Spool
 from ooc.fullgraph.shape import norm_of
@@ -99,15 +99,7 @@ class Stepper:
         self._made |= set(state.made)
         self._begun |= set(state.begun)
         self.shelf.halves.update(state.halves)
-        self.parts.draws.keys.update(state.keys)
-        for _ in range(sum(map(len, state.keys.values()))):
-            torch.randint(1 << 62, ())  # the generator goes on as it would have
-        for index, (mean, var, *grads) in state.statistics.items():
-            assert mean is not None
-            assert var is not None
-            found = Statistics(mean.requires_grad_(), var.requires_grad_())
-            found.mean.grad, found.var.grad = grads
-            self.parts.statistics[index] = found
+        state.put_back(self.parts)
         return state
 
     def _note(self, op: Op, chunk: Chunk, moments: Moments | None = None) -> None:
@@ -129,10 +121,6 @@ class Stepper:
         made = [name for name in self._made if name not in ("x", "edges") and self.shelf.on_disk(name)]
         self._drain()
         self.shelf.sync([*rows, *made, *begun])
-        statistics = {
-            index: [each.mean.detach(), each.var.detach(), each.mean.grad, each.var.grad]
-            for index, each in self.parts.statistics.items()
-        }
         state = State(
             self._number,
             chunk.place.stop,
@@ -140,7 +128,7 @@ class Stepper:
             made,
             sorted(self._begun),
             self.parts.draws.keys,
-            statistics,
+            statistics_of(self.parts),
             None if moments is None else moments.state,
             dict(self.shelf.halves),
         )
@@ -347,10 +335,15 @@ class Stepper:
 
     def _left(self) -> int:
         """Bytes for sums."""
-        live = sum(live.nbytes for lives in self._live.values() for live in lives.values())
-        return self.room - self.shelf.memory_bytes - live
+        return self.room - self.shelf.memory_bytes - self._live_bytes
+
+    @property
+    def _live_bytes(self) -> int:
+        return sum(live.nbytes for lives in self._live.values() for live in lives.values())
 
     def _given(self, inputs: dict[str, str], chunk: Chunk) -> Tensors:
+        spooled = 0 if self.spool is None else self.spool.nbytes
+        self.traffic.sample(self.shelf.memory_bytes + self._live_bytes + self.walks.sum_bytes, self.shelf.disk.nbytes + spooled)
         return {part: torch.from_numpy(chunk.read["rows" if part == "rows" else name]) for part, name in inputs.items()}
 
     def _function(self, op: Op, place: Place) -> Callable[[Tensors], Tensors]:

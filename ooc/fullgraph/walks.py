@@ -73,6 +73,8 @@ class Walks:
         self._buffers = Buffers(kept=4, direct=True, least_bytes=1)
         self._threads = torch.get_num_threads()
         self._whole: dict[str, Any] = {}
+        self.sum_bytes = 0
+        """of memory that the sums of the range under way take, beside values"""
 
     def close(self) -> None:
         """End the threads; idempotent."""
@@ -99,6 +101,8 @@ class Walks:
         step = -(-nodes // (-(-nodes // step) * cell)) * cell  # equal ranges
         adders = [self._adder(each) for each in sums]
         buffers = [self._buffer(each, min(step, nodes)) for each in sums]
+        own = [buffer for each, buffer in zip(sums, buffers, strict=True) if not each.keep or len(buffer) < nodes]
+        self.sum_bytes += sum(buffer.nbytes for buffer in own)
         try:
             for first in range(start, nodes, step):
                 stop = min(first + step, nodes)
@@ -113,9 +117,9 @@ class Walks:
         finally:
             for adder in adders:
                 adder.close()
-            for each, buffer in zip(sums, buffers, strict=True):
-                if not each.keep or len(buffer) < nodes:
-                    self._shelf.give(buffer)
+            self.sum_bytes -= sum(buffer.nbytes for buffer in own)
+            for buffer in own:
+                self._shelf.give(buffer)
 
     def _adder(self, sums: SumOf) -> Adder:
         assert self._tiles is not None

@@ -9,6 +9,7 @@ from ooc.fullgraph.charts import memory_figure, schedule_figure, seconds_figure
 from ooc.fullgraph.fates import Fate, Placement, Program
 from ooc.fullgraph.placement import Room, StepPlan, predict
 from ooc.fullgraph.tables import step_tables
+from ooc.trace import Sample
 from tests.ooc.fullgraph.chains import chain, profile
 
 
@@ -57,8 +58,10 @@ def test_the_schedule_shows_all_that_was_planned_and_all_that_was_done(planned: 
 
 def test_memory_is_shown_against_what_there_is(planned: tuple[Program, StepPlan]) -> None:
     _, plan = planned
-    figure = memory_figure(plan, [(0.0, 10**6), (1.0, 2 * 10**6)])
+    figure = memory_figure(plan, [Sample(0.0, 10**6, 3 * 10**6), Sample(1.0, 2 * 10**6, 0)])
     assert len(figure.axes) == 2  # no host tier
+    drawn = [[line.get_ydata().tolist() for line in axes.lines if line.get_label() == "measured"] for axes in figure.axes]
+    assert drawn == [[[1.0, 2.0]], [[3.0, 0.0]]]
     assert max(figure.axes[0].patches[0].get_data().values) == plan.peak[0] / 1e6
     dashed = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
     assert [float(line.get_ydata()[0]) for line in dashed] == [4.0]

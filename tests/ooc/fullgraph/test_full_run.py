@@ -15,6 +15,7 @@ from ooc.fullgraph.run import train
 from ooc.metrics import Loss
 from ooc.models import full_blocks
 from ooc.order import Purpose, key
+from ooc.trace import read_trace
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
@@ -176,6 +177,8 @@ def test_a_planned_run_keeps_its_plan_goes_on_by_it_and_shows_it(
     assert curve(config.out) == curve(tmp_path / "whole")
     assert summary["plan"]["predicted"]["seconds_per_epoch"] == json.loads(before)["seconds"]
     assert summary["plan"]["actual"]["seconds_per_epoch"] > 0
+    memory, plan = read_trace(config.out).memory, json.loads(before)
+    assert 0 < max(sample.memory for sample in memory) <= plan["room"]["device"]
     assert main(["report", str(config.out)]) == 0
     page = (config.out / "report.html").read_text()
     assert "Memory of a step" in page
