@@ -30,7 +30,7 @@ _LEAST_PIECE_ROWS = 1024
 _SUMMED = tuple(
     conv.forward for conv in (BlockSAGEConv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockGCN2Conv)
 )  # that take `Sums`
-_ALLOWED = 100 * 2**20
+ALLOWED = 100 * 2**20
 """for what libraries allocate at first use"""
 GATHERED = 2
 """Ranges of a layer that gathers which are in memory at a time: one is computed, and the next one read"""
@@ -130,7 +130,7 @@ def besides_bytes(shape: SweepShape, graph: Graph) -> int:
     pieces = (AHEAD + 2) * piece_rows_of(shape) * max(shape.x_bytes, 4 * widest)
     entries = (AHEAD + 2) * min(ENTRIES_AT_ONCE, shape.num_edges) * shape.slot_bytes
     chunks = 14 * CHUNK_ROWS * 4 * widest
-    return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + _ALLOWED)
+    return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + ALLOWED)
 
 
 def room_in(dataset: Dataset, besides: int, what: str, memory: int | None, beside: int) -> int:

@@ -15,14 +15,14 @@ from ooc.fullgraph.schedule import Run, met_on_the_way
 from ooc.fullgraph.stages import Choice, Stage, Stages
 
 Ints = NDArray[np.int64]
-_FIELDS = 15
-"""Of a run: its `Load` (ten seconds, and bytes of a unit), bytes of workspace, and of all rows of the chain so far by tier, its
-own among them"""
+_LOAD, _RUN, _FIELDS = 12, 14, 17
+"""Of a run: the seconds of its `Load`; with bytes of a unit and of workspace; with those of all rows of the chain so far by
+tier, its own among them"""
 
 
 class Link(NamedTuple):
     """What a stage adds to a chain. written: rows that its op makes again, empty where none; met: what it reads for them; run:
-    float64[12], of `_FIELDS`; size: float64[3], bytes of the rows by tier."""
+    float64[14], of `_FIELDS`; size: float64[3], bytes of the rows by tier."""
 
     written: frozenset[str]
     met: frozenset[str]
@@ -30,7 +30,7 @@ class Link(NamedTuple):
     size: Floats
 
 
-NO_LINK = Link(frozenset(), frozenset(), np.zeros(12), np.zeros(3))
+NO_LINK = Link(frozenset(), frozenset(), np.zeros(_RUN), np.zeros(3))
 
 
 class Chains:
@@ -86,10 +86,10 @@ class Chains:
         for row, chain in zip(runs, chains, strict=True):
             row[: len(self._runs[chain])] = self._runs[chain]
         own = runs[inverse][:, None]  # [states, 1, runs, fields]
-        stands = held[:, None, None, :] + before[None, :, None, :] + own[..., 12:]
-        left = self._room[0] - stands[..., 0] - own[..., 11]
-        of = [own[..., field] for field in range(11)]
-        load = Load((of[0], of[1], of[2]), (of[3], of[4], of[5]), (of[6], of[7]), (of[8], of[9]), self._costs.units, of[10])
+        stands = held[:, None, None, :] + before[None, :, None, :] + own[..., _RUN:]
+        left = self._room[0] - stands[..., 0] - own[..., _RUN - 1]
+        rows, adds, row_pass, add_pass = ((own[..., at], own[..., at + 1], own[..., at + 2]) for at in range(0, _LOAD, 3))
+        load = Load(rows, adds, row_pass, add_pass, self._costs.units, own[..., _LOAD])
         seconds = load.seconds(left, self._costs.profile.hidden)
         fits = (stands[..., 1:] <= self._room[1:]).all(-1)
         return np.where(fits, seconds, np.inf).sum(-1)

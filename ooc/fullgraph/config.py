@@ -19,7 +19,9 @@ class FullConfig(NodeConfig):
     placement: Literal["planned", "retained", "host", "disk", "recomputed"] = Field(
         "planned", description="Where every intermediate waits for the way back: planned, or all of them alike."
     )
-    disk: str | None = Field(None, description="Disk space that may be used, such as 50GB; by default what is free.")
+    disk: str | None = Field(
+        None, description="Disk space that values of a step may take, such as 50GB; by default what is free."
+    )
 
     @field_validator("disk", mode="before")
     @classmethod

@@ -20,11 +20,13 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class OpCost:
     """Seconds of an op, all nodes once. rows_s: of the row-wise part (on the way down, of its gradients alone); sums_s: to add
-    rows along the edges; 0 of "gather". unit_bytes: of "gather", what a destination takes with its sources on average;
-    workspace: bytes that it takes whatever the ranges are."""
+    rows along the edges, and pass_s: to go through all rows for that, once a range of destinations; 0 of "gather".
+    unit_bytes: of "gather", what a destination takes with its sources on average; workspace: bytes that it takes whatever the
+    ranges are."""
 
     rows_s: float = 0.0
     sums_s: float = 0.0
+    pass_s: float = 0.0
     unit_bytes: float = 0.0
     workspace: int = 0
 
@@ -67,14 +69,14 @@ class Load(NamedTuple):
     """What a run asks for, range of destinations by range: their sums are added up, then their rows are computed.
 
     rows, adds: seconds of either, (computing, moving to and from the host tier, the disk), whatever the ranges are; row_pass,
-    add_pass: seconds of moving, (host, disk), once a range more. units: destinations come in so many pieces, and a range has
+    add_pass: the same, once a range. units: destinations come in so many pieces, and a range has
     any number of them, `unit_bytes` of memory each (0: one range, without memory of its own). Fields may be arrays.
     """
 
     rows: tuple[Any, Any, Any]
     adds: tuple[Any, Any, Any]
-    row_pass: tuple[Any, Any]
-    add_pass: tuple[Any, Any]
+    row_pass: tuple[Any, Any, Any]
+    add_pass: tuple[Any, Any, Any]
     units: int
     unit_bytes: Any
 
@@ -90,8 +92,8 @@ class Load(NamedTuple):
         return adding[0] + computing[0], adding[1] + computing[1], adding[2] + computing[2]
 
     @staticmethod
-    def _phase(once: tuple[Any, Any, Any], each: tuple[Any, Any], passes: Any) -> tuple[Any, Any, Any]:
-        return once[0], once[1] + passes * each[0], once[2] + passes * each[1]
+    def _phase(once: tuple[Any, Any, Any], each: tuple[Any, Any, Any], passes: Any) -> tuple[Any, Any, Any]:
+        return once[0] + passes * each[0], once[1] + passes * each[1], once[2] + passes * each[2]
 
     def seconds(self, left: Any, hidden: float) -> Any:
         """In `left` bytes of memory: of either phase the longest part, and of the others what is not hidden behind it."""
@@ -134,11 +136,16 @@ class Costs:
         self.values = {value.name: value for value in program.values}
         self.ops = {op.name: op for op in program.ops}
         self.edges = next((value.name for value in program.values if value.name == "edges"), "")
+        self._added = program.added_to
         self.units = max(1, -(-program.num_nodes // program.cell_rows))
 
     def size(self, name: str) -> int:
         """Bytes of a value."""
         return self.profile.size(self.values[name])
+
+    def space(self, name: str, tier: Fate) -> int:
+        """Bytes that a value takes of a tier; see `Program.added_to`."""
+        return self.size(name) * (1 + (tier is Fate.DISK and name in self._added))
 
     def move_s(self, nbytes: tuple[float, float], tier: Fate) -> float:
         """Seconds to (read, write) so much; none within the device's own memory."""
@@ -151,18 +158,20 @@ class Costs:
         """Bytes of the sums of a destination."""
         return self.values[name].columns * self.program.itemsize
 
-    def compute_s(self, run: Run) -> tuple[float, float]:
-        """Seconds that a run computes: its rows, its sums."""
+    def compute_s(self, run: Run) -> tuple[float, float, float]:
+        """Seconds that a run computes: its rows, its sums, and for these once a range."""
         own, ops = self.profile.op(run.op.name), self.profile.ops
         if not run.op.backward:
-            return own.rows_s, own.sums_s * bool(run.adds)
-        again = run.adds[1:] if run.op.summed else run.adds
-        sums = own.sums_s * bool(run.op.summed) + sum(self.sums_s(name) for name in again)
-        return own.rows_s + ops.get(run.repeated, OpCost()).rows_s, sums
+            return own.rows_s, own.sums_s * bool(run.adds), own.pass_s * bool(run.adds)
+        adding = [self.adding_s(name) for name in (run.adds[1:] if run.op.summed else run.adds)]
+        adding += [(own.sums_s, own.pass_s)] * bool(run.op.summed)
+        rows_s = own.rows_s + ops.get(run.repeated, OpCost()).rows_s
+        return rows_s, sum(sums_s for sums_s, _ in adding), sum(pass_s for _, pass_s in adding)
 
-    def sums_s(self, added: str) -> float:
-        """Seconds of adding a value along the edges on the way up."""
-        return next(self.profile.op(op.name).sums_s for op in self.program.forward if op.summed == added)
+    def adding_s(self, added: str) -> tuple[float, float]:
+        """Seconds of adding a value along the edges on the way up, once in all and once a range."""
+        cost = next(self.profile.op(op.name) for op in self.program.forward if op.summed == added)
+        return cost.sums_s, cost.pass_s
 
     def traffic(self, run: Run, placement: Placement) -> Traffic:
         """Bytes that a run moves, by tier of `MOVED`."""
@@ -188,9 +197,10 @@ class Costs:
         rows, adds, row_pass, add_pass = (
             (self.move_s(host, Fate.HOST), self.move_s(disk, Fate.DISK)) for host, disk in self.traffic(run, placement)
         )
-        rows_s, sums_s = self.compute_s(run)
+        rows_s, sums_s, pass_s = self.compute_s(run)
         unit = sum(self.width(name) for name in run.adds[len(self._into(run, placement)) :]) + self.gathered(run.op)
-        return Load((rows_s, *rows), (sums_s, *adds), row_pass, add_pass, self.units, float(unit * self.program.cell_rows))
+        unit_bytes = float(unit * self.program.cell_rows)
+        return Load((rows_s, *rows), (sums_s, *adds), (0.0, *row_pass), (pass_s, *add_pass), self.units, unit_bytes)
 
     def gathered(self, op: Op) -> float:
         """Bytes of a destination's sources and edges, of an op that gathers."""
@@ -210,5 +220,5 @@ class Costs:
         for name in names:
             tier = placement.standing(name)
             if self.values[name].kind != "features" or tier is not Fate.DISK:
-                found[TIERS.index(tier)] += self.size(name)
+                found[TIERS.index(tier)] += self.space(name, tier)
         return found[0], found[1], found[2]

@@ -132,6 +132,13 @@ class Program:
         return {name: tuple(sorted(ops, key=order.__getitem__)) for name, ops in found.items()}
 
     @property
+    def added_to(self) -> frozenset[str]:
+        """Gradients that an op adds to after another made them: on disk they take their place twice, what was added last and
+        what was there before, so that an op that was killed can add once more."""
+        made_by = {value.name: value.made_by for value in self.values}
+        return frozenset(name for op in self.ops for name in op.writes if made_by[name] != op.name)
+
+    @property
     def ops(self) -> tuple[Op, ...]:
         """All of a step, in order."""
         return (*self.forward, *self.backward)

@@ -18,9 +18,10 @@ from ooc.fullgraph.stepper import LossOf, Progress, Stepper
 from ooc.fullgraph.traffic import Traffic
 from ooc.fullgraph.walks import Walks
 from ooc.layerplan import CHUNK_ROWS, cell_rows
+from ooc.loaders import budget_of
 from ooc.memory import keep_large_blocks
 from ooc.sweepedges import SweepEdges
-from ooc.sweepshape import besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of, room_in
+from ooc.sweepshape import ALLOWED, besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of, room_in
 from ooc.tiles import Tiles
 from stores.atomic import remove_tree
 from stores.dataset import Dataset
@@ -69,6 +70,8 @@ class FullGraph:
         self.traffic = Traffic()
         keep_large_blocks()  # a chunk's activations, made and freed in one thread
         self.shelf = Shelf(folder, engine, dataset, self.shape, np.dtype(f"float{8 * self.shape.itemsize}"), self.traffic)
+        self.disk: int | None = None
+        """bytes that values may take on disk at a time; None: as many as all that stand there in a step"""
         self._held: set[str] = set()
         self._tiles: tuple[Tiles, Tiles] | None = None
         self._spool = None if folder is None else Spool(folder / "saved", self.traffic.written, self.traffic.read)
@@ -78,6 +81,8 @@ class FullGraph:
 
     def _room_in(self, memory: int | None, beside: int) -> int:
         besides = besides_bytes(self.shape.sweep, self.dataset.graph) + way_down_bytes(self.shape)
+        if memory is None:  # `besides` has the graph's pointers and what libraries allocate, which the budget took off already
+            besides -= budget_of(self.dataset).topology + ALLOWED
         return room_in(self.dataset, besides, "exact training", memory, beside)
 
     def _check(self, dtype: torch.dtype) -> None:
@@ -119,6 +124,7 @@ class FullGraph:
         if self.placement != self.shelf.placement:
             self._held.clear()
         self.shelf.place(self.placement)
+        self.shelf.frees = self.disk is not None and self._disk_bytes > self.disk
         walks = self._open_walks(progress)
         placed = f"{self.dataset.fingerprint} {sorted(self.placement.fates.items())} {sorted(self.placement.passing.items())}"
         notes = None if self._folder is None else Notes(self._folder, self.model, key_of(self.model, placed))
@@ -164,6 +170,22 @@ class FullGraph:
     def most_bytes(self) -> int:
         """Of all values together."""
         return sum(value.nbytes for value in self.program.values)
+
+    @property
+    def _disk_bytes(self) -> int:
+        """Of all values that stand on disk at any time of a step."""
+        added = self.program.added_to
+        standing = [v for v in self.program.values if v.kind != "features" and self.placement.standing(v.name) is Fate.DISK]
+        return sum(value.nbytes * (1 + (value.name in added)) for value in standing)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the memory that a step leaves to the next one: features, edges and sums that do not change."""
+        return sum(v.nbytes for v in self.program.values if v.constant and self.placement.standing(v.name) is Fate.RETAINED)
+
+    def trim(self) -> None:
+        """Give up the memory that waits to be used again, but no values."""
+        self.shelf.trim()
 
     def make_room(self) -> None:
         """Give up what waits in memory for the next step, which makes it again."""

@@ -28,7 +28,7 @@ from ooc.fullgraph.full import FullGraph
 from ooc.fullgraph.parts import Moments, Parts, Place, Tensors, own_place
 from ooc.fullgraph.placement import Room, StepPlan, plan_step
 from ooc.fullgraph.saved import Live
-from ooc.fullgraph.stepper import Stepper
+from ooc.fullgraph.stepper import LossOf, Stepper
 from ooc.fullgraph.traffic import Traffic
 from ooc.fullgraph.walks import Walks
 from ooc.layerplan import CHUNK_ROWS, LayerShape
@@ -51,21 +51,24 @@ _PIECE_BYTES = 8 * 2**20
 _ROWS_BYTES = 64 * 2**20
 """of rows that are added up, and of their sums"""
 _TRIED_EDGES = 1 << 21
+_RANGES = 4
+"""of destinations, in which their edges are tried once more"""
 _BESIDE_SECONDS = 0.4
 
 
-def plan_full(full: FullGraph, folder: Path | None, disk: int) -> StepPlan:
+def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | None = None) -> StepPlan:
     """Where the values of exact steps go, in the room that `full` has and `disk` bytes of disk below `folder`.
 
     Takes a few seconds; see `profile`. Raises BudgetError where nothing fits.
 
     >>> full.placement = plan_full(full, Path("run/full"), 50 * 10**9).placement
     """
-    return plan_step(full.program, profile(full, folder), Room(full.room, 0, 0 if folder is None else disk))
+    return plan_step(full.program, profile(full, folder, loss), Room(full.room, 0, 0 if folder is None else disk))
 
 
-def profile(full: FullGraph, folder: Path | None) -> Profile:
-    """What the ops of a step cost, and how fast the disk below `folder` is (None: there is none to use).
+def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None) -> Profile:
+    """What the ops of a step cost, and how fast the disk below `folder` is (None: there is none to use). loss: of the steps, to
+    be tried too.
 
     Takes a few seconds, and memory for a few chunks.
 
@@ -78,7 +81,7 @@ def profile(full: FullGraph, folder: Path | None) -> Profile:
     modules = [part for part in (encoder, *layers, decoder) if part is not None]
     with closing(walks), torch.random.fork_rng(devices=[]), _gradients_of(modules):
         trial = _Trial(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, Traffic(), full.room, set())
-        return trial.profile(full.dataset.graph, folder)
+        return trial.profile(full.dataset.graph, folder, loss)
 
 
 @contextmanager
@@ -101,30 +104,30 @@ def _gradients_of(modules: list[nn.Module]) -> Iterator[None]:
 class _Trial(Stepper):
     """Tries parts of every op, by the functions that steps are made of."""
 
-    def profile(self, graph: Graph, folder: Path | None) -> Profile:
+    def profile(self, graph: Graph, folder: Path | None, loss: LossOf | None) -> Profile:
         """See `profile`."""
         self.graph, self.nodes = graph, self.program.num_nodes
         self._nbytes: dict[str, int] = {}
-        self._sums: dict[tuple[Kind, int], float] = {}
+        self._sums: dict[tuple[Kind, int], tuple[float, float]] = {}
         ops: dict[str, OpCost] = {}
         for op in self.program.forward:
-            up_s, down_s = self._rows(op)
+            up_s, down_s = self._rows(op, loss if op.turns else None)
             unit = self._gathered_bytes(self.shape.sweep.layers[op.layer]) if op.kind == "gather" else 0.0
             turned = down_s if op.turns else 0.0
-            ops[op.name] = OpCost(up_s + turned, self._sums_s(op), unit)
+            ops[op.name] = OpCost(up_s + turned, *self._adding(op), unit)
             for down in self.program.backward:
                 if down.repeats == op.name:
-                    ops[down.name] = OpCost(down_s, self._sums_s(down), unit)
+                    ops[down.name] = OpCost(down_s, *self._adding(down), unit)
         for op in self.program.backward:
-            ops.setdefault(op.name, OpCost(0.0, self._sums_s(op)))
+            ops.setdefault(op.name, OpCost(0.0, *self._adding(op)))
         disk = {} if folder is None else {Fate.DISK: disk_speed(folder)}
         hidden = 1.0 if folder is None else self._hidden(folder)
         return Profile(ops, disk, hidden, self._nbytes)
 
     # --- rows ---
 
-    def _rows(self, op: Op) -> tuple[float, float]:
-        """Seconds of the row-wise part of an op for all nodes, up and down; notes what autograd keeps."""
+    def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float]:
+        """Seconds of the row-wise part of an op for all nodes, up and down, with the loss; notes what autograd keeps."""
         run, give_back = self._chunk(op)
         own = give_back.stop - give_back.first
         ups, downs = [], []
@@ -137,6 +140,11 @@ class _Trial(Stepper):
                 self._nbytes[saved] = live.nbytes * self.nodes // own
             grads = {name: torch.ones_like(rows) for name, rows in live.outputs.items()}
             begun = perf_counter()
+            if loss is not None:
+                out = live.outputs["out"].requires_grad_()
+                value = loss(give_back.first, out)
+                if value is not None:
+                    grads["out"] = torch.autograd.grad(value, out)[0]
             live.down(given, grads)
             downs.append(perf_counter() - begun)
         up_s, down_s = (float(np.median(taken[1:])) * self.nodes / own for taken in (ups, downs))
@@ -188,10 +196,10 @@ class _Trial(Stepper):
 
     # --- sums ---
 
-    def _sums_s(self, op: Op) -> float:
-        """Seconds of adding an op's rows along all edges."""
+    def _adding(self, op: Op) -> tuple[float, float]:
+        """Seconds of adding an op's rows along all edges: once in all, and once a range of destinations."""
         if not op.summed or op.kind == "gather":
-            return 0.0
+            return 0.0, 0.0
         layer = op.layer + (op.backward and op.kind not in ("map", "add"))
         kind = self.shape.sweep.layers[layer].kind
         assert kind is not None
@@ -200,32 +208,37 @@ class _Trial(Stepper):
             self._sums[kind, columns] = self._sums_of(kind, columns)
         return self._sums[kind, columns]
 
-    def _sums_of(self, kind: Kind, columns: int) -> float:
-        """Some destinations' real edges, over rows of a few pieces."""
+    def _sums_of(self, kind: Kind, columns: int) -> tuple[float, float]:
+        """Some destinations' real edges, over rows of a few pieces: in one range, and in several."""
         dtype, piece_rows = np.dtype(f"float{8 * self.shape.itemsize}"), piece_rows_of(self.shape.sweep)
         most = max(1, _ROWS_BYTES // (columns * dtype.itemsize))
-        indptr = self.graph.indptr
+        indptr, cell = self.graph.indptr, self.program.cell_rows
         stop = min(self.nodes, most, max(1, int(np.searchsorted(indptr, _TRIED_EDGES, side="right")) - 1))
         rows = min(self.nodes, max(most, stop))
         edges = int(indptr[stop])
         if not edges:
-            return 0.0
+            return 0.0, 0.0
         pointers = np.minimum(np.asarray(indptr[: rows + 1]), edges)
         graph = Graph.from_arrays(pointers, np.asarray(self.graph.indices[:edges]).astype(np.int64) % rows)
-        cell = self.program.cell_rows
         slots = Slots(graph, ArrayRows(graph.indices), None)
         grid = count_entries(slots, piece_rows, cell)
         tiles = Tiles(grid, MemoryRows.create((grid.size,), "int64"), None)
         tiles.fill(slots, lambda done: None)
         values, near = MemoryRows.create((rows, columns), dtype), np.empty((stop, columns), dtype)
-        taken = []
+        code = Code.of(Encoding.plain(np.dtype(np.float32)))
         with closing(Adder(tiles, graph, kind, torch.get_num_threads(), dtype)) as adder:
-            code = Code.of(Encoding.plain(np.dtype(np.float32)))
-            for _ in range(REPEATS):
-                begun = perf_counter()
-                adder.add(values, code, 0, stop, near)
-                taken.append(perf_counter() - begun)
-        return min(taken[1:]) * self.program.num_edges / edges
+
+            def add(step: int) -> None:
+                for first in range(0, stop, step):
+                    adder.add(values, code, first, min(first + step, stop), near[first : first + step])
+
+            ranges = min(_RANGES, -(-stop // cell))
+            step = -(-stop // (ranges * cell)) * cell
+            once, several = (min(_seconds(add, each) for _ in range(REPEATS)) for each in (stop, step))
+        more = -(-stop // step) - 1
+        a_pass = max(0.0, several - once) / more if more else 0.0
+        share = -(-self.nodes // piece_rows) / grid.num_pieces
+        return max(0.0, once - a_pass) * self.program.num_edges / edges, a_pass * share
 
     # --- both at once ---
 
@@ -259,6 +272,12 @@ def rate(work: Callable[[], None]) -> float:
         work()
         count += 1
     return count / (perf_counter() - begun)
+
+
+def _seconds(work: Callable[[int], None], argument: int) -> float:
+    begun = perf_counter()
+    work(argument)
+    return perf_counter() - begun
 
 
 def _until(stop: threading.Event, work: Callable[[], None]) -> int:

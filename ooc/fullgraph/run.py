@@ -4,6 +4,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from ooc.fullgraph.fates import Fate, Program
 from ooc.fullgraph.full import FullGraph
 from ooc.fullgraph.placement import Room, StepPlan, predict, static_placements
 from ooc.fullgraph.profile import plan_full, profile
+from ooc.fullgraph.stepper import LossOf
 from ooc.grown import take_up
 from ooc.loaders import budget_of
 from ooc.memory import MemoryMeter, return_freed
@@ -42,7 +44,7 @@ from ooc.tasks import check_task, labels_of, make_loss
 from ooc.trace import write_trace
 from ooc.train import finite, interruptible
 from stores.dataset import Dataset
-from stores.errors import ConfigError
+from stores.errors import BudgetError, ConfigError
 from stores.sizes import format_bytes
 
 FOLDER = "full"
@@ -107,7 +109,10 @@ class FullRun(NodeRun):
     def score(self, split: str, epoch: int) -> dict[str, float | None] | None:
         """Scores of a split, None where the store has none of that name."""
         if not self.both_fit:
-            self.full.make_room()
+            if self.exact.beside:
+                self.full.trim()
+            else:
+                self.full.make_room()
             return_freed()
         return self.score_exactly(split)
 
@@ -149,8 +154,19 @@ class FullRun(NodeRun):
         write_trace(self.config.out, traffic.spans(), traffic.samples)
         if self.plan is None or not steps:
             return {}
-        predicted = {"seconds_per_epoch": self.plan.seconds, "bytes_read": steps * self.plan.moved(Fate.DISK)[0]}
-        actual = {"seconds_per_epoch": statistics.median(self.seconds), "bytes_read": traffic.bytes_read}
+        read, written = self.plan.moved(Fate.DISK)
+        predicted = {
+            "seconds_per_epoch": self.plan.seconds,
+            "value_bytes": self.plan.peak[0],
+            "bytes_read": steps * read,
+            "bytes_written": steps * written,
+        }
+        actual = {
+            "seconds_per_epoch": statistics.median(self.seconds),
+            "value_bytes": max((sample.memory for sample in traffic.samples), default=0),
+            "bytes_read": traffic.bytes_read,
+            "bytes_written": traffic.bytes_written,
+        }
         return {"plan": {"predicted": predicted, "actual": actual, "advice": None}}
 
     def close(self) -> None:
@@ -207,28 +223,36 @@ _DISK_SHARE = 0.9
 """of what is free, where --disk does not say"""
 
 
-def place(config: FullConfig, full: FullGraph, folder: Path) -> StepPlan | None:
+def place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> StepPlan | None:
     """Where values go, as configured: `full` has it then. The plan, by a profile of a few seconds; None without one.
 
-    folder: the run's, on whose disk values may stand; a run goes on by the plan it began with. Raises BudgetError where
-    nothing fits, or not what is asked for.
+    folder: the run's, on whose disk values may stand; loss: of its steps. A run goes on by the plan it began with. Raises
+    BudgetError where nothing fits, or not what is asked for.
     """
     disk = int(shutil.disk_usage(folder).free * _DISK_SHARE) if config.disk_bytes is None else config.disk_bytes
     if config.plan and config.placement == "planned":
         kept = checkpoint.read_plan(folder)
-        made = plan_full(full, folder, disk) if kept is None else StepPlan.of(kept)
+        made = plan_full(full, folder, disk, loss) if kept is None else StepPlan.of(kept)
         if made.peak[0] > full.room:  # of a process that had more
-            made = plan_full(full, folder, disk)
+            made = plan_full(full, folder, disk, loss)
     elif config.placement != "planned":
-        measured = profile(full, folder) if config.plan else Profile({}, {Fate.DISK: Speed(1.0, 1.0)}, 0.0)
+        measured = profile(full, folder, loss) if config.plan else Profile({}, {Fate.DISK: Speed(1.0, 1.0)}, 0.0)
         static = static_placements(full.program, measured)
         if FORCED[config.placement] not in static:
             raise ConfigError(f"placement = {config.placement!r}: a machine without a GPU has no such memory beside its own")
         made = predict(full.program, measured, static[FORCED[config.placement]], Room(full.room, 0, disk))
     else:
         return None
-    full.placement = made.placement
+    full.placement, full.disk = made.placement, disk
     return made if config.plan else None
+
+
+def scores_beside(full: FullGraph, folder: Path, engine: str) -> ExactScores:
+    """Scores in the memory beside what a step leaves to the next one, or in its place where that is too much."""
+    if 0 < full.held_bytes <= full.room // 2:
+        with suppress(BudgetError):
+            return ExactScores(full.model, full.dataset, folder, engine, full.held_bytes)
+    return ExactScores(full.model, full.dataset, folder, engine)
 
 
 def plan(config: FullConfig) -> tuple[Program, StepPlan]:
@@ -269,8 +293,9 @@ def compose(
     engine = "auto" if config.engine == "gds" else config.engine
     full = FullGraph(model, dataset, config.out / FOLDER, engine=engine)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
-    made = place(config, full, config.out)
-    exact = ExactScores(model, dataset, config.out / SWEEP, engine)
+    share = SplitLoss(loss, dataset, config.train_split)
+    made = place(config, full, config.out, share)
+    exact = scores_beside(full, config.out / SWEEP, engine)
     run = FullRun(
         config=config,
         dataset=dataset,
@@ -282,7 +307,7 @@ def compose(
         watchers=watchers,
         meter=meter,
         full=full,
-        share=SplitLoss(loss, dataset, config.train_split),
+        share=share,
         exact=exact,
         plan=made,
         both_fit=exact.memory_bytes is not None and full.most_bytes + exact.memory_bytes <= full.room,

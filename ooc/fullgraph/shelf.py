@@ -36,6 +36,8 @@ class Shelf:
         self.halves: dict[str, int] = {}
         """of gradients on disk that ops add to chunk by chunk: the one of two files that holds what was added last, so that an
         op that was killed can add once more to what was there before"""
+        self.frees = False
+        """whether files go with their values, where the disk has no room for all of a step"""
         self.dtype, self._dataset, self._shape, self._traffic = dtype, dataset, shape, traffic
         self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1)
         self._writer = Writer(traffic.written)
@@ -103,9 +105,12 @@ class Shelf:
         return name == "x" or self.files(name).held(name) is not None
 
     def drop(self, name: str) -> None:
-        """Let a value go: from memory; files stay, to be overwritten by the next step."""
+        """Let a value go: from memory; files stay, to be overwritten by the next step, unless the disk has no room for all."""
         rows = self.memory.held(name)
         self.memory.drop(name)
+        if self.frees:
+            for named in (name, f"{name}.1"):
+                self.disk.drop(named)
         if isinstance(rows, MemoryRows) and rows.dtype == self.dtype:
             self.give(rows.array)
 

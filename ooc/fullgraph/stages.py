@@ -15,9 +15,9 @@ from ooc.fullgraph.costs import MOVED, TIERS, Costs, Floats, Load
 from ooc.fullgraph.fates import Fate, Op, Value
 from ooc.fullgraph.schedule import sums_of
 
-ALIVE, ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 11), slice(11, 13)
-UNIT, LEAST, BEFORE = 13, 14, slice(15, 18)
-_COLUMNS = 18
+ALIVE, ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12), slice(12, 15)
+UNIT, LEAST, BEFORE = 15, 16, slice(17, 20)
+_COLUMNS = 20
 """Of a walk: bytes that stand meanwhile by tier; of its `Load` the seconds and bytes, and bytes of a unit's sums in the first
 epoch (infinite: what cannot be); bytes that stand just before it"""
 
@@ -63,8 +63,8 @@ class Tables(NamedTuple):
         return Load(
             (found[3], found[4], found[5]),
             (found[6], found[7], found[8]),
-            (found[9], found[10]),
-            (found[11], found[12]),
+            (found[9], found[10], found[11]),
+            (found[12], found[13], found[14]),
             units,
             found[UNIT],
         )
@@ -207,6 +207,7 @@ class Stages:
                 own[ROWS.start] += profile.op(op.repeats).rows_s
             if op.summed and (op.backward or (not stage.near and op.kind != "gather")):
                 own[ADDS.start] += profile.op(op.name).sums_s
+                own[ADD_PASS.start] += profile.op(op.name).pass_s
                 own[UNIT] += self.costs.width(op.summed) * self.program.cell_rows
             own[LEAST] = own[UNIT]
         return cells
@@ -225,17 +226,19 @@ class Stages:
             at = columns.stop - len(MOVED) + MOVED.index(tier)
             cells[at] += self.costs.move_s((read * size, written * size), tier)
 
-    def _adds(self, cells: Floats, source: str, known: Known, sums_s: float) -> None:
+    def _adds(self, cells: Floats, source: str, known: Known) -> None:
         """Sums of a value of the way up along the edges."""
+        sums_s, pass_s = self.costs.adding_s(source)
         self._move(cells, ADD_PASS, source, known[source].standing, 1, 0)
         if self.costs.edges:
             self._move(cells, ADDS, self.costs.edges, known[self.costs.edges].standing, 0.5, 0)
         cells[UNIT] += self.costs.width(source) * self.program.cell_rows
         cells[ADDS.start] += sums_s
+        cells[ADD_PASS.start] += pass_s
 
     def _up(self, stage: Stage, value: Value, choice: Choice, known: Known, cells: Floats) -> None:
         """What a value adds to the way up."""
-        name, tier, op, size = value.name, choice.standing, stage.op, self.costs.size(value.name)
+        name, tier, op, size = value.name, choice.standing, stage.op, self.costs.space(value.name, choice.standing)
         kept, moment = self.kept(value, choice), stage.number
         fresh = kept and name in stage.own
         passes = not kept and value.kind == "rows" and self.at[value.made_by] <= moment <= self.at.get(value.last_forward, -1)
@@ -263,7 +266,7 @@ class Stages:
         if kept and value.constant:
             self._move(cells, ROWS, value.name, choice.standing, 1, 0)
         else:
-            self._adds(cells, source, known, self.costs.profile.op(stage.op.name).sums_s)
+            self._adds(cells, source, known)
             cells[UNIT] = cells[LEAST]
         own = self.values[source]
         if own.kind == "rows" and not (own.backward or own.constant):
@@ -281,9 +284,9 @@ class Stages:
             again = self.made_again(value, choice) and last >= moment
             stands = name in stage.own and (again or (self.kept(value, choice) and (value.constant or last >= moment)))
         if stands:
-            cells[TIERS.index(tier)] += costs.size(name)
+            cells[TIERS.index(tier)] += costs.space(name, tier)
             if value.made_by != op.name:
-                cells[BEFORE.start + TIERS.index(tier)] += costs.size(name)
+                cells[BEFORE.start + TIERS.index(tier)] += costs.space(name, tier)
         gathers = op.kind == "gather" and name == stage.op.summed
         if name in op.reads and not gathers and not (gone and value.kind in ("sums", "saved")):
             self._move(cells, ROWS, name, tier, 1, 0)
@@ -300,4 +303,4 @@ class Stages:
         if name in op.reads and gone and value.kind == "saved":
             cells[ROWS.start] += costs.profile.op(op.repeats).rows_s
         if name in op.reads and gone and value.kind == "sums":
-            self._adds(cells, costs.ops[value.made_by].summed, known, costs.sums_s(costs.ops[value.made_by].summed))
+            self._adds(cells, costs.ops[value.made_by].summed, known)

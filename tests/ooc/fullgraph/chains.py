@@ -82,7 +82,8 @@ def profile(program: Program, seconds: list[int], hidden: float = 0.5, host: boo
     found = {}
     for number, op in enumerate(program.ops):
         rows, sums = seconds[2 * number % len(seconds)], seconds[(2 * number + 1) % len(seconds)]
-        found[op.name] = OpCost(rows_s=rows / 4, sums_s=sums / 4 if op.summed else 0.0)
+        passes = seconds[(2 * number + 2) % len(seconds)]
+        found[op.name] = OpCost(rows / 4, sums / 4, passes / 16) if op.summed else OpCost(rows / 4)
     tiers = {Fate.DISK: Speed(2.0**speed, 2.0 ** (speed - 1))}
     if host:
         tiers[Fate.HOST] = Speed(2.0 ** (speed + 3), 2.0 ** (speed + 2))

@@ -177,8 +177,8 @@ def test_a_planned_run_keeps_its_plan_goes_on_by_it_and_shows_it(
     assert curve(config.out) == curve(tmp_path / "whole")
     assert summary["plan"]["predicted"]["seconds_per_epoch"] == json.loads(before)["seconds"]
     assert summary["plan"]["actual"]["seconds_per_epoch"] > 0
-    memory, plan = read_trace(config.out).memory, json.loads(before)
-    assert 0 < max(sample.memory for sample in memory) <= plan["room"]["device"]
+    assert 0 < summary["plan"]["actual"]["value_bytes"] <= json.loads(before)["room"]["device"]
+    assert max(sample.memory for sample in read_trace(config.out).memory) == summary["plan"]["actual"]["value_bytes"]
     assert main(["report", str(config.out)]) == 0
     page = (config.out / "report.html").read_text()
     assert "Memory of a step" in page

@@ -154,11 +154,11 @@ def test_a_plan_is_the_same_from_json() -> None:
 
 
 def test_passes_are_as_few_as_the_memory_allows_and_parts_hide_behind_the_longest() -> None:
-    load = Load((3.0, 0.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0), (0.0, 2.0), 8, 100.0)
+    load = Load((3.0, 0.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 2.0), 8, 100.0)
     assert [float(load.passes(left)) for left in (-1, 99, 100, 300, 399, 400, 800, 10**6)] == [inf, inf, 8, 3, 3, 2, 1, 1]
     assert float(load.seconds(800, hidden=1.0)) == 3.0 + 2.0  # rows are computed once their sums are there
-    assert float(load.seconds(800, hidden=0.0)) == 3.0 + 1.0 + 1.0 + 2.0
-    assert float(load.seconds(400, hidden=0.5)) == (3.0 + 0.5 * 1.0) + (4.0 + 0.5 * 1.0)
+    assert float(load.seconds(800, hidden=0.0)) == 3.0 + 1.0 + 1.5 + 2.0
+    assert float(load.seconds(400, hidden=0.5)) == (3.0 + 0.5 * 1.0) + (4.0 + 0.5 * 2.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30))

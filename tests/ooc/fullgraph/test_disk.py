@@ -1,0 +1,48 @@
+"""The disk that values of a step take: no more at a time than was planned, where there is no room for all of them."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ooc.fullgraph.costs import Profile, Speed
+from ooc.fullgraph.fates import Fate, Placement
+from ooc.fullgraph.full import FullGraph
+from ooc.fullgraph.placement import Room, predict
+from stores.dataset import Dataset
+from tests.conftest import MakeStore
+from tests.ooc.fullgraph.exact import LossOf, agree, cut_into, gradients, make, store_of
+
+
+def most_on_disk(full: FullGraph) -> int:
+    """Bytes of the last step, without the edges, which have room between their pieces."""
+    edges = [full.shelf.disk.held(name) for name in ("tiles", "tiles-back")]
+    taken = sum(rows.dtype.itemsize * int(np.prod(rows.shape)) for rows in edges if rows is not None)
+    return max(sample.disk for sample in full.traffic.samples) - taken
+
+
+@pytest.mark.parametrize("settings", [{}, {"norm": "batch", "residual": True}], ids=["plain", "added"])
+def test_files_go_with_their_values_where_the_disk_has_room_for_no_more(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    cut_into(5, monkeypatch)
+    model = make("sage", **settings)
+    with Dataset.open(store_of(make_store)) as ds:
+        room = Room(10**6, 0, 10**9)
+        with closing(FullGraph(model, ds, tmp_path / "all", room=room.device)) as full:
+            fates = {v.name: Fate.RECOMPUTED if v.kind == "saved" else Fate.DISK for v in full.program.values}
+            full.placement = Placement(fates)
+            unmeasured = Profile({}, {Fate.DISK: Speed(1.0, 1.0)}, 0.0)
+            planned = predict(full.program, unmeasured, full.placement, room).peak[2]
+            planned -= full.program.value("edges").nbytes
+            value, expected = full.step(LossOf(ds)), gradients(model)
+            assert most_on_disk(full) > planned, "files that stay for the next step"
+        with closing(FullGraph(model, ds, tmp_path / "few", room=room.device)) as full:
+            full.placement, full.disk = Placement(fates), planned
+            for _ in range(2):
+                model.zero_grad()
+                assert full.step(LossOf(ds)) == value
+                agree(gradients(model), expected, 0.0)
+                assert most_on_disk(full) <= planned
