@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs="+", default=list(BLOCKS), help="bytes, multiples of 4096")
     parser.add_argument("--plot", type=Path)
     a = parser.parse_args()
+    a.work.mkdir(parents=True, exist_ok=True)
     path = a.file or a.work / "engines.bin"
     try:
         if a.file is None:
