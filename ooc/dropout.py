@@ -9,6 +9,7 @@ An element's number depends on its place alone. So a matrix of all nodes can be 
 again: `Draws` knows the keys, and where rows stand.
 """
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +91,9 @@ class Draws:
         self.keys = {} if keys is None else keys
         self._at: dict[Of, NDArray[np.int64]] = {}
         self._part, self._calls = "", 0
+        self._began = hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=16).digest()
+        self._outer: Tensor | None = None
+        """the generator's state, while torch's own numbers are fixed"""
 
     @contextmanager
     def part(self, name: str, at: dict[Of, NDArray[np.int64]]) -> Iterator[None]:
@@ -103,18 +107,38 @@ class Draws:
             _scope.draws = outer
             self._part, self._calls, self._at = before
 
-    def seed(self, part: str) -> int:
-        """A key of the part's own, for what draws otherwise."""
-        name = f"{part} seed"
-        if name not in self.keys:
-            self.keys[name] = [_key()]
-        return self.keys[name][0]
+    @contextmanager
+    def fixed(self, name: str, first: int) -> Iterator[None]:
+        """Meanwhile torch's own random numbers, in modules not ours, hang on `name`, on `first` and on the generator as
+        it was when these draws began: rows computed again meet the same ones. The generator goes on as if there were none."""
+        if self._outer is not None:
+            yield
+            return
+        digest = hashlib.blake2b(f"{name} {first}".encode(), key=self._began, digest_size=8).digest()
+        self._outer = torch.get_rng_state()
+        torch.default_generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(self._outer)
+            self._outer = None
+
+    def _drawn(self) -> int:
+        """A key from the generator, past what is `fixed`."""
+        if self._outer is None:
+            return _key()
+        inner = torch.get_rng_state()
+        torch.set_rng_state(self._outer)
+        found = _key()
+        self._outer = torch.get_rng_state()
+        torch.set_rng_state(inner)
+        return found
 
     def next(self, x: Tensor, of: Of) -> tuple[int, NDArray[np.int64]]:
         """(the key of this call, int64[len(x)]: where its rows stand)."""
         keys = self.keys.setdefault(self._part, [])
         if self._calls == len(keys):
-            keys.append(_key())
+            keys.append(self._drawn())
         self._calls += 1
         return keys[self._calls - 1], self._at[of][: len(x)]
 

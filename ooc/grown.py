@@ -58,7 +58,7 @@ def take_up(out: Path, dataset: Dataset, saved: dict[str, Any], grown: bool) -> 
         return same
     state = State(**same["state"])
     state.epoch, state.step, state.loss_sum = state.epoch + (state.step > 0), 0, 0.0
-    halo = same["halo"] and same["halo"] | {STALE: touched, "epoch": state.epoch}
+    halo = same.get("halo") and same["halo"] | {STALE: touched, "epoch": state.epoch}
     return same | {"state": asdict(state), "refresh": None, "halo": halo}
 
 

@@ -17,16 +17,16 @@ import torch
 from torch import nn
 
 from ooc.evaluate import evaluating
-from ooc.layerplan import SweepPlan, cell_rows, plan_sweep
+from ooc.layerplan import CHUNK_ROWS, SweepPlan, cell_rows, plan_sweep
 from ooc.rowcache import shelf_of
 from ooc.sweepedges import FORTH, SweepEdges
 from ooc.sweepfiles import Files
-from ooc.sweepshape import besides_bytes, check_hub, parts_of, piece_rows_of, room_in, shape_of
+from ooc.sweepshape import besides_bytes, check_hub, over_rows, parts_of, piece_rows_of, room_in, shape_of
 from ooc.sweepstages import Runner, Stage, Tap
 from ooc.tiles import Tiles
 from stores.atomic import remove_tree, removed_path
 from stores.dataset import Dataset
-from stores.errors import BudgetError
+from stores.errors import BudgetError, ConfigError
 from stores.rows import Rows
 from stores.sizes import format_bytes
 
@@ -72,6 +72,7 @@ class LayerSweep:
         self.model, self.dataset, self._upto = model, dataset, upto
         encoder, layers, decoder = parts_of(model)
         self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
+        self._check_norms()
         self.shape = shape_of(model, dataset, upto)
         self._room = self._room_in(memory, beside) if room is None else room
         self.plan = plan_sweep(self.shape, self._room)
@@ -84,6 +85,16 @@ class LayerSweep:
             shutil.rmtree(removed_path(folder), ignore_errors=True)
         self.spent = Spent()
         self._tiles: Tiles | None = None
+
+    def _check_norms(self) -> None:
+        """A norm over all rows would see a few at a time, in evaluation too."""
+        with evaluating(self.model):
+            found = over_rows(self.model)
+        if found and self.dataset.num_nodes > CHUNK_ROWS:
+            raise ConfigError(
+                f"{type(self.model).__name__} has a {found}, which sees all nodes, and a sweep computes rows in parts: "
+                "score it on sampled batches"
+            )
 
     def _room_in(self, memory: int | None, beside: int) -> int:
         """Bytes for sums, or for the rows of a layer that gathers."""

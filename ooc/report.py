@@ -86,7 +86,7 @@ def _exact(
         ),
         ("Predicted and measured", _svg(seconds_figure(step, seconds)), "Seconds by op, in the last step."),
     ]
-    return figures, _svg(schedule_figure(step, trace.spans, list(seconds)))
+    return figures, _svg(schedule_figure(step, trace.spans, measured.get("ops", list(seconds))))
 
 
 def _read_summary(run_dir: Path) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch_geometric.nn import DiffGroupNorm, GraphNorm, GraphSizeNorm, LayerNorm, MeanSubtractionNorm, PairNorm
 
 from ooc.batch import Block
 from ooc.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
@@ -51,6 +53,22 @@ def parts_of(model: nn.Module) -> tuple[nn.Module | None, list[nn.Module], nn.Mo
         )
     layers: Any = model.layers
     return getattr(model, "encoder", None), list(layers), getattr(model, "decoder", None)
+
+
+def own_norm(module: nn.Module) -> str:
+    """The name of a module that makes of a row something that hangs on all rows it is given, "" for others and what they are
+    made of: a batch norm in training, or a norm over graphs."""
+    over = isinstance(module, GraphNorm | GraphSizeNorm | PairNorm | MeanSubtractionNorm | DiffGroupNorm)
+    if isinstance(module, _NormBase):
+        over = module.training or module.running_mean is None
+    if isinstance(module, LayerNorm):
+        over = module.mode == "graph"
+    return type(module).__name__ if over else ""
+
+
+def over_rows(module: nn.Module) -> str:
+    """The name of such a module anywhere in one, "" where there is none."""
+    return next((name for each in module.modules() if (name := own_norm(each))), "")
 
 
 def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> SweepShape:

@@ -145,15 +145,6 @@ class Program:
 
 
 @dataclass(frozen=True)
-class SumPlan:
-    """How an op's sums are made. rows: destinations at a time, a multiple of `Program.cell_rows`; blocks: of columns that the
-    rows that are summed are kept in, each summed by itself (where more than one, sums wait on disk until all are done)."""
-
-    rows: int
-    blocks: int = 1
-
-
-@dataclass(frozen=True)
 class Placement:
     """A fate for every value that has a choice. passing: where a RECOMPUTED value stands while it is used, RETAINED or DISK
     (DISK where it is not named). sums: by op; ranges: bytes for a range of a "gather" op, by op. Where an op is not named, the
@@ -164,7 +155,6 @@ class Placement:
 
     fates: Mapping[str, Fate]
     passing: Mapping[str, Fate] = field(default_factory=dict)
-    sums: Mapping[str, SumPlan] = field(default_factory=dict)
     ranges: Mapping[str, int] = field(default_factory=dict)
 
     def fate(self, name: str) -> Fate:

@@ -88,13 +88,14 @@ class FullGraph:
     def _check(self, dtype: torch.dtype) -> None:
         check_hub(self.dataset.graph, self.shape.sweep, self.room // 2)
         for index, layer in enumerate(self._parts[1]):
-            if not hidden_norms(layer):
+            found = hidden_norms(layer)
+            if not found:
                 continue
             whole = self.dataset.num_nodes <= CHUNK_ROWS if self.shape.sweep.layers[index].kind else self._whole(index)
             if not whole:
                 raise ConfigError(
-                    f"layer {index} has a batch norm inside, and its rows are computed in parts: give it memory for all of "
-                    'them, or a norm of ours (norm = "batch")'
+                    f"layer {index} has a {found} inside, which sees all nodes, and its rows are computed in parts: give it "
+                    'memory for all of them, or a norm of ours (norm = "batch")'
                 )
 
     def _whole(self, index: int) -> bool:
@@ -126,8 +127,7 @@ class FullGraph:
         self.shelf.place(self.placement)
         self.shelf.frees = self.disk is not None and self._disk_bytes > self.disk
         walks = self._open_walks(progress)
-        placed = f"{self.dataset.fingerprint} {sorted(self.placement.fates.items())} {sorted(self.placement.passing.items())}"
-        notes = None if self._folder is None else Notes(self._folder, self.model, key_of(self.model, placed))
+        notes = None if self._folder is None else Notes(self._folder, self.model, key_of(self.model, self._placed))
         self.traffic.restart()
         parts = Parts(self._parts, self.shape, Draws())
         stepper = Stepper(
@@ -148,6 +148,13 @@ class FullGraph:
         if notes is not None:
             notes.forget()
         return found
+
+    @property
+    def _placed(self) -> str:
+        """What a step that was killed can go on with: data, fates, and the ranges of ops that gather, which memory decides."""
+        placement, gathering = self.placement, [op.name for op in self.program.forward if op.kind == "gather"]
+        ranges = [(name, placement.ranges.get(name, self.room // 2)) for name in gathering]
+        return f"{self.dataset.fingerprint} {sorted(placement.fates.items())} {sorted(placement.passing.items())} {ranges}"
 
     def _open_walks(self, progress: Progress) -> Walks:
         if self._walks is not None:
@@ -193,7 +200,7 @@ class FullGraph:
             self._walks.close()
             self._walks = None
         self._tiles = None
-        self._held.clear()
+        self._held = {name for name in self._held if self.shelf.on_disk(name)}
         self.shelf.make_room()
 
     def close(self) -> None:

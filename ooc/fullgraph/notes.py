@@ -5,6 +5,7 @@ import io
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -89,7 +90,14 @@ class Notes:
             if kept["key"] != self._key:
                 return None
             state = State(**kept["state"])
-        except (RuntimeError, ValueError, KeyError, TypeError, EOFError):  # not whole, or of another version: begin anew
+        except (
+            RuntimeError,
+            ValueError,
+            KeyError,
+            TypeError,
+            EOFError,
+            UnpicklingError,
+        ):  # not whole, or of another version: begin anew
             return None
         with torch.no_grad():
             for name, buffer in self._model.named_buffers():

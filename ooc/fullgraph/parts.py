@@ -17,8 +17,6 @@ from ooc.batch import Block
 from ooc.dropout import Draws, Of, dropout
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.shape import norm_of
-from ooc.layers import Layer
-from ooc.order import mix64
 from ooc.sums import Sums
 from ooc.sweepblocks import own_block
 from stores.graph import Graph
@@ -77,7 +75,7 @@ class Parts:
         extra = (given["initial"],) if "initial" in given else ()
         split = bool(self.shape.layers[index].norm)
         if "near" not in given:
-            with self.draws.part(f"layer{index}", place.at), self._repeatable(index, place):
+            with self.draws.part(f"layer{index}", place.at):
                 if not split:
                     return self._after(index, layer(given["rows"], block, *extra), place)
                 x = dropout(given["rows"], layer.dropout, layer.training)
@@ -123,26 +121,6 @@ class Parts:
     @staticmethod
     def _own(place: Place) -> dict[Of, NDArray[np.int64]]:
         return {"sources": place.at["sources"][: place.stop - place.first]}
-
-    def _repeatable(self, index: int, place: Place) -> Any:
-        """Torch's own random numbers in somebody else's layer: the same for a range whenever it is computed in this step."""
-        layer = self.layers[index]
-        if isinstance(layer, Layer) or not layer.training:
-            return torch.random.fork_rng(devices=[], enabled=False)
-        return _Seeded(self.draws.seed(f"layer{index}"), place.first)
-
-
-class _Seeded:
-    def __init__(self, key: int, first: int) -> None:
-        self._seed = int(mix64(np.uint64(key) + np.uint64(first))) >> 1
-        self._fork = torch.random.fork_rng(devices=range(torch.cuda.device_count()))
-
-    def __enter__(self) -> None:
-        self._fork.__enter__()
-        torch.manual_seed(self._seed)
-
-    def __exit__(self, *exc: Any) -> None:
-        self._fork.__exit__(*exc)
 
 
 def normaliser(layer: nn.Module, found: Statistics) -> Callable[[Tensor], Tensor]:

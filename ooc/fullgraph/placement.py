@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ooc.fullgraph.costs import MOVED, TIERS, Bytes, Costs, Load, Profile
-from ooc.fullgraph.fates import Fate, Placement, Program, SumPlan, Value
+from ooc.fullgraph.fates import Fate, Placement, Program, Value
 from ooc.fullgraph.schedule import Run
 from ooc.fullgraph.search import search
 from stores.errors import BudgetError
@@ -112,9 +112,8 @@ class StepPlan:
         """From what `asdict` gave, and JSON made of it."""
         placed = data["placement"]
         fates, passing = ({name: Fate(fate) for name, fate in placed[each].items()} for each in ("fates", "passing"))
-        sums = {name: SumPlan(**each) for name, each in placed["sums"].items()}
         runs = tuple(PlannedRun(**{name: _tuple(each) for name, each in run.items()}) for run in data["runs"])
-        placement = Placement(fates, passing, sums, placed["ranges"])
+        placement = Placement(fates, passing, placed["ranges"])
         return cls(placement, Room(**data["room"]), runs, dict(data["sizes"]), dict(data["static"]), data["exact"])
 
 

@@ -10,7 +10,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -39,6 +39,7 @@ from ooc.sweepblocks import gathered_block
 from ooc.sweepshape import GATHERED, gather_ranges, parts_of, piece_rows_of
 from ooc.tiles import Slots, Tiles, count_entries
 from stores.encoding import Encoding
+from stores.errors import BudgetError
 from stores.graph import Graph
 from stores.mutable_rows import DiskRows
 from stores.rows import ArrayRows
@@ -63,12 +64,15 @@ def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | No
 
     >>> full.placement = plan_full(full, Path("run/full"), 50 * 10**9).placement
     """
-    return plan_step(full.program, profile(full, folder, loss), Room(full.room, 0, 0 if folder is None else disk))
+    if full.most_bytes <= full.room:  # then a disk is of no use
+        with suppress(BudgetError):
+            return plan_step(full.program, profile(full, None, loss), Room(full.room, 0, 0))
+    return plan_step(full.program, profile(full, folder, loss, disk), Room(full.room, 0, 0 if folder is None else disk))
 
 
-def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None) -> Profile:
+def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, disk: int | None = None) -> Profile:
     """What the ops of a step cost, and how fast the disk below `folder` is (None: there is none to use). loss: of the steps, to
-    be tried too.
+    be tried too; disk: bytes of it that may be taken, None: enough.
 
     Takes a few seconds, and memory for a few chunks.
 
@@ -81,7 +85,7 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None) ->
     modules = [part for part in (encoder, *layers, decoder) if part is not None]
     with closing(walks), torch.random.fork_rng(devices=[]), _gradients_of(modules):
         trial = _Trial(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, Traffic(), full.room, set())
-        return trial.profile(full.dataset.graph, folder, loss)
+        return trial.profile(full.dataset.graph, folder, loss, _TRIED_BYTES if disk is None else min(disk, _TRIED_BYTES))
 
 
 @contextmanager
@@ -104,8 +108,10 @@ def _gradients_of(modules: list[nn.Module]) -> Iterator[None]:
 class _Trial(Stepper):
     """Tries parts of every op, by the functions that steps are made of."""
 
-    def profile(self, graph: Graph, folder: Path | None, loss: LossOf | None) -> Profile:
-        """See `profile`."""
+    def profile(self, graph: Graph, folder: Path | None, loss: LossOf | None, nbytes: int) -> Profile:
+        """See `profile`. nbytes: of a file to try the disk with; of a few rows there is nothing to be told."""
+        if nbytes < 2 * _PIECE_BYTES:
+            folder = None
         self.graph, self.nodes = graph, self.program.num_nodes
         self._nbytes: dict[str, int] = {}
         self._sums: dict[tuple[Kind, int], tuple[float, float]] = {}
@@ -120,8 +126,8 @@ class _Trial(Stepper):
                     ops[down.name] = OpCost(down_s, *self._adding(down), unit)
         for op in self.program.backward:
             ops.setdefault(op.name, OpCost(0.0, *self._adding(op)))
-        disk = {} if folder is None else {Fate.DISK: disk_speed(folder)}
-        hidden = 1.0 if folder is None else self._hidden(folder)
+        disk = {} if folder is None else {Fate.DISK: disk_speed(folder, nbytes)}
+        hidden = 1.0 if folder is None else self._hidden(folder, nbytes)
         return Profile(ops, disk, hidden, self._nbytes)
 
     # --- rows ---
@@ -215,7 +221,7 @@ class _Trial(Stepper):
         indptr, cell = self.graph.indptr, self.program.cell_rows
         stop = min(self.nodes, most, max(1, int(np.searchsorted(indptr, _TRIED_EDGES, side="right")) - 1))
         rows = min(self.nodes, max(most, stop))
-        edges = int(indptr[stop])
+        edges = min(int(indptr[stop]), 2 * _TRIED_EDGES)  # of a hub some
         if not edges:
             return 0.0, 0.0
         pointers = np.minimum(np.asarray(indptr[: rows + 1]), edges)
@@ -242,7 +248,7 @@ class _Trial(Stepper):
 
     # --- both at once ---
 
-    def _hidden(self, folder: Path) -> float:
+    def _hidden(self, folder: Path, nbytes: int) -> float:
         """Of the shorter of computing and reading, the share that goes on behind the longer."""
         op = next((op for op in self.program.forward if op.kind == "sum"), self.program.forward[0])
         run, _ = self._chunk(op)
@@ -251,7 +257,7 @@ class _Trial(Stepper):
             live, given = run()
             live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()})
 
-        with _tried(folder) as rows:
+        with _tried(folder, nbytes) as rows:
             reading = _Reading(rows)
             alone = rate(compute), rate(reading.some)
             stop = threading.Event()
@@ -304,12 +310,12 @@ class _Reading:
 
 
 @contextmanager
-def _tried(folder: Path) -> Iterator[DiskRows]:
+def _tried(folder: Path, nbytes: int) -> Iterator[DiskRows]:
     """Rows on the disk for a while."""
     path = folder / "profile"
     shutil.rmtree(path, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = DiskRows.create(path, (_TRIED_BYTES // 1024, 256), "float32", "auto")
+    rows = DiskRows.create(path, (nbytes // _PIECE_BYTES * _PIECE_BYTES // 1024, 256), "float32", "auto")
     try:
         yield rows
     finally:
@@ -317,10 +323,10 @@ def _tried(folder: Path) -> Iterator[DiskRows]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def disk_speed(folder: Path) -> Speed:
+def disk_speed(folder: Path, nbytes: int = _TRIED_BYTES) -> Speed:
     """Bytes a second that are read from and written to a folder's disk, in pieces as steps do."""
     buffers = Buffers(kept=4, direct=True, least_bytes=1)
-    with _tried(folder) as rows, ThreadPoolExecutor(2, thread_name_prefix="ooc-plan") as pool:
+    with _tried(folder, nbytes) as rows, ThreadPoolExecutor(2, thread_name_prefix="ooc-plan") as pool:
         step = _PIECE_BYTES // rows.row_bytes
         values: NDArray[np.float32] = buffers.empty((step, 256), np.dtype(np.float32))
         values[:] = 1

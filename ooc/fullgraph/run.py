@@ -1,10 +1,9 @@
 """A run on the whole graph: a step's gradient is that of all labelled nodes of the training split, and a step is an epoch."""
 
-import shutil
 import statistics
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,12 +26,10 @@ from ooc.compose import (
 )
 from ooc.exact import ExactScores
 from ooc.fullgraph.config import FullConfig
-from ooc.fullgraph.costs import Profile, Speed
 from ooc.fullgraph.fates import Fate, Program
 from ooc.fullgraph.full import FullGraph
-from ooc.fullgraph.placement import Room, StepPlan, predict, static_placements
-from ooc.fullgraph.profile import plan_full, profile
-from ooc.fullgraph.stepper import LossOf
+from ooc.fullgraph.place import FOLDER, asked_of, place, scores_beside
+from ooc.fullgraph.placement import StepPlan
 from ooc.grown import take_up
 from ooc.loaders import budget_of
 from ooc.memory import MemoryMeter, return_freed
@@ -44,11 +41,8 @@ from ooc.tasks import check_task, labels_of, make_loss
 from ooc.trace import write_trace
 from ooc.train import finite, interruptible
 from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
+from stores.errors import ConfigError
 from stores.sizes import format_bytes
-
-FOLDER = "full"
-"""of what does not fit the memory, in the run's directory"""
 
 
 class SplitLoss:
@@ -137,6 +131,7 @@ class FullRun(NodeRun):
                 "bytes_written": traffic.bytes_written,
                 "step_seconds": self.seconds,
                 "op_seconds": traffic.seconds,
+                "ops": traffic.ops,
                 "busy_seconds": traffic.busy(),
             },
             **self._predicted(),
@@ -217,55 +212,22 @@ def train_epoch(run: FullRun) -> None:
         run.checkpoint_if_due()
 
 
-FORCED = {"retained": "all retained", "host": "all on the host", "disk": "all on disk", "recomputed": "all recomputed"}
-"""`FullConfig.placement` -> the static plan"""
-_DISK_SHARE = 0.9
-"""of what is free, where --disk does not say"""
-
-
-def place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> StepPlan | None:
-    """Where values go, as configured: `full` has it then. The plan, by a profile of a few seconds; None without one.
-
-    folder: the run's, on whose disk values may stand; loss: of its steps. A run goes on by the plan it began with. Raises
-    BudgetError where nothing fits, or not what is asked for.
-    """
-    disk = int(shutil.disk_usage(folder).free * _DISK_SHARE) if config.disk_bytes is None else config.disk_bytes
-    if config.plan and config.placement == "planned":
-        kept = checkpoint.read_plan(folder)
-        made = plan_full(full, folder, disk, loss) if kept is None else StepPlan.of(kept)
-        if made.peak[0] > full.room:  # of a process that had more
-            made = plan_full(full, folder, disk, loss)
-    elif config.placement != "planned":
-        measured = profile(full, folder, loss) if config.plan else Profile({}, {Fate.DISK: Speed(1.0, 1.0)}, 0.0)
-        static = static_placements(full.program, measured)
-        if FORCED[config.placement] not in static:
-            raise ConfigError(f"placement = {config.placement!r}: a machine without a GPU has no such memory beside its own")
-        made = predict(full.program, measured, static[FORCED[config.placement]], Room(full.room, 0, disk))
-    else:
-        return None
-    full.placement, full.disk = made.placement, disk
-    return made if config.plan else None
-
-
-def scores_beside(full: FullGraph, folder: Path, engine: str) -> ExactScores:
-    """Scores in the memory beside what a step leaves to the next one, or in its place where that is too much."""
-    if 0 < full.held_bytes <= full.room // 2:
-        with suppress(BudgetError):
-            return ExactScores(full.model, full.dataset, folder, engine, full.held_bytes)
-    return ExactScores(full.model, full.dataset, folder, engine)
-
-
 def plan(config: FullConfig) -> tuple[Program, StepPlan]:
-    """What training by `config` would take: its values and ops, and the plan; nothing is written.
+    """What training by `config` would take: its values and ops, and the plan; nothing is left on disk.
 
     >>> plan(FullConfig(store="papers.ooc", out="run", memory="3GB"))[1].seconds
     """
-    with tempfile.TemporaryDirectory(prefix="ooc-plan-", dir=Path(config.store).resolve().parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="ooc-plan-", dir=_parent(config.out)) as folder:
         unlike = {"out": Path(folder) / "run", "tensorboard": False, "plan": True}
         trial = config.model_copy(update=unlike)
         with open_run(trial, False, Watchers([]), partial(compose, trial, False)) as run:
             assert run.plan is not None, "it was asked for"
             return run.full.program, run.plan
+
+
+def _parent(out: Path) -> Path:
+    """The nearest folder that exists above the one that a run would have: its disk is the run's."""
+    return next(folder for folder in Path(out).resolve().parents if folder.is_dir())
 
 
 def compose(
@@ -291,11 +253,13 @@ def compose(
     loss = make_loss(config, dataset, task, device)
     model.train()
     engine = "auto" if config.engine == "gds" else config.engine
-    full = FullGraph(model, dataset, config.out / FOLDER, engine=engine)
-    log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
     share = SplitLoss(loss, dataset, config.train_split)
-    made = place(config, full, config.out, share)
-    exact = scores_beside(full, config.out / SWEEP, engine)
+    with ExitStack() as refused:
+        full = refused.enter_context(closing(FullGraph(model, dataset, config.out / FOLDER, engine=engine)))
+        log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
+        made = place(config, full, config.out, share)
+        exact = scores_beside(full, config.out / SWEEP, engine)
+        refused.pop_all()
     run = FullRun(
         config=config,
         dataset=dataset,
@@ -316,7 +280,7 @@ def compose(
         run.restore(saved)
     write_config(config)  # from here on it is a run, which --resume takes
     if made is not None:
-        checkpoint.write_json(config.out / checkpoint.PLAN, made.asdict())
+        checkpoint.write_json(config.out / checkpoint.PLAN, {**made.asdict(), "asked": asked_of(config, full)})
         watchers.note(f"plan: an epoch takes {made.seconds:.3g} s, values and sums {format_bytes(made.peak[0])} of memory")
     if config.tensorboard:
         watchers.all.append(TensorBoardWatcher(config.out, run.state.total_steps))

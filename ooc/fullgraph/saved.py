@@ -24,7 +24,7 @@ from ooc.fullgraph.parts import Tensors
 from ooc.sweepfiles import Noted
 from stores.pages import PageFile
 
-_SEGMENT_BYTES = 256 * 2**20
+SEGMENT_BYTES = 64 * 2**20
 _PENDING = 4
 
 
@@ -37,7 +37,7 @@ class Held(NamedTuple):
 
 
 class Spool:
-    """Tensors on disk, in files of 256 MB below `folder` that are written front to back and used again after `clear`.
+    """Tensors on disk, in files of 64 MB below `folder` that are written front to back and used again after `clear`.
 
     >>> held = spool.put(tensor)
     >>> spool.get(held)
@@ -54,7 +54,7 @@ class Spool:
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""
-        return len(self._files) * _SEGMENT_BYTES
+        return len(self._files) * SEGMENT_BYTES
 
     def begin(self) -> None:
         """Before the first `put`: remove what a killed process left."""
@@ -70,8 +70,8 @@ class Spool:
         copy[:size] = values.reshape(-1).view(torch.uint8).numpy()
         pieces, done = [], 0
         while done < padded:
-            number, at = divmod(self._end, _SEGMENT_BYTES)
-            count = min(padded - done, _SEGMENT_BYTES - at)
+            number, at = divmod(self._end, SEGMENT_BYTES)
+            count = min(padded - done, SEGMENT_BYTES - at)
             self._submit(self._file(number), at, copy[done : done + count])
             pieces.append((number, at, count))
             done, self._end = done + count, self._end + count
@@ -93,8 +93,8 @@ class Spool:
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"{len(self._files)}.bin"
             path.unlink(missing_ok=True)
-            PageFile.allocate(path, _SEGMENT_BYTES)
-            self._files.append(PageFile(path, _SEGMENT_BYTES))
+            PageFile.allocate(path, SEGMENT_BYTES)
+            self._files.append(PageFile(path, SEGMENT_BYTES))
         return self._files[number]
 
     def drain(self) -> None:

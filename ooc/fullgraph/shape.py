@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch_geometric.nn import BatchNorm
 
 from ooc.fullgraph.program import FullLayer, FullShape
 from ooc.layers import Layer
-from ooc.sweepshape import parts_of, shape_of
+from ooc.sweepshape import over_rows, own_norm, parts_of, shape_of
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 
@@ -22,8 +23,9 @@ def full_shape(model: nn.Module, dataset: Dataset) -> FullShape:
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         raise ConfigError('exact training computes on the CPU: leave the model there (device = "cpu")')
     for part in (encoder, decoder):
-        if part is not None and any(has_statistics(module) for module in part.modules()):
-            raise ConfigError("an encoder or decoder is computed a few rows at a time: its batch norm would see only those")
+        found = "" if part is None else over_rows(part)
+        if found:
+            raise ConfigError(f"an encoder or decoder is computed a few rows at a time: its {found} would see only those")
     return FullShape(
         shape_of(model, dataset),
         tuple(_full_layer(layer) for layer in layers),
@@ -40,29 +42,27 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return dtype
 
 
-def has_statistics(module: nn.Module) -> bool:
-    """Whether a module normalises by the rows that it is given, all of them in exact training."""
-    if not isinstance(module, _BatchNorm):
-        return False
-    return module.training or module.running_mean is None
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is one of ours, and does what ours do."""
+    return isinstance(layer, Layer) and type(layer).forward is Layer.forward
 
 
 def norm_of(layer: nn.Module) -> _BatchNorm | None:
     """The norm over all nodes of one of our layers, None where it has none."""
-    if not isinstance(layer, Layer):
+    if not is_plain(layer):
         return None
-    found: Any = [module for module in layer.norm.modules() if has_statistics(module)]
-    return found[0] if found else None
+    found: Any = layer.norm.module if isinstance(layer.norm, BatchNorm) else layer.norm
+    return found if isinstance(found, _BatchNorm) and over_rows(found) else None
 
 
-def hidden_norms(layer: nn.Module) -> bool:
-    """Whether a layer has statistics elsewhere: then all its rows are to be computed together."""
+def hidden_norms(layer: nn.Module) -> str:
+    """The name of a norm over all rows that a layer has elsewhere, "" without: else its rows are computed all together."""
     own = norm_of(layer)
-    return any(has_statistics(module) and module is not own for module in layer.modules())
+    return next((found for module in layer.modules() if module is not own and (found := own_norm(module))), "")
 
 
 def _full_layer(layer: nn.Module) -> FullLayer:
-    ours = isinstance(layer, Layer)
+    ours = is_plain(layer)
     norm: Any = norm_of(layer)
     return FullLayer(
         norm=0 if norm is None else int(norm.num_features),

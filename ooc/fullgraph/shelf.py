@@ -42,24 +42,25 @@ class Shelf:
         self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1)
         self._writer = Writer(traffic.written)
         self._x: Rows = dataset.stored("x")
+        self._x_read = False
         self._spare: list[NDArray[np.uint8]] = []
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the rows that stand in memory."""
-        return self.memory.nbytes
+        """Bytes of the rows that stand in memory, features that were read for it among them."""
+        return self.memory.nbytes + (self._x.array.nbytes if isinstance(self._x, ArrayRows) and self._x_read else 0)
 
     def place(self, placement: Placement) -> None:
         """Where values are put from now on."""
         self.placement = placement
         retained = placement.fates.get("x") in (Fate.RETAINED, Fate.HOST)
         stored = self._dataset.stored("x")
-        if retained and not isinstance(self._x, ArrayRows):
+        if retained and not isinstance(self._x, ArrayRows):  # else it is in the data set's memory already
             values, nbytes = read_range(stored, 0, stored.shape[0], self._buffers)
             self._traffic.read(nbytes, perf_counter())
-            self._x = ArrayRows(values)
+            self._x, self._x_read = ArrayRows(values), True
         elif not retained:
-            self._x = stored
+            self._x, self._x_read = stored, False
 
     def files(self, name: str) -> Files:
         """The tier that a value is in."""
@@ -190,7 +191,7 @@ class Shelf:
         """Give up all that stands in memory."""
         self.memory.close_rows()
         self.trim()
-        self._x = self._dataset.stored("x")
+        self._x, self._x_read = self._dataset.stored("x"), False
 
     def close(self) -> None:
         """End the threads, and close all rows; idempotent."""

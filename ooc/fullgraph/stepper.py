@@ -14,12 +14,13 @@ from ooc.fullgraph.notes import Notes, State, statistics_of
 from ooc.fullgraph.parts import Moments, Parts, Place, Tensors
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.saved import Live, Spool
-from ooc.fullgraph.shape import norm_of
+from ooc.fullgraph.shape import hidden_norms, norm_of
 from ooc.fullgraph.shelf import Shelf
 from ooc.fullgraph.traffic import COMPUTE, Traffic
 from ooc.fullgraph.walks import Chunk, SumOf, Walks, sum_rows
 from ooc.layers import recording_nothing
 from ooc.memory import return_freed
+from stores.errors import BudgetError
 
 Array = NDArray[Any]
 _TRIM_CHUNKS = 16
@@ -319,16 +320,17 @@ class Stepper:
         if up.kind == "gather":
             memory = self.placement.ranges.get(up.name, self.room // 2)
             others = [name for part, name in inputs.items() if part != "rows"]
-            ranges = [own for own in self.walks.ranges(up.layer, memory) if own[0] >= start]
-            return self.walks.gathered(up.summed, [*others, *more], ranges, lives)
+            ranges = self.walks.ranges(up.layer, memory)
+            if len(ranges) > 1 and hidden_norms(self.parts.layers[up.layer]):
+                raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
+            return self.walks.gathered(up.summed, [*others, *more], [own for own in ranges if own[0] >= start], lives)
         stay = [each for each in summed if each.keep and self.placement.fate(each.name) is not Fate.DISK]  # made where they are
         columns = sum(self.shelf.rows(each.source).shape[1] for each in summed if each not in stay)
         rows = sweep.num_nodes
         if columns:
             cell = self.program.cell_rows
-            given = self.placement.sums.get((down or up).name)
             left = self._left()
-            rows = given.rows if given else sum_rows(left, columns, self.shape.itemsize, cell)
+            rows = sum_rows(left, columns, self.shape.itemsize, cell)
             if min(rows, sweep.num_nodes) * columns * self.shape.itemsize + self.shelf.spare_bytes > left:
                 self.shelf.trim()
         return self.walks.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
@@ -347,12 +349,17 @@ class Stepper:
         return {part: torch.from_numpy(chunk.read["rows" if part == "rows" else name]) for part, name in inputs.items()}
 
     def _function(self, op: Op, place: Place) -> Callable[[Tensors], Tensors]:
-        parts, index = self.parts, op.layer
-        if op.kind == "map":
-            return lambda given: parts.map(given, place)
-        if op.kind == "norm":
-            return lambda given: parts.norm(index, given, place)
-        return lambda given: parts.layer(index, given, place)
+        parts = self.parts
+        made: dict[str, Callable[[Tensors], Tensors]] = {
+            "map": lambda given: parts.map(given, place),
+            "norm": lambda given: parts.norm(op.layer, given, place),
+        }
+
+        def function(given: Tensors) -> Tensors:
+            with parts.draws.fixed(op.name, place.first):
+                return made[op.kind](given) if op.kind in made else parts.layer(op.layer, given, place)
+
+        return function
 
     def _quiet(self, op: Op, again: bool) -> Any:
         """Running statistics stay as they are where rows are computed a second time."""

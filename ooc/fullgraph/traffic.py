@@ -16,7 +16,8 @@ _MOST_SAMPLES = 1024
 class Traffic:
     """Counts, thread-safe; bounded, as clocks keep so many spans (see `ooc.clock`). bytes_read, bytes_written: of the disk.
 
-    seconds: by op, since the last `restart`, without those of ops that were run again meanwhile; samples: of memory and disk.
+    seconds: by op, since the last `restart`, without those of ops that were run again meanwhile; samples: of memory and disk;
+    ops: names by their number in the step.
 
     >>> with traffic.timed(COMPUTE, first): ...
     >>> traffic.spans()["compute"]
@@ -26,15 +27,16 @@ class Traffic:
         self.bytes_read = self.bytes_written = 0
         self.seconds: dict[str, float] = {}
         self.samples: list[Sample] = []
+        self.ops: list[str] = []
         self._clocks: dict[str, Clock] = {}
         self._lock = threading.Lock()
-        self._op, self._within = 0, 0.0
+        self._within = 0.0
         self._began, self._every = time.perf_counter(), 0.0
 
     def restart(self) -> None:
         """Forget seconds, samples and spans, not bytes."""
         with self._lock:
-            self.seconds, self.samples, self._clocks, self._op = {}, [], {}, 0
+            self.seconds, self.samples, self.ops, self._clocks = {}, [], [], {}
             self._began, self._every, self._within = time.perf_counter(), 0.0, 0.0
 
     @contextmanager
@@ -47,7 +49,7 @@ class Traffic:
             taken = time.perf_counter() - began
             self.seconds[name] = self.seconds.get(name, 0.0) + taken - self._within
             self._within = around + taken
-            self._op += 1
+            self.ops.append(name)
 
     def sample(self, memory: int, disk: int) -> None:
         """Bytes of values and sums that there are now, in memory and on disk; what is asked often is thinned out, the most
@@ -72,7 +74,7 @@ class Traffic:
 
     def _worked(self, lane: str, began: float) -> None:
         with self._lock:
-            self._clocks.setdefault(lane, Clock()).worked(self._op, began, time.perf_counter(), [])
+            self._clocks.setdefault(lane, Clock()).worked(len(self.ops), began, time.perf_counter(), [])
 
     def read(self, nbytes: int, began: float) -> None:
         """Bytes that were read from the disk."""

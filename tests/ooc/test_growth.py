@@ -13,9 +13,12 @@ import torch
 import ooc
 from ooc.compose import open_job
 from ooc.config import TrainConfig
+from ooc.fullgraph.config import FullConfig
+from ooc.fullgraph.run import train as train_whole
 from ooc.history import NEVER
 from ooc.progress import Watchers
 from ooc.train import train
+from stores.dataset import Dataset
 from stores.errors import ConfigError
 from stores.growth.append import append
 from stores.growth.compact import compact
@@ -97,6 +100,19 @@ def test_a_run_is_resumed_on_a_store_that_grew_only_when_asked(tmp_path: Path) -
     other = ingest(IngestSpec(out=tmp_path / "o.ooc", **given(files, "all"))).path
     with pytest.raises(ConfigError, match=r"cannot resume .* another store"):
         train(configure(other, config.out, checkpoint_every=2, batch_size=30), resume=True, grown=True)
+
+
+def test_a_run_on_the_whole_graph_goes_on_where_that_grew(tmp_path: Path) -> None:
+    files, store = tables(tmp_path), tmp_path / "store.ooc"
+    ingest(IngestSpec(out=store, **given(files, "base")))
+    settings: dict[str, Any] = {"store": store, "hidden": 8, "layers": 2, "placement": "disk", "threads": 1}
+    train_whole(FullConfig(out=tmp_path / "run", epochs=2, **settings))
+    append(AppendSpec(out=store, **given(files, "new")))
+    train_whole(FullConfig(out=tmp_path / "run", epochs=3, **settings), resume=True, grown=True)
+    plan = json.loads((tmp_path / "run" / "plan.json").read_bytes())
+    with Dataset.open(store) as ds:
+        assert plan["sizes"]["x"] == ds.num_nodes * ds.stored("x").row_bytes
+        assert plan["asked"]["store"] == ds.fingerprint
 
 
 def test_a_run_goes_on_to_the_bit_when_appends_were_folded_into_the_arrays(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ooc.cli import main
 from ooc.compose import make_model
+from ooc.fullgraph import profile as fullprofile
 from ooc.fullgraph.config import FullConfig
 from ooc.fullgraph.run import train
 from ooc.metrics import Loss
@@ -121,6 +122,35 @@ def test_what_cannot_be_is_refused(store: Path, tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="of disk"):
         train(configure(store, tmp_path / "run", placement="disk", disk="1KB"))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_goes_on_heeds_the_placement_and_the_disk_it_is_given_then(store: Path, tmp_path: Path) -> None:
+    train(configure(store, tmp_path / "whole"))
+    out = tmp_path / "run"
+
+    def went(epochs: int, placement: str, **settings: Any) -> dict[str, Any]:
+        train(configure(store, out, plan=True, epochs=epochs, placement=placement, **settings), resume=epochs > 1)
+        plan: dict[str, Any] = json.loads((out / "plan.json").read_bytes())
+        return plan
+
+    forced = went(1, "recomputed")
+    assert went(2, "recomputed")["runs"] == forced["runs"], "the plan it began with"
+    planned = went(3, "planned")
+    assert planned["placement"]["fates"] != forced["placement"]["fates"]
+    with pytest.raises(ConfigError, match="leave room"):
+        went(4, "disk", disk="1KB")
+    went(4, "planned", disk="1KB")  # all is in memory
+    assert losses(out) == losses(tmp_path / "whole")
+
+
+def test_what_fits_the_memory_is_planned_without_a_disk(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any) -> None:
+        raise AssertionError(arguments)
+
+    monkeypatch.setattr(fullprofile, "disk_speed", refused)
+    train(configure(store, tmp_path / "run", plan=True))
+    plan = json.loads((tmp_path / "run" / "plan.json").read_bytes())
+    assert set(plan["placement"]["fates"].values()) == {"retained"}
 
 
 def test_nothing_is_left_but_the_runs_files(store: Path, tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walks, "UNIT_CELLS", 2)
 
 
-def once(ds: Dataset, folder: Path, made: nn.Module, fates: dict[str, Fate], other: Fate) -> float:
-    with closing(FullGraph(made, ds, folder, room=430_000)) as full:
+def once(ds: Dataset, folder: Path, made: nn.Module, fates: dict[str, Fate], other: Fate, room: int = 430_000) -> float:
+    with closing(FullGraph(made, ds, folder, room=room)) as full:
         placed = {v.name: fates.get(v.name, other if other in v.fates else Fate.DISK) for v in full.program.values}
         full.placement = Placement(placed)
         torch.manual_seed(11)
@@ -110,3 +110,41 @@ def test_other_parameters_begin_anew(make_store: MakeStore, tmp_path: Path, monk
         again.load_state_dict(other.state_dict())
         assert once(ds, tmp_path / "full", other, {}, Fate.DISK) == once(ds, tmp_path / "fresh", again, {}, Fate.DISK)
         assert all(torch.equal(one, gradients(again)[key]) for key, one in gradients(other).items())
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("name", "settings", "fates", "other"), [CASES[0], CASES[-1]])
+@pytest.mark.parametrize("room", [380_000, 600_000])
+def test_a_step_goes_on_in_another_memory_and_skips_nothing(
+    make_store: MakeStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    settings: dict[str, Any],
+    fates: dict[str, Fate],
+    other: Fate,
+    room: int,
+) -> None:
+    with Dataset.open(store_of(make_store)) as ds:
+        whole = make(name, **settings)
+        expected = once(ds, tmp_path / "whole", whole, fates, other, room)
+        for at in (1, 4):
+            folder = tmp_path / str(at)
+            with monkeypatch.context() as patched, suppress(Killed):
+                killing(patched, Notes, "keep", at, True)
+                once(ds, folder, make(name, **settings), fates, other)
+            assert (folder / notes.NOTE).exists()
+            model = make(name, **settings)
+            assert once(ds, folder, model, fates, other, room) == expected
+            for key, gradient in gradients(whole).items():
+                assert torch.equal(gradients(model)[key], gradient), key
+
+
+def test_a_damaged_note_is_no_note(make_store: MakeStore, tmp_path: Path) -> None:
+    with Dataset.open(store_of(make_store)) as ds:
+        expected = once(ds, tmp_path / "whole", make("gcn"), {}, Fate.DISK)
+        for number, content in enumerate([b"", b"no pickle at all", b"\x80\x05nor this"]):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            (folder / notes.NOTE).write_bytes(content)
+            assert once(ds, folder, make("gcn"), {}, Fate.DISK) == expected
