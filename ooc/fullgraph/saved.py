@@ -189,6 +189,8 @@ class Live:
             outputs = compute(entered)
             learned = {name: rows for name, rows in outputs.items() if rows.requires_grad}
             end = _Exit.apply(self._handed, list(learned), *learned.values())  # type: ignore[no-untyped-call]
+        if spool is not None:  # not sooner: some ops keep what they fill only then, as RReLU its noise
+            self._kept = [spool.put(tensor) for tensor in self._kept if isinstance(tensor, Tensor)]
         self._end: Tensor | None = end if learned else None
         self.outputs = {name: rows.detach() for name, rows in outputs.items()}
         """for the caller to take away"""
@@ -204,7 +206,7 @@ class Live:
                 return name, tensor.storage_offset() - rows.storage_offset(), tensor.size(), tensor.stride()
         if self._spool is None:
             self.nbytes += tensor.numel() * tensor.element_size()
-        self._kept.append(tensor if self._spool is None else self._spool.put(tensor))
+        self._kept.append(tensor)
         return len(self._kept) - 1
 
     def _unpack(self, packed: Any) -> Tensor:
