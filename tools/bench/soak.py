@@ -98,7 +98,11 @@ def soak(a: argparse.Namespace) -> dict[str, Any]:
     gc.collect()
     after = open_things()
     found = growth(at, resident)
-    left = {"threads": sorted(after[0] - before[0]), "files": sorted(after[1] - before[1]), "tasks": max(0, after[2] - before[2])}
+    left = {
+        "threads": sorted(after[0] - before[0]),
+        "files": sorted(after[1] - before[1]),
+        "tasks": max(0, after[2] - before[2]),
+    }
     return {
         "batches": at[-1],
         "seconds_per_batch": seconds / at[-1],

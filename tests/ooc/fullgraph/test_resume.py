@@ -114,7 +114,7 @@ def test_other_parameters_begin_anew(make_store: MakeStore, tmp_path: Path, monk
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("name", "settings", "fates", "other"), [CASES[0], CASES[-1]])
-@pytest.mark.parametrize("room", [380_000, 600_000])
+@pytest.mark.parametrize("room", [415_000, 600_000])
 def test_a_step_goes_on_in_another_memory_and_skips_nothing(
     make_store: MakeStore,
     tmp_path: Path,
@@ -140,6 +140,7 @@ def test_a_step_goes_on_in_another_memory_and_skips_nothing(
                 assert torch.equal(gradients(model)[key], gradient), key
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_damaged_note_is_no_note(make_store: MakeStore, tmp_path: Path) -> None:
     with Dataset.open(store_of(make_store)) as ds:
         expected = once(ds, tmp_path / "whole", make("gcn"), {}, Fate.DISK)
