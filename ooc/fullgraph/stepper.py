@@ -64,6 +64,7 @@ class Stepper:
         self._adds: set[str] = set()
         """gradients that this op adds to what others left, chunk by chunk"""
         self._live: dict[str, dict[int, Live]] = {}
+        self._live_bytes = 0
         self._uses = program.uses(placement)
         modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
         self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
@@ -192,6 +193,7 @@ class Stepper:
         spool = self.spool if self.placement.fate(saved) is Fate.DISK else None
         live = Live(self._function(op, place), given, wanted_of(self.shape, op), self._own, spool)
         self._live.setdefault(op.name, {})[place.first] = live
+        self._live_bytes += live.nbytes
         outputs, live.outputs = live.outputs, {}
         return outputs
 
@@ -234,6 +236,7 @@ class Stepper:
                 with self.traffic.timed(COMPUTE):
                     given = self._given(inputs, chunk)
                     live = chunk.live
+                    self._live_bytes -= 0 if live is None else live.nbytes
                     if live is None:
                         with self._quiet(up, True):
                             live = Live(self._function(up, chunk.place), given, wanted_of(self.shape, up), self._own, None)
@@ -242,6 +245,7 @@ class Stepper:
                 self._note(op, chunk)
         finally:
             for live in lives.values():
+                self._live_bytes -= live.nbytes  # none of those that went down
                 live.end()
             self._live.pop(up.name, None)
         self._added(op)
@@ -338,10 +342,6 @@ class Stepper:
     def _left(self) -> int:
         """Bytes for sums."""
         return self.room - self.shelf.memory_bytes - self._live_bytes
-
-    @property
-    def _live_bytes(self) -> int:
-        return sum(live.nbytes for lives in self._live.values() for live in lives.values())
 
     def _given(self, inputs: dict[str, str], chunk: Chunk) -> Tensors:
         spooled = 0 if self.spool is None else self.spool.nbytes

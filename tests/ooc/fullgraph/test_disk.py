@@ -11,6 +11,7 @@ from ooc.fullgraph.costs import Profile, Speed
 from ooc.fullgraph.fates import Fate, Placement
 from ooc.fullgraph.full import FullGraph
 from ooc.fullgraph.placement import Room, predict
+from ooc.fullgraph.stepper import Stepper
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, agree, cut_into, gradients, make, store_of
@@ -46,3 +47,26 @@ def test_files_go_with_their_values_where_the_disk_has_room_for_no_more(
                 assert full.step(LossOf(ds)) == value
                 agree(gradients(model), expected, 0.0)
                 assert most_on_disk(full) <= planned
+
+
+def test_what_waits_for_its_way_down_is_counted_and_taken_off_again(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_into(5, monkeypatch)
+    left, release = list[int](), Stepper._release
+
+    def released(stepper: Stepper) -> None:
+        left.append(stepper._live_bytes)
+        release(stepper)
+
+    monkeypatch.setattr(Stepper, "_release", released)
+    most = []
+    with Dataset.open(store_of(make_store)) as ds:
+        for saved in (Fate.RETAINED, Fate.RECOMPUTED):
+            with closing(FullGraph(make("gin"), ds, tmp_path / saved, room=10**7)) as full:
+                values = full.program.values
+                full.placement = Placement({v.name: saved if v.kind == "saved" else Fate.RETAINED for v in values})
+                full.step(LossOf(ds))
+                most.append(max(sample.memory for sample in full.traffic.samples))
+    assert left == [0, 0]
+    assert most[0] > most[1]

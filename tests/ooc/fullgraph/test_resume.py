@@ -113,18 +113,12 @@ def test_other_parameters_begin_anew(make_store: MakeStore, tmp_path: Path, monk
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize(("name", "settings", "fates", "other"), [CASES[0], CASES[-1]])
+@pytest.mark.parametrize("case", [CASES[0], CASES[-1]], ids=["sums", "gathers"])
 @pytest.mark.parametrize("room", [415_000, 600_000])
 def test_a_step_goes_on_in_another_memory_and_skips_nothing(
-    make_store: MakeStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    settings: dict[str, Any],
-    fates: dict[str, Fate],
-    other: Fate,
-    room: int,
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[Any, ...], room: int
 ) -> None:
+    name, settings, fates, other = case
     with Dataset.open(store_of(make_store)) as ds:
         whole = make(name, **settings)
         expected = once(ds, tmp_path / "whole", whole, fates, other, room)
