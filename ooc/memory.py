@@ -18,6 +18,8 @@ from stores.sizes import format_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _LARGE_BYTES = 2**20
+_REST = 12
+"""calls after one that returned memory: where what is in use takes it all, looking again at once is of no use"""
 _KEPT_BLOCK_BYTES, _KEPT_BYTES, _ARENAS = 2**25, 2**26, 1
 """Blocks below the first (glibc's most) wait in the C library for their next use, up to the second at the end of an arena"""
 
@@ -69,6 +71,26 @@ def return_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class Tidy:
+    """Gives back what the C library keeps, whenever the process has more than `most` resident bytes.
+
+    Arrays that stay for long lie between blocks that were freed, and leave holes of them; to return them always costs a page
+    fault every 4 KiB when they are used again (measured: a tenth of an exact step).
+
+    >>> tidy = Tidy(3 * 10**9)
+    >>> tidy()  # after some work
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self._rest = most, 0
+
+    def __call__(self) -> None:
+        self._rest -= 1
+        if self._rest < 0 and resident_bytes()[0] > self.most:
+            return_freed()
+            self._rest = _REST
 
 
 def _mallopt(settings: dict[int, int]) -> bool:

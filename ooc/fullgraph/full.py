@@ -19,7 +19,7 @@ from ooc.fullgraph.traffic import Traffic
 from ooc.fullgraph.walks import Walks
 from ooc.layerplan import CHUNK_ROWS, cell_rows
 from ooc.loaders import budget_of
-from ooc.memory import keep_large_blocks
+from ooc.memory import Tidy, keep_large_blocks, resident_bytes
 from ooc.sweepedges import SweepEdges
 from ooc.sweepshape import ALLOWED, besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of, room_in
 from ooc.tiles import Tiles
@@ -66,6 +66,7 @@ class FullGraph:
         self.shape = full_shape(model, dataset)
         self._training = model.training
         self.room = self._room_in(memory, beside) if room is None else room
+        self._tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))
         self.program = build(self.shape)
         self.traffic = Traffic()
         keep_large_blocks()  # a chunk's activations, made and freed in one thread
@@ -80,10 +81,21 @@ class FullGraph:
         self.placement = self._default() if placement is None else placement
 
     def _room_in(self, memory: int | None, beside: int) -> int:
-        besides = besides_bytes(self.shape.sweep, self.dataset.graph) + way_down_bytes(self.shape)
+        besides = self._besides
         if memory is None:  # `besides` has the graph's pointers and what libraries allocate, which the budget took off already
             besides -= budget_of(self.dataset).topology + ALLOWED
         return room_in(self.dataset, besides, "exact training", memory, beside)
+
+    def _whole(self, memory: int | None, room: int | None) -> int:
+        """Bytes for the process."""
+        if room is not None:
+            return resident_bytes()[0] + room + self._besides
+        return budget_of(self.dataset).memory if memory is None else memory
+
+    @property
+    def _besides(self) -> int:
+        """Memory that a step takes beside values and sums."""
+        return besides_bytes(self.shape.sweep, self.dataset.graph) + way_down_bytes(self.shape)
 
     def _check(self, dtype: torch.dtype) -> None:
         check_hub(self.dataset.graph, self.shape.sweep, self.room // 2)
@@ -91,14 +103,14 @@ class FullGraph:
             found = hidden_norms(layer)
             if not found:
                 continue
-            whole = self.dataset.num_nodes <= CHUNK_ROWS if self.shape.sweep.layers[index].kind else self._whole(index)
+            whole = self.dataset.num_nodes <= CHUNK_ROWS if self.shape.sweep.layers[index].kind else self._at_once(index)
             if not whole:
                 raise ConfigError(
                     f"layer {index} has a {found} inside, which sees all nodes, and its rows are computed in parts: give it "
                     'memory for all of them, or a norm of ours (norm = "batch")'
                 )
 
-    def _whole(self, index: int) -> bool:
+    def _at_once(self, index: int) -> bool:
         return len(list(gather_ranges(self.dataset.graph, self.shape.sweep.layers[index], self.room // 2, 0))) == 1
 
     def _default(self) -> Placement:
@@ -141,6 +153,7 @@ class FullGraph:
             self.traffic,
             self.room,
             self._held,
+            self._tidy,
             notes,
             progress,
         )

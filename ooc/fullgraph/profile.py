@@ -11,8 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +31,7 @@ from ooc.fullgraph.full import FullGraph
 from ooc.fullgraph.parts import Moments, Parts, Place, Tensors, own_place
 from ooc.fullgraph.placement import Room, StepPlan, plan_step
 from ooc.fullgraph.saved import Live
+from ooc.fullgraph.shelf import copy
 from ooc.fullgraph.stepper import LossOf, Stepper
 from ooc.fullgraph.traffic import Traffic
 from ooc.fullgraph.walks import Walks
@@ -45,16 +49,21 @@ from stores.mutable_rows import DiskRows
 from stores.rows import ArrayRows
 
 REPEATS = 3
-"""of a chunk, after one to warm up"""
+"""of a chunk, after as many to warm up"""
 _TRIED_BYTES, _ROUNDS = 128 * 2**20, 5
 """written and read, so many times: a disk may stand still for seconds"""
 _PIECE_BYTES = 8 * 2**20
 _ROWS_BYTES = 64 * 2**20
-"""of rows that are added up, and of their sums"""
+"""of rows that are gathered"""
+_SUMS_BYTES = 192 * 2**20
+"""of rows that are added up, and of their sums, where the memory for a step has room for them: more than a processor's cache,
+or adding takes a third of what it does later"""
 _TRIED_EDGES = 1 << 21
 _RANGES = 4
 """of destinations, in which their edges are tried once more"""
 _BESIDE_SECONDS = 0.4
+_Tried = tuple[Live, Tensors, "_Left"]
+"""a chunk that went up, its inputs, and where its results go"""
 
 
 def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | None = None) -> StepPlan:
@@ -134,12 +143,12 @@ class _Trial(Stepper):
 
     def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float]:
         """Seconds of the row-wise part of an op for all nodes, up and down, with the loss; notes what autograd keeps."""
-        run, give_back = self._chunk(op)
-        own = give_back.stop - give_back.first
+        tries, place = self._chunk(op)
+        own = place.stop - place.first
         ups, downs = [], []
-        for _ in range(REPEATS + 1):
+        for run in tries + tries:
             begun = perf_counter()
-            live, given = run()
+            live, given, left = run()
             ups.append(perf_counter() - begun)
             saved = next((name for name in op.writes if name.startswith("saved")), "")
             if saved:
@@ -148,16 +157,17 @@ class _Trial(Stepper):
             begun = perf_counter()
             if loss is not None:
                 out = live.outputs["out"].requires_grad_()
-                value = loss(give_back.first, out)
+                value = loss(place.first, out)
                 if value is not None:
                     grads["out"] = torch.autograd.grad(value, out)[0]
-            live.down(given, grads)
+            left(live.down(given, grads))
             downs.append(perf_counter() - begun)
-        up_s, down_s = (float(np.median(taken[1:])) * self.nodes / own for taken in (ups, downs))
+        up_s, down_s = (float(np.median(taken[REPEATS:])) * self.nodes / own for taken in (ups, downs))
         return up_s, down_s
 
-    def _chunk(self, op: Op) -> tuple[Callable[[], tuple[Live, Tensors]], Place]:
-        """(runs an op's part on a chunk of made-up rows, where that is)."""
+    def _chunk(self, op: Op) -> tuple[list[Callable[[], _Tried]], Place]:
+        """(runs of an op's part on chunks of made-up rows, where those are). Each run has rows and room for results of its own:
+        in a step no chunk finds its rows in the processor's cache."""
         inputs, layers = inputs_of(self.shape, op), self.shape.sweep.layers
         if op.kind == "gather":
             place = self._gathered_place(layers[op.layer])
@@ -165,16 +175,24 @@ class _Trial(Stepper):
             stop = min(CHUNK_ROWS, self.nodes)
             place = own_place(self.graph, 0, stop, torch.device("cpu"), edges=op.kind == "sum")
         generator = torch.Generator().manual_seed(0)
-        given: Tensors = {}
-        for part, name in inputs.items():
-            count = len(place.at["sources"]) if part == "rows" else place.stop - place.first
-            given[part] = torch.randn(count, self.shape.columns(name), generator=generator, dtype=self._dtype)
-        if op.kind == "norm":
-            moments = Moments()
-            moments.add(given["z"])
-            self.parts.statistics[op.layer] = moments.statistics(self._dtype)
+        tries: list[Callable[[], _Tried]] = []
         function, wanted = self._function(op, place), wanted_of(self.shape, op)
-        return lambda: (Live(function, given, wanted, self._own, None), given), place
+        for _ in range(REPEATS):
+            given: Tensors = {}
+            for part, name in inputs.items():
+                count = len(place.at["sources"]) if part == "rows" else place.stop - place.first
+                given[part] = torch.randn(count, self.shape.columns(name), generator=generator, dtype=self._dtype)
+            if op.kind == "norm":
+                moments = Moments()
+                moments.add(given["z"])
+                self.parts.statistics[op.layer] = moments.statistics(self._dtype)
+            tries.append(partial(self._run, function, given, wanted, _Left()))
+        return tries, place
+
+    def _run(self, function: Callable[[Tensors], Tensors], given: Tensors, wanted: list[str], left: "_Left") -> _Tried:
+        live = Live(function, given, wanted, self._own, None)
+        left({name: rows for name, rows in live.outputs.items() if name != "out"})
+        return live, given, left
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -217,7 +235,7 @@ class _Trial(Stepper):
     def _sums_of(self, kind: Kind, columns: int) -> tuple[float, float]:
         """Some destinations' real edges, over rows of a few pieces: in one range, and in several."""
         dtype, piece_rows = np.dtype(f"float{8 * self.shape.itemsize}"), piece_rows_of(self.shape.sweep)
-        most = max(1, _ROWS_BYTES // (columns * dtype.itemsize))
+        most = max(1, min(_SUMS_BYTES, self.room // 3) // (columns * dtype.itemsize))
         indptr, cell = self.graph.indptr, self.program.cell_rows
         stop = min(self.nodes, most, max(1, int(np.searchsorted(indptr, _TRIED_EDGES, side="right")) - 1))
         rows = min(self.nodes, max(most, stop))
@@ -236,11 +254,13 @@ class _Trial(Stepper):
 
             def add(step: int) -> None:
                 for first in range(0, stop, step):
-                    adder.add(values, code, first, min(first + step, stop), near[first : first + step])
+                    sums = near[first : first + step]
+                    adder.add(values, code, first, first + len(sums), sums)
+                    adder.scale(first, sums)
 
             ranges = min(_RANGES, -(-stop // cell))
             step = -(-stop // (ranges * cell)) * cell
-            once, several = (min(_seconds(add, each) for _ in range(REPEATS)) for each in (stop, step))
+            once, several = (statistics.median(_seconds(add, each) for _ in range(REPEATS)) for each in (stop, step))
         more = -(-stop // step) - 1
         a_pass = max(0.0, several - once) / more if more else 0.0
         share = -(-self.nodes // piece_rows) / grid.num_pieces
@@ -251,11 +271,11 @@ class _Trial(Stepper):
     def _hidden(self, folder: Path, nbytes: int) -> float:
         """Of the shorter of computing and reading, the share that goes on behind the longer."""
         op = next((op for op in self.program.forward if op.kind == "sum"), self.program.forward[0])
-        run, _ = self._chunk(op)
+        tries = cycle(self._chunk(op)[0])
 
         def compute() -> None:
-            live, given = run()
-            live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()})
+            live, given, left = next(tries)()
+            left(live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()}))
 
         with _tried(folder, nbytes) as rows:
             reading = _Reading(rows)
@@ -268,6 +288,20 @@ class _Trial(Stepper):
                 stop.set()
                 read = beside.result() / (perf_counter() - begun)
         return float(np.clip(computing / alone[0] + read / alone[1] - 1, 0.0, 1.0))
+
+
+class _Left:
+    """Room for what a chunk leaves, used over and over."""
+
+    def __init__(self) -> None:
+        self._room: dict[tuple[int, torch.Size], NDArray[Any]] = {}
+
+    def __call__(self, rows: Tensors) -> None:
+        for number, values in enumerate(rows.values()):
+            place = number, values.shape
+            if place not in self._room:
+                self._room[place] = np.empty(values.shape, values.numpy().dtype)
+            copy(values.numpy(), self._room[place])
 
 
 def rate(work: Callable[[], None]) -> float:

@@ -241,3 +241,38 @@ class Live:
         self.nbytes = 0
         self._handed.clear()
         self._caught.clear()
+
+
+class Waiting:
+    """Chunks between their way up and their way down. nbytes: of memory that all of them take.
+
+    >>> waiting.add("layer0", 8192, live); waiting.of("layer0")[8192].down(given, grads)
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._of: dict[str, dict[int, Live]] = {}
+
+    def add(self, op: str, first: int, live: Live) -> None:
+        """One that came up."""
+        self._of.setdefault(op, {})[first] = live
+        self.nbytes += live.nbytes
+
+    def of(self, op: str) -> dict[int, Live]:
+        """An op's, by their first destination."""
+        return self._of.get(op, {})
+
+    def down(self, live: Live) -> None:
+        """One goes down now."""
+        self.nbytes -= live.nbytes
+
+    def end(self, op: str) -> None:
+        """Let an op's go, those too that did not go down."""
+        for live in self._of.pop(op, {}).values():
+            self.nbytes -= live.nbytes
+            live.end()
+
+    def end_all(self) -> None:
+        """Let all go."""
+        for op in list(self._of):
+            self.end(op)

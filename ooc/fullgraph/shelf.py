@@ -1,11 +1,12 @@
 """The values of a step: rows by name, in memory or on disk as they are placed, written behind and read ahead."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ooc.buffers import Buffers
@@ -44,6 +45,8 @@ class Shelf:
         self._x: Rows = dataset.stored("x")
         self._x_read = False
         self._spare: list[NDArray[np.uint8]] = []
+        self.left: Callable[[], int] = lambda: 0
+        """tells how many bytes of arrays may wait for their next use"""
 
     @property
     def memory_bytes(self) -> int:
@@ -84,7 +87,7 @@ class Shelf:
         nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         waiting = next((number for number, each in enumerate(self._spare) if each.nbytes == nbytes), None)
         if waiting is None:
-            self._spare.clear()
+            self.trim(self.left() - nbytes)
             return np.empty(shape, self.dtype)
         return self._spare.pop(waiting).view(self.dtype).reshape(shape)
 
@@ -97,9 +100,10 @@ class Shelf:
         """Bytes of the arrays that wait."""
         return sum(each.nbytes for each in self._spare)
 
-    def trim(self) -> None:
-        """Let the arrays that wait go."""
-        self._spare.clear()
+    def trim(self, most: int = 0) -> None:
+        """Let the arrays that wait go, the longest first, until they take `most` bytes."""
+        while self._spare and self.spare_bytes > most:
+            self._spare.pop(0)
 
     def has(self, name: str) -> bool:
         """Whether a value stands there."""
@@ -117,7 +121,11 @@ class Shelf:
 
     def put(self, name: str, first: int, values: NDArray[Any], half: int | None = None) -> None:
         """Rows first, first + 1, ... of a value; in the background, if they go to the disk."""
-        self._writer.put(self.open(name, half), first, values)
+        rows = self.open(name, half)
+        if isinstance(rows, MemoryRows):
+            copy(values, rows.array[first : first + len(values)])
+        else:
+            self._writer.put(rows, first, values)
 
     def other_half(self, name: str) -> int:
         """Where sums go on that are added to what stands there; in memory it is the same place."""
@@ -199,3 +207,8 @@ class Shelf:
         self.make_room()
         self.memory.close()
         self.disk.close()
+
+
+def copy(values: NDArray[Any], into: NDArray[Any]) -> None:
+    """Into memory, by all of torch's threads; one alone does not keep up with what computes."""
+    torch.from_numpy(into).copy_(torch.from_numpy(values))

@@ -13,7 +13,7 @@ from ooc.fullgraph.flow import arriving, behind_norm, inputs_of, wanted_of
 from ooc.fullgraph.notes import Notes, State, statistics_of
 from ooc.fullgraph.parts import Moments, Parts, Place, Tensors
 from ooc.fullgraph.program import FullShape
-from ooc.fullgraph.saved import Live, Spool
+from ooc.fullgraph.saved import Live, Spool, Waiting
 from ooc.fullgraph.shape import hidden_norms, norm_of
 from ooc.fullgraph.shelf import Shelf
 from ooc.fullgraph.traffic import COMPUTE, Traffic
@@ -23,7 +23,6 @@ from ooc.memory import return_freed
 from stores.errors import BudgetError
 
 Array = NDArray[Any]
-_TRIM_CHUNKS = 16
 Progress = Callable[[str, int, int], None]
 """progress(what, nodes or edges done, in all)"""
 LossOf = Callable[[int, Tensor], Tensor | None]
@@ -32,7 +31,7 @@ LossOf = Callable[[int, Tensor], Tensor | None]
 
 class Stepper:
     """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; held: values that an earlier
-    step made and that are good still, added to.
+    step made and that are good still, added to; tidy: called after every chunk, gives memory back that was freed.
 
     >>> Stepper(program, placement, shape, parts, shelf, walks, spool, traffic, room, held).run(loss)
     0.693
@@ -50,6 +49,7 @@ class Stepper:
         traffic: Traffic,
         room: int,
         held: set[str],
+        tidy: Callable[[], None] = return_freed,
         notes: Notes | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
@@ -57,16 +57,16 @@ class Stepper:
         self.shelf, self.walks, self.spool, self.traffic = shelf, walks, spool, traffic
         self.room, self.held = room, held
         self.loss = 0.0
-        self._notes, self._progress = notes, progress
-        self._number, self._resumed_op, self._chunks = 0, "", 0
+        self._tidy, self._notes, self._progress = tidy, notes, progress
+        self._number, self._resumed_op = 0, ""
         self._made = {"x", "edges", *held}
         self._begun: set[str] = set()
         self._adds: set[str] = set()
         """gradients that this op adds to what others left, chunk by chunk"""
-        self._live: dict[str, dict[int, Live]] = {}
-        self._live_bytes = 0
+        self._waiting = Waiting()
         self._uses = program.uses(placement)
         modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
+        shelf.left = self._left
         self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
 
     def run(self, loss: LossOf) -> float:
@@ -106,9 +106,7 @@ class Stepper:
 
     def _note(self, op: Op, chunk: Chunk, moments: Moments | None = None) -> None:
         """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
-        self._chunks += 1
-        if self._live and self._chunks % _TRIM_CHUNKS == 0:
-            return_freed()  # what waits for its way down lies between a chunk's freed blocks, and leaves holes of them
+        self._tidy()
         self._progress(op.name, chunk.place.stop, self.shape.sweep.num_nodes)
         if self._notes is None or not chunk.ends or op.scatters or not self._notes.due():
             return
@@ -192,8 +190,8 @@ class Stepper:
                 return self._function(op, place)(given)
         spool = self.spool if self.placement.fate(saved) is Fate.DISK else None
         live = Live(self._function(op, place), given, wanted_of(self.shape, op), self._own, spool)
-        self._live.setdefault(op.name, {})[place.first] = live
-        self._live_bytes += live.nbytes
+        self._waiting.add(op.name, place.first, live)
+        self.shelf.trim(self._left())
         outputs, live.outputs = live.outputs, {}
         return outputs
 
@@ -220,7 +218,7 @@ class Stepper:
             self._add(op, start)
             return
         up = self.program.op(op.repeats)
-        lives = self._live.get(up.name, {})
+        lives = self._waiting.of(up.name)
         whole = lives and up.name != self._resumed_op  # of an op that was gone on with, the first chunks are computed again
         asked = set().union(*(live.asked for live in lives.values())) if whole else None
         inputs = {part: name for part, name in inputs_of(self.shape, up).items() if asked is None or part in asked}
@@ -236,18 +234,16 @@ class Stepper:
                 with self.traffic.timed(COMPUTE):
                     given = self._given(inputs, chunk)
                     live = chunk.live
-                    self._live_bytes -= 0 if live is None else live.nbytes
-                    if live is None:
+                    if live is not None:
+                        self._waiting.down(live)
+                    else:
                         with self._quiet(up, True):
                             live = Live(self._function(up, chunk.place), given, wanted_of(self.shape, up), self._own, None)
                     caught = live.down(given, arriving(self.shape, self.parts, op, chunk.read))
                 self._leave(op, chunk, caught)
                 self._note(op, chunk)
         finally:
-            for live in lives.values():
-                self._live_bytes -= live.nbytes  # none of those that went down
-                live.end()
-            self._live.pop(up.name, None)
+            self._waiting.end(up.name)
         self._added(op)
 
     def _add(self, op: Op, start: int) -> None:
@@ -286,14 +282,13 @@ class Stepper:
             if gradient is None:
                 shape = (place.stop - place.first, self.shape.columns(name))
                 gradient = torch.zeros(shape, dtype=torch.float64 if self.shape.itemsize == 8 else torch.float32)
-            values = gradient.numpy()
             if part == "near" and self.shape.sweep.layers[index].kind == "mean":
-                values = values * self.walks.inverse_degree(place.first, place.stop)[:, None]
+                gradient = gradient * torch.from_numpy(self.walks.inverse_degree(place.first, place.stop))[:, None]
             if name in self._adds:
-                values = values + self.shelf.read(name, place.first, place.stop)
-                self.shelf.put(name, place.first, values, self.shelf.other_half(name))
+                gradient = gradient + torch.from_numpy(self.shelf.read(name, place.first, place.stop))
+                self.shelf.put(name, place.first, gradient.numpy(), self.shelf.other_half(name))
             else:
-                self.shelf.put(name, place.first, values)
+                self.shelf.put(name, place.first, gradient.numpy())
 
     # --- both ways ---
 
@@ -332,20 +327,18 @@ class Stepper:
         columns = sum(self.shelf.rows(each.source).shape[1] for each in summed if each not in stay)
         rows = sweep.num_nodes
         if columns:
-            cell = self.program.cell_rows
-            left = self._left()
-            rows = sum_rows(left, columns, self.shape.itemsize, cell)
-            if min(rows, sweep.num_nodes) * columns * self.shape.itemsize + self.shelf.spare_bytes > left:
-                self.shelf.trim()
+            rows = sum_rows(self._left(), columns, self.shape.itemsize, self.program.cell_rows)
         return self.walks.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
 
     def _left(self) -> int:
-        """Bytes for sums."""
-        return self.room - self.shelf.memory_bytes - self._live_bytes
+        """Bytes for sums, and for arrays that wait for their next use."""
+        return self.room - self.shelf.memory_bytes - self._waiting.nbytes - self.walks.sum_bytes
 
     def _given(self, inputs: dict[str, str], chunk: Chunk) -> Tensors:
         spooled = 0 if self.spool is None else self.spool.nbytes
-        self.traffic.sample(self.shelf.memory_bytes + self._live_bytes + self.walks.sum_bytes, self.shelf.disk.nbytes + spooled)
+        self.traffic.sample(
+            self.shelf.memory_bytes + self._waiting.nbytes + self.walks.sum_bytes, self.shelf.disk.nbytes + spooled
+        )
         return {part: torch.from_numpy(chunk.read["rows" if part == "rows" else name]) for part, name in inputs.items()}
 
     def _function(self, op: Op, place: Place) -> Callable[[Tensors], Tensors]:
@@ -390,9 +383,7 @@ class Stepper:
 
     def _release(self) -> None:
         """Let all go but what the next step can use."""
-        for live in [live for lives in self._live.values() for live in lives.values()]:
-            live.end()
-        self._live.clear()
+        self._waiting.end_all()
         for value in self.program.values:
             if value.kind in ("rows", "sums", "gradient") and value.name not in self.held:
                 self.shelf.drop(value.name)

@@ -100,10 +100,9 @@ class Walks:
         step = max(cell, min(rows // cell * cell, -(-nodes // cell) * cell))
         step = -(-nodes // (-(-nodes // step) * cell)) * cell  # equal ranges
         adders = [self._adder(each) for each in sums]
-        buffers = [self._buffer(each, min(step, nodes)) for each in sums]
-        own = [buffer for each, buffer in zip(sums, buffers, strict=True) if not each.keep or len(buffer) < nodes]
-        self.sum_bytes += sum(buffer.nbytes for buffer in own)
+        own: list[Array] = []
         try:
+            buffers = [self._buffer(each, min(step, nodes), own) for each in sums]
             for first in range(start, nodes, step):
                 stop = min(first + step, nodes)
                 made = {}
@@ -117,8 +116,8 @@ class Walks:
         finally:
             for adder in adders:
                 adder.close()
-            self.sum_bytes -= sum(buffer.nbytes for buffer in own)
             for buffer in own:
+                self.sum_bytes -= buffer.nbytes
                 self._shelf.give(buffer)
 
     def _adder(self, sums: SumOf) -> Adder:
@@ -126,13 +125,15 @@ class Walks:
         tiles = self._tiles[sums.back]
         return Adder(tiles, self._graph, sums.kind, self._threads, self._shelf.dtype, self._traffic.read)
 
-    def _buffer(self, sums: SumOf, count: int) -> Array:
-        """Room for a range's sums: their own, where they are kept in memory."""
+    def _buffer(self, sums: SumOf, count: int, own: list[Array]) -> Array:
+        """Room for a range's sums: where they are to stand, if that is memory, else one that is added to `own`."""
         if sums.keep:
             kept = self._shelf.open(sums.name)
             if isinstance(kept, MemoryRows):
                 return kept.array
-        return self._shelf.take((count, self._shelf.rows(sums.source).shape[1]))
+        own.append(self._shelf.take((count, self._shelf.rows(sums.source).shape[1])))
+        self.sum_bytes += own[-1].nbytes
+        return own[-1]
 
     def _sum(self, sums: SumOf, adder: Adder, buffer: Array, first: int, stop: int) -> Array:
         whole = len(buffer) == self._shape.sweep.num_nodes

@@ -11,7 +11,8 @@ Seconds of the epochs behind the first, which also deals out the edges, beside t
 thread computed or added rows up) and the bytes over the disk's sequential rate, before and after; and beside the plan.
 
 shrink: PyG's GraphSAGE full-batch, on an edge list, without a limit; its peak is the budget that ooc is given, then a half, a
-quarter and an eighth of it; at each the plan, and every static plan that fits. Prints JSON.
+quarter and an eighth of it; at each the plan, and every static plan that fits. PyG on a sparse matrix (CSR), which makes no
+message of any edge, and ooc within its peak. Prints JSON.
 """
 
 import argparse
@@ -52,8 +53,7 @@ def pyg(a: argparse.Namespace) -> Result:
     with Dataset.open(a.child, in_memory=True) as ds:
         x = torch.empty(ds.num_nodes, ds.num_features)
         ds.rows("x").read(np.arange(ds.num_nodes), x.numpy())
-        target = np.repeat(np.arange(ds.num_nodes), np.diff(ds.graph.indptr))
-        edge_index = torch.from_numpy(np.stack([np.asarray(ds.graph.indices, np.int64), target]))
+        adjacency = adjacency_of(ds, a.adjacency)
         labels: Any = ds.labels
         node = torch.from_numpy(np.array(ds.split("train")))
         y = torch.from_numpy(np.array(labels))[node].long()
@@ -61,7 +61,7 @@ def pyg(a: argparse.Namespace) -> Result:
     optimizer, seconds = torch.optim.Adam(model.parameters(), lr=0.01), []
     for _ in range(a.epochs):
         began = time.perf_counter()
-        loss = F.cross_entropy(model(x, edge_index)[node], y)
+        loss = F.cross_entropy(model(x, adjacency)[node], y)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -72,6 +72,18 @@ def pyg(a: argparse.Namespace) -> Result:
         "loss": float(loss.detach()),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+
+
+def adjacency_of(ds: Any, form: str) -> Any:
+    """A graph's edges for PyG: int64[2, E], or a sparse matrix of destinations by sources."""
+    import numpy as np
+    import torch
+
+    indptr, indices = np.asarray(ds.graph.indptr, np.int64), np.asarray(ds.graph.indices, np.int64)
+    if form == "edges":
+        return torch.from_numpy(np.stack([indices, np.repeat(np.arange(ds.num_nodes), np.diff(indptr))]))
+    ones, size = torch.ones(len(indices)), (ds.num_nodes, ds.num_nodes)
+    return torch.sparse_csr_tensor(torch.from_numpy(indptr), torch.from_numpy(indices), ones, size)
 
 
 def exactly(a: argparse.Namespace, store: Path, limit: str, placement: str) -> Result:
@@ -139,20 +151,27 @@ def shape_of(store: Path) -> tuple[int, int]:
         return ds.num_features, ds.num_classes or 2
 
 
-def shrink(a: argparse.Namespace, store: Path) -> Result:
-    """PyG, and ooc with its budget and shares of it, planned and with every static plan."""
-    command = [sys.executable, "-m", "tools.bench.full", str(a.work), "pyg", "--child", str(store)]
+def beside(a: argparse.Namespace, store: Path, adjacency: str) -> Result:
+    """What PyG takes, in a process of its own."""
+    command = [sys.executable, "-m", "tools.bench.full", str(a.work), "pyg", "--child", str(store), "--adjacency", adjacency]
     for name in ("hidden", "layers", "epochs", "threads"):
         command += [f"--{name}", str(getattr(a, name))]
-    beside = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-    print(json.dumps(beside), file=sys.stderr)
+    found: Result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    print(json.dumps({"adjacency": adjacency, **found}), file=sys.stderr)
+    return found
+
+
+def shrink(a: argparse.Namespace, store: Path) -> Result:
+    """PyG, and ooc with its budget and shares of it, planned and with every static plan."""
+    pyg_edges, pyg_csr = beside(a, store, "edges"), beside(a, store, "csr")
     runs = []
     for share in SHARES:
         for placement in PLACEMENTS:
-            runs.append(exactly(a, store, str(beside["peak_rss_bytes"] // share), placement) | {"share": share})
+            runs.append(exactly(a, store, str(pyg_edges["peak_rss_bytes"] // share), placement) | {"share": share})
             shown = {key: runs[-1].get(key) for key in ("share", "placement", "seconds", "peak_rss_bytes", "failed")}
             print(json.dumps(shown), file=sys.stderr)
-    return {"pyg": beside, "runs": runs}
+    beside_csr = exactly(a, store, str(pyg_csr["peak_rss_bytes"]), "planned")
+    return {"pyg": pyg_edges, "pyg_csr": pyg_csr, "runs": runs, "run_beside_csr": beside_csr}
 
 
 def plot(path: Path, result: Result) -> None:
@@ -181,6 +200,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--adjacency", choices=["edges", "csr"], default="edges", help="of PyG")
     a = parser.parse_args()
     if a.what == "pyg":
         print(json.dumps(pyg(a)))

@@ -56,7 +56,7 @@ def test_what_waits_for_its_way_down_is_counted_and_taken_off_again(
     left, release = list[int](), Stepper._release
 
     def released(stepper: Stepper) -> None:
-        left.append(stepper._live_bytes)
+        left.append(stepper._waiting.nbytes)
         release(stepper)
 
     monkeypatch.setattr(Stepper, "_release", released)
