@@ -81,14 +81,16 @@ class Tidy:
 
     >>> tidy = Tidy(3 * 10**9)
     >>> tidy()  # after some work
+    >>> tidy(rows.nbytes)  # before much is allocated
     """
 
     def __init__(self, most: int) -> None:
         self.most, self._rest = most, 0
 
-    def __call__(self) -> None:
+    def __call__(self, coming: int = 0) -> None:
+        """Look, and do so where it is due; coming: bytes that are going to be allocated at once."""
         self._rest -= 1
-        if self._rest < 0 and resident_bytes()[0] > self.most:
+        if (coming or self._rest < 0) and resident_bytes()[0] + coming > self.most:
             return_freed()
             self._rest = _REST
 

@@ -66,11 +66,12 @@ class FullGraph:
         self.shape = full_shape(model, dataset)
         self._training = model.training
         self.room = self._room_in(memory, beside) if room is None else room
-        self._tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))
         self.program = build(self.shape)
         self.traffic = Traffic()
         keep_large_blocks()  # a chunk's activations, made and freed in one thread
-        self.shelf = Shelf(folder, engine, dataset, self.shape, np.dtype(f"float{8 * self.shape.itemsize}"), self.traffic)
+        tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))
+        dtype = np.dtype(f"float{8 * self.shape.itemsize}")
+        self.shelf = Shelf(folder, engine, dataset, self.shape, dtype, self.traffic, tidy)
         self.disk: int | None = None
         """bytes that values may take on disk at a time; None: as many as all that stand there in a step"""
         self._held: set[str] = set()
@@ -153,7 +154,6 @@ class FullGraph:
             self.traffic,
             self.room,
             self._held,
-            self._tidy,
             notes,
             progress,
         )

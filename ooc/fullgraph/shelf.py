@@ -13,6 +13,7 @@ from ooc.buffers import Buffers
 from ooc.fullgraph.fates import Fate, Placement
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.traffic import Traffic
+from ooc.memory import Tidy
 from ooc.ranges import MemoryRows, read_range
 from ooc.sweepfiles import Files, Kept, Writer
 from stores.dataset import Dataset
@@ -22,14 +23,21 @@ _BUFFERS = 6
 
 
 class Shelf:
-    """Where every value stands. dtype: of rows, sums and gradients.
+    """Where every value stands. dtype: of rows, sums and gradients; tidy: to be called now and then, see `ooc.memory.Tidy`.
 
     >>> shelf.put("near0", 0, sums)
     >>> shelf.read("near0", 0, 8192)
     """
 
     def __init__(
-        self, folder: Path | None, engine: str, dataset: Dataset, shape: FullShape, dtype: np.dtype[Any], traffic: Traffic
+        self,
+        folder: Path | None,
+        engine: str,
+        dataset: Dataset,
+        shape: FullShape,
+        dtype: np.dtype[Any],
+        traffic: Traffic,
+        tidy: Tidy,
     ) -> None:
         self.memory = Files(None, engine, in_ram=True)
         self.disk = Files(folder, engine)
@@ -39,7 +47,7 @@ class Shelf:
         op that was killed can add once more to what was there before"""
         self.frees = False
         """whether files go with their values, where the disk has no room for all of a step"""
-        self.dtype, self._dataset, self._shape, self._traffic = dtype, dataset, shape, traffic
+        self.dtype, self._dataset, self._shape, self._traffic, self.tidy = dtype, dataset, shape, traffic, tidy
         self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1)
         self._writer = Writer(traffic.written)
         self._x: Rows = dataset.stored("x")
@@ -88,6 +96,7 @@ class Shelf:
         waiting = next((number for number, each in enumerate(self._spare) if each.nbytes == nbytes), None)
         if waiting is None:
             self.trim(self.left() - nbytes)
+            self.tidy(nbytes)
             return np.empty(shape, self.dtype)
         return self._spare.pop(waiting).view(self.dtype).reshape(shape)
 
@@ -164,6 +173,7 @@ class Shelf:
     def gather(self, name: str, node: NDArray[np.int64]) -> NDArray[Any]:
         """The rows of some nodes (int64[n]), in the step's dtype. Thread-safe."""
         rows, encoding, began = self.rows(name), self._dataset.encoding("x"), perf_counter()
+        self.tidy(len(node) * rows.row_bytes)
         values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
         self._traffic.read(rows.read(node, values), began)
         if name == "x" and encoding.is_short:

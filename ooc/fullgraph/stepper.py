@@ -19,7 +19,6 @@ from ooc.fullgraph.shelf import Shelf
 from ooc.fullgraph.traffic import COMPUTE, Traffic
 from ooc.fullgraph.walks import Chunk, SumOf, Walks, sum_rows
 from ooc.layers import recording_nothing
-from ooc.memory import return_freed
 from stores.errors import BudgetError
 
 Array = NDArray[Any]
@@ -31,7 +30,7 @@ LossOf = Callable[[int, Tensor], Tensor | None]
 
 class Stepper:
     """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; held: values that an earlier
-    step made and that are good still, added to; tidy: called after every chunk, gives memory back that was freed.
+    step made and that are good still, added to.
 
     >>> Stepper(program, placement, shape, parts, shelf, walks, spool, traffic, room, held).run(loss)
     0.693
@@ -49,7 +48,6 @@ class Stepper:
         traffic: Traffic,
         room: int,
         held: set[str],
-        tidy: Callable[[], None] = return_freed,
         notes: Notes | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
@@ -57,7 +55,7 @@ class Stepper:
         self.shelf, self.walks, self.spool, self.traffic = shelf, walks, spool, traffic
         self.room, self.held = room, held
         self.loss = 0.0
-        self._tidy, self._notes, self._progress = tidy, notes, progress
+        self._notes, self._progress = notes, progress
         self._number, self._resumed_op = 0, ""
         self._made = {"x", "edges", *held}
         self._begun: set[str] = set()
@@ -106,7 +104,7 @@ class Stepper:
 
     def _note(self, op: Op, chunk: Chunk, moments: Moments | None = None) -> None:
         """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
-        self._tidy()
+        self.shelf.tidy()
         self._progress(op.name, chunk.place.stop, self.shape.sweep.num_nodes)
         if self._notes is None or not chunk.ends or op.scatters or not self._notes.due():
             return
@@ -303,6 +301,7 @@ class Stepper:
         down: Op | None = None,
     ) -> Iterator[Chunk]:
         """The chunks of an op from node `start` on, and what it reads; keep: whether its sums become a value."""
+        self.shelf.trim(self._left())
         summed, sweep = [], self.shape.sweep
         kind = sweep.layers[up.layer].kind
         near = inputs.get("near", "")

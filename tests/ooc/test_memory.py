@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from ooc.memory import MemoryMeter, resident_bytes
+from ooc import memory
+from ooc.memory import MemoryMeter, Tidy, resident_bytes
 
 SIZE = 200_000_000
 SLACK = 40_000_000
@@ -116,3 +117,22 @@ def test_a_large_block_is_kept_for_its_next_use() -> None:
 def test_a_large_block_goes_back_to_the_system_when_freed() -> None:
     """In a process of its own: one with a history may have a hole of that size in its heap, which is taken first."""
     subprocess.run([sys.executable, "-c", _FREED_BLOCKS], check=True)
+
+
+def test_freed_memory_is_returned_where_the_process_has_too_much_and_not_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings, returned = iter([1000] * 50 + [1001] + [2000] * 300), []
+    now = [0]
+
+    def reading() -> tuple[int, int]:
+        now[0] = next(readings)
+        return now[0], now[0]
+
+    monkeypatch.setattr(memory, "resident_bytes", reading)
+    monkeypatch.setattr(memory, "return_freed", lambda: returned.append(now[0]))
+    tidy = Tidy(1000)
+    for _ in range(56):
+        tidy()
+    assert returned == [1001], "once, and not again at once"
+    for _ in range(200):
+        tidy()
+    assert 5 < len(returned) < 50

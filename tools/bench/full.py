@@ -29,8 +29,6 @@ from tools.bench.machine import describe, drop_page_cache, ooc_command
 
 Result = dict[str, Any]
 PLACEMENTS = ("planned", "retained", "disk", "recomputed")
-SHARES = 1, 2, 4, 8
-"""of the budget at which PyG just fits"""
 
 
 def pyg_bytes(nodes: int, edges: int, widths: list[int]) -> int:
@@ -165,23 +163,38 @@ def shrink(a: argparse.Namespace, store: Path) -> Result:
     """PyG, and ooc with its budget and shares of it, planned and with every static plan."""
     pyg_edges, pyg_csr = beside(a, store, "edges"), beside(a, store, "csr")
     runs = []
-    for share in SHARES:
-        for placement in PLACEMENTS:
+    for share in a.shares:
+        refused: set[str] = set()
+        for placement in PLACEMENTS * a.rounds:
+            if placement in refused:
+                continue
             runs.append(exactly(a, store, str(pyg_edges["peak_rss_bytes"] // share), placement) | {"share": share})
-            shown = {key: runs[-1].get(key) for key in ("share", "placement", "seconds", "peak_rss_bytes", "failed")}
+            if "failed" in runs[-1]:
+                refused.add(placement)
+            shown = {key: runs[-1].get(key) for key in ("share", "placement", "step_seconds", "peak_rss_bytes", "failed")}
             print(json.dumps(shown), file=sys.stderr)
     beside_csr = exactly(a, store, str(pyg_csr["peak_rss_bytes"]), "planned")
-    return {"pyg": pyg_edges, "pyg_csr": pyg_csr, "runs": runs, "run_beside_csr": beside_csr}
+    table = [[share, name, seconds] for (share, name), seconds in seconds_of(runs).items()]
+    return {"pyg": pyg_edges, "pyg_csr": pyg_csr, "seconds": table, "runs": runs, "run_beside_csr": beside_csr}
 
 
 def plot(path: Path, result: Result) -> None:
     """Seconds an epoch by the share of the budget, a line for every plan."""
     from tools.bench.chart import Panel, lines
 
-    times = {(run["share"], run["placement"]): run.get("seconds") for run in result["runs"]}
-    series: dict[str, list[float | None]] = {name: [times[share, name] for share in SHARES] for name in PLACEMENTS}
-    series["PyG, full batch"] = [result["pyg"]["seconds"], None, None, None]
-    lines(path, [Panel([1 / share for share in SHARES], series, "share of the memory that PyG takes", "seconds an epoch")])
+    times, shares = seconds_of(result["runs"]), sorted({run["share"] for run in result["runs"]})
+    series: dict[str, list[float | None]] = {name: [times.get((share, name)) for share in shares] for name in PLACEMENTS}
+    series["PyG, full batch"] = [result["pyg"]["seconds"] if share == 1 else None for share in shares]
+    lines(path, [Panel([1 / share for share in shares], series, "share of the memory that PyG takes", "seconds an epoch")])
+
+
+def seconds_of(runs: list[Result]) -> dict[tuple[int, str], float]:
+    """By share and placement: the median of all rounds' epochs but their first."""
+    taken: dict[tuple[int, str], list[float]] = {}
+    for run in runs:
+        if "failed" not in run:
+            taken.setdefault((run["share"], run["placement"]), []).extend(run["step_seconds"][1:] or run["step_seconds"])
+    return {arm: statistics.median(seconds) for arm, seconds in taken.items()}
 
 
 def main() -> None:
@@ -198,6 +211,8 @@ def main() -> None:
     parser.add_argument("--limit", default="3GB")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shares", type=int, nargs="+", default=[1, 2, 4, 8], help="of the memory that PyG takes")
+    parser.add_argument("--rounds", type=int, default=1, help="of all plans, one after the other")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--adjacency", choices=["edges", "csr"], default="edges", help="of PyG")

@@ -1,0 +1,90 @@
+"""The memory that a step's values take: used again, and never more than the step's room."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ooc.fullgraph.fates import Fate, Placement
+from ooc.fullgraph.full import FullGraph
+from ooc.fullgraph.shelf import Shelf
+from ooc.fullgraph.stepper import Stepper
+from stores.dataset import Dataset
+from tests.conftest import MakeStore
+from tests.ooc.fullgraph.exact import LossOf, cut_into, make, store_of
+
+
+@pytest.fixture
+def full(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullGraph]:
+    cut_into(5, monkeypatch)
+    with Dataset.open(store_of(make_store)) as ds, closing(FullGraph(make("sage"), ds, tmp_path, room=10**7)) as full:
+        yield full
+
+
+def test_arrays_that_were_given_back_are_used_again_and_the_oldest_go_where_there_is_too_little(full: FullGraph) -> None:
+    shelf = full.shelf
+    shelf.left = lambda: 10_000
+    first, second, third = (shelf.take((count, 4)) for count in (100, 200, 300))
+    for array in (first, second, third):
+        shelf.give(array)
+    assert shelf.spare_bytes == 600 * 4 * shelf.dtype.itemsize
+    again = shelf.take((100, 8))
+    assert np.shares_memory(again, second), "as many bytes, whatever the shape"
+    fresh = shelf.take((1, 4))
+    assert not any(np.shares_memory(fresh, array) for array in (first, third))
+    assert shelf.spare_bytes == 400 * 4 * shelf.dtype.itemsize, "no reason to let them go"
+    shelf.left = lambda: 5_000 + 400
+    shelf.take((25, 4))
+    assert shelf.spare_bytes == 300 * 4 * shelf.dtype.itemsize, "the longest that waits goes first"
+    shelf.trim()
+    assert shelf.spare_bytes == 0
+
+
+def test_a_second_step_takes_no_fresh_memory_for_its_values_where_there_is_room(
+    full: FullGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full.placement = Placement({v.name: Fate.RETAINED for v in full.program.values})
+    loss = LossOf(full.dataset)
+    full.step(loss)
+    fresh, take = [], Shelf.take
+
+    def taken(shelf: Shelf, shape: tuple[int, ...]) -> Any:
+        before = shelf.spare_bytes
+        array = take(shelf, shape)
+        if shelf.spare_bytes != before - array.nbytes:
+            fresh.append(shape)
+        return array
+
+    monkeypatch.setattr(Shelf, "take", taken)
+    full.step(loss)
+    assert not fresh
+
+
+@pytest.mark.parametrize("saved", [Fate.RETAINED, Fate.RECOMPUTED])
+@pytest.mark.parametrize("rows", [Fate.RETAINED, Fate.DISK])
+def test_values_and_arrays_that_wait_take_no_more_than_the_room(
+    full: FullGraph, monkeypatch: pytest.MonkeyPatch, saved: Fate, rows: Fate
+) -> None:
+    full.placement = Placement({v.name: saved if v.kind == "saved" else rows for v in full.program.values})
+    in_use, with_spare, given, forward = [], list[int](), Stepper._given, Stepper._forward
+
+    def noted(made: Any) -> Any:
+        def run(stepper: Stepper, *arguments: Any) -> Any:
+            result = made(stepper, *arguments)
+            in_use.append(stepper.room - stepper._left())
+            with_spare.append(in_use[-1] + stepper.shelf.spare_bytes)
+            return result
+
+        return run
+
+    monkeypatch.setattr(Stepper, "_given", noted(given))
+    monkeypatch.setattr(Stepper, "_forward", noted(forward))
+    full.step(LossOf(full.dataset))
+    full.room = max(in_use)
+    for _ in range(2):
+        with_spare.clear()
+        full.step(LossOf(full.dataset))
+        assert 0 < max(with_spare) <= full.room
