@@ -18,7 +18,7 @@ from stores.sizes import format_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _LARGE_BYTES = 2**20
-_REST = 12
+_REST = 4
 """calls after one that returned memory: where what is in use takes it all, looking again at once is of no use"""
 _KEPT_BLOCK_BYTES, _KEPT_BYTES, _ARENAS = 2**25, 2**26, 1
 """Blocks below the first (glibc's most) wait in the C library for their next use, up to the second at the end of an arena"""

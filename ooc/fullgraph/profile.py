@@ -49,7 +49,7 @@ from stores.mutable_rows import DiskRows
 from stores.rows import ArrayRows
 
 REPEATS = 3
-"""of a chunk, after as many to warm up"""
+"""of a chunk, after one or more to warm up"""
 _TRIED_BYTES, _ROUNDS = 128 * 2**20, 5
 """written and read, so many times: a disk may stand still for seconds"""
 _PIECE_BYTES = 8 * 2**20
@@ -146,7 +146,7 @@ class _Trial(Stepper):
         tries, place = self._chunk(op)
         own = place.stop - place.first
         ups, downs = [], []
-        for run in tries + tries:
+        for run in tries * (1 + REPEATS // len(tries)):
             begun = perf_counter()
             live, given, left = run()
             ups.append(perf_counter() - begun)
@@ -162,12 +162,12 @@ class _Trial(Stepper):
                     grads["out"] = torch.autograd.grad(value, out)[0]
             left(live.down(given, grads))
             downs.append(perf_counter() - begun)
-        up_s, down_s = (float(np.median(taken[REPEATS:])) * self.nodes / own for taken in (ups, downs))
+        up_s, down_s = (float(np.median(taken[len(tries) :])) * self.nodes / own for taken in (ups, downs))
         return up_s, down_s
 
     def _chunk(self, op: Op) -> tuple[list[Callable[[], _Tried]], Place]:
-        """(runs of an op's part on chunks of made-up rows, where those are). Each run has rows and room for results of its own:
-        in a step no chunk finds its rows in the processor's cache."""
+        """(runs of an op's part on chunks of made-up rows, where those are). Each run has rows and room for results of its own,
+        as no chunk of a step finds its rows in the processor's cache; those that are gathered are more than it holds anyway."""
         inputs, layers = inputs_of(self.shape, op), self.shape.sweep.layers
         if op.kind == "gather":
             place = self._gathered_place(layers[op.layer])
@@ -177,7 +177,7 @@ class _Trial(Stepper):
         generator = torch.Generator().manual_seed(0)
         tries: list[Callable[[], _Tried]] = []
         function, wanted = self._function(op, place), wanted_of(self.shape, op)
-        for _ in range(REPEATS):
+        for _ in range(1 if op.kind == "gather" else REPEATS):
             given: Tensors = {}
             for part, name in inputs.items():
                 count = len(place.at["sources"]) if part == "rows" else place.stop - place.first
