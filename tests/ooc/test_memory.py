@@ -130,7 +130,7 @@ def test_freed_memory_is_returned_where_the_process_has_too_much_and_not_at_ever
     monkeypatch.setattr(memory, "resident_bytes", reading)
     monkeypatch.setattr(memory, "return_freed", lambda: returned.append(now[0]))
     tidy = Tidy(1000)
-    for _ in range(56):
+    for _ in range(55):
         tidy()
     assert returned == [1001], "once, and not again at once"
     for _ in range(200):
