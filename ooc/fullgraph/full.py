@@ -158,6 +158,7 @@ class FullGraph:
             progress,
         )
         found = stepper.run(loss)
+        self.shelf.trim(self.most_bytes - self.shelf.memory_bytes)  # what is done between steps relies on no more (`both_fit`)
         if notes is not None:
             notes.forget()
         return found

@@ -107,7 +107,7 @@ class FullRun(NodeRun):
                 self.full.trim()
             else:
                 self.full.make_room()
-            return_freed()
+        return_freed()
         return self.score_exactly(split)
 
     def _kept(self) -> dict[str, Any]:

@@ -164,8 +164,8 @@ def shrink(a: argparse.Namespace, store: Path) -> Result:
     pyg_edges, pyg_csr = beside(a, store, "edges"), beside(a, store, "csr")
     runs = []
     for share in a.shares:
-        refused: set[str] = set()
-        for placement in PLACEMENTS * a.rounds:
+        refused = set[str]()
+        for placement in a.placements * a.rounds:
             if placement in refused:
                 continue
             runs.append(exactly(a, store, str(pyg_edges["peak_rss_bytes"] // share), placement) | {"share": share})
@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shares", type=int, nargs="+", default=[1, 2, 4, 8], help="of the memory that PyG takes")
+    parser.add_argument("--placements", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))
     parser.add_argument("--rounds", type=int, default=1, help="of all plans, one after the other")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
