@@ -69,7 +69,7 @@ class FullGraph:
         self.program = build(self.shape)
         self.traffic = Traffic()
         keep_large_blocks()  # a chunk's activations, made and freed in one thread
-        tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))
+        tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))  # that much is allocated between two looks
         dtype = np.dtype(f"float{8 * self.shape.itemsize}")
         self.shelf = Shelf(folder, engine, dataset, self.shape, dtype, self.traffic, tidy)
         self.disk: int | None = None
@@ -88,7 +88,7 @@ class FullGraph:
         return room_in(self.dataset, besides, "exact training", memory, beside)
 
     def _whole(self, memory: int | None, room: int | None) -> int:
-        """Bytes for the process."""
+        """Bytes for the process: where only the room is known, what it has now with all that a step takes."""
         if room is not None:
             return resident_bytes()[0] + room + self._besides
         return budget_of(self.dataset).memory if memory is None else memory
@@ -158,7 +158,7 @@ class FullGraph:
             progress,
         )
         found = stepper.run(loss)
-        self.shelf.trim(self.most_bytes - self.shelf.memory_bytes)  # what is done between steps relies on no more (`both_fit`)
+        self.shelf.trim(self.most_bytes - self.held_bytes)  # what is done between steps relies on no more (`both_fit`)
         if notes is not None:
             notes.forget()
         return found

@@ -62,7 +62,7 @@ _TRIED_EDGES = 1 << 21
 _RANGES = 4
 """of destinations, in which their edges are tried once more"""
 _BESIDE_SECONDS = 0.4
-_Tried = tuple[Live, Tensors, "_Left"]
+_Tried = tuple[Live, Tensors, "_Results"]
 """a chunk that went up, its inputs, and where its results go"""
 
 
@@ -83,7 +83,8 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
     """What the ops of a step cost, and how fast the disk below `folder` is (None: there is none to use). loss: of the steps, to
     be tried too; disk: bytes of it that may be taken, None: enough.
 
-    Takes a few seconds, and memory for a few chunks.
+    Takes a few seconds, and memory for a few chunks, or for rows that are added up: at most two thirds of the room, and twice
+    192 MB.
 
     >>> profile(full, Path("run")).tiers[Fate.DISK].read
     2100000000.0
@@ -148,7 +149,7 @@ class _Trial(Stepper):
         ups, downs = [], []
         for run in tries * (1 + REPEATS // len(tries)):
             begun = perf_counter()
-            live, given, left = run()
+            live, given, results = run()
             ups.append(perf_counter() - begun)
             saved = next((name for name in op.writes if name.startswith("saved")), "")
             if saved:
@@ -160,7 +161,7 @@ class _Trial(Stepper):
                 value = loss(place.first, out)
                 if value is not None:
                     grads["out"] = torch.autograd.grad(value, out)[0]
-            left(live.down(given, grads))
+            results(live.down(given, grads))
             downs.append(perf_counter() - begun)
         up_s, down_s = (float(np.median(taken[len(tries) :])) * self.nodes / own for taken in (ups, downs))
         return up_s, down_s
@@ -186,13 +187,13 @@ class _Trial(Stepper):
                 moments = Moments()
                 moments.add(given["z"])
                 self.parts.statistics[op.layer] = moments.statistics(self._dtype)
-            tries.append(partial(self._run, function, given, wanted, _Left()))
+            tries.append(partial(self._run, function, given, wanted, _Results()))
         return tries, place
 
-    def _run(self, function: Callable[[Tensors], Tensors], given: Tensors, wanted: list[str], left: "_Left") -> _Tried:
+    def _run(self, function: Callable[[Tensors], Tensors], given: Tensors, wanted: list[str], results: "_Results") -> _Tried:
         live = Live(function, given, wanted, self._own, None)
-        left({name: rows for name, rows in live.outputs.items() if name != "out"})
-        return live, given, left
+        results({name: rows for name, rows in live.outputs.items() if name != "out"})
+        return live, given, results
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -238,7 +239,7 @@ class _Trial(Stepper):
         most = max(1, min(_SUMS_BYTES, self.room // 3) // (columns * dtype.itemsize))
         indptr, cell = self.graph.indptr, self.program.cell_rows
         stop = min(self.nodes, most, max(1, int(np.searchsorted(indptr, _TRIED_EDGES, side="right")) - 1))
-        rows = min(self.nodes, max(most, stop))
+        rows = min(self.nodes, most)
         edges = min(int(indptr[stop]), 2 * _TRIED_EDGES)  # of a hub some
         if not edges:
             return 0.0, 0.0
@@ -274,8 +275,8 @@ class _Trial(Stepper):
         tries = cycle(self._chunk(op)[0])
 
         def compute() -> None:
-            live, given, left = next(tries)()
-            left(live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()}))
+            live, given, results = next(tries)()
+            results(live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()}))
 
         with _tried(folder, nbytes) as rows:
             reading = _Reading(rows)
@@ -290,8 +291,8 @@ class _Trial(Stepper):
         return float(np.clip(computing / alone[0] + read / alone[1] - 1, 0.0, 1.0))
 
 
-class _Left:
-    """Room for what a chunk leaves, used over and over."""
+class _Results:
+    """Where what a chunk leaves is copied to, over and over."""
 
     def __init__(self) -> None:
         self._room: dict[tuple[int, torch.Size], NDArray[Any]] = {}

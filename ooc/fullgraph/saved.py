@@ -25,7 +25,9 @@ from ooc.sweepfiles import Noted
 from stores.pages import PageFile
 
 SEGMENT_BYTES = 64 * 2**20
-_PENDING = 4
+_PENDING, _WAITING = 4, 2
+_PIECE_BYTES = 8 * 2**20
+"""copied and written at a time: a range of a layer that gathers keeps tensors of a hundred megabytes"""
 
 
 class Held(NamedTuple):
@@ -49,7 +51,8 @@ class Spool:
         self._end = 0
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="ooc-spool")
         self._pending: deque[Future[None]] = deque()
-        self._buffers = Buffers(kept=2 * _PENDING, direct=True, least_bytes=1)
+        self._copies = Buffers(kept=2 * _PENDING, direct=True, least_bytes=1)
+        self._buffers = Buffers(kept=_WAITING, direct=True, least_bytes=1)
 
     @property
     def nbytes(self) -> int:
@@ -66,13 +69,13 @@ class Spool:
         values = tensor.detach().contiguous().cpu()
         size = values.numel() * values.element_size()
         padded = -(-size // PAGE_BYTES) * PAGE_BYTES
-        copy = self._buffers.empty((padded,), np.dtype(np.uint8))
-        copy[:size] = values.reshape(-1).view(torch.uint8).numpy()
-        pieces, done = [], 0
+        whole, pieces, done = values.reshape(-1).view(torch.uint8).numpy(), [], 0
         while done < padded:
             number, at = divmod(self._end, SEGMENT_BYTES)
-            count = min(padded - done, SEGMENT_BYTES - at)
-            self._submit(self._file(number), at, copy[done : done + count])
+            count = min(padded - done, SEGMENT_BYTES - at, _PIECE_BYTES)
+            copy = self._copies.empty((count,), np.dtype(np.uint8))
+            copy[: min(count, size - done)] = whole[done : done + count]
+            self._submit(self._file(number), at, copy)
             pieces.append((number, at, count))
             done, self._end = done + count, self._end + count
         return Held(pieces, values.shape, values.dtype)
@@ -265,6 +268,7 @@ class Waiting:
     def down(self, live: Live) -> None:
         """One goes down now."""
         self.nbytes -= live.nbytes
+        live.nbytes = 0
 
     def end(self, op: str) -> None:
         """Let an op's go, those too that did not go down."""

@@ -53,8 +53,8 @@ class Shelf:
         self._x: Rows = dataset.stored("x")
         self._x_read = False
         self._spare: list[NDArray[np.uint8]] = []
-        self.left: Callable[[], int] = lambda: 0
-        """tells how many bytes of arrays may wait for their next use"""
+        self.left: Callable[[], int] = nothing
+        """tells, during a step, how many bytes of arrays may wait for their next use"""
 
     @property
     def memory_bytes(self) -> int:
@@ -67,6 +67,7 @@ class Shelf:
         retained = placement.fates.get("x") in (Fate.RETAINED, Fate.HOST)
         stored = self._dataset.stored("x")
         if retained and not isinstance(self._x, ArrayRows):  # else it is in the data set's memory already
+            self.trim()
             values, nbytes = read_range(stored, 0, stored.shape[0], self._buffers)
             self._traffic.read(nbytes, perf_counter())
             self._x, self._x_read = ArrayRows(values), True
@@ -217,6 +218,11 @@ class Shelf:
         self.make_room()
         self.memory.close()
         self.disk.close()
+
+
+def nothing() -> int:
+    """`Shelf.left` between steps."""
+    return 0
 
 
 def copy(values: NDArray[Any], into: NDArray[Any]) -> None:

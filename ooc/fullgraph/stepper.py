@@ -15,7 +15,7 @@ from ooc.fullgraph.parts import Moments, Parts, Place, Tensors
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.saved import Live, Spool, Waiting
 from ooc.fullgraph.shape import hidden_norms, norm_of
-from ooc.fullgraph.shelf import Shelf
+from ooc.fullgraph.shelf import Shelf, nothing
 from ooc.fullgraph.traffic import COMPUTE, Traffic
 from ooc.fullgraph.walks import Chunk, SumOf, Walks, sum_rows
 from ooc.layers import recording_nothing
@@ -64,13 +64,13 @@ class Stepper:
         self._waiting = Waiting()
         self._uses = program.uses(placement)
         modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
-        shelf.left = self._left
         self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
 
     def run(self, loss: LossOf) -> float:
         """The whole step: gradients are added to the parameters'; the loss."""
         state = self._resumed()
         self._resumed_op = self.program.ops[state.op].name if state.next else ""
+        self.shelf.left = self._left
         try:
             for number, op in list(enumerate(self.program.ops))[state.op :]:
                 self._number, start = number, state.next if number == state.op else 0
@@ -318,6 +318,7 @@ class Stepper:
         if up.kind == "gather":
             memory = self.placement.ranges.get(up.name, self.room // 2)
             others = [name for part, name in inputs.items() if part != "rows"]
+            self.shelf.trim(self._left() - memory)
             ranges = self.walks.ranges(up.layer, memory)
             if len(ranges) > 1 and hidden_norms(self.parts.layers[up.layer]):
                 raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
@@ -382,6 +383,7 @@ class Stepper:
 
     def _release(self) -> None:
         """Let all go but what the next step can use."""
+        self.shelf.left = nothing
         self._waiting.end_all()
         for value in self.program.values:
             if value.kind in ("rows", "sums", "gradient") and value.name not in self.held:

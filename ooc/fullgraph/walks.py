@@ -103,15 +103,16 @@ class Walks:
         own: list[Array] = []
         try:
             buffers = [self._buffer(each, min(step, nodes), own) for each in sums]
+            stay = [not any(buffer is one for one in own) for buffer in buffers]  # made where they are to stand
+            put = [each for each, stays in zip(sums, stay, strict=True) if each.keep and not stays]
             for first in range(start, nodes, step):
                 stop = min(first + step, nodes)
                 made = {}
                 for each, adder, buffer in zip(sums, adders, buffers, strict=True):
                     made[each.name] = self._sum(each, adder, buffer, first, stop)
                 for chunk in self._chunks(names, made, first, stop, live, edges):
-                    for each in sums:
-                        if each.keep:
-                            self._shelf.put(each.name, chunk.place.first, chunk.read[each.name])
+                    for each in put:
+                        self._shelf.put(each.name, chunk.place.first, chunk.read[each.name])
                     yield chunk
         finally:
             for adder in adders:

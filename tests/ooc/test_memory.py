@@ -136,3 +136,17 @@ def test_freed_memory_is_returned_where_the_process_has_too_much_and_not_at_ever
     for _ in range(200):
         tidy()
     assert 20 < len(returned) < 60
+
+
+def test_freed_memory_is_returned_before_more_is_allocated_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = []
+    monkeypatch.setattr(memory, "resident_bytes", lambda: (900, 900))
+    monkeypatch.setattr(memory, "return_freed", lambda: returned.append(1))
+    tidy = Tidy(1000)
+    tidy(100)
+    assert not returned
+    tidy(101)
+    tidy(101)
+    assert len(returned) == 2, "at once, however short ago it was done"
+    tidy()
+    assert len(returned) == 2
