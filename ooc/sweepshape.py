@@ -174,10 +174,8 @@ def check_hub(graph: Graph, shape: SweepShape, memory: int) -> None:
     gathering = [layer for layer in shape.layers if layer.kind is None]
     if not gathering or not graph.num_nodes:
         return
-    starts = range(0, graph.num_nodes, _DEGREES_AT_ONCE)
-    hubs = [first + int(np.diff(graph.indptr[first : first + _DEGREES_AT_ONCE + 1]).argmax()) for first in starts]
-    hub = max(hubs, key=lambda node: int(graph.indptr[node + 1] - graph.indptr[node]))
-    room, need = memory // GATHERED, max(_gathered_bytes(graph, layer, hub, hub + 1) for layer in gathering)
+    hub = hub_of(graph)
+    room, need = memory // GATHERED, max(gathered_bytes(graph, layer, hub, hub + 1) for layer in gathering)
     edges = int(graph.indptr[hub + 1] - graph.indptr[hub])
     if need > room:
         raise BudgetError(
@@ -186,7 +184,14 @@ def check_hub(graph: Graph, shape: SweepShape, memory: int) -> None:
         )
 
 
-def _gathered_bytes(graph: Graph, layer: LayerShape, first: int, stop: int) -> int:
+def hub_of(graph: Graph) -> int:
+    """The node with the most in-edges, of a graph that has any nodes."""
+    starts = range(0, graph.num_nodes, _DEGREES_AT_ONCE)
+    hubs = [first + int(np.diff(graph.indptr[first : first + _DEGREES_AT_ONCE + 1]).argmax()) for first in starts]
+    return max(hubs, key=lambda node: int(graph.indptr[node + 1] - graph.indptr[node]))
+
+
+def gathered_bytes(graph: Graph, layer: LayerShape, first: int, stop: int) -> int:
     """Bytes of destinations first:stop, their sources' rows and their edges."""
     edges, own = int(graph.indptr[stop] - graph.indptr[first]), stop - first
     return min(edges + own, graph.num_nodes) * layer.source_bytes + own * 4 * layer.out + edges * layer.edge_bytes
@@ -202,6 +207,6 @@ def gather_ranges(graph: Graph, layer: LayerShape, memory: int, start: int) -> I
         low, high = first + 1, most
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if _gathered_bytes(graph, layer, first, middle) <= room else (low, middle - 1)
+            low, high = (middle, high) if gathered_bytes(graph, layer, first, middle) <= room else (low, middle - 1)
         yield first, low
         first = low

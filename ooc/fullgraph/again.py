@@ -9,20 +9,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.costs import TIERS, Costs, Floats, Load
+from ooc.fullgraph.costs import TIERS, Costs, Floats, Load, Ranges
 from ooc.fullgraph.fates import Placement
 from ooc.fullgraph.schedule import Run, met_on_the_way
 from ooc.fullgraph.stages import Choice, Stage, Stages
 
 Ints = NDArray[np.int64]
-_LOAD, _RUN, _FIELDS = 12, 14, 17
-"""Of a run: the seconds of its `Load`; with bytes of a unit and of workspace; with those of all rows of the chain so far by
+_LOAD, _RUN, _FIELDS = 12, 19, 22
+"""Of a run: the seconds of its `Load`; with its `Ranges` and bytes of workspace; with those of all rows of the chain so far by
 tier, its own among them"""
 
 
 class Link(NamedTuple):
     """What a stage adds to a chain. written: rows that its op makes again, empty where none; met: what it reads for them; run:
-    float64[14], of `_FIELDS`; size: float64[3], bytes of the rows by tier."""
+    float64[19], of `_FIELDS`; size: float64[3], bytes of the rows by tier."""
 
     written: frozenset[str]
     met: frozenset[str]
@@ -61,7 +61,7 @@ class Chains:
         for name in written:
             size[TIERS.index(known[name].standing)] += self._costs.size(name)
         workspace = self._costs.profile.op(stage.op.name).workspace
-        run = np.array([*load.rows, *load.adds, *load.row_pass, *load.add_pass, load.unit_bytes, workspace])
+        run = np.array([*load.rows, *load.adds, *load.row_pass, *load.add_pass, *load.ranges, workspace])
         return Link(frozenset(written), frozenset((*adds, *gathers, *reads)), run, size)
 
     def grown(self, chain: int, link: Link) -> tuple[int, bool]:
@@ -89,7 +89,8 @@ class Chains:
         stands = held[:, None, None, :] + before[None, :, None, :] + own[..., _RUN:]
         left = self._room[0] - stands[..., 0] - own[..., _RUN - 1]
         rows, adds, row_pass, add_pass = ((own[..., at], own[..., at + 1], own[..., at + 2]) for at in range(0, _LOAD, 3))
-        load = Load(rows, adds, row_pass, add_pass, self._costs.units, own[..., _LOAD])
+        units, *ranges = np.moveaxis(own[..., _LOAD : _RUN - 1], -1, 0)
+        load = Load(rows, adds, row_pass, add_pass, Ranges(np.maximum(units, 1), *ranges))  # 0 where there is no run
         seconds = load.seconds(left, self._costs.profile.hidden)
         fits = (stands[..., 1:] <= self._room[1:]).all(-1)
         return np.where(fits, seconds, np.inf).sum(-1)

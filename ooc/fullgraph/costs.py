@@ -17,17 +17,29 @@ Bytes = tuple[int, int, int]
 Floats = NDArray[np.float64]
 
 
+class Each(NamedTuple):
+    """Bytes of a range of destinations. source: a source, each counted once; own: a destination, with its edges on average."""
+
+    source: float = 0.0
+    own: float = 0.0
+
+
+NOTHING = Each()
+
+
 @dataclass(frozen=True)
 class OpCost:
     """Seconds of an op, all nodes once. rows_s: of the row-wise part (on the way down, of its gradients alone); sums_s: to add
     rows along the edges, and pass_s: to go through all rows for that, once a range of destinations; 0 of "gather".
-    unit_bytes: of "gather", what a destination takes with its sources on average; workspace: bytes that it takes whatever the
-    ranges are."""
+    Of "gather", gathered: what the ranges in memory at a time take; kept: what autograd keeps of one range; hub: bytes of the
+    node with the most edges. workspace: bytes that an op takes whatever the ranges are."""
 
     rows_s: float = 0.0
     sums_s: float = 0.0
     pass_s: float = 0.0
-    unit_bytes: float = 0.0
+    gathered: Each = NOTHING
+    kept: Each = NOTHING
+    hub: int = 0
     workspace: int = 0
 
 
@@ -65,43 +77,77 @@ class Profile:
         return asdict(self)
 
 
+class Ranges(NamedTuple):
+    """How destinations are taken together, as memory allows; fields may be arrays.
+
+    units: destinations come in so many pieces, and a range has any number of them, `unit` bytes of memory each (0: one range,
+    without memory of its own); source: of a unit's, those of its sources, which are `most` bytes for all nodes at most; least:
+    bytes without which it cannot be; met: sources of a destination beside itself on average.
+    """
+
+    units: Any
+    unit: Any
+    source: Any = 0.0
+    most: Any = 0.0
+    least: Any = 0.0
+    met: Any = 0.0
+
+    def fits(self, left: Any) -> Any:
+        """Units of a range in `left` bytes, as if each source were another one, or all sources were among them."""
+        own = np.asarray(self.unit - self.source)
+        apart = np.floor(left / np.where(np.asarray(self.unit) <= 0, 1.0, self.unit))
+        shared = np.floor((left - self.most) / np.where(own <= 0, 1.0, own))
+        fits = np.where(np.asarray(self.unit) <= 0, self.units, np.minimum(np.maximum(apart, shared), self.units))
+        return np.where((np.asarray(left) >= self.least) & (np.asarray(left) >= 0), np.maximum(fits, 0), 0)
+
+    def passes(self, left: Any) -> Any:
+        """Ranges in `left` bytes; infinite where not one unit fits."""
+        fits = self.fits(left)
+        return np.where(fits > 0, np.ceil(self.units / np.maximum(fits, 1)), np.inf)
+
+    def taken(self, units: Any) -> Any:
+        """Bytes of a range of so many units."""
+        return np.minimum(units * self.source, self.most) + units * (self.unit - self.source)
+
+    def meetings(self, passes: Any) -> Any:
+        """How often a row is gathered in so many ranges, where sources lie anywhere: in the range of its own, and in those
+        others that have a destination of it."""
+        return 1 + (passes - 1) * -np.expm1(-self.met / passes)
+
+
 class Load(NamedTuple):
     """What a run asks for, range of destinations by range: their sums are added up, then their rows are computed.
 
-    rows, adds: seconds of either, (computing, moving to and from the host tier, the disk), whatever the ranges are; row_pass,
-    add_pass: the same, once a range. units: destinations come in so many pieces, and a range has
-    any number of them, `unit_bytes` of memory each (0: one range, without memory of its own). Fields may be arrays.
+    rows, adds: seconds of either, (computing, moving to and from the host tier, the disk), whatever the ranges are; add_pass:
+    the same, once a range; row_pass: once a meeting with all rows that are gathered. Fields may be arrays.
     """
 
     rows: tuple[Any, Any, Any]
     adds: tuple[Any, Any, Any]
     row_pass: tuple[Any, Any, Any]
     add_pass: tuple[Any, Any, Any]
-    units: int
-    unit_bytes: Any
-
-    def passes(self, left: Any) -> Any:
-        """Ranges in `left` bytes; infinite where not one piece fits."""
-        bare = np.asarray(self.unit_bytes) <= 0
-        fits = np.where(bare, self.units, np.minimum(np.floor(left / np.where(bare, 1.0, self.unit_bytes)), self.units))
-        return np.where((fits > 0) & (np.asarray(left) >= 0), np.ceil(self.units / np.maximum(fits, 1)), np.inf)
+    ranges: Ranges
 
     def parts(self, passes: Any) -> tuple[Any, Any, Any]:
         """Seconds of computing and of either tier, each alone."""
-        adding, computing = self._phase(self.adds, self.add_pass, passes), self._phase(self.rows, self.row_pass, passes)
+        adding, computing = self._phases(passes)
         return adding[0] + computing[0], adding[1] + computing[1], adding[2] + computing[2]
+
+    def _phases(self, passes: Any) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+        computing = self._phase(self.rows, self.row_pass, self.ranges.meetings(passes))
+        return self._phase(self.adds, self.add_pass, passes), computing
 
     @staticmethod
     def _phase(once: tuple[Any, Any, Any], each: tuple[Any, Any, Any], passes: Any) -> tuple[Any, Any, Any]:
         return once[0] + passes * each[0], once[1] + passes * each[1], once[2] + passes * each[2]
 
-    def seconds(self, left: Any, hidden: float) -> Any:
-        """In `left` bytes of memory: of either phase the longest part, and of the others what is not hidden behind it."""
-        passes = self.passes(left)
+    def seconds(self, left: Any, hidden: float, least: Any = 1) -> Any:
+        """In `left` bytes of memory: of either phase the longest part, and of the others what is not hidden behind it. least:
+        ranges at least."""
+        passes = np.maximum(self.ranges.passes(left), least)
         fits = np.isfinite(passes)
-        times, taken = np.where(fits, passes, 1.0), 0.0
-        for once, each in ((self.adds, self.add_pass), (self.rows, self.row_pass)):
-            compute, host, disk = self._phase(once, each, times)
+        taken = 0.0
+        for compute, host, disk in self._phases(np.where(fits, passes, 1.0)):
             longest = np.maximum(np.maximum(compute, host), disk)
             taken = taken + longest + (1 - hidden) * (compute + host + disk - longest)
         return np.where(fits, taken, np.inf)
@@ -112,17 +158,20 @@ Moved = tuple[tuple[int, int], tuple[int, int]]
 
 
 class Traffic(NamedTuple):
-    """Bytes of a run. rows: for its rows, once; adds: the edges of its sums; row_pass, add_pass: once a range more."""
+    """Bytes of a run. rows: for its rows, once; adds: the edges of its sums; row_pass, add_pass: as in `Load`."""
 
     rows: Moved
     adds: Moved
     row_pass: Moved
     add_pass: Moved
 
-    def whole(self, passes: int, way: int) -> tuple[int, int]:
-        """Bytes read (way 0) or written (1) in so many ranges, by tier of `MOVED`."""
+    def whole(self, passes: int, meetings: float, way: int) -> tuple[int, int]:
+        """Bytes read (way 0) or written (1) in so many ranges, by tier of `MOVED`; meetings: see `Ranges`."""
         host, disk = (
-            self.rows[tier][way] + self.adds[tier][way] + passes * (self.row_pass[tier][way] + self.add_pass[tier][way])
+            self.rows[tier][way]
+            + self.adds[tier][way]
+            + round(meetings * self.row_pass[tier][way])
+            + passes * self.add_pass[tier][way]
             for tier in range(len(MOVED))
         )
         return host, disk
@@ -137,7 +186,8 @@ class Costs:
         self.ops = {op.name: op for op in program.ops}
         self.edges = next((value.name for value in program.values if value.name == "edges"), "")
         self._added = program.added_to
-        self.units = max(1, -(-program.num_nodes // program.cell_rows))
+        self.met = program.num_edges / max(1, program.num_nodes)
+        """sources of a destination, beside itself, on average"""
 
     def size(self, name: str) -> int:
         """Bytes of a value."""
@@ -198,13 +248,40 @@ class Costs:
             (self.move_s(host, Fate.HOST), self.move_s(disk, Fate.DISK)) for host, disk in self.traffic(run, placement)
         )
         rows_s, sums_s, pass_s = self.compute_s(run)
-        unit = sum(self.width(name) for name in run.adds[len(self._into(run, placement)) :]) + self.gathered(run.op)
-        unit_bytes = float(unit * self.program.cell_rows)
-        return Load((rows_s, *rows), (sums_s, *adds), (0.0, *row_pass), (pass_s, *add_pass), self.units, unit_bytes)
+        return Load((rows_s, *rows), (sums_s, *adds), (0.0, *row_pass), (pass_s, *add_pass), self.ranges(run, placement))
 
-    def gathered(self, op: Op) -> float:
-        """Bytes of a destination's sources and edges, of an op that gathers."""
-        return self.profile.op(op.name).unit_bytes if op.kind == "gather" else 0.0
+    def ranges(self, run: Run, placement: Placement) -> Ranges:
+        """How the destinations of a run are taken together."""
+        if run.op.kind == "gather":
+            return self.gathered(run.op, self.kept_ranges(run, placement))
+        unit = sum(self.width(name) for name in run.adds[len(self._into(run, placement)) :])
+        return Ranges(self.units(run.op), float(unit * self.program.cell_rows), met=self.met)
+
+    def units(self, op: Op) -> int:
+        """See `Ranges`: destinations whose sources are gathered come one by one, others in cells of the grid."""
+        return self.program.num_nodes if op.kind == "gather" else -(-self.program.num_nodes // self.program.cell_rows)
+
+    def kept_ranges(self, run: Run, placement: Placement) -> int:
+        """Of how many ranges what autograd keeps is in memory, beside what stands there as a value."""
+        op, saved = run.op, [name for name in (*run.op.reads, *run.op.writes) if self.values[name].kind == "saved"]
+        if run.again or not saved:
+            return int(op.turns)
+        return self.kept_of(op, placement.fate(saved[0]))
+
+    @staticmethod
+    def kept_of(op: Op, fate: Fate) -> int:
+        """The same by the fate of what it keeps: on its way down it is there for the range under way, and, where it is read,
+        for the next one; on its way up until it is written."""
+        if fate is Fate.RECOMPUTED:
+            return int(op.backward)
+        return 0 if fate is Fate.RETAINED else 1 + op.backward
+
+    def gathered(self, op: Op, kept: int) -> Ranges:
+        """Of an op that gathers; kept: ranges of which what autograd keeps is in memory beside the values."""
+        cost = self.profile.op(op.name)
+        source, own = (each + kept * more for each, more in zip(cost.gathered, cost.kept, strict=True))
+        near = (1 + self.met) * source
+        return Ranges(self.units(op), near + own, near, self.program.num_nodes * source, cost.hub, self.met)
 
     def _into(self, run: Run, placement: Placement) -> tuple[str, ...]:
         """Sums that are made where they are to stand: they need no memory of their own."""

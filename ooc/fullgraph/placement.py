@@ -7,7 +7,7 @@ Checkmate's and Capuchin's line of work, but over layers whose lifetimes are bra
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ooc.fullgraph.costs import MOVED, TIERS, Bytes, Costs, Load, Profile
 from ooc.fullgraph.fates import Fate, Placement, Program, Value
@@ -127,16 +127,15 @@ def predict(program: Program, profile: Profile, placement: Placement, room: Room
     >>> predict(program, profile, Placement({}), room).peak
     (812000000, 0, 0)
     """
-    costs, now, found, ranges = Costs(program, profile), 0.0, [], dict[str, int]()
-    for run in costs.schedule.runs(placement):
-        load, alive, left = _left(costs, run, placement, room)
-        passes = int(load.passes(left))
-        seconds = float(load.seconds(left, profile.hidden))
-        if run.op.kind == "gather":
-            name = run.op.repeats or run.op.name
-            ranges[name] = min(left, ranges.get(name, left))
-        memory = (room.device - left + round(-(-load.units // passes) * load.unit_bytes), *alive[1:])
-        traffic = costs.traffic(run, placement)
+    costs, now, found = Costs(program, profile), 0.0, []
+    asked = [_asked(costs, run, placement, room) for run in costs.schedule.runs(placement)]
+    cut = _cut(asked)
+    for each in asked:
+        run, load, alive, left = each
+        passes = max(int(load.ranges.passes(left)), cut.get(each.layer, 1))
+        meetings, traffic = float(load.ranges.meetings(passes)), costs.traffic(run, placement)
+        seconds = float(load.seconds(left, profile.hidden, passes))
+        taken = round(float(load.ranges.taken(-(-load.ranges.units // passes))))
         parts = tuple(float(part) for part in load.parts(passes))
         found.append(
             PlannedRun(
@@ -147,30 +146,64 @@ def predict(program: Program, profile: Profile, placement: Placement, room: Room
                 now + seconds,
                 (parts[0], parts[1], parts[2]),
                 passes,
-                memory,
-                traffic.whole(passes, 0),
-                traffic.whole(passes, 1),
+                (room.device - left + taken, *alive[1:]),
+                traffic.whole(passes, meetings, 0),
+                traffic.whole(passes, meetings, 1),
             )
         )
         now += seconds
     sizes = {value.name: profile.size(value) for value in program.values}
     for run in costs.schedule.runs(placement, first=True):  # which makes what is constant
-        _left(costs, run, placement, room)
-    return StepPlan(replace(placement, ranges=ranges), room, tuple(found), sizes, {})
+        _asked(costs, run, placement, room)
+    return StepPlan(replace(placement, ranges=_range_bytes(costs, asked)), room, tuple(found), sizes, {})
 
 
-def _left(costs: Costs, run: Run, placement: Placement, room: Room) -> tuple[Load, Bytes, int]:
-    """(what a run asks for, bytes by tier that stand meanwhile, bytes of the device's memory that are left)."""
+class _Asked(NamedTuple):
+    """What a run asks for, bytes by tier that stand meanwhile, bytes of the device's memory that are left."""
+
+    run: Run
+    load: Load
+    alive: Bytes
+    left: int
+
+    @property
+    def layer(self) -> str:
+        """The op on the way up of a layer that gathers, "" for other runs."""
+        return (self.run.op.repeats or self.run.op.name) if self.run.op.kind == "gather" else ""
+
+
+def _cut(asked: list[_Asked]) -> dict[str, int]:
+    """Ranges of every layer that gathers: what autograd keeps of one goes down in that one."""
+    found: dict[str, int] = {}
+    for each in asked:
+        if each.layer and not each.run.again:
+            found[each.layer] = max(found.get(each.layer, 1), int(each.load.ranges.passes(each.left)))
+    return found
+
+
+def _range_bytes(costs: Costs, asked: list[_Asked]) -> dict[str, int]:
+    """Bytes of memory for the ranges of layers that gather, beside what autograd keeps of them."""
+    found: dict[str, int] = {}
+    for each in asked:
+        if each.layer:
+            ranges, rows = each.load.ranges, each.load.ranges.fits(each.left)
+            memory = int(each.left - ranges.taken(rows) + costs.gathered(each.run.op, 0).taken(rows))
+            found[each.layer] = min(memory, found.get(each.layer, memory))
+    return found
+
+
+def _asked(costs: Costs, run: Run, placement: Placement, room: Room) -> _Asked:
+    """See `_Asked`. Raises BudgetError where it does not fit."""
     load, alive = costs.load(run, placement), costs.standing_bytes(run.alive, placement)
     left = room.device - alive[0] - costs.profile.op(run.op.name).workspace
-    needs = left - (load.unit_bytes or 0)
+    needs = left - max(load.ranges.unit, load.ranges.least)
     for tier, has, need in zip(TIERS, room.bytes, (room.device - needs, *alive[1:]), strict=True):
         if need > has:
             raise BudgetError(
                 f"{run.op.name} needs {format_bytes(need)} of {TIER_NAMES[tier]}, and {format_bytes(has)} are there: "
                 f"give {format_bytes(need - has)} more"
             )
-    return load, alive, left
+    return _Asked(run, load, alive, left)
 
 
 TIER_NAMES = {Fate.RETAINED: "memory", Fate.HOST: "host memory", Fate.DISK: "disk"}

@@ -5,7 +5,6 @@ chunk takes up and down and what autograd keeps of it, what an edge takes, how f
 much of reading goes on behind computing: both alone, and both at once.
 """
 
-import shutil
 import statistics
 import threading
 from collections.abc import Callable, Iterator
@@ -22,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ooc.buffers import Buffers
 from ooc.dropout import Draws
-from ooc.fullgraph.costs import OpCost, Profile, Speed
+from ooc.fullgraph.costs import Costs, Each, OpCost, Profile
+from ooc.fullgraph.diskspeed import PIECE_BYTES, TRIED_BYTES, Reading, disk_speed, tried
 from ooc.fullgraph.fates import Fate, Op, Placement
 from ooc.fullgraph.flow import inputs_of, wanted_of
 from ooc.fullgraph.full import FullGraph
@@ -35,25 +34,20 @@ from ooc.fullgraph.shelf import copy
 from ooc.fullgraph.stepper import LossOf, Stepper
 from ooc.fullgraph.traffic import Traffic
 from ooc.fullgraph.walks import Walks
-from ooc.layerplan import CHUNK_ROWS, LayerShape
+from ooc.layerplan import CHUNK_ROWS
 from ooc.passes import Adder
-from ooc.ranges import MemoryRows, read_range, write_range
+from ooc.ranges import MemoryRows
 from ooc.sums import Code, Kind
-from ooc.sweepblocks import gathered_block
-from ooc.sweepshape import GATHERED, gather_ranges, parts_of, piece_rows_of
+from ooc.sweepshape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
 from ooc.tiles import Slots, Tiles, count_entries
 from stores.encoding import Encoding
 from stores.errors import BudgetError
 from stores.graph import Graph
-from stores.mutable_rows import DiskRows
 from stores.rows import ArrayRows
 
 REPEATS = 3
 """of a chunk, after one or more to warm up"""
-_TRIED_BYTES, _ROUNDS = 128 * 2**20, 5
-"""written and read, so many times: a disk may stand still for seconds"""
-_PIECE_BYTES = 8 * 2**20
-_ROWS_BYTES = 64 * 2**20
+_ROWS_BYTES = 128 * 2**20
 """of rows that are gathered"""
 _SUMS_BYTES = 192 * 2**20
 """of rows that are added up, and of their sums, where the memory for a step has room for them: more than a processor's cache,
@@ -95,7 +89,7 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
     modules = [part for part in (encoder, *layers, decoder) if part is not None]
     with closing(walks), torch.random.fork_rng(devices=[]), _gradients_of(modules):
         trial = _Trial(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, Traffic(), full.room, set())
-        return trial.profile(full.dataset.graph, folder, loss, _TRIED_BYTES if disk is None else min(disk, _TRIED_BYTES))
+        return trial.profile(full.dataset.graph, folder, loss, TRIED_BYTES if disk is None else min(disk, TRIED_BYTES))
 
 
 @contextmanager
@@ -120,20 +114,21 @@ class _Trial(Stepper):
 
     def profile(self, graph: Graph, folder: Path | None, loss: LossOf | None, nbytes: int) -> Profile:
         """See `profile`. nbytes: of a file to try the disk with; of a few rows there is nothing to be told."""
-        if nbytes < 2 * _PIECE_BYTES:
+        if nbytes < 2 * PIECE_BYTES:
             folder = None
         self.graph, self.nodes = graph, self.program.num_nodes
         self._nbytes: dict[str, int] = {}
         self._sums: dict[tuple[Kind, int], tuple[float, float]] = {}
         ops: dict[str, OpCost] = {}
         for op in self.program.forward:
-            up_s, down_s = self._rows(op, loss if op.turns else None)
-            unit = self._gathered_bytes(self.shape.sweep.layers[op.layer]) if op.kind == "gather" else 0.0
-            turned = down_s if op.turns else 0.0
-            ops[op.name] = OpCost(up_s + turned, *self._adding(op), unit)
+            up_s, down_s, kept = self._rows(op, loss if op.turns else None)
+            gathering = self._gathering(op, kept) if op.kind == "gather" else {}
+            gather_s, add_s = self._gather_s(op)
+            turned = down_s + add_s if op.turns else 0.0
+            ops[op.name] = OpCost(up_s + gather_s + turned, *self._adding(op), **gathering)
             for down in self.program.backward:
                 if down.repeats == op.name:
-                    ops[down.name] = OpCost(down_s, *self._adding(down), unit)
+                    ops[down.name] = OpCost(down_s + gather_s + add_s, *self._adding(down), **gathering)
         for op in self.program.backward:
             ops.setdefault(op.name, OpCost(0.0, *self._adding(op)))
         disk = {} if folder is None else {Fate.DISK: disk_speed(folder, nbytes)}
@@ -142,18 +137,21 @@ class _Trial(Stepper):
 
     # --- rows ---
 
-    def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float]:
-        """Seconds of the row-wise part of an op for all nodes, up and down, with the loss; notes what autograd keeps."""
+    def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float, Each]:
+        """Seconds of the row-wise part of an op for all nodes, up and down, with the loss; what autograd keeps of a source, and
+        of a destination beside. Notes what it keeps in all."""
         tries, place = self._chunk(op)
-        own = place.stop - place.first
-        ups, downs = [], []
+        own, sources = place.stop - place.first, len(place.at["sources"]) if op.kind == "gather" else 0
+        ups, downs, kept = [], [], Each()
         for run in tries * (1 + REPEATS // len(tries)):
             begun = perf_counter()
             live, given, results = run()
             ups.append(perf_counter() - begun)
             saved = next((name for name in op.writes if name.startswith("saved")), "")
+            shared = live.bytes_of(sources) if sources else 0
+            kept = Each(shared / max(1, sources), (live.nbytes - shared) / own)
             if saved:
-                self._nbytes[saved] = live.nbytes * self.nodes // own
+                self._nbytes[saved] = round(self.nodes * (kept.own + kept.source * self._meetings(op)))
             grads = {name: torch.ones_like(rows) for name, rows in live.outputs.items()}
             begun = perf_counter()
             if loss is not None:
@@ -163,15 +161,15 @@ class _Trial(Stepper):
                     grads["out"] = torch.autograd.grad(value, out)[0]
             results(live.down(given, grads))
             downs.append(perf_counter() - begun)
-        up_s, down_s = (float(np.median(taken[len(tries) :])) * self.nodes / own for taken in (ups, downs))
-        return up_s, down_s
+        up_s, down_s = (float(np.median(taken[len(tries) :])) for taken in (ups, downs))
+        return up_s * self.nodes / own, down_s * self.nodes / own, kept
 
     def _chunk(self, op: Op) -> tuple[list[Callable[[], _Tried]], Place]:
         """(runs of an op's part on chunks of made-up rows, where those are). Each run has rows and room for results of its own,
         as no chunk of a step finds its rows in the processor's cache; those that are gathered are more than it holds anyway."""
-        inputs, layers = inputs_of(self.shape, op), self.shape.sweep.layers
+        inputs = inputs_of(self.shape, op)
         if op.kind == "gather":
-            place = self._gathered_place(layers[op.layer])
+            place = self._gathered_place(op)
         else:
             stop = min(CHUNK_ROWS, self.nodes)
             place = own_place(self.graph, 0, stop, torch.device("cpu"), edges=op.kind == "sum")
@@ -199,25 +197,46 @@ class _Trial(Stepper):
     def _dtype(self) -> torch.dtype:
         return torch.float64 if self.shape.itemsize == 8 else torch.float32
 
-    def _gathered_place(self, layer: LayerShape) -> Place:
+    def _gathered_place(self, op: Op) -> Place:
         """The first destinations that a modest memory has room for, with all their sources."""
         memory = max(1, min(self.room // 2, 2 * GATHERED * _ROWS_BYTES))
-        first, stop = next(iter(gather_ranges(self.graph, layer, memory, 0)))
-        begin, end = int(self.graph.indptr[first]), int(self.graph.indptr[stop])
-        source = np.asarray(self.graph.indices[begin:end]).astype(np.int64)
-        weighted = "weight" in self.graph.columns
-        weight = np.asarray(self.graph.columns["weight"][begin:end]) if weighted else None
-        node, block = gathered_block(self.graph, first, stop, source, weight, torch.device("cpu"))
-        slots = np.concatenate([np.arange(begin, end), self.graph.num_edges + np.arange(first, stop)])
-        return Place(first, stop, {"sources": node, "edges": slots}, block)
+        first, stop = next(iter(gather_ranges(self.graph, self.shape.sweep.layers[op.layer], memory, 0)))
+        return self.walks.place(first, stop, False)
 
-    def _gathered_bytes(self, layer: LayerShape) -> float:
-        """Bytes of a destination with its sources and edges, two ranges at a time, on average."""
-        whole = self.nodes * (layer.source_bytes + 4 * layer.out) + self.program.num_edges * layer.edge_bytes
-        if GATHERED * whole <= self.room:
-            return GATHERED * whole / self.nodes
-        degree = self.program.num_edges / self.nodes
-        return GATHERED * ((1 + degree) * layer.source_bytes + 4 * layer.out + degree * layer.edge_bytes)
+    def _gather_s(self, op: Op) -> tuple[float, float]:
+        """Seconds to find the sources of all ranges and to gather their rows, and to add gradients to theirs."""
+        if op.kind != "gather":
+            return 0.0, 0.0
+        place, dtype = self._gathered_place(op), np.dtype(f"float{8 * self.shape.itemsize}")
+        node, share = place.at["sources"], self.nodes / (place.stop - place.first)
+        values = np.empty((len(node), self.shape.columns(op.summed)), dtype)
+        rows = np.zeros_like(values)
+        at = np.random.default_rng(0).permutation(len(node))
+
+        def gather() -> None:
+            self.walks.place(place.first, place.stop, False)
+            np.take(rows, at, 0, values)
+
+        def add() -> None:
+            rows[at] += values
+
+        gather_s, add_s = (statistics.median([_seconds(work) for _ in range(1 + REPEATS)][1:]) for work in (gather, add))
+        return share * gather_s, share * add_s
+
+    def _gathering(self, op: Op, kept: Each) -> dict[str, Any]:
+        """What an op that gathers takes of memory, by the fields of `OpCost`."""
+        layer, hub = self.shape.sweep.layers[op.layer], hub_of(self.graph)
+        own = 4 * layer.out + self.program.num_edges / self.nodes * layer.edge_bytes
+        gathered = Each(GATHERED * layer.source_bytes, GATHERED * own)
+        return {"gathered": gathered, "kept": kept, "hub": GATHERED * gathered_bytes(self.graph, layer, hub, hub + 1)}
+
+    def _meetings(self, op: Op) -> float:
+        """How often a row is gathered by an op that gathers, in the memory that the executor takes where none is planned."""
+        if op.kind != "gather":
+            return 1.0
+        costs = Costs(self.program, Profile({op.name: OpCost(**self._gathering(op, Each()))}, {}, 1.0))
+        ranges = costs.gathered(op, 0)
+        return float(ranges.meetings(ranges.passes(self.room // 2)))
 
     # --- sums ---
 
@@ -261,7 +280,7 @@ class _Trial(Stepper):
 
             ranges = min(_RANGES, -(-stop // cell))
             step = -(-stop // (ranges * cell)) * cell
-            once, several = (statistics.median(_seconds(add, each) for _ in range(REPEATS)) for each in (stop, step))
+            once, several = (statistics.median(_seconds(partial(add, each)) for _ in range(REPEATS)) for each in (stop, step))
         more = -(-stop // step) - 1
         a_pass = max(0.0, several - once) / more if more else 0.0
         share = -(-self.nodes // piece_rows) / grid.num_pieces
@@ -278,8 +297,8 @@ class _Trial(Stepper):
             live, given, results = next(tries)()
             results(live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()}))
 
-        with _tried(folder, nbytes) as rows:
-            reading = _Reading(rows)
+        with tried(folder, nbytes) as rows:
+            reading = Reading(rows)
             alone = rate(compute), rate(reading.some)
             stop = threading.Event()
             with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:
@@ -315,9 +334,9 @@ def rate(work: Callable[[], None]) -> float:
     return count / (perf_counter() - begun)
 
 
-def _seconds(work: Callable[[int], None], argument: int) -> float:
+def _seconds(work: Callable[[], None]) -> float:
     begun = perf_counter()
-    work(argument)
+    work()
     return perf_counter() - begun
 
 
@@ -327,54 +346,3 @@ def _until(stop: threading.Event, work: Callable[[], None]) -> int:
         work()
         count += 1
     return count
-
-
-class _Reading:
-    """Pieces of a file, one after the other, over and over."""
-
-    def __init__(self, rows: DiskRows) -> None:
-        self._rows, self._at = rows, 0
-        self._step = max(1, _PIECE_BYTES // rows.row_bytes)
-        self._buffers = Buffers(kept=2, direct=True, least_bytes=1)
-
-    def some(self) -> None:
-        """Read the next piece."""
-        first = self._at
-        read_range(self._rows, first, min(first + self._step, self._rows.shape[0]), self._buffers)
-        self._at = first + self._step if first + 2 * self._step <= self._rows.shape[0] else 0
-
-
-@contextmanager
-def _tried(folder: Path, nbytes: int) -> Iterator[DiskRows]:
-    """Rows on the disk for a while."""
-    path = folder / "profile"
-    shutil.rmtree(path, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = DiskRows.create(path, (nbytes // _PIECE_BYTES * _PIECE_BYTES // 1024, 256), "float32", "auto")
-    try:
-        yield rows
-    finally:
-        rows.close()
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def disk_speed(folder: Path, nbytes: int = _TRIED_BYTES) -> Speed:
-    """Bytes a second that are read from and written to a folder's disk, in pieces as steps do."""
-    buffers = Buffers(kept=4, direct=True, least_bytes=1)
-    with _tried(folder, nbytes) as rows, ThreadPoolExecutor(2, thread_name_prefix="ooc-plan") as pool:
-        step = _PIECE_BYTES // rows.row_bytes
-        values: NDArray[np.float32] = buffers.empty((step, 256), np.dtype(np.float32))
-        values[:] = 1
-        starts = range(0, rows.shape[0], step)
-        works: tuple[Callable[[int], int], ...] = (
-            lambda first: write_range(rows, first, values),
-            lambda first: read_range(rows, first, first + step, buffers)[1],
-        )
-        taken: list[list[float]] = [[], []]
-        for _ in range(_ROUNDS):
-            for work, rates in zip(works, taken, strict=True):
-                begun = perf_counter()
-                nbytes = sum(pool.map(work, starts))
-                rates.append(nbytes / (perf_counter() - begun))
-    written, read = map(statistics.median, taken)
-    return Speed(read=read, written=written)

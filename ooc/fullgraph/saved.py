@@ -212,6 +212,11 @@ class Live:
         self._kept.append(tensor)
         return len(self._kept) - 1
 
+    def bytes_of(self, rows: int) -> int:
+        """Bytes of memory of what is kept with so many rows."""
+        kept = [tensor for tensor in self._kept if isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == rows]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
     def _unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ooc.fullgraph.again import Chains, Link
 from ooc.fullgraph.costs import TIERS, Bytes, Costs, Floats, Profile
 from ooc.fullgraph.fates import Fate, Placement, Program
-from ooc.fullgraph.stages import ALIVE, BEFORE, LEAST, UNIT, Choice, Stage, Stages, Tables
+from ooc.fullgraph.stages import ALIVE, BEFORE, Choice, Stage, Stages, Tables
 from stores.jit import kernel
 
 Ints = NDArray[np.int64]
@@ -194,15 +194,19 @@ class _Search:
     def _seconds(self, stage: Stage, step: Step, held: Floats, made: Floats) -> Floats:
         """float64[states, options]: of the stage's ops, up and down, infinite where something does not fit. made:
         float64[states, 3], bytes of rows made again."""
-        hidden, tables = self.costs.profile.hidden, step.tables
-        total = np.zeros((len(held), len(tables.kept)))
-        for walk in range(1 + len(stage.downs)):
-            cells, stands = tables.walks[:, walk], held + made if walk else held
+        hidden, total, ops = self.costs.profile.hidden, np.zeros((len(held), len(step.tables.kept))), (stage.op, *stage.downs)
+        walks = []
+        for walk, op in enumerate(ops):
+            cells, stands = step.tables.walks[:, walk], held + made if walk else held
             left = self.room[0] - stands[:, :1] - cells[None, :, ALIVE.start]
-            seconds = tables.load(walk, self.costs.units).seconds(left, hidden)
-            fits = left >= np.maximum(cells[:, UNIT], cells[:, LEAST])
+            fits = np.ones(total.shape, np.bool_)
             for tier in (1, 2):
                 fits &= stands[:, tier : tier + 1] + cells[None, :, ALIVE.start + tier] <= self.room[tier]
+            walks.append((step.tables.load(walk, self.costs.units(op), self.costs.met), left, fits))
+        gathered = [load.ranges.passes(left) for op, (load, left, _) in zip(ops, walks, strict=True) if op.kind == "gather"]
+        cut = np.maximum.reduce(gathered) if gathered else 1.0  # a layer's ranges are the same up and down
+        for op, (load, left, fits) in zip(ops, walks, strict=True):
+            seconds = load.seconds(left, hidden, cut if op.kind == "gather" else 1.0)
             total += np.where(fits, seconds, np.inf)
         return total
 

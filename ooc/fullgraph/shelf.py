@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.buffers import Buffers
+from ooc.buffers import PAGE_BYTES, Buffers
 from ooc.fullgraph.fates import Fate, Placement
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.traffic import Traffic
@@ -20,6 +20,8 @@ from stores.dataset import Dataset
 from stores.rows import ArrayRows, Rows
 
 _BUFFERS = 6
+_ADDED_ROWS = 8192
+"""read, added to and written at a time: whole pages"""
 
 
 class Shelf:
@@ -189,11 +191,29 @@ class Shelf:
         if isinstance(rows, MemoryRows):
             rows.array[node] += values
             return
+        if _dense(node, rows.row_bytes):
+            self._add_through(rows, node, values)
+            return
         held = np.empty(values.shape, rows.dtype)
         self._traffic.read(rows.read(node, held), began)
         held += values
         began = perf_counter()
         self._traffic.written(rows.write(node, held), began)
+
+    def _add_through(self, rows: Kept, node: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """The same through all rows from the first of them to the last: one is written while the next ones are read."""
+        order = np.argsort(node)
+        node, last = node[order], int(node.max()) + 1
+        for first in range(int(node[0]) // _ADDED_ROWS * _ADDED_ROWS, last, _ADDED_ROWS):
+            stop = min(first + _ADDED_ROWS, rows.shape[0])
+            low, high = np.searchsorted(node, (first, stop))
+            if low < high:
+                began = perf_counter()
+                held, nbytes = read_range(rows, first, stop, self._buffers)
+                self._traffic.read(nbytes, began)
+                held[node[low:high] - first] += values[order[low:high]]
+                self._writer.put(rows, first, held)
+        self._writer.drain()
 
     def clear(self, name: str) -> None:
         """Zeros in every row of a value."""
@@ -218,6 +238,12 @@ class Shelf:
         self.make_room()
         self.memory.close()
         self.disk.close()
+
+
+def _dense(node: NDArray[np.int64], row_bytes: int) -> bool:
+    """Whether most pages from the first to the last of some rows hold one of them."""
+    page = np.unique(node * row_bytes // PAGE_BYTES)
+    return bool(len(page) and 2 * len(page) > page[-1] - page[0])
 
 
 def nothing() -> int:

@@ -11,15 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.costs import MOVED, TIERS, Costs, Floats, Load
+from ooc.fullgraph.costs import MOVED, TIERS, Costs, Floats, Load, Ranges
 from ooc.fullgraph.fates import Fate, Op, Value
 from ooc.fullgraph.schedule import sums_of
 
 ALIVE, ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12), slice(12, 15)
-UNIT, LEAST, BEFORE = 15, 16, slice(17, 20)
-_COLUMNS = 20
-"""Of a walk: bytes that stand meanwhile by tier; of its `Load` the seconds and bytes, and bytes of a unit's sums in the first
-epoch (infinite: what cannot be); bytes that stand just before it"""
+UNIT, SOURCE, ALL_SOURCES, LEAST, BEFORE = 15, 16, 17, 18, slice(19, 22)
+_COLUMNS = 22
+"""Of a walk: bytes that stand meanwhile by tier; of its `Load` the seconds; of its `Ranges` the bytes, the least being those of
+a unit's sums in the first epoch (infinite: what cannot be); bytes that stand just before it"""
 
 
 class Choice(NamedTuple):
@@ -57,16 +57,16 @@ class Tables(NamedTuple):
     walks: Floats
     kept: Floats
 
-    def load(self, walk: int, units: int) -> Load:
-        """Of walk 0, the way up, or of one down; arrays by option."""
+    def load(self, walk: int, units: int, met: float) -> Load:
+        """Of walk 0, the way up, or of one down; arrays by option. units, met: see `Ranges`."""
         found = self.walks[:, walk].T
+        ranges = Ranges(units, found[UNIT], found[SOURCE], found[ALL_SOURCES], found[LEAST], met)
         return Load(
             (found[3], found[4], found[5]),
             (found[6], found[7], found[8]),
             (found[9], found[10], found[11]),
             (found[12], found[13], found[14]),
-            units,
-            found[UNIT],
+            ranges,
         )
 
 
@@ -202,15 +202,25 @@ class Stages:
         for own, op in zip(cells, (stage.op, *stage.downs), strict=True):
             own[ROWS.start] = profile.op(op.name).rows_s
             own[ALIVE.start] = profile.op(op.name).workspace
-            own[UNIT] = self.costs.gathered(op) * self.program.cell_rows
+            if op.kind == "gather":
+                self._gather(own, self.costs.gathered(op, int(op.turns)))
             if op.backward and not any(self.values[name].kind == "saved" for name in op.reads):
                 own[ROWS.start] += profile.op(op.repeats).rows_s
             if op.summed and (op.backward or (not stage.near and op.kind != "gather")):
                 own[ADDS.start] += profile.op(op.name).sums_s
                 own[ADD_PASS.start] += profile.op(op.name).pass_s
                 own[UNIT] += self.costs.width(op.summed) * self.program.cell_rows
-            own[LEAST] = own[UNIT]
+            own[LEAST] = max(own[LEAST], own[UNIT])
         return cells
+
+    @staticmethod
+    def _gather(cells: Floats, ranges: Ranges) -> None:
+        cells[[UNIT, SOURCE, ALL_SOURCES, LEAST]] = ranges.unit, ranges.source, ranges.most, ranges.least
+
+    def _keep(self, cells: Floats, op: Op, fate: Fate) -> None:
+        """What autograd keeps of ranges that are gathered, beside what stands as a value."""
+        more, bare = self.costs.gathered(op, self.costs.kept_of(op, fate)), self.costs.gathered(op, 0)
+        cells[[UNIT, SOURCE, ALL_SOURCES]] += more.unit - bare.unit, more.source - bare.source, more.most - bare.most
 
     def _cells(self, stage: Stage, value: Value, choice: Choice, known: Known) -> Floats:
         """What a value adds to each walk of a stage."""
@@ -255,6 +265,8 @@ class Stages:
             self._move(cells, ROW_PASS, name, tier, 1, 1)
         if value.name == self.costs.edges and op.summed and op.kind == "sum" and not stage.near:
             self._move(cells, ADDS, name, tier, 0.5, 0)
+        if name in op.writes and op.kind == "gather" and value.kind == "saved":
+            self._keep(cells, op, choice.fate)
         if name == stage.near:
             self._near(stage, value, choice, known, cells)
 
@@ -300,6 +312,8 @@ class Stages:
             self._move(cells, ROW_PASS, name, tier, 1, 1)
         if value.name == self.costs.edges and op.summed:
             self._move(cells, ADDS, name, tier, 0.5, 0)
+        if name in op.reads and op.kind == "gather" and value.kind == "saved":
+            self._keep(cells, op, choice.fate)
         if name in op.reads and gone and value.kind == "saved":
             cells[ROWS.start] += costs.profile.op(op.repeats).rows_s
         if name in op.reads and gone and value.kind == "sums":

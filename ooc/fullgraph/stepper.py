@@ -62,6 +62,8 @@ class Stepper:
         self._adds: set[str] = set()
         """gradients that this op adds to what others left, chunk by chunk"""
         self._waiting = Waiting()
+        self._range_bytes = 0
+        """of memory that the ranges under way of an op that gathers may take"""
         self._uses = program.uses(placement)
         modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
         self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
@@ -301,7 +303,7 @@ class Stepper:
         down: Op | None = None,
     ) -> Iterator[Chunk]:
         """The chunks of an op from node `start` on, and what it reads; keep: whether its sums become a value."""
-        self.shelf.trim(self._left())
+        self._range_bytes = 0
         summed, sweep = [], self.shape.sweep
         kind = sweep.layers[up.layer].kind
         near = inputs.get("near", "")
@@ -315,11 +317,11 @@ class Stepper:
             summed.append(SumOf("gsum", down.summed, "sum" if above == "mean" else above, True, False))
         made = {each.name for each in summed}
         names = list(dict.fromkeys(name for name in (*inputs.values(), *more) if name not in made))
+        self._range_bytes = self.placement.ranges.get(up.name, self.room // 2) if up.kind == "gather" else 0
+        self.shelf.trim(self._left())
         if up.kind == "gather":
-            memory = self.placement.ranges.get(up.name, self.room // 2)
             others = [name for part, name in inputs.items() if part != "rows"]
-            self.shelf.trim(self._left() - memory)
-            ranges = self.walks.ranges(up.layer, memory)
+            ranges = self.walks.ranges(up.layer, self._range_bytes)
             if len(ranges) > 1 and hidden_norms(self.parts.layers[up.layer]):
                 raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
             return self.walks.gathered(up.summed, [*others, *more], [own for own in ranges if own[0] >= start], lives)
@@ -332,7 +334,7 @@ class Stepper:
 
     def _left(self) -> int:
         """Bytes for sums, and for arrays that wait for their next use."""
-        return self.room - self.shelf.memory_bytes - self._waiting.nbytes - self.walks.sum_bytes
+        return self.room - self.shelf.memory_bytes - self._waiting.nbytes - self.walks.sum_bytes - self._range_bytes
 
     def _given(self, inputs: dict[str, str], chunk: Chunk) -> Tensors:
         spooled = 0 if self.spool is None else self.spool.nbytes

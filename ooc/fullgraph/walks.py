@@ -175,7 +175,7 @@ class Walks:
 
         def read(own: tuple[int, int]) -> Chunk:
             first, stop = own
-            place = self._placed(first, stop, len(ranges) == 1)
+            place = self.place(first, stop, len(ranges) == 1)
             found = {name: self._shelf.read(name, first, stop) for name in names}
             if len(ranges) == 1:
                 found["rows"] = self._shelf.read(source, first, stop)
@@ -188,7 +188,7 @@ class Walks:
 
         return ahead(self._readers, read, ranges, 1)
 
-    def _placed(self, first: int, stop: int, whole: bool) -> Place:
+    def place(self, first: int, stop: int, whole: bool) -> Place:
         """A range with its edges; that of the whole graph is kept."""
         if whole and "place" in self._whole:
             place: Place = self._whole["place"]

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from math import inf
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.fullgraph.costs import Load, Profile
+from ooc.fullgraph.costs import Load, Profile, Ranges
 from ooc.fullgraph.fates import Fate, Placement, Program, Value
 from ooc.fullgraph.placement import Room, StepPlan, plan_step, predict, static_placements
 from ooc.fullgraph.search import search, unbeaten
@@ -154,11 +154,53 @@ def test_a_plan_is_the_same_from_json() -> None:
 
 
 def test_passes_are_as_few_as_the_memory_allows_and_parts_hide_behind_the_longest() -> None:
-    load = Load((3.0, 0.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 2.0), 8, 100.0)
-    assert [float(load.passes(left)) for left in (-1, 99, 100, 300, 399, 400, 800, 10**6)] == [inf, inf, 8, 3, 3, 2, 1, 1]
+    load = Load((3.0, 0.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 2.0), Ranges(8, 100.0))
+    assert [float(load.ranges.passes(left)) for left in (-1, 99, 100, 300, 399, 400, 800, 10**6)] == [
+        inf,
+        inf,
+        8,
+        3,
+        3,
+        2,
+        1,
+        1,
+    ]
     assert float(load.seconds(800, hidden=1.0)) == 3.0 + 2.0  # rows are computed once their sums are there
     assert float(load.seconds(800, hidden=0.0)) == 3.0 + 1.0 + 1.5 + 2.0
     assert float(load.seconds(400, hidden=0.5)) == (3.0 + 0.5 * 1.0) + (4.0 + 0.5 * 2.0)
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.integers(0, 2_000),
+    st.integers(0, 300),
+    st.integers(-10, 9_000),
+)
+def test_ranges_are_as_large_as_fits_where_sources_are_shared(
+    units: int, own: int, source: int, most: int, least: int, left: int
+) -> None:
+    ranges = Ranges(units, float(own + source), float(source), float(most), float(least))
+
+    def taken(count: int) -> int:
+        return min(source * count, most) + own * count
+
+    fits = int(ranges.fits(left))
+    allowed = [count for count in range(units + 1) if max(taken(count) if count else 0, least, 0) <= left]
+    assert fits == max(allowed, default=0) or not (own and source)
+    assert float(ranges.taken(fits)) == taken(fits)
+    assert float(ranges.passes(left)) == (-(-units // fits) if fits else inf)
+
+
+@pytest.mark.parametrize(("degree", "passes"), [(1, 1), (4, 3), (16, 8), (16, 400), (2, 2_000)])
+def test_rows_are_gathered_as_often_as_ranges_meet_them(degree: int, passes: int) -> None:
+    rng, nodes = np.random.default_rng(degree), 20_000
+    cut = np.linspace(0, nodes, passes + 1).astype(int)
+    source = rng.integers(0, nodes, (nodes, degree))
+    met = sum(len(np.union1d(source[a:b], np.arange(a, b))) for a, b in pairwise(cut))
+    ranges = Ranges(nodes, 1.0, met=float(degree))
+    assert float(ranges.meetings(passes)) == pytest.approx(met / nodes, rel=0.01)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30))

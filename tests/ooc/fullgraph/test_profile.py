@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from ooc.fullgraph.costs import OpCost, Profile, Speed
+from ooc.fullgraph.costs import Each, OpCost, Profile, Ranges, Speed
 from ooc.fullgraph.fates import Fate, Placement, Program
 from ooc.fullgraph.full import FullGraph
+from ooc.fullgraph.parts import Tensors
 from ooc.fullgraph.placement import Room, plan_step, predict
 from ooc.fullgraph.profile import plan_full, profile
+from ooc.fullgraph.saved import Live
 from ooc.models import build_model
+from ooc.sweepshape import gather_ranges
 from stores.dataset import Dataset
 from stores.errors import BudgetError
 from tests.conftest import MakeStore
@@ -48,7 +51,8 @@ def test_a_planned_step_is_the_step(
 
 
 def made_up(program: Program, rng: np.random.Generator) -> Profile:
-    ops = {op.name: OpCost(*rng.integers(0, 8, 3).tolist(), unit_bytes=64.0 * (op.kind == "gather")) for op in program.ops}
+    gathering: dict[str, Any] = {"gathered": Each(32.0, 16.0), "kept": Each(8.0, 4.0), "hub": 4096}
+    ops = {op.name: OpCost(*rng.integers(0, 8, 3).tolist(), **(gathering if op.kind == "gather" else {})) for op in program.ops}
     return Profile(ops, {Fate.DISK: Speed(2.0**18, 2.0**17)}, 0.5)
 
 
@@ -132,3 +136,35 @@ def test_the_profile_measures_what_autograd_keeps_and_every_op(
         assert 0 <= found.hidden <= 1
         assert not (tmp_path / "full" / "profile").exists()
         assert profile(full, None).tiers == {}
+
+
+@pytest.mark.parametrize(("fate", "at_once"), [(Fate.RETAINED, 0), (Fate.DISK, 2), (Fate.RECOMPUTED, 1)])
+def test_ranges_of_a_layer_that_gathers_leave_room_for_what_autograd_keeps(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: Fate, at_once: int
+) -> None:
+    nodes, room, kept, down = 20_000, 50_000_000, list[int](), Live.down
+
+    def noted(live: Live, given: Tensors, grads: Tensors) -> Tensors:
+        kept.append(sum(tensor.nbytes for tensor in live._kept if isinstance(tensor, torch.Tensor)))
+        return down(live, given, grads)
+
+    torch.manual_seed(1)
+    path = make_store(num_nodes=nodes, num_edges=10 * nodes, x=np.ones((nodes, 32), np.float32))
+    with (
+        Dataset.open(path) as ds,
+        closing(FullGraph(build_model("gat", 32, 32, 4, 2, heads=2), ds, tmp_path / "full", room=room)) as full,
+    ):
+        costs = profile(full, tmp_path / "full")
+        placement = Placement({v.name: fate if v.kind == "saved" else Fate.DISK for v in full.program.values})
+        full.room = room + costs.nbytes["saved0"] * (fate is Fate.RETAINED)
+        full.placement = predict(full.program, costs, placement, Room(full.room, 0, 10**9)).placement
+        memory = full.placement.ranges["layer0"]
+        ranges = len(list(gather_ranges(ds.graph, full.shape.sweep.layers[0], memory, 0)))
+        monkeypatch.setattr(Live, "down", noted)
+        full.step(Labelled(ds))
+    kept = kept[-ranges:]  # of layer 0, which goes down last
+    assert ranges > 1
+    assert 0.9 < (memory + at_once * max(kept)) / room < 1.02
+    source, own = costs.ops["layer0"].kept
+    meetings = float(Ranges(nodes, 1.0, met=10.0).meetings(ranges))
+    assert sum(kept) == pytest.approx(nodes * (own + source * meetings), rel=0.02)

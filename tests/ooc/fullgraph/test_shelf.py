@@ -12,15 +12,19 @@ from ooc.fullgraph.fates import Fate, Placement
 from ooc.fullgraph.full import FullGraph
 from ooc.fullgraph.shelf import Shelf
 from ooc.fullgraph.stepper import Stepper
+from ooc.models import build_model
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, cut_into, make, store_of
 
 
 @pytest.fixture
-def full(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullGraph]:
+def full(
+    request: pytest.FixtureRequest, make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FullGraph]:
     cut_into(5, monkeypatch)
-    with Dataset.open(store_of(make_store)) as ds, closing(FullGraph(make("sage"), ds, tmp_path, room=10**7)) as full:
+    model = make(getattr(request, "param", "sage"))
+    with Dataset.open(store_of(make_store)) as ds, closing(FullGraph(model, ds, tmp_path, room=10**7)) as full:
         yield full
 
 
@@ -63,18 +67,41 @@ def test_a_second_step_takes_no_fresh_memory_for_its_values_where_there_is_room(
     assert not fresh
 
 
+@pytest.mark.parametrize("count", [1, 40, 9_000, 30_000])
+def test_gradients_are_added_to_rows_on_disk_wherever_they_lie(make_store: MakeStore, tmp_path: Path, count: int) -> None:
+    nodes, rng = 30_000, np.random.default_rng(count)
+    with (
+        Dataset.open(make_store(num_nodes=nodes, num_edges=nodes, x=np.ones((nodes, 33), np.float32))) as ds,
+        closing(FullGraph(build_model("gat", 33, 33, 4, 3, heads=1), ds, tmp_path / "full", room=10**8)) as full,
+    ):
+        shelf, expected = full.shelf, np.zeros((nodes, 33), np.float32)
+        shelf.placement = Placement({"grows1": Fate.DISK})
+        shelf.clear("grows1")
+        for _ in range(3):
+            node, values = rng.permutation(nodes)[:count], rng.standard_normal((count, 33), np.float32)
+            expected[node] += values
+            shelf.add("grows1", node, values)
+        np.testing.assert_array_equal(shelf.read("grows1", 0, nodes), expected)
+
+
+_RANGE_BYTES = 200_000
+
+
 @pytest.mark.parametrize("saved", [Fate.RETAINED, Fate.RECOMPUTED])
 @pytest.mark.parametrize("rows", [Fate.RETAINED, Fate.DISK])
+@pytest.mark.parametrize("full", ["sage", "gat"], indirect=True)
 def test_values_and_arrays_that_wait_take_no_more_than_the_room(
     full: FullGraph, monkeypatch: pytest.MonkeyPatch, saved: Fate, rows: Fate
 ) -> None:
-    full.placement = Placement({v.name: saved if v.kind == "saved" else rows for v in full.program.values})
+    ranges = {op.name: _RANGE_BYTES for op in full.program.forward if op.kind == "gather"}
+    fates = {v.name: saved if v.kind == "saved" else rows for v in full.program.values}
+    full.placement = Placement(fates, ranges=ranges)
     in_use, with_spare, given, forward = [], list[int](), Stepper._given, Stepper._forward
 
     def noted(made: Any) -> Any:
         def run(stepper: Stepper, *arguments: Any) -> Any:
             result = made(stepper, *arguments)
-            in_use.append(stepper.room - stepper._left())
+            in_use.append(stepper.room - stepper._left())  # the ranges' among it
             with_spare.append(in_use[-1] + stepper.shelf.spare_bytes)
             return result
 
