@@ -33,7 +33,7 @@ class Buffers:
     an array beyond it is ordinary memory (never waited for: a user may hold on to any number of batches). pinned:
     page-locked for CUDA, from the first byte of a page to the last. direct: for reads straight from the disk; forked processes
     do not get them, else a fork meanwhile might leave this process with a copy that lacks what comes (open(2) on O_DIRECT).
-    least_bytes: of an array that gets a buffer.
+    least_bytes: of an array that gets a buffer; most_kept: bytes of one that waits, larger ones go back to the system at once.
     Pipelines reserve a batch's bytes in step order before they ask for its memory, so it is the oldest batches that get leases.
 
     >>> buffers = Buffers(kept=2)
@@ -48,6 +48,7 @@ class Buffers:
         pinned: bool = False,
         direct: bool = False,
         least_bytes: int = LEAST_BYTES,
+        most_kept: int | None = None,
     ) -> None:
         self.pinned, self._direct = pinned, direct
         self.refused = 0
@@ -56,7 +57,7 @@ class Buffers:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
         self._out: dict[int, tuple[int, int]] = {}  # lease -> address and bytes; single operations on it need no lock
         self._number = 0
-        self._max_bytes, self._least_bytes = max_bytes, max(1, least_bytes)
+        self._max_bytes, self._least_bytes, self._most_kept = max_bytes, max(1, least_bytes), most_kept
         self._lock = threading.Lock()
 
     @property
@@ -96,7 +97,7 @@ class Buffers:
                 buffer = _unforked(wanted) if self._direct else _aligned(wanted, self.pinned)
             self._number = number = self._number + 1
             self._out[number] = buffer.ctypes.data, buffer.nbytes
-        lease: NDArray[np.uint8] = leased(buffer, _end, self._out, self._free, number, buffer)
+        lease: NDArray[np.uint8] = leased(buffer, _end, self._out, self._free, self._most_kept, number, buffer)
         return lease
 
     def _waiting(self, nbytes: int) -> NDArray[np.uint8] | None:
@@ -122,9 +123,12 @@ def leased(buffer: NDArray[Any], end: Callable[..., object], *arguments: Any) ->
     return np.asarray(lease)
 
 
-def _end(out: dict[int, tuple[int, int]], free: "deque[NDArray[np.uint8]]", number: int, buffer: NDArray[np.uint8]) -> None:
+def _end(
+    out: dict[int, tuple[int, int]], free: "deque[NDArray[np.uint8]]", most: int | None, number: int, buffer: NDArray[np.uint8]
+) -> None:
     """A lease's end, in any thread; in this order, so that no buffer is missing from the count in between."""
-    free.append(buffer)
+    if most is None or buffer.nbytes <= most:
+        free.append(buffer)
     out.pop(number, None)
 
 

@@ -35,7 +35,7 @@ _SUMMED = tuple(
 ALLOWED = 100 * 2**20
 """for what libraries allocate at first use"""
 GATHERED = 2
-"""Ranges of a layer that gathers which are in memory at a time: one is computed, and the next one read"""
+"""Ranges of a layer that gathers which may be in memory at a time: one is computed on, and the next one read"""
 _DEGREES_AT_ONCE = 2**20
 _CODES = ("float32", "float16", "bfloat16", "int8")
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ooc.fullgraph.fates import Fate, Op, Placement, Program, Value
 from ooc.fullgraph.schedule import Run, Schedule
+from stores.pages import PAGE_BYTES
 
 TIERS = (Fate.RETAINED, Fate.HOST, Fate.DISK)
 """Where bytes can stand; in this order in all tuples of bytes by tier"""
@@ -82,7 +83,7 @@ class Ranges(NamedTuple):
 
     units: destinations come in so many pieces, and a range has any number of them, `unit` bytes of memory each (0: one range,
     without memory of its own); source: of a unit's, those of its sources, which are `most` bytes for all nodes at most; least:
-    bytes without which it cannot be; met: sources of a destination beside itself on average.
+    bytes without which it cannot be; met: rows that a destination brings with it, beside its own, on average.
     """
 
     units: Any
@@ -96,7 +97,8 @@ class Ranges(NamedTuple):
         """Units of a range in `left` bytes, as if each source were another one, or all sources were among them."""
         own = np.asarray(self.unit - self.source)
         apart = np.floor(left / np.where(np.asarray(self.unit) <= 0, 1.0, self.unit))
-        shared = np.floor((left - self.most) / np.where(own <= 0, 1.0, own))
+        more = np.asarray(left - self.most)
+        shared = np.where(own <= 0, self.units * (more >= 0), np.floor(more / np.where(own <= 0, 1.0, own)))
         fits = np.where(np.asarray(self.unit) <= 0, self.units, np.minimum(np.maximum(apart, shared), self.units))
         return np.where((np.asarray(left) >= self.least) & (np.asarray(left) >= 0), np.maximum(fits, 0), 0)
 
@@ -151,6 +153,11 @@ class Load(NamedTuple):
             longest = np.maximum(np.maximum(compute, host), disk)
             taken = taken + longest + (1 - hidden) * (compute + host + disk - longest)
         return np.where(fits, taken, np.inf)
+
+
+def kept_bytes(kept: Each, nodes: int, meetings: float = 1.0) -> int:
+    """Bytes that autograd keeps of an op for all nodes; meetings: see `Ranges`, of an op that gathers."""
+    return round(nodes * (kept.own + kept.source * meetings))
 
 
 Moved = tuple[tuple[int, int], tuple[int, int]]
@@ -231,9 +238,10 @@ class Costs:
             return sum(size(name) for name in names if standing(name) is tier)
 
         scattered = (run.op.scatters,) * bool(run.op.scatters)
+        cleared = tuple(name for name in scattered if self.values[name].made_by == run.op.name)
         host, disk = (
             (
-                (moved(run.reads, tier), moved(run.writes, tier)),
+                (moved(run.reads, tier), moved(run.writes, tier) + moved(cleared, tier)),
                 (len(run.adds) * moved((self.edges,) * bool(self.edges), tier) // 2, 0),
                 (moved((*run.gathers, *scattered), tier), moved(scattered, tier)),
                 (moved(run.adds, tier), 0),
@@ -279,9 +287,15 @@ class Costs:
     def gathered(self, op: Op, kept: int) -> Ranges:
         """Of an op that gathers; kept: ranges of which what autograd keeps is in memory beside the values."""
         cost = self.profile.op(op.name)
-        source, own = (each + kept * more for each, more in zip(cost.gathered, cost.kept, strict=True))
-        near = (1 + self.met) * source
-        return Ranges(self.units(op), near + own, near, self.program.num_nodes * source, cost.hub, self.met)
+        (bare, bare_own), near = cost.gathered, min(1 + self.met, self.program.num_nodes)
+        source, own = bare + kept * cost.kept.source, bare_own + kept * cost.kept.own
+        hub = cost.hub * (near * source + own) / max(1.0, near * bare + bare_own)
+        return Ranges(self.units(op), near * source + own, near * source, self.program.num_nodes * source, hub, self.met_of(op))
+
+    def met_of(self, op: Op) -> float:
+        """See `Ranges`: sources bring those rows with them that share a page."""
+        gathered = self.ops[op.repeats or op.name].summed if op.kind == "gather" else ""
+        return self.met * max(1, PAGE_BYTES // max(1, self.width(gathered))) if gathered else self.met
 
     def _into(self, run: Run, placement: Placement) -> tuple[str, ...]:
         """Sums that are made where they are to stand: they need no memory of their own."""

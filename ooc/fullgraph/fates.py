@@ -147,8 +147,8 @@ class Program:
 @dataclass(frozen=True)
 class Placement:
     """A fate for every value that has a choice. passing: where a RECOMPUTED value stands while it is used, RETAINED or DISK
-    (DISK where it is not named). sums: by op; ranges: bytes for a range of a "gather" op, by op. Where an op is not named, the
-    executor takes what the memory that is left has room for.
+    (DISK where it is not named). ranges: bytes for the two ranges of a "gather" op that are in memory at a time, without what
+    autograd keeps of them, by op; where an op is not named, half the room.
 
     >>> Placement({"rows1": Fate.DISK, "near1": Fate.RECOMPUTED}).standing("near1")
     """

@@ -11,7 +11,7 @@ from ooc.fullgraph.config import FullConfig
 from ooc.fullgraph.costs import Profile, Speed
 from ooc.fullgraph.fates import Fate
 from ooc.fullgraph.full import FullGraph
-from ooc.fullgraph.placement import Room, StepPlan, predict, static_placements
+from ooc.fullgraph.placement import Room, StepPlan, predict, settled, static_placements
 from ooc.fullgraph.profile import plan_full, profile
 from ooc.fullgraph.saved import SEGMENT_BYTES
 from ooc.fullgraph.stepper import LossOf
@@ -40,7 +40,8 @@ def place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> St
         static = static_placements(full.program, measured)
         if FORCED[config.placement] not in static:
             raise ConfigError(_NO_TIER.format(config.placement))
-        made = predict(full.program, measured, static[FORCED[config.placement]], room)
+        forced = static[FORCED[config.placement]]
+        made = settled(full.program, measured, lambda profile: predict(full.program, profile, forced, room))
     elif made is None and config.plan:
         made = plan_full(full, folder, room.disk, loss)
     elif made is None:  # by default; refused here where the disk has no room for it, before anything is written

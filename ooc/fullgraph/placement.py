@@ -5,11 +5,11 @@ run: both go by `ooc.fullgraph.schedule`, as the executor does. (FlexGNN's four 
 Checkmate's and Capuchin's line of work, but over layers whose lifetimes are brackets, where it is exact and fast.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from ooc.fullgraph.costs import MOVED, TIERS, Bytes, Costs, Load, Profile
+from ooc.fullgraph.costs import MOVED, TIERS, Bytes, Costs, Load, Profile, Ranges, kept_bytes
 from ooc.fullgraph.fates import Fate, Placement, Program, Value
 from ooc.fullgraph.schedule import Run
 from ooc.fullgraph.search import search
@@ -176,7 +176,7 @@ def _cut(asked: list[_Asked]) -> dict[str, int]:
     """Ranges of every layer that gathers: what autograd keeps of one goes down in that one."""
     found: dict[str, int] = {}
     for each in asked:
-        if each.layer and not each.run.again:
+        if each.layer:
             found[each.layer] = max(found.get(each.layer, 1), int(each.load.ranges.passes(each.left)))
     return found
 
@@ -188,6 +188,9 @@ def _range_bytes(costs: Costs, asked: list[_Asked]) -> dict[str, int]:
         if each.layer:
             ranges, rows = each.load.ranges, each.load.ranges.fits(each.left)
             memory = int(each.left - ranges.taken(rows) + costs.gathered(each.run.op, 0).taken(rows))
+            if not ranges.unit:  # not measured
+                memory = each.left // 2
+            memory = max(memory, costs.profile.op(each.layer).hub)
             found[each.layer] = min(memory, found.get(each.layer, memory))
     return found
 
@@ -204,6 +207,38 @@ def _asked(costs: Costs, run: Run, placement: Placement, room: Room) -> _Asked:
                 f"give {format_bytes(need - has)} more"
             )
     return _Asked(run, load, alive, left)
+
+
+def settled(program: Program, profile: Profile, plan_of: Callable[[Profile], StepPlan]) -> StepPlan:
+    """A plan whose ranges of layers that gather are those by which it reckons what autograd keeps: of every source in every
+    range. profile: by one range each.
+
+    >>> settled(program, profile, lambda own: predict(program, own, placement, room))
+    """
+    plan = plan_of(profile)
+    for tried in range(_TRIES):
+        cut = {run.op: run.passes for run in plan.runs}
+        sizes = _kept_sizes(program, profile, cut if tried < _TRIES - 1 else {})
+        if all(size <= _ALIKE * profile.nbytes.get(name, 0) for name, size in sizes.items()):
+            return plan
+        larger = {name: max(size, profile.nbytes.get(name, 0)) for name, size in sizes.items()}
+        profile = replace(profile, nbytes={**profile.nbytes, **larger})
+        plan = plan_of(profile)
+    return plan
+
+
+_TRIES, _ALIKE = 4, 1.02
+
+
+def _kept_sizes(program: Program, profile: Profile, cut: Mapping[str, int]) -> dict[str, int]:
+    """What autograd keeps of layers that gather, in so many ranges; where those are not known, as many as there are nodes."""
+    found, met = {}, program.num_edges / max(1, program.num_nodes)
+    for op in program.forward:
+        saved = next((name for name in op.writes if program.value(name).kind == "saved"), "")
+        if op.kind == "gather" and saved in profile.nbytes:
+            meetings = float(Ranges(program.num_nodes, 1.0, met=met).meetings(cut.get(op.name, program.num_nodes)))
+            found[saved] = kept_bytes(profile.op(op.name).kept, program.num_nodes, meetings)
+    return found
 
 
 TIER_NAMES = {Fate.RETAINED: "memory", Fate.HOST: "host memory", Fate.DISK: "disk"}
@@ -244,7 +279,9 @@ def plan_step(program: Program, profile: Profile, room: Room) -> StepPlan:
     if not fitting:
         raise BudgetError(_fix(program, profile, room))
     best = min(fitting, key=lambda plan: plan.seconds)
-    return replace(best, static=seconds, exact=found is None or found.exact)
+    again = any(run.again and program.op(run.op).kind == "gather" for run in best.runs)
+    exact = found is None or (found.exact and not again)  # rows gathered again: the search thinks of ranges of their own
+    return replace(best, static=seconds, exact=exact)
 
 
 def _predicted(program: Program, profile: Profile, placement: Placement, room: Room) -> StepPlan | None:

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ooc.dropout import Draws
-from ooc.fullgraph.costs import Costs, Each, OpCost, Profile
+from ooc.fullgraph.costs import Each, OpCost, Profile, kept_bytes
 from ooc.fullgraph.diskspeed import PIECE_BYTES, TRIED_BYTES, Reading, disk_speed, tried
 from ooc.fullgraph.fates import Fate, Op, Placement
 from ooc.fullgraph.flow import inputs_of, wanted_of
 from ooc.fullgraph.full import FullGraph
 from ooc.fullgraph.parts import Moments, Parts, Place, Tensors, own_place
-from ooc.fullgraph.placement import Room, StepPlan, plan_step
+from ooc.fullgraph.placement import Room, StepPlan, plan_step, settled
 from ooc.fullgraph.saved import Live
 from ooc.fullgraph.shelf import copy
 from ooc.fullgraph.stepper import LossOf, Stepper
@@ -69,8 +69,12 @@ def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | No
     """
     if full.most_bytes <= full.room:  # then a disk is of no use
         with suppress(BudgetError):
-            return plan_step(full.program, profile(full, None, loss), Room(full.room, 0, 0))
-    return plan_step(full.program, profile(full, folder, loss, disk), Room(full.room, 0, 0 if folder is None else disk))
+            return _planned(full, profile(full, None, loss), Room(full.room, 0, 0))
+    return _planned(full, profile(full, folder, loss, disk), Room(full.room, 0, 0 if folder is None else disk))
+
+
+def _planned(full: FullGraph, measured: Profile, room: Room) -> StepPlan:
+    return settled(full.program, measured, lambda profile: plan_step(full.program, profile, room))
 
 
 def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, disk: int | None = None) -> Profile:
@@ -117,18 +121,19 @@ class _Trial(Stepper):
         if nbytes < 2 * PIECE_BYTES:
             folder = None
         self.graph, self.nodes = graph, self.program.num_nodes
+        self._hub = hub_of(graph)
         self._nbytes: dict[str, int] = {}
         self._sums: dict[tuple[Kind, int], tuple[float, float]] = {}
         ops: dict[str, OpCost] = {}
         for op in self.program.forward:
             up_s, down_s, kept = self._rows(op, loss if op.turns else None)
             gathering = self._gathering(op, kept) if op.kind == "gather" else {}
-            gather_s, add_s = self._gather_s(op)
+            add_s = self._scatter_s(op) if op.kind == "gather" else 0.0
             turned = down_s + add_s if op.turns else 0.0
-            ops[op.name] = OpCost(up_s + gather_s + turned, *self._adding(op), **gathering)
+            ops[op.name] = OpCost(up_s + turned, *self._adding(op), **gathering)
             for down in self.program.backward:
                 if down.repeats == op.name:
-                    ops[down.name] = OpCost(down_s + gather_s + add_s, *self._adding(down), **gathering)
+                    ops[down.name] = OpCost(down_s + add_s, *self._adding(down), **gathering)
         for op in self.program.backward:
             ops.setdefault(op.name, OpCost(0.0, *self._adding(op)))
         disk = {} if folder is None else {Fate.DISK: disk_speed(folder, nbytes)}
@@ -142,6 +147,7 @@ class _Trial(Stepper):
         of a destination beside. Notes what it keeps in all."""
         tries, place = self._chunk(op)
         own, sources = place.stop - place.first, len(place.at["sources"]) if op.kind == "gather" else 0
+        usual = self._usual(place) if sources else 1.0
         ups, downs, kept = [], [], Each()
         for run in tries * (1 + REPEATS // len(tries)):
             begun = perf_counter()
@@ -149,9 +155,9 @@ class _Trial(Stepper):
             ups.append(perf_counter() - begun)
             saved = next((name for name in op.writes if name.startswith("saved")), "")
             shared = live.bytes_of(sources) if sources else 0
-            kept = Each(shared / max(1, sources), (live.nbytes - shared) / own)
+            kept = Each(shared / max(1, sources), (live.nbytes - shared) / own * usual)
             if saved:
-                self._nbytes[saved] = round(self.nodes * (kept.own + kept.source * self._meetings(op)))
+                self._nbytes[saved] = kept_bytes(kept, self.nodes)
             grads = {name: torch.ones_like(rows) for name, rows in live.outputs.items()}
             begun = perf_counter()
             if loss is not None:
@@ -203,40 +209,29 @@ class _Trial(Stepper):
         first, stop = next(iter(gather_ranges(self.graph, self.shape.sweep.layers[op.layer], memory, 0)))
         return self.walks.place(first, stop, False)
 
-    def _gather_s(self, op: Op) -> tuple[float, float]:
-        """Seconds to find the sources of all ranges and to gather their rows, and to add gradients to theirs."""
-        if op.kind != "gather":
-            return 0.0, 0.0
+    def _scatter_s(self, op: Op) -> float:
+        """Seconds to add the gradients of all ranges to those of their sources; to gather rows goes on beside computing."""
         place, dtype = self._gathered_place(op), np.dtype(f"float{8 * self.shape.itemsize}")
-        node, share = place.at["sources"], self.nodes / (place.stop - place.first)
-        values = np.empty((len(node), self.shape.columns(op.summed)), dtype)
-        rows = np.zeros_like(values)
-        at = np.random.default_rng(0).permutation(len(node))
-
-        def gather() -> None:
-            self.walks.place(place.first, place.stop, False)
-            np.take(rows, at, 0, values)
+        values = np.zeros((len(place.at["sources"]), self.shape.columns(op.summed)), dtype)
+        rows, at = np.zeros_like(values), np.random.default_rng(0).permutation(len(values))
 
         def add() -> None:
             rows[at] += values
 
-        gather_s, add_s = (statistics.median([_seconds(work) for _ in range(1 + REPEATS)][1:]) for work in (gather, add))
-        return share * gather_s, share * add_s
+        taken = [_seconds(add) for _ in range(1 + REPEATS)][1:]
+        return statistics.median(taken) * self.nodes / (place.stop - place.first)
 
     def _gathering(self, op: Op, kept: Each) -> dict[str, Any]:
         """What an op that gathers takes of memory, by the fields of `OpCost`."""
-        layer, hub = self.shape.sweep.layers[op.layer], hub_of(self.graph)
+        layer, hub = self.shape.sweep.layers[op.layer], self._hub
         own = 4 * layer.out + self.program.num_edges / self.nodes * layer.edge_bytes
         gathered = Each(GATHERED * layer.source_bytes, GATHERED * own)
         return {"gathered": gathered, "kept": kept, "hub": GATHERED * gathered_bytes(self.graph, layer, hub, hub + 1)}
 
-    def _meetings(self, op: Op) -> float:
-        """How often a row is gathered by an op that gathers, in the memory that the executor takes where none is planned."""
-        if op.kind != "gather":
-            return 1.0
-        costs = Costs(self.program, Profile({op.name: OpCost(**self._gathering(op, Each()))}, {}, 1.0))
-        ranges = costs.gathered(op, 0)
-        return float(ranges.meetings(ranges.passes(self.room // 2)))
+    def _usual(self, place: Place) -> float:
+        """In-edges of a node on average, itself among them, beside those of the destinations tried."""
+        edges = int(self.graph.indptr[place.stop] - self.graph.indptr[place.first])
+        return (1 + self.program.num_edges / self.nodes) / (1 + edges / (place.stop - place.first))
 
     # --- sums ---
 

@@ -22,9 +22,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from ooc.buffers import PAGE_BYTES, Buffers
 from ooc.fullgraph.parts import Tensors
 from ooc.sweepfiles import Noted
+from stores.errors import StoreError
 from stores.pages import PageFile
 
 SEGMENT_BYTES = 64 * 2**20
+MOST_KEPT = 64 * 2**20
+"""of a buffer that waits for its next use, as those of chunks do; those of gathered ranges take what memory there is"""
 _PENDING, _WAITING = 4, 2
 _PIECE_BYTES = 8 * 2**20
 """copied and written at a time: a range of a layer that gathers keeps tensors of a hundred megabytes"""
@@ -52,7 +55,7 @@ class Spool:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="ooc-spool")
         self._pending: deque[Future[None]] = deque()
         self._copies = Buffers(kept=2 * _PENDING, direct=True, least_bytes=1)
-        self._buffers = Buffers(kept=_WAITING, direct=True, least_bytes=1)
+        self._buffers = Buffers(kept=_WAITING, direct=True, least_bytes=1, most_kept=MOST_KEPT)
 
     @property
     def nbytes(self) -> int:
@@ -102,8 +105,14 @@ class Spool:
 
     def drain(self) -> None:
         """Wait until all is written. Raises StoreError where something could not be."""
+        failure: StoreError | None = None
         while self._pending:
-            self._pending.popleft().result()
+            try:
+                self._pending.popleft().result()
+            except StoreError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def get(self, held: Held) -> Tensor:
         """Read it, once `drain` has returned. Thread-safe."""

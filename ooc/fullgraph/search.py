@@ -202,7 +202,7 @@ class _Search:
             fits = np.ones(total.shape, np.bool_)
             for tier in (1, 2):
                 fits &= stands[:, tier : tier + 1] + cells[None, :, ALIVE.start + tier] <= self.room[tier]
-            walks.append((step.tables.load(walk, self.costs.units(op), self.costs.met), left, fits))
+            walks.append((step.tables.load(walk, self.costs.units(op), self.costs.met_of(op)), left, fits))
         gathered = [load.ranges.passes(left) for op, (load, left, _) in zip(ops, walks, strict=True) if op.kind == "gather"]
         cut = np.maximum.reduce(gathered) if gathered else 1.0  # a layer's ranges are the same up and down
         for op, (load, left, fits) in zip(ops, walks, strict=True):

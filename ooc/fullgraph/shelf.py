@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ooc.buffers import PAGE_BYTES, Buffers
 from ooc.fullgraph.fates import Fate, Placement
 from ooc.fullgraph.program import FullShape
+from ooc.fullgraph.saved import MOST_KEPT
 from ooc.fullgraph.traffic import Traffic
 from ooc.memory import Tidy
 from ooc.ranges import MemoryRows, read_range
@@ -50,7 +51,7 @@ class Shelf:
         self.frees = False
         """whether files go with their values, where the disk has no room for all of a step"""
         self.dtype, self._dataset, self._shape, self._traffic, self.tidy = dtype, dataset, shape, traffic, tidy
-        self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1)
+        self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT)
         self._writer = Writer(traffic.written)
         self._x: Rows = dataset.stored("x")
         self._x_read = False
@@ -241,9 +242,9 @@ class Shelf:
 
 
 def _dense(node: NDArray[np.int64], row_bytes: int) -> bool:
-    """Whether most pages from the first to the last of some rows hold one of them."""
-    page = np.unique(node * row_bytes // PAGE_BYTES)
-    return bool(len(page) and 2 * len(page) > page[-1] - page[0])
+    """Whether pages of some rows are at least half of those that `Shelf._add_through` goes through."""
+    pages = len(np.unique(node * row_bytes // PAGE_BYTES)) * max(PAGE_BYTES, row_bytes)
+    return 2 * pages >= len(np.unique(node // _ADDED_ROWS)) * _ADDED_ROWS * row_bytes
 
 
 def nothing() -> int:

@@ -215,12 +215,13 @@ class Stages:
 
     @staticmethod
     def _gather(cells: Floats, ranges: Ranges) -> None:
-        cells[[UNIT, SOURCE, ALL_SOURCES, LEAST]] = ranges.unit, ranges.source, ranges.most, ranges.least
+        cells[[UNIT, SOURCE, ALL_SOURCES, LEAST]] = ranges[1:5]
 
     def _keep(self, cells: Floats, op: Op, fate: Fate) -> None:
         """What autograd keeps of ranges that are gathered, beside what stands as a value."""
         more, bare = self.costs.gathered(op, self.costs.kept_of(op, fate)), self.costs.gathered(op, 0)
-        cells[[UNIT, SOURCE, ALL_SOURCES]] += more.unit - bare.unit, more.source - bare.source, more.most - bare.most
+        for column, own, known in zip((UNIT, SOURCE, ALL_SOURCES, LEAST), more[1:5], bare[1:5], strict=True):
+            cells[column] += own - known
 
     def _cells(self, stage: Stage, value: Value, choice: Choice, known: Known) -> Floats:
         """What a value adds to each walk of a stage."""
@@ -263,6 +264,7 @@ class Stages:
             self._move(cells, ROW_PASS if op.kind == "gather" else ADD_PASS, name, tier, 1, 0)
         if name == op.scatters:
             self._move(cells, ROW_PASS, name, tier, 1, 1)
+            self._move(cells, ROWS, name, tier, 0, value.made_by == op.name)  # it begins with zeros
         if value.name == self.costs.edges and op.summed and op.kind == "sum" and not stage.near:
             self._move(cells, ADDS, name, tier, 0.5, 0)
         if name in op.writes and op.kind == "gather" and value.kind == "saved":
@@ -310,6 +312,7 @@ class Stages:
             self._move(cells, ROW_PASS, name, tier, 1, 0)
         if name == op.scatters:
             self._move(cells, ROW_PASS, name, tier, 1, 1)
+            self._move(cells, ROWS, name, tier, 0, value.made_by == op.name)  # it begins with zeros
         if value.name == self.costs.edges and op.summed:
             self._move(cells, ADDS, name, tier, 0.5, 0)
         if name in op.reads and op.kind == "gather" and value.kind == "saved":

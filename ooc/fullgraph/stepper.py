@@ -1,7 +1,7 @@
 """One exact step, op by op: the way up, the loss, and the way down."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ooc.fullgraph.shelf import Shelf, nothing
 from ooc.fullgraph.traffic import COMPUTE, Traffic
 from ooc.fullgraph.walks import Chunk, SumOf, Walks, sum_rows
 from ooc.layers import recording_nothing
-from stores.errors import BudgetError
+from stores.errors import BudgetError, StoreError
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
@@ -62,8 +62,6 @@ class Stepper:
         self._adds: set[str] = set()
         """gradients that this op adds to what others left, chunk by chunk"""
         self._waiting = Waiting()
-        self._range_bytes = 0
-        """of memory that the ranges under way of an op that gathers may take"""
         self._uses = program.uses(placement)
         modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
         self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
@@ -242,6 +240,7 @@ class Stepper:
                     caught = live.down(given, arriving(self.shape, self.parts, op, chunk.read))
                 self._leave(op, chunk, caught)
                 self._note(op, chunk)
+                del chunk, given, live, caught  # before the next one comes
         finally:
             self._waiting.end(up.name)
         self._added(op)
@@ -303,7 +302,6 @@ class Stepper:
         down: Op | None = None,
     ) -> Iterator[Chunk]:
         """The chunks of an op from node `start` on, and what it reads; keep: whether its sums become a value."""
-        self._range_bytes = 0
         summed, sweep = [], self.shape.sweep
         kind = sweep.layers[up.layer].kind
         near = inputs.get("near", "")
@@ -317,11 +315,11 @@ class Stepper:
             summed.append(SumOf("gsum", down.summed, "sum" if above == "mean" else above, True, False))
         made = {each.name for each in summed}
         names = list(dict.fromkeys(name for name in (*inputs.values(), *more) if name not in made))
-        self._range_bytes = self.placement.ranges.get(up.name, self.room // 2) if up.kind == "gather" else 0
-        self.shelf.trim(self._left())
+        self.shelf.trim(0 if up.kind == "gather" else self._left())
         if up.kind == "gather":
+            memory = self.placement.ranges.get(up.name, self.room // 2)  # the rest is for what autograd keeps
             others = [name for part, name in inputs.items() if part != "rows"]
-            ranges = self.walks.ranges(up.layer, self._range_bytes)
+            ranges = self.walks.ranges(up.layer, memory)
             if len(ranges) > 1 and hidden_norms(self.parts.layers[up.layer]):
                 raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
             return self.walks.gathered(up.summed, [*others, *more], [own for own in ranges if own[0] >= start], lives)
@@ -334,7 +332,7 @@ class Stepper:
 
     def _left(self) -> int:
         """Bytes for sums, and for arrays that wait for their next use."""
-        return self.room - self.shelf.memory_bytes - self._waiting.nbytes - self.walks.sum_bytes - self._range_bytes
+        return self.room - self.shelf.memory_bytes - self._waiting.nbytes - self.walks.sum_bytes
 
     def _given(self, inputs: dict[str, str], chunk: Chunk) -> Tensors:
         spooled = 0 if self.spool is None else self.spool.nbytes
@@ -386,6 +384,8 @@ class Stepper:
     def _release(self) -> None:
         """Let all go but what the next step can use."""
         self.shelf.left = nothing
+        with suppress(StoreError):  # of a step that failed: no write may outlive its file, nor tell the next step
+            self._drain()
         self._waiting.end_all()
         for value in self.program.values:
             if value.kind in ("rows", "sums", "gradient") and value.name not in self.held:

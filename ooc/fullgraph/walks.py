@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from ooc.buffers import Buffers
 from ooc.fullgraph.parts import Place, own_place
 from ooc.fullgraph.program import FullShape
-from ooc.fullgraph.saved import Live
+from ooc.fullgraph.saved import MOST_KEPT, Live
 from ooc.fullgraph.shelf import Shelf
 from ooc.fullgraph.traffic import ADD, Traffic
 from ooc.layerplan import CHUNK_ROWS, cell_rows
 from ooc.passes import Adder
-from ooc.ranges import MemoryRows, ahead, read_range
+from ooc.ranges import MemoryRows, ahead, one_ahead, read_range
 from ooc.sums import Code, Kind
 from ooc.sweepblocks import gathered_block
 from ooc.sweepshape import gather_ranges
@@ -55,8 +55,7 @@ class Chunk(NamedTuple):
 
 
 class Walks:
-    """Goes through the nodes. tiles: the edges both ways, of a graph whose layers sum; ranges: bytes for a range of a layer
-    that gathers."""
+    """Goes through the nodes. tiles: the edges both ways, of a graph whose layers sum."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Walks:
         self._dataset, self._graph, self._shape, self._shelf = dataset, dataset.graph, shape, shelf
         self._tiles, self._traffic, self._device = tiles, traffic, device
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
-        self._buffers = Buffers(kept=4, direct=True, least_bytes=1)
+        self._buffers = Buffers(kept=4, direct=True, least_bytes=1, most_kept=MOST_KEPT)
         self._threads = torch.get_num_threads()
         self._whole: dict[str, Any] = {}
         self.sum_bytes = 0
@@ -175,9 +174,10 @@ class Walks:
 
         def read(own: tuple[int, int]) -> Chunk:
             first, stop = own
-            place = self.place(first, stop, len(ranges) == 1)
+            whole = stop - first == self._shape.sweep.num_nodes  # not the last range alone, where a step goes on
+            place = self.place(first, stop, whole)
             found = {name: self._shelf.read(name, first, stop) for name in names}
-            if len(ranges) == 1:
+            if whole:
                 found["rows"] = self._shelf.read(source, first, stop)
             else:
                 found["rows"] = self._shelf.gather(source, place.at["sources"])
@@ -186,7 +186,7 @@ class Walks:
                 waiting.fetch()
             return Chunk(place, found, waiting, True)
 
-        return ahead(self._readers, read, ranges, 1)
+        return one_ahead(self._readers, read, ranges)
 
     def place(self, first: int, stop: int, whole: bool) -> Place:
         """A range with its edges; that of the whole graph is kept."""

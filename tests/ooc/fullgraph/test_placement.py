@@ -188,7 +188,7 @@ def test_ranges_are_as_large_as_fits_where_sources_are_shared(
 
     fits = int(ranges.fits(left))
     allowed = [count for count in range(units + 1) if max(taken(count) if count else 0, least, 0) <= left]
-    assert fits == max(allowed, default=0) or not (own and source)
+    assert fits == max(allowed, default=0)
     assert float(ranges.taken(fits)) == taken(fits)
     assert float(ranges.passes(left)) == (-(-units // fits) if fits else inf)
 

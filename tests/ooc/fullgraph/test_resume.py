@@ -97,6 +97,30 @@ def test_a_killed_step_goes_on(
 
 
 @pytest.mark.usefixtures("eager")
+def test_a_step_that_gathers_goes_on_behind_every_range(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, settings, fates, other = CASES[-1]
+    room, kept, keep = 415_000, [0], Notes.keep
+    with Dataset.open(store_of(make_store)) as ds:
+        whole = make(name, **settings)
+        with monkeypatch.context() as patched:
+            patched.setattr(Notes, "keep", lambda *arguments: kept.append(kept[-1] + 1) or keep(*arguments))
+            expected = once(ds, tmp_path / "whole", whole, fates, other, room)
+        assert kept[-1] > 8
+        for at in range(kept[-1]):
+            folder = tmp_path / str(at)
+            with monkeypatch.context() as patched, suppress(Killed):
+                killing(patched, Notes, "keep", at, True)
+                once(ds, folder, make(name, **settings), fates, other, room)
+            assert (folder / notes.NOTE).exists()
+            model = make(name, **settings)
+            assert once(ds, folder, model, fates, other, room) == expected
+            for key, gradient in gradients(whole).items():
+                assert torch.equal(gradients(model)[key], gradient), (at, key)
+
+
+@pytest.mark.usefixtures("eager")
 def test_other_parameters_begin_anew(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Dataset.open(store_of(make_store)) as ds:
         with monkeypatch.context() as patched, suppress(Killed):

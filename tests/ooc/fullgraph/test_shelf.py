@@ -101,7 +101,7 @@ def test_values_and_arrays_that_wait_take_no_more_than_the_room(
     def noted(made: Any) -> Any:
         def run(stepper: Stepper, *arguments: Any) -> Any:
             result = made(stepper, *arguments)
-            in_use.append(stepper.room - stepper._left())  # the ranges' among it
+            in_use.append(stepper.room - stepper._left())
             with_spare.append(in_use[-1] + stepper.shelf.spare_bytes)
             return result
 
@@ -114,4 +114,5 @@ def test_values_and_arrays_that_wait_take_no_more_than_the_room(
     for _ in range(2):
         with_spare.clear()
         full.step(LossOf(full.dataset))
-        assert 0 < max(with_spare) <= full.room
+        assert max(with_spare) <= full.room
+        assert max(with_spare) or (ranges and rows is Fate.DISK)
