@@ -87,12 +87,14 @@ class Tidy:
     def __init__(self, most: int) -> None:
         self.most, self._rest = most, 0
 
-    def __call__(self, coming: int = 0) -> None:
-        """Look, and do so where it is due; coming: bytes that are going to be allocated at once."""
+    def __call__(self, coming: int = 0) -> bool:
+        """Look, and do so where it is due; coming: bytes that are going to be allocated at once. Whether it still has more."""
         self._rest -= 1
-        if (coming or self._rest < 0) and resident_bytes()[0] + coming > self.most:
-            return_freed()
-            self._rest = _REST
+        if (not coming and self._rest >= 0) or resident_bytes()[0] + coming <= self.most:
+            return False
+        return_freed()
+        self._rest = _REST
+        return resident_bytes()[0] + coming > self.most
 
 
 def _mallopt(settings: dict[int, int]) -> bool:

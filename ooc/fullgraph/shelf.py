@@ -14,7 +14,7 @@ from ooc.fullgraph.fates import Fate, Placement
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.saved import MOST_KEPT
 from ooc.fullgraph.traffic import Traffic
-from ooc.memory import Tidy
+from ooc.memory import Tidy, return_freed
 from ooc.ranges import MemoryRows, read_range
 from ooc.sweepfiles import Files, Kept, Writer
 from stores.dataset import Dataset
@@ -50,7 +50,7 @@ class Shelf:
         op that was killed can add once more to what was there before"""
         self.frees = False
         """whether files go with their values, where the disk has no room for all of a step"""
-        self.dtype, self._dataset, self._shape, self._traffic, self.tidy = dtype, dataset, shape, traffic, tidy
+        self.dtype, self._dataset, self._shape, self._traffic, self._tidy = dtype, dataset, shape, traffic, tidy
         self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT)
         self._writer = Writer(traffic.written)
         self._x: Rows = dataset.stored("x")
@@ -118,6 +118,12 @@ class Shelf:
         while self._spare and self.spare_bytes > most:
             self._spare.pop(0)
 
+    def tidy(self, coming: int = 0) -> None:
+        """See `ooc.memory.Tidy`; where that is not enough, arrays that wait go too."""
+        if self._tidy(coming) and self._spare:
+            self.trim()
+            return_freed()
+
     def has(self, name: str) -> bool:
         """Whether a value stands there."""
         return name == "x" or self.files(name).held(name) is not None
@@ -177,7 +183,7 @@ class Shelf:
     def gather(self, name: str, node: NDArray[np.int64]) -> NDArray[Any]:
         """The rows of some nodes (int64[n]), in the step's dtype. Thread-safe."""
         rows, encoding, began = self.rows(name), self._dataset.encoding("x"), perf_counter()
-        self.tidy(len(node) * rows.row_bytes)
+        self._tidy(len(node) * rows.row_bytes)
         values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
         self._traffic.read(rows.read(node, values), began)
         if name == "x" and encoding.is_short:

@@ -143,9 +143,9 @@ def test_freed_memory_is_returned_before_more_is_allocated_than_there_is_room_fo
     monkeypatch.setattr(memory, "resident_bytes", lambda: (900, 900))
     monkeypatch.setattr(memory, "return_freed", lambda: returned.append(1))
     tidy = Tidy(1000)
-    tidy(100)
+    assert not tidy(100)
     assert not returned
-    tidy(101)
+    assert tidy(101), "as much as before"
     tidy(101)
     assert len(returned) == 2, "at once, however short ago it was done"
     tidy()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ooc import memory
 from ooc.fullgraph.fates import Fate, Placement
 from ooc.fullgraph.full import FullGraph
 from ooc.fullgraph.shelf import Shelf
@@ -45,6 +46,19 @@ def test_arrays_that_were_given_back_are_used_again_and_the_oldest_go_where_ther
     assert shelf.spare_bytes == 300 * 4 * shelf.dtype.itemsize, "the longest that waits goes first"
     shelf.trim()
     assert shelf.spare_bytes == 0
+
+
+def test_arrays_that_wait_go_where_the_process_has_too_much(full: FullGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, resident = full.shelf, [900]
+    shelf.left = lambda: 10**6
+    monkeypatch.setattr(memory, "resident_bytes", lambda: (resident[0], resident[0]))
+    monkeypatch.setattr(shelf, "_tidy", memory.Tidy(10_000))
+    shelf.give(shelf.take((100, 4)))
+    shelf.tidy()
+    assert shelf.spare_bytes
+    resident[0] = 10_001
+    shelf.tidy()
+    assert not shelf.spare_bytes
 
 
 def test_a_second_step_takes_no_fresh_memory_for_its_values_where_there_is_room(
