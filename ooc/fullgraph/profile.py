@@ -121,7 +121,7 @@ class _Trial(Stepper):
         if nbytes < 2 * PIECE_BYTES:
             folder = None
         self.graph, self.nodes = graph, self.program.num_nodes
-        self._hub = hub_of(graph)
+        self._hub = hub_of(graph) if any(op.kind == "gather" for op in self.program.forward) else 0
         self._nbytes: dict[str, int] = {}
         self._sums: dict[tuple[Kind, int], tuple[float, float]] = {}
         ops: dict[str, OpCost] = {}
