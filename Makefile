@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: $(VENV)/.ready
-	$(BIN)/python -m tools.demo $(DEMO)
+	$(BIN)/python -m tools.examples.demo $(DEMO)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -5,15 +5,16 @@ Importing this package imports neither torch nor numba; what needs them is impor
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ooc.runtime.lazy import keep_old_names, lazy_exports
 from stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 
 if TYPE_CHECKING:
-    from ooc.eventloader import EventLoader
-    from ooc.induced import ClusterLoader, SaintLoader
-    from ooc.loaders import NeighborLoader
-    from ooc.snapshots import SnapshotLoader
+    from ooc.loading.event_loader import EventLoader
+    from ooc.loading.neighbor_loader import NeighborLoader
+    from ooc.loading.snapshot_loader import SnapshotLoader
+    from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
     from stores.dataset import Dataset
 
 __all__ = [
@@ -31,9 +32,26 @@ __all__ = [
     "open",
 ]
 
-_LAZY = {"Dataset": "stores.dataset", "NeighborLoader": "ooc.loaders", "SnapshotLoader": "ooc.snapshots"}
-_LAZY["EventLoader"] = "ooc.eventloader"
-_LAZY |= dict.fromkeys(("ClusterLoader", "SaintLoader"), "ooc.induced")
+keep_old_names(
+    {
+        "ooc.progress": "ooc.training.watchers",
+        "ooc.summary": "ooc.training.summary",
+        "ooc.temporal.recurrent": "ooc.temporal.window_models",
+        "ooc.temporal.run": "ooc.training.temporal_run",
+        "ooc.train": "ooc.training.node_loop",
+    }
+)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "ClusterLoader": "ooc.loading.subgraph_loaders",
+        "Dataset": "stores.dataset",
+        "EventLoader": "ooc.loading.event_loader",
+        "NeighborLoader": "ooc.loading.neighbor_loader",
+        "SaintLoader": "ooc.loading.subgraph_loaders",
+        "SnapshotLoader": "ooc.loading.snapshot_loader",
+    },
+)
 
 
 def open(
@@ -52,11 +70,3 @@ def open(
     from stores.dataset import Dataset
 
     return Dataset.open(path, memory, engine, in_memory, features)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'ooc' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_LAZY[name]), name)

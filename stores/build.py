@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.atomic import check_absent, disk_errors, partial_path, publish
+from stores.arrays.zarr_write import write_array
 from stores.errors import InputError
 from stores.graph import Graph
 from stores.ids import write_ids
 from stores.integrity import file_crc32c
+from stores.io.atomic import check_absent, disk_errors, partial_path, publish
 from stores.manifest import IdKind, Manifest, Partition, Task, label_dtype, write_manifest
-from stores.zarr_write import write_array
 
 
 def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> Path:

@@ -9,23 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.encoding import DecodedRows, Encoding, arrays_in, encoding_of
-from stores.engines import describe
+from stores.arrays.encoding import DecodedRows, Encoding, arrays_in, encoding_of
+from stores.arrays.external import open_features
+from stores.arrays.lmdb_rows import LmdbRows
+from stores.arrays.members import Members
+from stores.arrays.rows import AnyArray, ArrayRows, Rows
+from stores.arrays.whole import load, loaded, whole
+from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
 from stores.errors import ConfigError, InputError, StoreError
 from stores.events import Events
-from stores.features import open_features
 from stores.graph import Graph, check_parts, index_dtype
 from stores.growth.lineage import touched_since
 from stores.growth.place import Place, open_place
 from stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_array
 from stores.ids import GrownIds, IdMap, identity, whole_number
-from stores.lmdb_rows import LmdbRows
+from stores.io.engines import describe
 from stores.manifest import Task
-from stores.members import Members
-from stores.rows import AnyArray, ArrayRows, Rows
 from stores.sizes import parse_bytes
-from stores.whole import load, loaded, whole
-from stores.zarr_rows import ShardedRows, open_zarr_rows
 
 if TYPE_CHECKING:
     from stores.ingest.duck import Progress

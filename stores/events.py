@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.encoding import Encoding, arrays_in, encoding_of
+from stores.arrays.encoding import Encoding, arrays_in, encoding_of
+from stores.arrays.rows import AnyArray, Rows
+from stores.arrays.segment_rows import Empty, SegmentRows, check_range, fresh, read_range
+from stores.arrays.zarr_rows import open_zarr_rows
 from stores.errors import InputError, StoreError
-from stores.files import forget
+from stores.io.segments import forget
 from stores.manifest import EDGE, Manifest, TimeUnit
-from stores.rows import AnyArray, Rows
-from stores.segment_rows import Empty, SegmentRows, check_range, fresh, read_range
-from stores.zarr_rows import open_zarr_rows
 
 _PAGE_BYTES = 4096
 _MOST_SEARCHES = 256

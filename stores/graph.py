@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores.errors import InputError
-from stores.files import forget, warm
+from stores.io.segments import forget, warm
 
 Ints = NDArray[np.int64]
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stores.atomic import database_error, disk_errors
+from stores.arrays.lmdb_rows import Environment, environment
 from stores.errors import InputError, StoreError
-from stores.lmdb_rows import Environment, environment
+from stores.io.atomic import database_error, disk_errors
 from stores.manifest import NODE, IdKind
 
 MAX_ID_BYTES = 511

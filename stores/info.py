@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from stores import manifest as names
-from stores.encoding import encoding_of
+from stores.arrays.encoding import encoding_of
+from stores.arrays.zarr_rows import open_zarr_rows
 from stores.growth.delta import Appended, reading
 from stores.integrity import array_names, fingerprint
 from stores.manifest import arrays_of, read_manifest, version_of
-from stores.zarr_rows import open_zarr_rows
 
 
 def describe(path: Path | str) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import zarr
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.encoding import encoding_of, meaning
+from stores.arrays.encoding import encoding_of, meaning
+from stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from stores.errors import StoreError
 from stores.manifest import Manifest, arrays_of, read_manifest, version_of
-from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 
 Progress = Callable[[int, int], None]
 """called with (bytes done, bytes in all)"""

@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from stores.atomic import write_file
 from stores.errors import StoreError
+from stores.io.atomic import write_file
 
 FORMAT_VERSION = 1
 ATTRIBUTE = "ooc"

@@ -32,3 +32,7 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, index), generate
+
+
+AHEAD = 24
+"""How many elements ahead a pass prefetches: about a memory latency's worth of work."""

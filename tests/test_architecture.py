@@ -1,42 +1,114 @@
-"""What the packages may import, and how large their files may grow."""
+"""The laws of the house: which package may import which, and what may stand where."""
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [path for package in ("stores", "ooc", "tools") for path in sorted((ROOT / package).rglob("*.py"))]
+FLOORS = (
+    ("cli",),
+    ("report",),
+    ("training",),
+    ("planning", "temporal"),
+    ("fullgraph", "history"),
+    ("layerwise", "pyg"),
+    ("loading",),
+    ("models", "metrics", "sampling"),
+    ("graph",),
+    ("config",),
+    ("runtime",),
+)
+"""Packages of `ooc/` from the top floor down: each imports only what stands below its floor."""
+STORE_FLOORS = (("growth",), ("ingest",), ("arrays",), ("io",))
+"""The same for the packages of `stores/`; the modules beside them are not on a floor."""
 
 
-def imported(path: Path) -> set[str]:
-    """Top-level names of every module that a file imports, at any depth of its code."""
-    found = set()
+def module_of(path: Path) -> str:
+    """The dotted name of a file's module."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, at any depth of its code."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            found.add((node.module or "").partition(".")[0])
+            assert node.module is not None
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in MODULES else node.module
+
+
+IMPORTS = {name: set(imports(path)) for name, path in MODULES.items()}
+
+
+def classes(package: str) -> dict[str, list[str]]:
+    """Class name -> the modules of `package` that define it."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, path in MODULES.items():
+        if name.split(".")[0] == package:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    found[node.name].append(name)
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_imports_go_one_way(path: Path) -> None:
     forbidden = {"stores": {"torch", "torch_geometric", "torchmetrics", "ooc", "tools"}, "ooc": {"tools"}, "tools": set()}
-    assert not imported(path) & forbidden[path.relative_to(ROOT).parts[0]]
+    used = {name.partition(".")[0] for name in IMPORTS[module_of(path)]}
+    assert not used & forbidden[path.relative_to(ROOT).parts[0]]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_files_stay_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+@pytest.mark.parametrize(("package", "floors"), [("ooc", FLOORS), ("stores", STORE_FLOORS)])
+def test_packages_import_only_lower_floors(package: str, floors: tuple[tuple[str, ...], ...]) -> None:
+    floor = {f"{package}.{name}": number for number, names in enumerate(floors) for name in names}
+    upward = [
+        f"{name} imports {target}"
+        for name, targets in IMPORTS.items()
+        for target in sorted(targets)
+        if (mine := ".".join(name.split(".")[:2])) in floor
+        and (its := ".".join(target.split(".")[:2])) in floor
+        and mine != its
+        and floor[its] <= floor[mine]
+    ]
+    assert not upward
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    left = {name: {target for target in targets if target in MODULES and target != name} for name, targets in IMPORTS.items()}
+    while free := [name for name, targets in left.items() if not targets]:
+        for name in free:
+            del left[name]
+        for targets in left.values():
+            targets -= set(free)
+    assert not left, "in a circle, or above one"
+
+
+def test_ooc_holds_packages_only() -> None:
+    assert [path.name for path in (ROOT / "ooc").glob("*.py")] == ["__init__.py"]
+    packages = {path.parent.name for path in (ROOT / "ooc").glob("*/__init__.py")}
+    assert packages == {name for names in FLOORS for name in names}, "every package has a floor"
+
+
+def test_no_class_name_is_defined_twice() -> None:
+    assert {name: where for name, where in classes("ooc").items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("ooc", ["torch", "numba", "zarr", "numpy"]), ("stores.dataset", ["torch"]), ("ooc.cli", ["torch", "numba"])],
+    [("ooc", ["torch", "numba", "zarr", "numpy"]), ("stores.dataset", ["torch"]), ("ooc.cli.main", ["torch", "numba"])],
 )
 def test_importing_is_light(module: str, heavy: list[str]) -> None:
     code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
@@ -51,3 +123,38 @@ def test_the_package_offers_what_it_names() -> None:
         assert getattr(ooc, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ooc.nothing
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from ooc.temporal.recurrent import WindowModel",
+        "from ooc.temporal.run import train",
+        "from ooc.progress import terminal_watcher",
+        "from ooc.summary import score_lines",
+        "from ooc.train import train",
+    ],
+)
+def test_modules_that_moved_warn_and_work(statement: str) -> None:
+    lines = [
+        "import warnings",
+        "with warnings.catch_warnings(record=True) as seen:",
+        "    warnings.simplefilter('always')",
+        f"    {statement}",
+        "print([str(each.message) for each in seen if each.category is DeprecationWarning])",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"{statement.split()[1]} is now ooc." in done.stdout
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from ooc.pyg import OocFeatureStore, OocGraphStore, OocSampler",
+        "from ooc.models import build_model, full_blocks, summing_of",
+        "from ooc.config import EventsConfig, FullConfig, SnapshotsConfig, TrainConfig, load_config",
+        "from ooc.report import write_report",
+    ],
+)
+def test_documented_names_are_where_they_were(statement: str) -> None:
+    subprocess.run([sys.executable, "-W", "error::DeprecationWarning:ooc", "-c", statement], cwd=ROOT, check=True)

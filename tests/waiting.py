@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from ooc.pipeline import _State
+from ooc.runtime.pipeline import _State
 
 DEADLINE_S = 60.0
 _STAGES = {f"ooc-{name}" for name in ("source", "sample", "read", "sum", "collate")}

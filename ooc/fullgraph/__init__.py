@@ -1,1 +1,1 @@
-"""Exact training on the whole graph, layer by layer and chunk by chunk, every intermediate where it is cheapest."""
+"""Exact training on the whole graph: a step as a program of ops, placed and executed in bounded memory."""

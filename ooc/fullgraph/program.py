@@ -10,8 +10,8 @@ which later layers return to, as "ginitial".
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ooc.fullgraph.fates import Fate, Op, OpKind, Program, Value, ValueKind
-from ooc.layerplan import SweepShape, cell_rows, narrows, needs_initial
+from ooc.fullgraph.ir import Fate, Op, OpKind, Program, Value, ValueKind
+from ooc.layerwise.plan import SweepShape, cell_rows, narrows, needs_initial
 
 KEPT = (Fate.RETAINED, Fate.DISK)
 ANY = (*KEPT, Fate.RECOMPUTED)

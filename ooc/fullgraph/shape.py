@@ -8,8 +8,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn import BatchNorm
 
 from ooc.fullgraph.program import FullLayer, FullShape
-from ooc.layers import Layer
-from ooc.sweepshape import over_rows, own_norm, parts_of, shape_of
+from ooc.layerwise.shape import over_rows, own_norm, parts_of, shape_of
+from ooc.models.layers import Layer
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.batch import Subgraph
+from ooc.graph.blocks import Subgraph
+from stores.arrays.rows import ArrayRows, Rows
+from stores.arrays.segment_rows import read_range
 from stores.errors import BudgetError, ConfigError, StoreError
 from stores.graph import Graph
 from stores.jit import kernel
-from stores.rows import ArrayRows, Rows
-from stores.segment_rows import read_range
 from stores.sizes import format_bytes
 
 Ids = NDArray[np.int64]

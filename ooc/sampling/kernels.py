@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.order import mix64
+from ooc.runtime.keyed_random import mix64
 from stores.jit import kernel
-from stores.prefetch import prefetch
+from stores.prefetch import AHEAD, prefetch
 
-AHEAD = 24
-"""How many elements ahead a pass prefetches: about a memory latency's worth of work."""
 LOCAL_BITS = 40
 """A table entry is (node id, stamp << LOCAL_BITS | local id); entries of another stamp are empty."""
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.batch import Subgraph
-from ooc.budget import words_for
+from ooc.graph.blocks import Subgraph
+from ooc.runtime.budget import words_for
 from ooc.sampling import kernels
 from stores.errors import BudgetError, ConfigError, InputError, StoreError
 from stores.graph import Graph

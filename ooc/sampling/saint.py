@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.batch import Subgraph
+from ooc.graph.blocks import Subgraph
 from ooc.sampling.cluster import PIECE_SLOTS, Cut, Edges, Ids, Words, members, ones
 from ooc.sampling.kernels import stream_of, uniform
+from stores.arrays.rows import ArrayRows, Rows
 from stores.errors import BudgetError, ConfigError, StoreError
 from stores.graph import Graph
 from stores.jit import kernel
-from stores.rows import ArrayRows, Rows
 from stores.sizes import format_bytes
 
 Kind = Literal["walk", "node", "edge"]

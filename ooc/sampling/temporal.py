@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.batch import Subgraph
-from ooc.budget import words_for
-from ooc.order import mix64
+from ooc.graph.blocks import Subgraph
+from ooc.runtime.budget import words_for
+from ooc.runtime.keyed_random import mix64
 from ooc.sampling import kernels
 from ooc.sampling.neighbor import damaged_slot
-from ooc.sampling.slots import Slots
+from ooc.sampling.temporal_index import Slots
 from stores.errors import BudgetError, ConfigError, InputError
 from stores.graph import Graph
 from stores.jit import kernel

@@ -1,1 +1,1 @@
-"""Training on temporal graphs."""
+"""Models of temporal graphs and the state of nodes over time."""

@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from stores import manifest as names
-from stores.encoding import arrays_in, encoding_of
+from stores.arrays.encoding import arrays_in, encoding_of
+from stores.arrays.rows import AnyArray
+from stores.arrays.zarr_rows import open_zarr_rows
 from stores.errors import ConfigError, InputError
 from stores.growth.delta import EDGES, FEATURE, Appended, Appending, appending, record_rows
 from stores.growth.newnodes import NewNodes, stage_features
@@ -24,8 +26,6 @@ from stores.ingest.edge_features import rows_of
 from stores.ingest.ids import EdgeColumns
 from stores.ingest.times import TimeColumn, time_column
 from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, version_of
-from stores.rows import AnyArray
-from stores.zarr_rows import open_zarr_rows
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from stores.atomic import partial_path
 from stores.growth.delta import Appended, reading, remove
 from stores.growth.grow import Growing
 from stores.growth.lineage import note
 from stores.growth.sorting import room_of
 from stores.growth.versions import alone, remove_unused, view_folder
 from stores.ingest.duck import Progress, silent
+from stores.io.atomic import partial_path
 from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, set_version, version_of
 
 

@@ -21,10 +21,10 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from stores.atomic import database_error, disk_errors, remove_tree, sync_dir
+from stores.arrays.rows import AnyArray
 from stores.errors import StoreError
-from stores.files import forget_map, map_of
-from stores.rows import AnyArray
+from stores.io.atomic import database_error, disk_errors, remove_tree, sync_dir
+from stores.io.segments import forget_map, map_of
 
 DELTA = "delta.lmdb"
 RECORD_ROWS = 2**16
@@ -251,3 +251,8 @@ def remove(store: Path) -> None:
     """Forget what was appended; it is in the arrays."""
     with _one:
         remove_tree(store / DELTA)
+
+
+def small(name: str) -> bool:
+    """Whether a node array is of labels, splits or births: of a few bytes a node, and nothing that a model computes on."""
+    return name in ("y", "split", "birth") or name.startswith("split_")

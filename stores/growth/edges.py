@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from stores import manifest as names
-from stores.encoding import arrays_in, names_of_scales
-from stores.files import forget
+from stores.arrays.encoding import arrays_in, names_of_scales
+from stores.arrays.rows import AnyArray
+from stores.arrays.segment_rows import read_range
+from stores.arrays.zarr_rows import open_zarr_rows
+from stores.arrays.zarr_write import Appender
 from stores.graph import index_dtype
 from stores.growth import merge
 from stores.growth.delta import EDGES, FEATURE, Delta
@@ -19,11 +22,8 @@ from stores.growth.links import link_array
 from stores.growth.merge import Insertion, grow_array, grow_graph, place_events, slots_of, spliced
 from stores.growth.sorting import Column, ColumnWriter, Sorter
 from stores.ingest.duck import Progress
+from stores.io.segments import forget
 from stores.manifest import Manifest
-from stores.rows import AnyArray
-from stores.segment_rows import read_range
-from stores.zarr_rows import open_zarr_rows
-from stores.zarr_write import Appender
 
 Fields = dict[str, tuple[Any, tuple[int, ...]]]
 Columns = Mapping[str, Column]

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from stores import manifest as names
+from stores.arrays.encoding import arrays_in
+from stores.arrays.rows import AnyArray
+from stores.arrays.segment_rows import read_range
+from stores.arrays.zarr_rows import open_zarr_rows
+from stores.arrays.zarr_write import Appender
 from stores.build import finish_store
-from stores.encoding import arrays_in
-from stores.files import forget
-from stores.growth.delta import IDS, ROWS, Appended, Delta
+from stores.growth.delta import IDS, ROWS, Appended, Delta, small
 from stores.growth.edges import EdgeGrowth, given_before
-from stores.growth.lineage import small
 from stores.growth.links import link_array, link_the_rest
 from stores.growth.merge import Ints
 from stores.growth.newids import IdIndex, unpack_ids
@@ -27,11 +29,8 @@ from stores.growth.rows import DELTA_ROWS, DELTA_VALUES, delta_array
 from stores.growth.sorting import Column, Sorter
 from stores.ids import grow_ids, write_ids
 from stores.ingest.duck import Progress
+from stores.io.segments import forget
 from stores.manifest import Input, Manifest
-from stores.rows import AnyArray
-from stores.segment_rows import read_range
-from stores.zarr_rows import open_zarr_rows
-from stores.zarr_write import Appender
 
 STAGE = "stage"
 BLOCK_BYTES = 2**24

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.atomic import replacing, write_file
-from stores.encoding import arrays_in
+from stores.arrays.encoding import arrays_in
 from stores.errors import StoreError
-from stores.growth.delta import EDGES, ROWS, Delta, reading
+from stores.growth.delta import EDGES, ROWS, Delta, reading, small
 from stores.growth.place import with_appends
 from stores.integrity import fingerprint_of
+from stores.io.atomic import replacing, write_file
 from stores.manifest import NODE, VERSIONS, Manifest, arrays_of, node_array, read_manifest, version_of
 
 Ints = NDArray[np.int64]
@@ -92,11 +92,6 @@ def touched_since(path: Path, fingerprint: str, now: str) -> Ints | None:
 def input_arrays(root: Path) -> list[str]:
     """Node arrays that models compute on: all but labels, splits and births."""
     return [name for name in arrays_in(root / node_array("", NODE)) if not small(name)]
-
-
-def small(name: str) -> bool:
-    """Whether a node array is of labels, splits or births: of a few bytes a node, and nothing that a model computes on."""
-    return name in ("y", "split", "birth") or name.startswith("split_")
 
 
 def _states(path: Path) -> dict[str, int]:

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.files import forget
+from stores.arrays.rows import AnyArray, Rows
+from stores.arrays.segment_rows import read_range
+from stores.arrays.zarr_rows import open_zarr_rows
+from stores.arrays.zarr_write import Appender
 from stores.graph import index_dtype
 from stores.growth.sorting import Column, until
 from stores.ingest.edges import CscWriter
+from stores.io.segments import forget
 from stores.jit import kernel
-from stores.rows import AnyArray, Rows
-from stores.segment_rows import read_range
-from stores.zarr_rows import open_zarr_rows
-from stores.zarr_write import Appender
 
 Ints = NDArray[np.int64]
 BLOCK_ROWS = 2**19

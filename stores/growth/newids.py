@@ -10,11 +10,11 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.atomic import database_error, disk_errors
-from stores.files import forget_map, map_of
+from stores.arrays.rows import AnyArray
 from stores.ids import decode_ids, encode_ids
+from stores.io.atomic import database_error, disk_errors
+from stores.io.segments import forget_map, map_of
 from stores.manifest import IdKind
-from stores.rows import AnyArray
 
 _PUTS = 2**14
 """of a transaction: in no order each may dirty a page of its own, which stays in memory until then"""

@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.encoding import INT8_MOST, Encoding, arrays_in, encoding_of
+from stores.arrays.encoding import INT8_MOST, Encoding, arrays_in, encoding_of
+from stores.arrays.rows import AnyArray
+from stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from stores.errors import ConfigError, InputError
 from stores.growth.delta import IDS, ROWS, Appending, record_rows
 from stores.growth.lineage import input_arrays
@@ -29,8 +31,6 @@ from stores.ingest.ids import EdgeColumns, EdgeScan
 from stores.ingest.node_inputs import NodeInputs
 from stores.ingest.times import TimeColumn, time_column
 from stores.manifest import SPLIT_CODES, IdKind, Manifest, Task
-from stores.rows import AnyArray
-from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 
 _STORED = ("float32", "float16", "bfloat16", "int8")
 _ID_BYTES = 64

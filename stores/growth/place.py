@@ -1,15 +1,13 @@
 """Where one reader finds a store's arrays, as they were when it opened the store, appends included."""
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stores.atomic import partial_path
-from stores.errors import StoreError
 from stores.growth.delta import Appended, reading
-from stores.growth.versions import AGAIN_SECONDS, Hold, alone, hold_current, remove_views, view_folder
+from stores.growth.versions import AGAIN_SECONDS, Hold, hold_current, view_folder
+from stores.growth.view import _merge_view
 from stores.integrity import fingerprint_of
 from stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
@@ -108,26 +106,3 @@ def _place(path: Path, version: str, hold: Hold, memory: int | None, progress: "
     except BaseException:
         held.close()
         raise
-
-
-def _merge_view(path: Path, memory: int | None, progress: "Progress | None") -> None:
-    """Merge what the appends that are there now changed, if nobody did yet."""
-    if not os.access(path, os.W_OK):
-        raise StoreError(
-            f"{path} has appends that its arrays do not hold, and nothing can be written there: "
-            f"run `ooc compact {path}` where it can be"
-        )
-    from stores.growth.grow import Growing  # an ingest's modules, which other readers do without
-    from stores.growth.sorting import room_of
-    from stores.ingest.duck import silent
-
-    with alone(path, "view", wait=True):
-        version = version_of(path)
-        with reading(path, version) as delta:
-            if delta is None or not delta.appends:
-                return
-            view = view_folder(path, version, len(delta.appends))
-            if not view.exists():
-                root, room = arrays_of(path, version), room_of(memory)
-                Growing(root, delta, partial_path(view), whole=False, room=room, progress=progress or silent).write(view)
-        remove_views(path, view)

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.rows import AnyArray, Ids, Rows, check_request
-from stores.threads import Background
+from stores.arrays.rows import AnyArray, Ids, Rows, check_request
+from stores.io.threads import Background
 
 DELTA_ROWS, DELTA_VALUES = "row", "value"
 """arrays of what appends changed: the rows that are new or given anew, ascending, and what they hold"""

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stores import manifest as names
-from stores.atomic import disk_errors, remove_tree, removed_path
 from stores.errors import StoreError
+from stores.io.atomic import disk_errors, remove_tree, removed_path
 from stores.manifest import VERSIONS, arrays_of, version_of
 
 _TOP = ("graph", names.EVENTS, "node", "edge", names.CHECKSUMS, names.IDS)

@@ -10,8 +10,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stores.atomic import disk_errors
-from stores.zarr_write import Appender
+from stores.arrays.zarr_write import Appender
+from stores.io.atomic import disk_errors
 
 READ_BYTES = 2**24
 

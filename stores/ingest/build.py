@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.atomic import check_absent, partial_path, write_error
+from stores.arrays.zarr_write import Appender
 from stores.build import finish_store
 from stores.errors import ConfigError, InputError, StoreError
 from stores.ingest import duck as sql
@@ -30,8 +30,8 @@ from stores.ingest.renumber import Renumbering
 from stores.ingest.spec import IngestResult, IngestSpec
 from stores.ingest.steps import Steps, fingerprint
 from stores.ingest.times import TimeColumn, time_column
+from stores.io.atomic import check_absent, partial_path, write_error
 from stores.manifest import Input, Manifest, Partition
-from stores.zarr_write import Appender
 
 _FREE = {"memory"}
 """settings that do not change the store, so a killed ingest may go on with others"""
@@ -57,7 +57,7 @@ def ingest(
     """
     begin = time.perf_counter()
     if spec.pyg is not None and arrays is None:
-        raise ConfigError("a PyG data set is read by ooc.pyg_source.ingest, which knows torch; call that one")
+        raise ConfigError("a PyG data set is read by ooc.pyg.source.ingest, which knows torch; call that one")
     check_absent(spec.out)
     key = fingerprint(_settings(spec, arrays), input_files(spec))
     steps = Steps(spec.out, key)

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import duckdb
 import pyarrow as pa
 
-from stores.atomic import write_error
 from stores.errors import BudgetError, InputError, OocError, StoreError
+from stores.io.atomic import write_error
 
 OUTSIDE_BYTES = 600_000_000
 """memory that the engine's limit does not see: Python, its libraries, batches in flight, allocator slack"""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stores import manifest as names
-from stores.encoding import scale_name
+from stores.arrays.encoding import scale_name
 from stores.ingest import nodes
 from stores.ingest.arrange import MakeSink
 from stores.ingest.duck import Duck, Progress

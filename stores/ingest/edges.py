@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
 from stores import manifest as names
+from stores.arrays.zarr_write import Appender
 from stores.graph import index_dtype
 from stores.ingest import duck as sql
 from stores.ingest.duck import Duck, Progress
-from stores.zarr_write import Appender
 
 NODE_ROWS = 1 << 20
 """entries of indptr or weight_sum made at a time"""

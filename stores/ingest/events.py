@@ -20,6 +20,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import DTypeLike, NDArray
 
 from stores import manifest as names
+from stores.arrays.zarr_write import Appender
 from stores.graph import index_dtype
 from stores.ingest import edges as csc
 from stores.ingest.arrange import Arranging, MakeSink, Sink
@@ -28,7 +29,6 @@ from stores.ingest.ids import EdgeColumns
 from stores.ingest.renumber import ARRANGE_SHARE
 from stores.ingest.spec import IngestSpec
 from stores.ingest.steps import Steps
-from stores.zarr_write import Appender
 
 INPUT = "input"
 """the array of events' positions in the input, where those are not their numbers"""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.encoding import scale_name
+from stores.arrays.encoding import scale_name
 from stores.errors import ConfigError, InputError
 from stores.ingest import labels as label_rows
 from stores.ingest import nodes

@@ -14,6 +14,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stores import manifest as names
+from stores.arrays.segment_rows import read_range
+from stores.arrays.zarr_rows import open_zarr_rows
+from stores.arrays.zarr_write import write_array
 from stores.ingest import edges as csc
 from stores.ingest.arrange import Arranging
 from stores.ingest.duck import Duck, Progress
@@ -21,9 +24,6 @@ from stores.ingest.partition import Neighbors, by_degree, count_cut, count_ends,
 from stores.ingest.spec import IngestSpec
 from stores.ingest.steps import Steps, remove
 from stores.manifest import Partition
-from stores.segment_rows import read_range
-from stores.zarr_rows import open_zarr_rows
-from stores.zarr_write import write_array
 
 ARRANGE_SHARE = 8
 """Of the memory, 1/8 for the rows of a node array that are put in order at once"""

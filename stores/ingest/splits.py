@@ -13,6 +13,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from stores.arrays.zarr_write import Appender
 from stores.errors import InputError
 from stores.ingest import duck as sql
 from stores.ingest.arrange import MakeSink
@@ -20,7 +21,6 @@ from stores.ingest.duck import Duck
 from stores.ingest.sources import Table, open_array, read_column, read_items
 from stores.ingest.sources import first as first_row
 from stores.manifest import SPLIT_CODES, node_array, split_array
-from stores.zarr_write import Appender
 
 BITS = {name: 1 << code for name, code in SPLIT_CODES.items()}
 WINDOW_NODES = 1 << 25

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stores.arrays.rows import ArrayRows, Rows
 from stores.errors import StoreError
-from stores.rows import ArrayRows, Rows
 
 Make = Callable[[np.ndarray[Any, Any]], Rows]
 SHAPES_AND_DTYPES = [((), "int64"), ((33,), "float32"), ((7,), "uint8"), ((2, 3), "float16"), ((1500,), "float32")]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stores.engines import Engine, open_engine
-from stores.engines.gds import unavailable
 from stores.errors import StoreError
-from stores.files import Segments
-from stores.plan import plan_reads
+from stores.io.engines import Engine, open_engine
+from stores.io.engines.gds import unavailable
+from stores.io.read_plan import plan_reads
+from stores.io.segments import Segments
 
 PAGES = 64  # of each file but the last
 

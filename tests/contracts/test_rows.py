@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import zarr
 
-from stores.lmdb_rows import LmdbRows, write_lmdb_rows
-from stores.mutable_rows import DiskRows
-from stores.rows import ArrayRows, Rows
-from stores.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
-from stores.zarr_write import Appender
+from stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
+from stores.arrays.mutable_rows import DiskRows
+from stores.arrays.rows import ArrayRows, Rows
+from stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
+from stores.arrays.zarr_write import Appender
 from tests.contracts.rows_contract import Make, RowsContract
 
 Array = np.ndarray[Any, Any]

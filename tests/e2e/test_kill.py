@@ -1,6 +1,7 @@
 """kill -9 at random moments of training, pushes, refreshes, sweeps and checkpoints, of stores that grow; and Ctrl-C.
 
-A life is forked from a process that has imported everything (`tools.bench.lives`), so it takes a fraction of a second.
+A life is forked from a process that has imported everything (`tools.bench.lib.killed_process`), so it takes a fraction of a
+second.
 """
 
 import json
@@ -43,11 +44,11 @@ def killed(module: str, work: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_nothing_appended_is_lost_and_nothing_is_there_by_half(quick_path: Path) -> None:
-    assert killed("growkills", quick_path / "kills").keys() == {"append", "compact", "view"}
+    assert killed("kills.growth", quick_path / "kills").keys() == {"append", "compact", "view"}
 
 
 def test_what_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    places = killed("kills", tmp_path / "kills")
+    places = killed("kills.runs", tmp_path / "kills")
     assert places.keys() == {"push", "refresh", "sweep", "checkpoint", "training", "events", "windows"}
     assert all(place["runs"] > 0 for place in places.values())
     assert sum(place["checked"] for place in places.values()) > 0

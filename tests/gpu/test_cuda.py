@@ -8,17 +8,17 @@ import pytest
 import torch
 
 import ooc
-from ooc import checkpoint
-from ooc.buffers import LEAST_BYTES, Buffers
-from ooc.device import Copier, moved, pin, to_device
-from ooc.loaders import NeighborLoader
-from ooc.train import train
-from stores.engines import gds, open_engine
-from stores.files import Segments
-from stores.plan import plan_reads
+from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.runtime.buffers import LEAST_BYTES, Buffers
+from ooc.runtime.transfer import Copier, moved, pin, to_device
+from ooc.training import checkpoint
+from ooc.training.node_loop import train
+from stores.io.engines import gds, open_engine
+from stores.io.read_plan import plan_reads
+from stores.io.segments import Segments
 from tests.ooc.batches import same
 from tests.ooc.runs import configure
-from tests.ooc.test_device import batch_of
+from tests.ooc.runtime.test_transfer import batch_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 CPU = torch.device("cpu")

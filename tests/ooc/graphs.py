@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ooc.batch import Block, blocks_of
-from ooc.models import full_blocks
+from ooc.graph.blocks import Block, blocks_of
+from ooc.models.builders import full_blocks
 
 
 @dataclass

@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from ooc.config import TrainConfig
-from ooc.memory import resident_bytes
-from ooc.progress import LineWatcher
+from ooc.config.nodes import TrainConfig
+from ooc.runtime.memory import resident_bytes
+from ooc.training.watchers import LineWatcher
 
 SMALL: dict[str, Any] = {"model": "sage", "hidden": 8, "fanout": [3, 3], "batch_size": 8, "epochs": 3, "seed": 5, "threads": 1}
 SMALL["plan"] = False  # it takes longer than such a run

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ooc.batch import Subgraph
-from ooc.order import mix
+from ooc.graph.blocks import Subgraph
+from ooc.runtime.keyed_random import mix
 from stores.graph import Graph
 
 GOLDEN = 0x9E3779B97F4A7C15

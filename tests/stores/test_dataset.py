@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import zarr
 
+from stores.arrays.lmdb_rows import write_lmdb_rows
+from stores.arrays.rows import ArrayRows
+from stores.arrays.whole import load
+from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
+from stores.arrays.zarr_write import Appender
 from stores.build import compact_labels, write_store
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError, OocError, StoreError
 from stores.graph import Graph
-from stores.lmdb_rows import write_lmdb_rows
-from stores.rows import ArrayRows
-from stores.whole import load
-from stores.zarr_rows import ShardedRows, open_zarr_rows
-from stores.zarr_write import Appender
 
 from ..conftest import random_edges
 

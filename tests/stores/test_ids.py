@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stores import ids as module
 from stores.errors import InputError, StoreError
 from stores.ids import MAX_ID_BYTES, IdMap, identity, write_ids
-from tests.stores.test_lmdb_rows import resident
+from tests.stores.arrays.test_lmdb_rows import resident
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ooc.fullgraph.costs import OpCost, Profile, Speed
-from ooc.fullgraph.fates import Fate, Op, Program, Value
+from ooc.fullgraph.ir import Fate, Op, Program, Value
+from ooc.fullgraph.placement.costs import OpCost, Profile, Speed
 
 ALL = (Fate.RETAINED, Fate.HOST, Fate.DISK, Fate.RECOMPUTED)
 KEPT = ALL[:3]

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ooc import layerplan, sweepshape
-from ooc.fullgraph import walks
-from ooc.fullgraph.fates import Fate, Placement
-from ooc.fullgraph.full import FullGraph
-from ooc.models import build_model, full_blocks
+from ooc.fullgraph import scans as walks
+from ooc.fullgraph.ir import Fate, Placement
+from ooc.fullgraph.step import FullGraph
+from ooc.layerwise import plan as layerplan
+from ooc.layerwise import shape as sweepshape
+from ooc.models.builders import build_model, full_blocks
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ooc.fullgraph.costs import Profile, Speed
-from ooc.fullgraph.fates import Fate, Placement
-from ooc.fullgraph.full import FullGraph
-from ooc.fullgraph.placement import Room, predict
-from ooc.fullgraph.stepper import Stepper
+from ooc.fullgraph.executor import Stepper
+from ooc.fullgraph.ir import Fate, Placement
+from ooc.fullgraph.placement.costs import Profile, Speed
+from ooc.fullgraph.placement.plan import Room, predict
+from ooc.fullgraph.step import FullGraph
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, agree, cut_into, gradients, make, store_of

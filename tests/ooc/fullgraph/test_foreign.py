@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GraphNorm, LayerNorm, PairNorm, SAGEConv
 
-from ooc import layerwise
-from ooc.batch import Block
-from ooc.convs import BlockSAGEConv
-from ooc.fullgraph import full as fullgraph
-from ooc.fullgraph.fates import Fate, Placement
-from ooc.fullgraph.full import FullGraph
-from ooc.layers import Layer, run_layers
-from ooc.layerwise import LayerSweep
-from ooc.models import full_blocks
+from ooc.fullgraph import step as fullgraph
+from ooc.fullgraph.ir import Fate, Placement
+from ooc.fullgraph.step import FullGraph
+from ooc.graph.blocks import Block
+from ooc.layerwise import sweep as layerwise
+from ooc.layerwise.sweep import LayerSweep
+from ooc.models.builders import full_blocks
+from ooc.models.convs import BlockSAGEConv
+from ooc.models.layers import Layer, run_layers
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 from tests.conftest import MakeStore

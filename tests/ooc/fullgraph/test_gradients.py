@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, SGConv
 
-from ooc.batch import Block
-from ooc.fullgraph.fates import Fate
-from ooc.fullgraph.full import FullGraph
-from ooc.layers import run_model
-from ooc.models import full_blocks
+from ooc.fullgraph.ir import Fate
+from ooc.fullgraph.step import FullGraph
+from ooc.graph.blocks import Block
+from ooc.models.builders import full_blocks
+from ooc.models.layers import run_model
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
@@ -34,7 +34,7 @@ from tests.ooc.fullgraph.exact import (
     store_of,
     whole,
 )
-from tests.ooc.test_gather import write_features
+from tests.ooc.loading.test_feature_gather import write_features
 
 ROOM = 10**9
 RELATIVE = {torch.float32: 1e-5, torch.float64: 1e-10}

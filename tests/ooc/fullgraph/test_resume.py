@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from ooc.fullgraph import notes, walks
-from ooc.fullgraph.fates import Fate, Placement
-from ooc.fullgraph.full import FullGraph
-from ooc.fullgraph.notes import Notes
-from ooc.fullgraph.shelf import Shelf
+from ooc.fullgraph import resume as notes
+from ooc.fullgraph import scans as walks
+from ooc.fullgraph.ir import Fate, Placement
+from ooc.fullgraph.resume import Notes
+from ooc.fullgraph.step import FullGraph
+from ooc.fullgraph.value_store import Shelf
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, cut_into, gradients, make, store_of

@@ -1,0 +1,124 @@
+"""The command line's entry: runs a verb of `ooc.cli.commands`, and what a user can act on becomes one line and exit code 2.
+
+It imports next to nothing before Ctrl-C is one line too: `ooc train` spends its first second in imports.
+"""
+
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from stores.errors import OocError
+
+INTERRUPTED = 130
+"""exit code after Ctrl-C, as shells have it; some versions of typer return it themselves"""
+
+
+@contextmanager
+def interrupts_in_one_line() -> Iterator[None]:
+    """Ctrl-C while a module is imported ends the process at once: nothing is under way yet, and an exception in the middle of
+    an import may come out as another one, or as a traceback. Later it is KeyboardInterrupt, as ever."""
+    mine = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if not mine:
+        yield
+        return
+    signal.signal(signal.SIGINT, _on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _on_interrupt(number: int, frame: FrameType | None) -> None:
+    at = frame
+    while at is not None:
+        if at.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(_interrupted())
+        at = at.f_back
+    signal.default_int_handler(number, frame)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for what a user can act on, 130 after Ctrl-C."""
+    with interrupts_in_one_line():
+        return _outcome(arguments)
+
+
+def _outcome(arguments: Sequence[str] | None) -> int:
+    try:
+        # Threads of torch that wait would spin on the processors that loaders need: measured, a quarter of all cycles.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from ooc.cli.commands import app
+
+        code = app(list(arguments) if arguments is not None else None, standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a closed pipe is no fault, and not at the interpreter's end
+        return _interrupted() if code == INTERRUPTED else int(code or 0)
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:  # `ooc info STORE | head`
+        return _unread()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # as typer passes it on
+            return _unread()
+        raise
+    except OocError as error:
+        return _fail(str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        hint = "; free some space there" if error.errno == errno.ENOSPC else ""
+        return _fail(f"{where}{error.strerror or error}{hint}")
+    except MemoryError as error:
+        return _fail(
+            f"out of memory{f' ({error})' if str(error) else ''}: give --memory, or a smaller --batch-size or --fanout"
+        )
+    except Exception as error:
+        code = _usage(error)
+        if code is None:
+            raise
+        return code
+
+
+def _usage(error: Exception) -> int | None:
+    """The exit code of typer's own exceptions (whose classes moved between versions), None for any other."""
+    kind = type(error).__name__
+    if kind == "Exit":
+        code = int(getattr(error, "exit_code", 0))
+        return _interrupted() if code == INTERRUPTED else code
+    if kind == "Abort":
+        return _interrupted()
+    if kind == "OutOfMemoryError":  # torch's, for CUDA
+        return _fail(f"out of CUDA memory: use a smaller --batch-size or --fanout ({str(error).split('. ')[0]})")
+    if hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        text = str(error.format_message())
+        return _fail(f"{text} (see `{context.command_path} --help`)" if context is not None and text else text) if text else 2
+    return None
+
+
+def _unread() -> int:
+    """Nobody reads stdout any more: drop what is buffered, without the complaint at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - in place of typer's wrapper around the closed pipe
+    return 0
+
+
+def _interrupted() -> int:
+    return _fail(
+        "interrupted; what was finished is kept, an append all or nothing: run it again (train: --resume) to go on", INTERRUPTED
+    )
+
+
+def _fail(message: str, code: int = 2) -> int:
+    print(f"ooc: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

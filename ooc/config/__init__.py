@@ -1,0 +1,15 @@
+"""Typed settings of every mode, read from flags, TOML or JSON."""
+
+from ooc.runtime.lazy import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "EventsConfig": "ooc.config.events",
+        "FullConfig": "ooc.config.full",
+        "RunConfig": "ooc.config.base",
+        "SnapshotsConfig": "ooc.config.snapshots",
+        "TrainConfig": "ooc.config.nodes",
+        "load_config": "ooc.config.modes",
+    },
+)

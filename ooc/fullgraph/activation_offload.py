@@ -1,0 +1,296 @@
+"""What autograd keeps of a chunk, between the way up and the way down: in memory, or on disk.
+
+A chunk's function is run under saved-tensor hooks. Parameters are left where they are; the chunk's inputs, which have fates of
+their own, are put in again on the way down; only the rest is kept. Its gradients are caught where they enter, so that no input
+is held for them. (torch's saved-tensor hooks; offloaded asynchronously as in FlexGNN and SSDTrain.)
+"""
+
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ooc.fullgraph.ops import Tensors
+from ooc.layerwise.row_files import Noted
+from ooc.runtime.buffers import PAGE_BYTES, Buffers
+from stores.errors import StoreError
+from stores.io.pages import PageFile
+
+SEGMENT_BYTES = 64 * 2**20
+MOST_KEPT = 64 * 2**20
+"""of a buffer that waits for its next use, as those of chunks do; those of gathered ranges take what memory there is"""
+_PENDING, _WAITING = 4, 2
+_PIECE_BYTES = 8 * 2**20
+"""copied and written at a time: a range of a layer that gathers keeps tensors of a hundred megabytes"""
+
+
+class Held(NamedTuple):
+    """A tensor on disk. pieces: (file, offset, bytes), whole pages each."""
+
+    pieces: list[tuple[int, int, int]]
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class Spool:
+    """Tensors on disk, in files of 64 MB below `folder` that are written front to back and used again after `clear`.
+
+    >>> held = spool.put(tensor)
+    >>> spool.get(held)
+    """
+
+    def __init__(self, folder: Path, written: Noted, read: Noted) -> None:
+        self._folder, self._written, self._read = folder, written, read
+        self._files: list[PageFile] = []
+        self._end = 0
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="ooc-spool")
+        self._pending: deque[Future[None]] = deque()
+        self._copies = Buffers(kept=2 * _PENDING, direct=True, least_bytes=1)
+        self._buffers = Buffers(kept=_WAITING, direct=True, least_bytes=1, most_kept=MOST_KEPT)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return len(self._files) * SEGMENT_BYTES
+
+    def begin(self) -> None:
+        """Before the first `put`: remove what a killed process left."""
+        if not self._files:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def put(self, tensor: Tensor) -> Held:
+        """Write a copy of it in the background. Raises StoreError where the disk is full or an earlier write failed."""
+        values = tensor.detach().contiguous().cpu()
+        size = values.numel() * values.element_size()
+        padded = -(-size // PAGE_BYTES) * PAGE_BYTES
+        whole, pieces, done = values.reshape(-1).view(torch.uint8).numpy(), [], 0
+        while done < padded:
+            number, at = divmod(self._end, SEGMENT_BYTES)
+            count = min(padded - done, SEGMENT_BYTES - at, _PIECE_BYTES)
+            copy = self._copies.empty((count,), np.dtype(np.uint8))
+            copy[: min(count, size - done)] = whole[done : done + count]
+            self._submit(self._file(number), at, copy)
+            pieces.append((number, at, count))
+            done, self._end = done + count, self._end + count
+        return Held(pieces, values.shape, values.dtype)
+
+    def _submit(self, file: PageFile, at: int, data: NDArray[np.uint8]) -> None:
+        while len(self._pending) >= _PENDING:
+            self._pending.popleft().result()
+
+        def write() -> None:
+            began = perf_counter()
+            file.store(at, data)
+            self._written(len(data), began)
+
+        self._pending.append(self._pool.submit(write))
+
+    def _file(self, number: int) -> PageFile:
+        while len(self._files) <= number:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / f"{len(self._files)}.bin"
+            path.unlink(missing_ok=True)
+            PageFile.allocate(path, SEGMENT_BYTES)
+            self._files.append(PageFile(path, SEGMENT_BYTES))
+        return self._files[number]
+
+    def drain(self) -> None:
+        """Wait until all is written. Raises StoreError where something could not be."""
+        failure: StoreError | None = None
+        while self._pending:
+            try:
+                self._pending.popleft().result()
+            except StoreError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def get(self, held: Held) -> Tensor:
+        """Read it, once `drain` has returned. Thread-safe."""
+        began = perf_counter()
+        buffer = self._buffers.empty((sum(count for _, _, count in held.pieces),), np.dtype(np.uint8))
+        done = 0
+        for number, at, count in held.pieces:
+            self._files[number].load(at, buffer[done : done + count])
+            done += count
+        self._read(done, began)
+        size = held.shape.numel() * held.dtype.itemsize
+        return torch.from_numpy(buffer[:size]).view(held.dtype).view(held.shape)
+
+    def clear(self) -> None:
+        """What was put may be overwritten."""
+        self._end = 0
+
+    def close(self) -> None:
+        """End the threads, and remove the files; idempotent."""
+        self._pool.shutdown(cancel_futures=True)
+        self._pending.clear()
+        while self._files:
+            file = self._files.pop()
+            file.close()
+            file.path.unlink(missing_ok=True)
+
+
+class _Entry(torch.autograd.Function):
+    """Passes rows on, and catches their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, rows: Tensor, name: str, caught: Tensors) -> Tensor:
+        ctx.name, ctx.caught = name, caught
+        return rows.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        ctx.caught[ctx.name] = grad
+        return None, None, None, None
+
+
+class _Exit(torch.autograd.Function):
+    """Ends a graph in nothing, so that no output is held for its way down; what goes down is handed over by name."""
+
+    @staticmethod
+    def forward(ctx: Any, handed: Tensors, names: list[str], *rows: Tensor) -> Tensor:
+        ctx.handed, ctx.names = handed, names
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(ctx.handed.get(name) for name in ctx.names)
+
+
+class Live:
+    """A chunk on its way: what it gave, and what autograd keeps for its way down.
+
+    compute: of the inputs `given`; wanted: those that a gradient is asked of; own: storages of parameters, by address; spool:
+    where what is kept goes, None for memory. After `run`, `down` is to be called once, with the inputs again.
+
+    >>> live = Live(function, {"near": near}, {"near"}, own, None)
+    >>> live.down({"near": near}, {"rows1": gradient})["near"]
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Tensors], Tensors],
+        given: Tensors,
+        wanted: Iterable[str],
+        own: set[int],
+        spool: Spool | None,
+    ) -> None:
+        self._given, self._own, self._spool = dict(given), own, spool
+        self._kept: list[Tensor | Held] = []
+        self._caught: Tensors = {}
+        self._handed: Tensors = {}
+        self.asked: set[str] = set()
+        """inputs that the way down needs"""
+        self.nbytes = 0
+        """of memory that what is kept takes"""
+        anchor = torch.zeros((), requires_grad=True)
+        entered = dict(given)
+        for name in wanted:
+            entered[name] = _Entry.apply(anchor, given[name], name, self._caught)  # type: ignore[no-untyped-call]
+        with torch.enable_grad(), saved_tensors_hooks(self._pack, self._unpack):
+            outputs = compute(entered)
+            learned = {name: rows for name, rows in outputs.items() if rows.requires_grad}
+            end = _Exit.apply(self._handed, list(learned), *learned.values())  # type: ignore[no-untyped-call]
+        if spool is not None:  # not sooner: some ops keep what they fill only then, as RReLU its noise
+            self._kept = [spool.put(tensor) for tensor in self._kept if isinstance(tensor, Tensor)]
+        self._end: Tensor | None = end if learned else None
+        self.outputs = {name: rows.detach() for name, rows in outputs.items()}
+        """for the caller to take away"""
+        self._given = {}
+
+    def _pack(self, tensor: Tensor) -> Any:
+        at = tensor.untyped_storage().data_ptr()
+        if at in self._own:
+            return tensor
+        for name, rows in self._given.items():
+            if at == rows.untyped_storage().data_ptr() and tensor.dtype == rows.dtype and tensor.numel():
+                self.asked.add(name)
+                return name, tensor.storage_offset() - rows.storage_offset(), tensor.size(), tensor.stride()
+        if self._spool is None:
+            self.nbytes += tensor.numel() * tensor.element_size()
+        self._kept.append(tensor)
+        return len(self._kept) - 1
+
+    def bytes_of(self, rows: int) -> int:
+        """Bytes of memory of what is kept with so many rows."""
+        kept = [tensor for tensor in self._kept if isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == rows]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
+    def _unpack(self, packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        if isinstance(packed, int):
+            kept = self._kept[packed]
+            assert isinstance(kept, Tensor), "what is on disk is fetched first"
+            return kept
+        name, offset, size, stride = packed
+        rows = self._given[name]
+        return rows.as_strided(size, stride, rows.storage_offset() + offset)
+
+    def fetch(self) -> None:
+        """Read what is on disk; in any thread, before `down`."""
+        if self._spool is not None:
+            self._kept = [self._spool.get(kept) if isinstance(kept, Held) else kept for kept in self._kept]
+
+    def down(self, given: Tensors, grads: Tensors) -> Tensors:
+        """Gradients of the inputs that wanted one, from those of the outputs (others have none); parameters' are added up."""
+        self._given = dict(given)
+        if self._end is not None and grads:
+            self._handed.update(grads)
+            self._end.backward()  # type: ignore[no-untyped-call]
+        caught = dict(self._caught)
+        self.end()
+        return caught
+
+    def end(self) -> None:
+        """Let everything go."""
+        self.outputs, self._given, self._kept, self._end = {}, {}, [], None
+        self.nbytes = 0
+        self._handed.clear()
+        self._caught.clear()
+
+
+class Waiting:
+    """Chunks between their way up and their way down. nbytes: of memory that all of them take.
+
+    >>> waiting.add("layer0", 8192, live); waiting.of("layer0")[8192].down(given, grads)
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._of: dict[str, dict[int, Live]] = {}
+
+    def add(self, op: str, first: int, live: Live) -> None:
+        """One that came up."""
+        self._of.setdefault(op, {})[first] = live
+        self.nbytes += live.nbytes
+
+    def of(self, op: str) -> dict[int, Live]:
+        """An op's, by their first destination."""
+        return self._of.get(op, {})
+
+    def down(self, live: Live) -> None:
+        """One goes down now."""
+        self.nbytes -= live.nbytes
+        live.nbytes = 0
+
+    def end(self, op: str) -> None:
+        """Let an op's go, those too that did not go down."""
+        for live in self._of.pop(op, {}).values():
+            self.nbytes -= live.nbytes
+            live.end()
+
+    def end_all(self) -> None:
+        """Let all go."""
+        for op in list(self._of):
+            self.end(op)

@@ -1,0 +1,394 @@
+"""One exact step, op by op: the way up, the loss, and the way down."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ooc.fullgraph.activation_offload import Live, Spool, Waiting
+from ooc.fullgraph.gradients import arriving, behind_norm, inputs_of, wanted_of
+from ooc.fullgraph.io_stats import COMPUTE, Traffic
+from ooc.fullgraph.ir import Fate, Op, Placement, Program
+from ooc.fullgraph.ops import Moments, Parts, Place, Tensors
+from ooc.fullgraph.program import FullShape
+from ooc.fullgraph.resume import Notes, State, statistics_of
+from ooc.fullgraph.scans import Chunk, SumOf, Walks, sum_rows
+from ooc.fullgraph.shape import hidden_norms, norm_of
+from ooc.fullgraph.value_store import Shelf, nothing
+from ooc.models.layers import recording_nothing
+from stores.errors import BudgetError, StoreError
+
+Array = NDArray[Any]
+Progress = Callable[[str, int, int], None]
+"""progress(what, nodes or edges done, in all)"""
+LossOf = Callable[[int, Tensor], Tensor | None]
+"""loss(first, logits [n, C]) -> the share of nodes first, first + 1, ... in the loss, None where none of them counts"""
+
+
+class Stepper:
+    """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; held: values that an earlier
+    step made and that are good still, added to.
+
+    >>> Stepper(program, placement, shape, parts, shelf, walks, spool, traffic, room, held).run(loss)
+    0.693
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        placement: Placement,
+        shape: FullShape,
+        parts: Parts,
+        shelf: Shelf,
+        walks: Walks,
+        spool: Spool | None,
+        traffic: Traffic,
+        room: int,
+        held: set[str],
+        notes: Notes | None = None,
+        progress: Progress = lambda what, done, total: None,
+    ) -> None:
+        self.program, self.placement, self.shape, self.parts = program, placement, shape, parts
+        self.shelf, self.walks, self.spool, self.traffic = shelf, walks, spool, traffic
+        self.room, self.held = room, held
+        self.loss = 0.0
+        self._notes, self._progress = notes, progress
+        self._number, self._resumed_op = 0, ""
+        self._made = {"x", "edges", *held}
+        self._begun: set[str] = set()
+        self._adds: set[str] = set()
+        """gradients that this op adds to what others left, chunk by chunk"""
+        self._waiting = Waiting()
+        self._uses = program.uses(placement)
+        modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
+        self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
+
+    def run(self, loss: LossOf) -> float:
+        """The whole step: gradients are added to the parameters'; the loss."""
+        state = self._resumed()
+        self._resumed_op = self.program.ops[state.op].name if state.next else ""
+        self.shelf.left = self._left
+        try:
+            for number, op in list(enumerate(self.program.ops))[state.op :]:
+                self._number, start = number, state.next if number == state.op else 0
+                self._adds = {name for name in op.writes if name in self._begun}
+                with self.traffic.op(op.name):
+                    if op.backward:
+                        self._down(op, start)
+                    else:
+                        moments = state.moments if number == state.op else None
+                        self._up(op, [name for name in op.writes if not name.startswith("saved")], loss, start, moments)
+                    self._drain()
+                self._let_go(op)
+            return self.loss
+        finally:
+            self._release()
+
+    def _resumed(self) -> State:
+        """Where to begin: at a note of this very step, with what it speaks of."""
+        state = None if self._notes is None else self._notes.found()
+        self.shelf.halves.clear()
+        if state is None:
+            if self._notes is not None:
+                self._notes.forget()
+            return State()
+        self.loss = state.loss
+        self._made |= set(state.made)
+        self._begun |= set(state.begun)
+        self.shelf.halves.update(state.halves)
+        state.put_back(self.parts)
+        return state
+
+    def _note(self, op: Op, chunk: Chunk, moments: Moments | None = None) -> None:
+        """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
+        self.shelf.tidy()
+        self._progress(op.name, chunk.place.stop, self.shape.sweep.num_nodes)
+        if self._notes is None or not chunk.ends or op.scatters or not self._notes.due():
+            return
+        later = self.program.ops[self._number :]
+        needed = {name for each in later for name in (each.summed, *each.reads, *each.writes, each.scatters) if name[:1] == "g"}
+        begun = [name for name in (*self._begun, *op.writes) if name in needed]
+        if not all(self.shelf.on_disk(name) for name in begun):
+            return
+        rows = [name for name in op.writes if self._comes(name)]
+        if chunk.place.stop < self.shape.sweep.num_nodes and not all(map(self.shelf.on_disk, rows)):
+            return  # what is in memory alone is made again from its first row on
+        made = [name for name in self._made if name not in ("x", "edges") and self.shelf.on_disk(name)]
+        self._drain()
+        self.shelf.sync([*rows, *made, *begun])
+        state = State(
+            self._number,
+            chunk.place.stop,
+            self.loss,
+            made,
+            sorted(self._begun),
+            self.parts.draws.keys,
+            statistics_of(self.parts),
+            None if moments is None else moments.state,
+            dict(self.shelf.halves),
+        )
+        self._notes.keep(state)
+
+    def _drain(self) -> None:
+        self.shelf.drain()
+        if self.spool is not None:
+            self.spool.drain()
+
+    # --- the way up ---
+
+    def _up(self, op: Op, writes: list[str], loss: LossOf | None, start: int = 0, state: list[Any] | None = None) -> None:
+        """Run an op for the values `writes`, from node `start` on; loss: None where they were made before, and are made again;
+        state: of the moments gathered before `start`."""
+        inputs = inputs_of(self.shape, op)
+        for name in inputs.values():
+            if name[:4] != "near":
+                self._ensure(name)
+        if loss is not None:
+            self._begin(op)
+        near = inputs.get("near", "")
+        rows = [name for name in writes if name[0] != "g" and name != near]
+        for name in rows:
+            self.shelf.open(name)
+        moments = Moments(state) if loss is not None and f"z{op.layer}" in rows else None
+        for chunk in self._walk(op, inputs, near in writes and self._stored(near), [], {}, start):
+            with self.traffic.timed(COMPUTE):
+                given = self._given(inputs, chunk)
+                if op.turns and loss is not None:
+                    self._turn(op, chunk, given, loss)
+                else:
+                    outputs = self._forward(op, chunk.place, given, loss is None)
+            if moments is not None:
+                moments.add(outputs[f"z{op.layer}"])
+            for name in rows:
+                self.shelf.put(name, chunk.place.first, outputs[name].numpy())
+            if loss is not None:
+                self._note(op, chunk, moments)
+        if moments is not None:
+            self._normed(op.layer, moments)
+        if loss is not None:
+            self._added(op)
+        done = [*rows, *([near] if near in writes and self._stored(near) else [])]
+        self._made |= {name for name in done if not start or self.shelf.on_disk(name)}
+
+    def _comes(self, name: str) -> bool:
+        """Whether an op's value is put anywhere, for later ops or for the way down."""
+        return not name.startswith("saved") and (name[:4] != "near" or self._stored(name))
+
+    def _stored(self, name: str) -> bool:
+        """Whether a value is kept for the way down."""
+        return self.placement.fate(name) is not Fate.RECOMPUTED and bool(self._uses[name])
+
+    def _forward(self, op: Op, place: Place, given: Tensors, again: bool) -> Tensors:
+        saved = next((name for name in op.writes if name.startswith("saved")), "")
+        if again or not saved or not self._stored(saved):
+            with torch.no_grad(), self._quiet(op, again):
+                return self._function(op, place)(given)
+        spool = self.spool if self.placement.fate(saved) is Fate.DISK else None
+        live = Live(self._function(op, place), given, wanted_of(self.shape, op), self._own, spool)
+        self._waiting.add(op.name, place.first, live)
+        self.shelf.trim(self._left())
+        outputs, live.outputs = live.outputs, {}
+        return outputs
+
+    def _turn(self, op: Op, chunk: Chunk, given: Tensors, loss: LossOf) -> None:
+        """A chunk of the last op: up to the loss, and down at once."""
+        live = Live(self._function(op, chunk.place), given, wanted_of(self.shape, op), self._own, None)
+        out, grads = live.outputs["out"].requires_grad_(), {}
+        value = loss(chunk.place.first, out)
+        if value is not None:
+            self.loss += float(value.detach())
+            (gradient,) = torch.autograd.grad(value, out)
+            grads = {"out": gradient}
+        self._leave(op, chunk, live.down(given, grads))
+
+    def _normed(self, index: int, moments: Moments) -> None:
+        dtype = torch.float64 if self.shape.itemsize == 8 else torch.float32
+        self.parts.statistics[index] = moments.statistics(dtype)
+        moments.record(norm_of(self.parts.layers[index]))
+
+    # --- the way down ---
+
+    def _down(self, op: Op, start: int) -> None:
+        if op.kind == "add":
+            self._add(op, start)
+            return
+        up = self.program.op(op.repeats)
+        lives = self._waiting.of(up.name)
+        whole = lives and up.name != self._resumed_op  # of an op that was gone on with, the first chunks are computed again
+        asked = set().union(*(live.asked for live in lives.values())) if whole else None
+        inputs = {part: name for part, name in inputs_of(self.shape, up).items() if asked is None or part in asked}
+        more = [name for name in op.reads if name[0] == "g"]
+        if behind_norm(self.shape, op):
+            more.append(f"z{op.layer}")
+        for name in [*inputs.values(), *more]:
+            if name[0] != "g" and name[:4] != "near":
+                self._ensure(name)
+        self._begin(op)
+        try:
+            for chunk in self._walk(up, inputs, False, more, lives, start, op):
+                with self.traffic.timed(COMPUTE):
+                    given = self._given(inputs, chunk)
+                    live = chunk.live
+                    if live is not None:
+                        self._waiting.down(live)
+                    else:
+                        with self._quiet(up, True):
+                            live = Live(self._function(up, chunk.place), given, wanted_of(self.shape, up), self._own, None)
+                    caught = live.down(given, arriving(self.shape, self.parts, op, chunk.read))
+                self._leave(op, chunk, caught)
+                self._note(op, chunk)
+                del chunk, given, live, caught  # before the next one comes
+        finally:
+            self._waiting.end(up.name)
+        self._added(op)
+
+    def _add(self, op: Op, start: int) -> None:
+        """Sums of gradients alone."""
+        (name,) = op.writes
+        for chunk in self._walk(op, {}, False, [], {}, start, op):
+            self.shelf.put(name, chunk.place.first, chunk.read["gsum"])
+            self._note(op, chunk)
+        self._added(op)
+
+    def _begin(self, op: Op) -> None:
+        """Zeros to add to, where an op is the first to add to any row of a gradient; to what is there it can be added once."""
+        if not op.scatters:
+            return
+        if op.scatters not in self._begun:
+            self.shelf.clear(op.scatters)
+        elif self._notes is not None:
+            self._notes.forget()
+
+    def _added(self, op: Op) -> None:
+        """An op's gradients stand there."""
+        for name in self._adds:
+            self.shelf.halves[name] = self.shelf.other_half(name)
+        self._begun |= {name for name in (*op.writes, op.scatters) if name[:1] == "g"}
+
+    def _leave(self, op: Op, chunk: Chunk, caught: Tensors) -> None:
+        """Put the gradients of a chunk's inputs where the ops below find them."""
+        index, place = op.layer, chunk.place
+        if op.scatters and "rows" in caught:
+            self.shelf.add(op.scatters, place.at["sources"], caught["rows"].numpy())
+        names = {"near": f"gnear{index}", "root": self.shape.own_gradient(index), "initial": "ginitial", "z": f"gz{index}"}
+        for part, name in names.items():
+            if name not in op.writes:
+                continue
+            gradient = caught.get(part)
+            if gradient is None:
+                shape = (place.stop - place.first, self.shape.columns(name))
+                gradient = torch.zeros(shape, dtype=torch.float64 if self.shape.itemsize == 8 else torch.float32)
+            if part == "near" and self.shape.sweep.layers[index].kind == "mean":
+                gradient = gradient * torch.from_numpy(self.walks.inverse_degree(place.first, place.stop))[:, None]
+            if name in self._adds:
+                gradient = gradient + torch.from_numpy(self.shelf.read(name, place.first, place.stop))
+                self.shelf.put(name, place.first, gradient.numpy(), self.shelf.other_half(name))
+            else:
+                self.shelf.put(name, place.first, gradient.numpy())
+
+    # --- both ways ---
+
+    def _walk(
+        self,
+        up: Op,
+        inputs: dict[str, str],
+        keep: bool,
+        more: list[str],
+        lives: dict[int, Live],
+        start: int,
+        down: Op | None = None,
+    ) -> Iterator[Chunk]:
+        """The chunks of an op from node `start` on, and what it reads; keep: whether its sums become a value."""
+        summed, sweep = [], self.shape.sweep
+        kind = sweep.layers[up.layer].kind
+        near = inputs.get("near", "")
+        if near and near not in self._made:
+            assert kind is not None
+            self._ensure(up.summed)
+            summed.append(SumOf(near, up.summed, kind, False, keep))
+        if down is not None and down.summed:
+            above = sweep.layers[down.layer + (down.kind not in ("map", "add"))].kind
+            assert above is not None
+            summed.append(SumOf("gsum", down.summed, "sum" if above == "mean" else above, True, False))
+        made = {each.name for each in summed}
+        names = list(dict.fromkeys(name for name in (*inputs.values(), *more) if name not in made))
+        self.shelf.trim(0 if up.kind == "gather" else self._left())
+        if up.kind == "gather":
+            memory = self.placement.ranges.get(up.name, self.room // 2)  # the rest is for what autograd keeps
+            others = [name for part, name in inputs.items() if part != "rows"]
+            ranges = self.walks.ranges(up.layer, memory)
+            if len(ranges) > 1 and hidden_norms(self.parts.layers[up.layer]):
+                raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
+            return self.walks.gathered(up.summed, [*others, *more], [own for own in ranges if own[0] >= start], lives)
+        stay = [each for each in summed if each.keep and self.placement.fate(each.name) is not Fate.DISK]  # made where they are
+        columns = sum(self.shelf.rows(each.source).shape[1] for each in summed if each not in stay)
+        rows = sweep.num_nodes
+        if columns:
+            rows = sum_rows(self._left(), columns, self.shape.itemsize, self.program.cell_rows)
+        return self.walks.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
+
+    def _left(self) -> int:
+        """Bytes for sums, and for arrays that wait for their next use."""
+        return self.room - self.shelf.memory_bytes - self._waiting.nbytes - self.walks.sum_bytes
+
+    def _given(self, inputs: dict[str, str], chunk: Chunk) -> Tensors:
+        spooled = 0 if self.spool is None else self.spool.nbytes
+        self.traffic.sample(
+            self.shelf.memory_bytes + self._waiting.nbytes + self.walks.sum_bytes, self.shelf.disk.nbytes + spooled
+        )
+        return {part: torch.from_numpy(chunk.read["rows" if part == "rows" else name]) for part, name in inputs.items()}
+
+    def _function(self, op: Op, place: Place) -> Callable[[Tensors], Tensors]:
+        parts = self.parts
+        made: dict[str, Callable[[Tensors], Tensors]] = {
+            "map": lambda given: parts.map(given, place),
+            "norm": lambda given: parts.norm(op.layer, given, place),
+        }
+
+        def function(given: Tensors) -> Tensors:
+            with parts.draws.fixed(op.name, place.first):
+                return made[op.kind](given) if op.kind in made else parts.layer(op.layer, given, place)
+
+        return function
+
+    def _quiet(self, op: Op, again: bool) -> Any:
+        """Running statistics stay as they are where rows are computed a second time."""
+        return recording_nothing(self.parts.layers[op.layer]) if again and op.kind == "gather" else nullcontext()
+
+    def _ensure(self, name: str) -> None:
+        """Make a value again that is gone."""
+        if name in self._made:
+            return
+        op = self.program.op(self.program.value(name).made_by)
+        wanted = [each for each in op.writes if each.startswith(("rows", "root", "initial", "z")) and each not in self._made]
+        with self.traffic.op(f"{op.name} again"):
+            self._up(op, wanted, None)
+            self._drain()
+
+    def _let_go(self, op: Op) -> None:
+        """Values whose last use this op was."""
+        for value in self.program.values:
+            name, uses = value.name, self._uses[value.name]
+            if name in ("x", "edges") or value.kind == "saved":
+                continue
+            kept = bool(uses) and (op.backward or self.placement.fate(name) is not Fate.RECOMPUTED)
+            last = uses[-1] if kept else value.last_forward
+            if last == op.name and not (value.constant and self._stored(name)):
+                self.shelf.drop(name)
+                self._made.discard(name)
+        self.held |= {v.name for v in self.program.values if v.constant and v.name in self._made and v.kind == "sums"}
+
+    def _release(self) -> None:
+        """Let all go but what the next step can use."""
+        self.shelf.left = nothing
+        with suppress(StoreError):  # of a step that failed: no write may outlive its file, nor tell the next step
+            self._drain()
+        self._waiting.end_all()
+        for value in self.program.values:
+            if value.kind in ("rows", "sums", "gradient") and value.name not in self.held:
+                self.shelf.drop(value.name)
+        if self.spool is not None:
+            self.spool.clear()

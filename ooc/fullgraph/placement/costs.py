@@ -1,0 +1,315 @@
+"""PURE: what a run of an exact step costs: seconds by what the memory that is left allows, and bytes by tier."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.fullgraph.ir import Fate, Op, Placement, Program, Value
+from ooc.fullgraph.placement.schedule import Run, Schedule
+from stores.io.pages import PAGE_BYTES
+
+TIERS = (Fate.RETAINED, Fate.HOST, Fate.DISK)
+"""Where bytes can stand; in this order in all tuples of bytes by tier"""
+MOVED = TIERS[1:]
+Bytes = tuple[int, int, int]
+Floats = NDArray[np.float64]
+
+
+class Each(NamedTuple):
+    """Bytes of a range of destinations. source: a source, each counted once; own: a destination, with its edges on average."""
+
+    source: float = 0.0
+    own: float = 0.0
+
+
+NOTHING = Each()
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """Seconds of an op, all nodes once. rows_s: of the row-wise part (on the way down, of its gradients alone); sums_s: to add
+    rows along the edges, and pass_s: to go through all rows for that, once a range of destinations; 0 of "gather".
+    Of "gather", gathered: what the ranges in memory at a time take; kept: what autograd keeps of one range; hub: bytes of the
+    node with the most edges. workspace: bytes that an op takes whatever the ranges are."""
+
+    rows_s: float = 0.0
+    sums_s: float = 0.0
+    pass_s: float = 0.0
+    gathered: Each = NOTHING
+    kept: Each = NOTHING
+    hub: int = 0
+    workspace: int = 0
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Bytes a second, to and from a tier."""
+
+    read: float
+    written: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What ops cost and how fast tiers are. nbytes: of values, where that was measured; hidden: share of the shorter of
+    computing and moving that goes on behind the longer, 0 to 1.
+
+    >>> Profile({"up0": OpCost(1.0, 2.0)}, {Fate.DISK: Speed(2e9, 1e9)}, hidden=0.9)
+    """
+
+    ops: Mapping[str, OpCost]
+    tiers: Mapping[Fate, Speed]
+    hidden: float
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+
+    def op(self, name: str) -> OpCost:
+        """Of an op; nothing where it was not measured."""
+        return self.ops.get(name, OpCost())
+
+    def size(self, value: Value) -> int:
+        """Bytes of a value."""
+        return self.nbytes.get(value.name, value.nbytes)
+
+    def asdict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class Ranges(NamedTuple):
+    """How destinations are taken together, as memory allows; fields may be arrays.
+
+    units: destinations come in so many pieces, and a range has any number of them, `unit` bytes of memory each (0: one range,
+    without memory of its own); source: of a unit's, those of its sources, which are `most` bytes for all nodes at most; least:
+    bytes without which it cannot be; met: rows that a destination brings with it, beside its own, on average.
+    """
+
+    units: Any
+    unit: Any
+    source: Any = 0.0
+    most: Any = 0.0
+    least: Any = 0.0
+    met: Any = 0.0
+
+    def fits(self, left: Any) -> Any:
+        """Units of a range in `left` bytes, as if each source were another one, or all sources were among them."""
+        own = np.asarray(self.unit - self.source)
+        apart = np.floor(left / np.where(np.asarray(self.unit) <= 0, 1.0, self.unit))
+        more = np.asarray(left - self.most)
+        shared = np.where(own <= 0, self.units * (more >= 0), np.floor(more / np.where(own <= 0, 1.0, own)))
+        fits = np.where(np.asarray(self.unit) <= 0, self.units, np.minimum(np.maximum(apart, shared), self.units))
+        return np.where((np.asarray(left) >= self.least) & (np.asarray(left) >= 0), np.maximum(fits, 0), 0)
+
+    def passes(self, left: Any) -> Any:
+        """Ranges in `left` bytes; infinite where not one unit fits."""
+        fits = self.fits(left)
+        return np.where(fits > 0, np.ceil(self.units / np.maximum(fits, 1)), np.inf)
+
+    def taken(self, units: Any) -> Any:
+        """Bytes of a range of so many units."""
+        return np.minimum(units * self.source, self.most) + units * (self.unit - self.source)
+
+    def meetings(self, passes: Any) -> Any:
+        """How often a row is gathered in so many ranges, where sources lie anywhere: in the range of its own, and in those
+        others that have a destination of it."""
+        return 1 + (passes - 1) * -np.expm1(-self.met / passes)
+
+
+class Load(NamedTuple):
+    """What a run asks for, range of destinations by range: their sums are added up, then their rows are computed.
+
+    rows, adds: seconds of either, (computing, moving to and from the host tier, the disk), whatever the ranges are; add_pass:
+    the same, once a range; row_pass: once a meeting with all rows that are gathered. Fields may be arrays.
+    """
+
+    rows: tuple[Any, Any, Any]
+    adds: tuple[Any, Any, Any]
+    row_pass: tuple[Any, Any, Any]
+    add_pass: tuple[Any, Any, Any]
+    ranges: Ranges
+
+    def parts(self, passes: Any) -> tuple[Any, Any, Any]:
+        """Seconds of computing and of either tier, each alone."""
+        adding, computing = self._phases(passes)
+        return adding[0] + computing[0], adding[1] + computing[1], adding[2] + computing[2]
+
+    def _phases(self, passes: Any) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+        computing = self._phase(self.rows, self.row_pass, self.ranges.meetings(passes))
+        return self._phase(self.adds, self.add_pass, passes), computing
+
+    @staticmethod
+    def _phase(once: tuple[Any, Any, Any], each: tuple[Any, Any, Any], passes: Any) -> tuple[Any, Any, Any]:
+        return once[0] + passes * each[0], once[1] + passes * each[1], once[2] + passes * each[2]
+
+    def seconds(self, left: Any, hidden: float, least: Any = 1) -> Any:
+        """In `left` bytes of memory: of either phase the longest part, and of the others what is not hidden behind it. least:
+        ranges at least."""
+        passes = np.maximum(self.ranges.passes(left), least)
+        fits = np.isfinite(passes)
+        taken = 0.0
+        for compute, host, disk in self._phases(np.where(fits, passes, 1.0)):
+            longest = np.maximum(np.maximum(compute, host), disk)
+            taken = taken + longest + (1 - hidden) * (compute + host + disk - longest)
+        return np.where(fits, taken, np.inf)
+
+
+def kept_bytes(kept: Each, nodes: int, meetings: float = 1.0) -> int:
+    """Bytes that autograd keeps of an op for all nodes; meetings: see `Ranges`, of an op that gathers."""
+    return round(nodes * (kept.own + kept.source * meetings))
+
+
+Moved = tuple[tuple[int, int], tuple[int, int]]
+"""bytes (read, written), by tier of `MOVED`"""
+
+
+class Traffic(NamedTuple):
+    """Bytes of a run. rows: for its rows, once; adds: the edges of its sums; row_pass, add_pass: as in `Load`."""
+
+    rows: Moved
+    adds: Moved
+    row_pass: Moved
+    add_pass: Moved
+
+    def whole(self, passes: int, meetings: float, way: int) -> tuple[int, int]:
+        """Bytes read (way 0) or written (1) in so many ranges, by tier of `MOVED`; meetings: see `Ranges`."""
+        host, disk = (
+            self.rows[tier][way]
+            + self.adds[tier][way]
+            + round(meetings * self.row_pass[tier][way])
+            + passes * self.add_pass[tier][way]
+            for tier in range(len(MOVED))
+        )
+        return host, disk
+
+
+class Costs:
+    """Loads of runs, in a program with a profile."""
+
+    def __init__(self, program: Program, profile: Profile) -> None:
+        self.program, self.profile, self.schedule = program, profile, Schedule(program)
+        self.values = {value.name: value for value in program.values}
+        self.ops = {op.name: op for op in program.ops}
+        self.edges = next((value.name for value in program.values if value.name == "edges"), "")
+        self._added = program.added_to
+        self.met = program.num_edges / max(1, program.num_nodes)
+        """sources of a destination, beside itself, on average"""
+
+    def size(self, name: str) -> int:
+        """Bytes of a value."""
+        return self.profile.size(self.values[name])
+
+    def space(self, name: str, tier: Fate) -> int:
+        """Bytes that a value takes of a tier; see `Program.added_to`."""
+        return self.size(name) * (1 + (tier is Fate.DISK and name in self._added))
+
+    def move_s(self, nbytes: tuple[float, float], tier: Fate) -> float:
+        """Seconds to (read, write) so much; none within the device's own memory."""
+        if not any(nbytes):
+            return 0.0
+        speed = self.profile.tiers[tier]
+        return nbytes[0] / speed.read + nbytes[1] / speed.written
+
+    def width(self, name: str) -> int:
+        """Bytes of the sums of a destination."""
+        return self.values[name].columns * self.program.itemsize
+
+    def compute_s(self, run: Run) -> tuple[float, float, float]:
+        """Seconds that a run computes: its rows, its sums, and for these once a range."""
+        own, ops = self.profile.op(run.op.name), self.profile.ops
+        if not run.op.backward:
+            return own.rows_s, own.sums_s * bool(run.adds), own.pass_s * bool(run.adds)
+        adding = [self.adding_s(name) for name in (run.adds[1:] if run.op.summed else run.adds)]
+        adding += [(own.sums_s, own.pass_s)] * bool(run.op.summed)
+        rows_s = own.rows_s + ops.get(run.repeated, OpCost()).rows_s
+        return rows_s, sum(sums_s for sums_s, _ in adding), sum(pass_s for _, pass_s in adding)
+
+    def adding_s(self, added: str) -> tuple[float, float]:
+        """Seconds of adding a value along the edges on the way up, once in all and once a range."""
+        cost = next(self.profile.op(op.name) for op in self.program.forward if op.summed == added)
+        return cost.sums_s, cost.pass_s
+
+    def traffic(self, run: Run, placement: Placement) -> Traffic:
+        """Bytes that a run moves, by tier of `MOVED`."""
+        standing, size = placement.standing, self.size
+
+        def moved(names: tuple[str, ...], tier: Fate) -> int:
+            return sum(size(name) for name in names if standing(name) is tier)
+
+        scattered = (run.op.scatters,) * bool(run.op.scatters)
+        cleared = tuple(name for name in scattered if self.values[name].made_by == run.op.name)
+        host, disk = (
+            (
+                (moved(run.reads, tier), moved(run.writes, tier) + moved(cleared, tier)),
+                (len(run.adds) * moved((self.edges,) * bool(self.edges), tier) // 2, 0),
+                (moved((*run.gathers, *scattered), tier), moved(scattered, tier)),
+                (moved(run.adds, tier), 0),
+            )
+            for tier in MOVED
+        )
+        return Traffic(*zip(host, disk, strict=True))
+
+    def load(self, run: Run, placement: Placement) -> Load:
+        """What a run asks for."""
+        rows, adds, row_pass, add_pass = (
+            (self.move_s(host, Fate.HOST), self.move_s(disk, Fate.DISK)) for host, disk in self.traffic(run, placement)
+        )
+        rows_s, sums_s, pass_s = self.compute_s(run)
+        return Load((rows_s, *rows), (sums_s, *adds), (0.0, *row_pass), (pass_s, *add_pass), self.ranges(run, placement))
+
+    def ranges(self, run: Run, placement: Placement) -> Ranges:
+        """How the destinations of a run are taken together."""
+        if run.op.kind == "gather":
+            return self.gathered(run.op, self.kept_ranges(run, placement))
+        unit = sum(self.width(name) for name in run.adds[len(self._into(run, placement)) :])
+        return Ranges(self.units(run.op), float(unit * self.program.cell_rows), met=self.met)
+
+    def units(self, op: Op) -> int:
+        """See `Ranges`: destinations whose sources are gathered come one by one, others in cells of the grid."""
+        return self.program.num_nodes if op.kind == "gather" else -(-self.program.num_nodes // self.program.cell_rows)
+
+    def kept_ranges(self, run: Run, placement: Placement) -> int:
+        """Of how many ranges what autograd keeps is in memory, beside what stands there as a value."""
+        op, saved = run.op, [name for name in (*run.op.reads, *run.op.writes) if self.values[name].kind == "saved"]
+        if run.again or not saved:
+            return int(op.turns)
+        return self.kept_of(op, placement.fate(saved[0]))
+
+    @staticmethod
+    def kept_of(op: Op, fate: Fate) -> int:
+        """The same by the fate of what it keeps: on its way down it is there for the range under way, and, where it is read,
+        for the next one; on its way up until it is written."""
+        if fate is Fate.RECOMPUTED:
+            return int(op.backward)
+        return 0 if fate is Fate.RETAINED else 1 + op.backward
+
+    def gathered(self, op: Op, kept: int) -> Ranges:
+        """Of an op that gathers; kept: ranges of which what autograd keeps is in memory beside the values."""
+        cost = self.profile.op(op.name)
+        (bare, bare_own), near = cost.gathered, min(1 + self.met, self.program.num_nodes)
+        source, own = bare + kept * cost.kept.source, bare_own + kept * cost.kept.own
+        hub = cost.hub * (near * source + own) / max(1.0, near * bare + bare_own)
+        return Ranges(self.units(op), near * source + own, near * source, self.program.num_nodes * source, hub, self.met_of(op))
+
+    def met_of(self, op: Op) -> float:
+        """See `Ranges`: sources bring those rows with them that share a page."""
+        gathered = self.ops[op.repeats or op.name].summed if op.kind == "gather" else ""
+        return self.met * max(1, PAGE_BYTES // max(1, self.width(gathered))) if gathered else self.met
+
+    def _into(self, run: Run, placement: Placement) -> tuple[str, ...]:
+        """Sums that are made where they are to stand: they need no memory of their own."""
+        if run.op.backward or not run.adds:
+            return ()
+        return tuple(
+            name for name in run.writes if self.values[name].kind == "sums" and placement.standing(name) is Fate.RETAINED
+        )
+
+    def standing_bytes(self, names: tuple[str, ...], placement: Placement) -> Bytes:
+        """Bytes of values by the tier they stand in; the store's features take none more on disk."""
+        found = [0, 0, 0]
+        for name in names:
+            tier = placement.standing(name)
+            if self.values[name].kind != "features" or tier is not Fate.DISK:
+                found[TIERS.index(tier)] += self.space(name, tier)
+        return found[0], found[1], found[2]

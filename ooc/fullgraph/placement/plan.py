@@ -1,0 +1,333 @@
+"""PURE: program + profile + room by tier -> where every intermediate of an exact step goes, and what a step then takes.
+
+`plan_step` finds the fates that take the least time (`ooc.fullgraph.placement.search`) and `predict` says what any fates take,
+run by run: both go by `ooc.fullgraph.placement.schedule`, as the executor does. (FlexGNN's four fates; chosen by dynamic
+programming as in Checkmate's and Capuchin's line of work, but over layers whose lifetimes are brackets, where it is exact and
+fast.)
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from ooc.fullgraph.ir import Fate, Placement, Program, Value
+from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, Costs, Load, Profile, Ranges, kept_bytes
+from ooc.fullgraph.placement.schedule import Run
+from ooc.fullgraph.placement.search import search
+from stores.errors import BudgetError
+from stores.sizes import format_bytes
+
+STATIC = {
+    "all retained": (Fate.RETAINED,),
+    "all on the host": (Fate.HOST, Fate.DISK, Fate.RETAINED),
+    "all on disk": (Fate.DISK, Fate.RETAINED),
+    "all recomputed": (Fate.RECOMPUTED, Fate.DISK, Fate.RETAINED),
+}
+"""Plans that treat all values alike: the first of these fates that a value may have"""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that values and sums may take, by tier, beside what computing takes anyway. device: RAM on a machine without a
+    GPU, which has no host tier."""
+
+    device: int
+    host: int
+    disk: int
+
+    @property
+    def bytes(self) -> Bytes:
+        """As of `TIERS`."""
+        return self.device, self.host, self.disk
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run as predicted. again: on the way down, an op of the way up once more; backward: whether the op is one of the way
+    down. start, stop: seconds; parts: seconds of computing, of the host tier and of the disk, which go on at once; passes:
+    walks over what is added; memory: bytes by tier (`TIERS`), the sums' included; read, written: bytes by tier of `MOVED`."""
+
+    op: str
+    again: bool
+    backward: bool
+    start: float
+    stop: float
+    parts: tuple[float, float, float]
+    passes: int
+    memory: Bytes
+    read: tuple[int, int]
+    written: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.op} again" if self.again else self.op
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Where everything goes, and what a step, an epoch, is to take; frozen, printed by `ooc plan`, JSON by `asdict`.
+
+    placement: also has the bytes of a range of the ops that gather. static: seconds of the plans that treat all values alike,
+    None where one does not fit. exact: whether no placement is faster by these costs; else there were too many to compare.
+
+    >>> plan_step(program, profile, room).seconds
+    12.5
+    """
+
+    placement: Placement
+    room: Room
+    runs: tuple[PlannedRun, ...]
+    sizes: dict[str, int]
+    """bytes, by value"""
+    static: dict[str, float | None]
+    exact: bool = True
+
+    def __str__(self) -> str:
+        """The prediction in one line."""
+        return f"{self.seconds:.3g} s an epoch, {format_bytes(self.peak[0])} of values and sums in memory at most"
+
+    @property
+    def seconds(self) -> float:
+        """Of an epoch, but for the first, which makes what is constant."""
+        return self.runs[-1].stop if self.runs else 0.0
+
+    @property
+    def peak(self) -> Bytes:
+        """The most bytes by tier."""
+        device, host, disk = (max((run.memory[tier] for run in self.runs), default=0) for tier in range(len(TIERS)))
+        return device, host, disk
+
+    def moved(self, tier: Fate) -> tuple[int, int]:
+        """(bytes read, bytes written) of an epoch: from and to the host's memory, or the disk."""
+        at = MOVED.index(tier)
+        return sum(run.read[at] for run in self.runs), sum(run.written[at] for run in self.runs)
+
+    def asdict(self) -> dict[str, Any]:
+        """For JSON, with what follows from the fields."""
+        moved = {str(tier): self.moved(tier) for tier in MOVED}
+        return {**asdict(self), "seconds": self.seconds, "peak": self.peak, "moved": moved}
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "StepPlan":
+        """From what `asdict` gave, and JSON made of it."""
+        placed = data["placement"]
+        fates, passing = ({name: Fate(fate) for name, fate in placed[each].items()} for each in ("fates", "passing"))
+        runs = tuple(PlannedRun(**{name: _tuple(each) for name, each in run.items()}) for run in data["runs"])
+        placement = Placement(fates, passing, placed["ranges"])
+        return cls(placement, Room(**data["room"]), runs, dict(data["sizes"]), dict(data["static"]), data["exact"])
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def predict(program: Program, profile: Profile, placement: Placement, room: Room) -> StepPlan:
+    """What a step takes under given fates. Raises BudgetError, naming the op, where something does not fit `room`.
+
+    >>> predict(program, profile, Placement({}), room).peak
+    (812000000, 0, 0)
+    """
+    costs, now, found = Costs(program, profile), 0.0, []
+    asked = [_asked(costs, run, placement, room) for run in costs.schedule.runs(placement)]
+    cut = _cut(asked)
+    for each in asked:
+        run, load, alive, left = each
+        passes = max(int(load.ranges.passes(left)), cut.get(each.layer, 1))
+        meetings, traffic = float(load.ranges.meetings(passes)), costs.traffic(run, placement)
+        seconds = float(load.seconds(left, profile.hidden, passes))
+        taken = round(float(load.ranges.taken(-(-load.ranges.units // passes))))
+        parts = tuple(float(part) for part in load.parts(passes))
+        found.append(
+            PlannedRun(
+                run.op.name,
+                run.again,
+                run.op.backward,
+                now,
+                now + seconds,
+                (parts[0], parts[1], parts[2]),
+                passes,
+                (room.device - left + taken, *alive[1:]),
+                traffic.whole(passes, meetings, 0),
+                traffic.whole(passes, meetings, 1),
+            )
+        )
+        now += seconds
+    sizes = {value.name: profile.size(value) for value in program.values}
+    for run in costs.schedule.runs(placement, first=True):  # which makes what is constant
+        _asked(costs, run, placement, room)
+    return StepPlan(replace(placement, ranges=_range_bytes(costs, asked)), room, tuple(found), sizes, {})
+
+
+class _Asked(NamedTuple):
+    """What a run asks for, bytes by tier that stand meanwhile, bytes of the device's memory that are left."""
+
+    run: Run
+    load: Load
+    alive: Bytes
+    left: int
+
+    @property
+    def layer(self) -> str:
+        """The op on the way up of a layer that gathers, "" for other runs."""
+        return (self.run.op.repeats or self.run.op.name) if self.run.op.kind == "gather" else ""
+
+
+def _cut(asked: list[_Asked]) -> dict[str, int]:
+    """Ranges of every layer that gathers: what autograd keeps of one goes down in that one."""
+    found: dict[str, int] = {}
+    for each in asked:
+        if each.layer:
+            found[each.layer] = max(found.get(each.layer, 1), int(each.load.ranges.passes(each.left)))
+    return found
+
+
+def _range_bytes(costs: Costs, asked: list[_Asked]) -> dict[str, int]:
+    """Bytes of memory for the ranges of layers that gather, beside what autograd keeps of them."""
+    found: dict[str, int] = {}
+    for each in asked:
+        if each.layer:
+            ranges, rows = each.load.ranges, each.load.ranges.fits(each.left)
+            memory = int(each.left - ranges.taken(rows) + costs.gathered(each.run.op, 0).taken(rows))
+            if not ranges.unit:  # not measured
+                memory = each.left // 2
+            memory = max(memory, costs.profile.op(each.layer).hub)
+            found[each.layer] = min(memory, found.get(each.layer, memory))
+    return found
+
+
+def _asked(costs: Costs, run: Run, placement: Placement, room: Room) -> _Asked:
+    """See `_Asked`. Raises BudgetError where it does not fit."""
+    load, alive = costs.load(run, placement), costs.standing_bytes(run.alive, placement)
+    left = room.device - alive[0] - costs.profile.op(run.op.name).workspace
+    needs = left - max(load.ranges.unit, load.ranges.least)
+    for tier, has, need in zip(TIERS, room.bytes, (room.device - needs, *alive[1:]), strict=True):
+        if need > has:
+            raise BudgetError(
+                f"{run.op.name} needs {format_bytes(need)} of {TIER_NAMES[tier]}, and {format_bytes(has)} are there: "
+                f"give {format_bytes(need - has)} more"
+            )
+    return _Asked(run, load, alive, left)
+
+
+def settled(program: Program, profile: Profile, plan_of: Callable[[Profile], StepPlan]) -> StepPlan:
+    """A plan whose ranges of layers that gather are those by which it reckons what autograd keeps: of every source in every
+    range. profile: by one range each.
+
+    >>> settled(program, profile, lambda own: predict(program, own, placement, room))
+    """
+    plan = plan_of(profile)
+    for tried in range(_TRIES):
+        cut = {run.op: run.passes for run in plan.runs}
+        sizes = _kept_sizes(program, profile, cut if tried < _TRIES - 1 else {})
+        if all(size <= _ALIKE * profile.nbytes.get(name, 0) for name, size in sizes.items()):
+            return plan
+        larger = {name: max(size, profile.nbytes.get(name, 0)) for name, size in sizes.items()}
+        profile = replace(profile, nbytes={**profile.nbytes, **larger})
+        plan = plan_of(profile)
+    return plan
+
+
+_TRIES, _ALIKE = 4, 1.02
+
+
+def _kept_sizes(program: Program, profile: Profile, cut: Mapping[str, int]) -> dict[str, int]:
+    """What autograd keeps of layers that gather, in so many ranges; where those are not known, as many as there are nodes."""
+    found, met = {}, program.num_edges / max(1, program.num_nodes)
+    for op in program.forward:
+        saved = next((name for name in op.writes if program.value(name).kind == "saved"), "")
+        if op.kind == "gather" and saved in profile.nbytes:
+            meetings = float(Ranges(program.num_nodes, 1.0, met=met).meetings(cut.get(op.name, program.num_nodes)))
+            found[saved] = kept_bytes(profile.op(op.name).kept, program.num_nodes, meetings)
+    return found
+
+
+TIER_NAMES = {Fate.RETAINED: "memory", Fate.HOST: "host memory", Fate.DISK: "disk"}
+
+
+def static_placements(program: Program, profile: Profile) -> dict[str, Placement]:
+    """The plans that treat all values alike, by name; those only that the tiers there are allow. What passes, of values
+    that are made again, stands on disk."""
+    tiers = {Fate.RETAINED, *profile.tiers}
+    needed = {name: {wanted[0], Fate.DISK} - {Fate.RECOMPUTED} for name, wanted in STATIC.items()}
+    needed["all retained"] = {Fate.RETAINED}
+    return {
+        name: Placement({value.name: _first(value, wanted) for value in program.values})
+        for name, wanted in STATIC.items()
+        if needed[name] <= tiers
+    }
+
+
+def _first(value: Value, wanted: tuple[Fate, ...]) -> Fate:
+    return next((fate for fate in wanted if fate in value.fates), value.fates[0])
+
+
+def plan_step(program: Program, profile: Profile, room: Room) -> StepPlan:
+    """The fates that take the least time in `room`.
+
+    Never slower than a plan that treats all values alike. Raises BudgetError, naming how much more memory or disk would do,
+    where nothing fits.
+
+    >>> print(plan_step(program, profile, Room(2 * 10**9, 0, 10**11)).placement.fates)
+    """
+    static = {name: _predicted(program, profile, each, room) for name, each in static_placements(program, profile).items()}
+    seconds = {name: None if plan is None else plan.seconds for name, plan in static.items()}
+    fitting = [plan for plan in static.values() if plan is not None]
+    known = min((plan.seconds for plan in fitting), default=float("inf"))
+    found = search(program, profile, room.bytes, known)
+    if found is not None:
+        fitting.append(predict(program, profile, found.placement, room))
+    if not fitting:
+        raise BudgetError(_fix(program, profile, room))
+    best = min(fitting, key=lambda plan: plan.seconds)
+    again = any(run.again and program.op(run.op).kind == "gather" for run in best.runs)
+    exact = found is None or (found.exact and not again)  # rows gathered again: the search thinks of ranges of their own
+    return replace(best, static=seconds, exact=exact)
+
+
+def _predicted(program: Program, profile: Profile, placement: Placement, room: Room) -> StepPlan | None:
+    try:
+        return predict(program, profile, placement, room)
+    except BudgetError:
+        return None
+
+
+def _fix(program: Program, profile: Profile, room: Room) -> str:
+    """What would do, in words: more of one tier, where that is enough."""
+    total = 2 * sum(profile.size(value) for value in program.values) + sum(profile.op(op.name).workspace for op in program.ops)
+    more = []
+    for name, words in (("disk", "more room on the disk"), ("device", "more --memory")):
+        most = replace(room, **{name: getattr(room, name) + total})
+        if _fits(program, profile, most):
+            more.append((_least(program, profile, room, most, name) - getattr(room, name), words))
+    there = f"{format_bytes(room.device)} of memory and {format_bytes(room.disk)} of disk"
+    if more:
+        return f"no plan of exact training fits {there}: give {' or '.join(f'{format_bytes(n)} {words}' for n, words in more)}"
+    most = Room(room.device, room.host, room.disk + total)
+    most = replace(most, device=_least(program, profile, most, replace(most, device=most.device + total), "device"))
+    disk = _least(program, profile, replace(most, disk=room.disk), most, "disk") - room.disk
+    memory = f"{format_bytes(most.device - room.device)} more --memory"
+    return f"no plan of exact training fits {there}: give {memory} and {format_bytes(disk)} more room on the disk"
+
+
+def _fits(program: Program, profile: Profile, room: Room) -> bool:
+    static = static_placements(program, profile).values()
+    if any(_predicted(program, profile, each, room) is not None for each in static):
+        return True
+    return search(program, profile, room.bytes) is not None
+
+
+_CLOSE = 0.01
+"""of what is there: how close a fix is told"""
+
+
+def _least(program: Program, profile: Profile, room: Room, most: Room, name: str) -> int:
+    """Bytes of a tier that do, between those of `room`, which do not, and of `most`, which do."""
+    low, high = getattr(room, name), getattr(most, name)
+    while high - low > _CLOSE * high:
+        middle = (low + high) // 2
+        if _fits(program, profile, replace(room, **{name: middle})):
+            high = middle
+        else:
+            low = middle
+    return int(high)

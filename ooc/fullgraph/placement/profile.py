@@ -1,0 +1,343 @@
+"""A short profile of exact steps before the first: a part of every layer is computed, added up, written and read.
+
+Nothing of it reaches the run: rows are made up, gradients and torch's random numbers are put back. What is measured is what a
+chunk takes up and down and what autograd keeps of it, what an edge takes, how fast the disk is beside nothing else, and how
+much of reading goes on behind computing: both alone, and both at once.
+"""
+
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ooc.fullgraph.activation_offload import Live
+from ooc.fullgraph.executor import LossOf, Stepper
+from ooc.fullgraph.gradients import inputs_of, wanted_of
+from ooc.fullgraph.io_stats import Traffic
+from ooc.fullgraph.ir import Fate, Op, Placement
+from ooc.fullgraph.ops import Moments, Parts, Place, Tensors, own_place
+from ooc.fullgraph.placement.costs import Each, OpCost, Profile, kept_bytes
+from ooc.fullgraph.placement.disk_speed import PIECE_BYTES, TRIED_BYTES, Reading, disk_speed, tried
+from ooc.fullgraph.placement.plan import Room, StepPlan, plan_step, settled
+from ooc.fullgraph.scans import Walks
+from ooc.fullgraph.step import FullGraph
+from ooc.fullgraph.value_store import copy
+from ooc.graph.aggregation import Code, Kind
+from ooc.layerwise.aggregator import Adder
+from ooc.layerwise.edge_tiles import Slots, Tiles, count_entries
+from ooc.layerwise.plan import CHUNK_ROWS
+from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
+from ooc.models.dropout import Draws
+from ooc.runtime.range_io import MemoryRows
+from stores.arrays.encoding import Encoding
+from stores.arrays.rows import ArrayRows
+from stores.errors import BudgetError
+from stores.graph import Graph
+
+REPEATS = 3
+"""of a chunk, after one or more to warm up"""
+_ROWS_BYTES = 128 * 2**20
+"""of rows that are gathered"""
+_SUMS_BYTES = 192 * 2**20
+"""of rows that are added up, and of their sums, where the memory for a step has room for them: more than a processor's cache,
+or adding takes a third of what it does later"""
+_TRIED_EDGES = 1 << 21
+_RANGES = 4
+"""of destinations, in which their edges are tried once more"""
+_BESIDE_SECONDS = 0.4
+_Tried = tuple[Live, Tensors, "_Results"]
+"""a chunk that went up, its inputs, and where its results go"""
+
+
+def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | None = None) -> StepPlan:
+    """Where the values of exact steps go, in the room that `full` has and `disk` bytes of disk below `folder`.
+
+    Takes a few seconds; see `profile`. Raises BudgetError where nothing fits.
+
+    >>> full.placement = plan_full(full, Path("run/full"), 50 * 10**9).placement
+    """
+    if full.most_bytes <= full.room:  # then a disk is of no use
+        with suppress(BudgetError):
+            return _planned(full, profile(full, None, loss), Room(full.room, 0, 0))
+    return _planned(full, profile(full, folder, loss, disk), Room(full.room, 0, 0 if folder is None else disk))
+
+
+def _planned(full: FullGraph, measured: Profile, room: Room) -> StepPlan:
+    return settled(full.program, measured, lambda profile: plan_step(full.program, profile, room))
+
+
+def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, disk: int | None = None) -> Profile:
+    """What the ops of a step cost, and how fast the disk below `folder` is (None: there is none to use). loss: of the steps, to
+    be tried too; disk: bytes of it that may be taken, None: enough.
+
+    Takes a few seconds, and memory for a few chunks, or for rows that are added up: at most two thirds of the room, and twice
+    192 MB.
+
+    >>> profile(full, Path("run")).tiers[Fate.DISK].read
+    2100000000.0
+    """
+    walks = Walks(full.dataset, full.shape, full.shelf, None, Traffic(), torch.device("cpu"))
+    encoder, layers, decoder = parts_of(full.model)
+    parts = Parts((encoder, layers, decoder), full.shape, Draws())
+    modules = [part for part in (encoder, *layers, decoder) if part is not None]
+    with closing(walks), torch.random.fork_rng(devices=[]), _gradients_of(modules):
+        trial = _Trial(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, Traffic(), full.room, set())
+        return trial.profile(full.dataset.graph, folder, loss, TRIED_BYTES if disk is None else min(disk, TRIED_BYTES))
+
+
+@contextmanager
+def _gradients_of(modules: list[nn.Module]) -> Iterator[None]:
+    """Parameters' gradients and buffers are afterwards what they were before."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    before = [parameter.grad for parameter in parameters]
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in zip(parameters, before, strict=True):
+            parameter.grad = grad
+        for buffer, held in buffers:
+            buffer.copy_(held)
+
+
+class _Trial(Stepper):
+    """Tries parts of every op, by the functions that steps are made of."""
+
+    def profile(self, graph: Graph, folder: Path | None, loss: LossOf | None, nbytes: int) -> Profile:
+        """See `profile`. nbytes: of a file to try the disk with; of a few rows there is nothing to be told."""
+        if nbytes < 2 * PIECE_BYTES:
+            folder = None
+        self.graph, self.nodes = graph, self.program.num_nodes
+        self._hub = hub_of(graph) if any(op.kind == "gather" for op in self.program.forward) else 0
+        self._nbytes: dict[str, int] = {}
+        self._sums: dict[tuple[Kind, int], tuple[float, float]] = {}
+        ops: dict[str, OpCost] = {}
+        for op in self.program.forward:
+            up_s, down_s, kept = self._rows(op, loss if op.turns else None)
+            gathering = self._gathering(op, kept) if op.kind == "gather" else {}
+            add_s = self._scatter_s(op) if op.kind == "gather" else 0.0
+            turned = down_s + add_s if op.turns else 0.0
+            ops[op.name] = OpCost(up_s + turned, *self._adding(op), **gathering)
+            for down in self.program.backward:
+                if down.repeats == op.name:
+                    ops[down.name] = OpCost(down_s + add_s, *self._adding(down), **gathering)
+        for op in self.program.backward:
+            ops.setdefault(op.name, OpCost(0.0, *self._adding(op)))
+        disk = {} if folder is None else {Fate.DISK: disk_speed(folder, nbytes)}
+        hidden = 1.0 if folder is None else self._hidden(folder, nbytes)
+        return Profile(ops, disk, hidden, self._nbytes)
+
+    # --- rows ---
+
+    def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float, Each]:
+        """Seconds of the row-wise part of an op for all nodes, up and down, with the loss; what autograd keeps of a source, and
+        of a destination beside. Notes what it keeps in all."""
+        tries, place = self._chunk(op)
+        own, sources = place.stop - place.first, len(place.at["sources"]) if op.kind == "gather" else 0
+        usual = self._usual(place) if sources else 1.0
+        ups, downs, kept = [], [], Each()
+        for run in tries * (1 + REPEATS // len(tries)):
+            begun = perf_counter()
+            live, given, results = run()
+            ups.append(perf_counter() - begun)
+            saved = next((name for name in op.writes if name.startswith("saved")), "")
+            shared = live.bytes_of(sources) if sources else 0
+            kept = Each(shared / max(1, sources), (live.nbytes - shared) / own * usual)
+            if saved:
+                self._nbytes[saved] = kept_bytes(kept, self.nodes)
+            grads = {name: torch.ones_like(rows) for name, rows in live.outputs.items()}
+            begun = perf_counter()
+            if loss is not None:
+                out = live.outputs["out"].requires_grad_()
+                value = loss(place.first, out)
+                if value is not None:
+                    grads["out"] = torch.autograd.grad(value, out)[0]
+            results(live.down(given, grads))
+            downs.append(perf_counter() - begun)
+        up_s, down_s = (float(np.median(taken[len(tries) :])) for taken in (ups, downs))
+        return up_s * self.nodes / own, down_s * self.nodes / own, kept
+
+    def _chunk(self, op: Op) -> tuple[list[Callable[[], _Tried]], Place]:
+        """(runs of an op's part on chunks of made-up rows, where those are). Each run has rows and room for results of its own,
+        as no chunk of a step finds its rows in the processor's cache; those that are gathered are more than it holds anyway."""
+        inputs = inputs_of(self.shape, op)
+        if op.kind == "gather":
+            place = self._gathered_place(op)
+        else:
+            stop = min(CHUNK_ROWS, self.nodes)
+            place = own_place(self.graph, 0, stop, torch.device("cpu"), edges=op.kind == "sum")
+        generator = torch.Generator().manual_seed(0)
+        tries: list[Callable[[], _Tried]] = []
+        function, wanted = self._function(op, place), wanted_of(self.shape, op)
+        for _ in range(1 if op.kind == "gather" else REPEATS):
+            given: Tensors = {}
+            for part, name in inputs.items():
+                count = len(place.at["sources"]) if part == "rows" else place.stop - place.first
+                given[part] = torch.randn(count, self.shape.columns(name), generator=generator, dtype=self._dtype)
+            if op.kind == "norm":
+                moments = Moments()
+                moments.add(given["z"])
+                self.parts.statistics[op.layer] = moments.statistics(self._dtype)
+            tries.append(partial(self._run, function, given, wanted, _Results()))
+        return tries, place
+
+    def _run(self, function: Callable[[Tensors], Tensors], given: Tensors, wanted: list[str], results: "_Results") -> _Tried:
+        live = Live(function, given, wanted, self._own, None)
+        results({name: rows for name, rows in live.outputs.items() if name != "out"})
+        return live, given, results
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float64 if self.shape.itemsize == 8 else torch.float32
+
+    def _gathered_place(self, op: Op) -> Place:
+        """The first destinations that a modest memory has room for, with all their sources."""
+        memory = max(1, min(self.room // 2, 2 * GATHERED * _ROWS_BYTES))
+        first, stop = next(iter(gather_ranges(self.graph, self.shape.sweep.layers[op.layer], memory, 0)))
+        return self.walks.place(first, stop, False)
+
+    def _scatter_s(self, op: Op) -> float:
+        """Seconds to add the gradients of all ranges to those of their sources; to gather rows goes on beside computing."""
+        place, dtype = self._gathered_place(op), np.dtype(f"float{8 * self.shape.itemsize}")
+        values = np.zeros((len(place.at["sources"]), self.shape.columns(op.summed)), dtype)
+        rows, at = np.zeros_like(values), np.random.default_rng(0).permutation(len(values))
+
+        def add() -> None:
+            rows[at] += values
+
+        taken = [_seconds(add) for _ in range(1 + REPEATS)][1:]
+        return statistics.median(taken) * self.nodes / (place.stop - place.first)
+
+    def _gathering(self, op: Op, kept: Each) -> dict[str, Any]:
+        """What an op that gathers takes of memory, by the fields of `OpCost`."""
+        layer, hub = self.shape.sweep.layers[op.layer], self._hub
+        own = 4 * layer.out + self.program.num_edges / self.nodes * layer.edge_bytes
+        gathered = Each(GATHERED * layer.source_bytes, GATHERED * own)
+        return {"gathered": gathered, "kept": kept, "hub": GATHERED * gathered_bytes(self.graph, layer, hub, hub + 1)}
+
+    def _usual(self, place: Place) -> float:
+        """In-edges of a node on average, itself among them, beside those of the destinations tried."""
+        edges = int(self.graph.indptr[place.stop] - self.graph.indptr[place.first])
+        return (1 + self.program.num_edges / self.nodes) / (1 + edges / (place.stop - place.first))
+
+    # --- sums ---
+
+    def _adding(self, op: Op) -> tuple[float, float]:
+        """Seconds of adding an op's rows along all edges: once in all, and once a range of destinations."""
+        if not op.summed or op.kind == "gather":
+            return 0.0, 0.0
+        layer = op.layer + (op.backward and op.kind not in ("map", "add"))
+        kind = self.shape.sweep.layers[layer].kind
+        assert kind is not None
+        columns = self.shape.columns(op.summed)
+        if (kind, columns) not in self._sums:
+            self._sums[kind, columns] = self._sums_of(kind, columns)
+        return self._sums[kind, columns]
+
+    def _sums_of(self, kind: Kind, columns: int) -> tuple[float, float]:
+        """Some destinations' real edges, over rows of a few pieces: in one range, and in several."""
+        dtype, piece_rows = np.dtype(f"float{8 * self.shape.itemsize}"), piece_rows_of(self.shape.sweep)
+        most = max(1, min(_SUMS_BYTES, self.room // 3) // (columns * dtype.itemsize))
+        indptr, cell = self.graph.indptr, self.program.cell_rows
+        stop = min(self.nodes, most, max(1, int(np.searchsorted(indptr, _TRIED_EDGES, side="right")) - 1))
+        rows = min(self.nodes, most)
+        edges = min(int(indptr[stop]), 2 * _TRIED_EDGES)  # of a hub some
+        if not edges:
+            return 0.0, 0.0
+        pointers = np.minimum(np.asarray(indptr[: rows + 1]), edges)
+        graph = Graph.from_arrays(pointers, np.asarray(self.graph.indices[:edges]).astype(np.int64) % rows)
+        slots = Slots(graph, ArrayRows(graph.indices), None)
+        grid = count_entries(slots, piece_rows, cell)
+        tiles = Tiles(grid, MemoryRows.create((grid.size,), "int64"), None)
+        tiles.fill(slots, lambda done: None)
+        values, near = MemoryRows.create((rows, columns), dtype), np.empty((stop, columns), dtype)
+        code = Code.of(Encoding.plain(np.dtype(np.float32)))
+        with closing(Adder(tiles, graph, kind, torch.get_num_threads(), dtype)) as adder:
+
+            def add(step: int) -> None:
+                for first in range(0, stop, step):
+                    sums = near[first : first + step]
+                    adder.add(values, code, first, first + len(sums), sums)
+                    adder.scale(first, sums)
+
+            ranges = min(_RANGES, -(-stop // cell))
+            step = -(-stop // (ranges * cell)) * cell
+            once, several = (statistics.median(_seconds(partial(add, each)) for _ in range(REPEATS)) for each in (stop, step))
+        more = -(-stop // step) - 1
+        a_pass = max(0.0, several - once) / more if more else 0.0
+        share = -(-self.nodes // piece_rows) / grid.num_pieces
+        return max(0.0, once - a_pass) * self.program.num_edges / edges, a_pass * share
+
+    # --- both at once ---
+
+    def _hidden(self, folder: Path, nbytes: int) -> float:
+        """Of the shorter of computing and reading, the share that goes on behind the longer."""
+        op = next((op for op in self.program.forward if op.kind == "sum"), self.program.forward[0])
+        tries = cycle(self._chunk(op)[0])
+
+        def compute() -> None:
+            live, given, results = next(tries)()
+            results(live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()}))
+
+        with tried(folder, nbytes) as rows:
+            reading = Reading(rows)
+            alone = rate(compute), rate(reading.some)
+            stop = threading.Event()
+            with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:
+                begun = perf_counter()
+                beside = pool.submit(_until, stop, reading.some)
+                computing = rate(compute)
+                stop.set()
+                read = beside.result() / (perf_counter() - begun)
+        return float(np.clip(computing / alone[0] + read / alone[1] - 1, 0.0, 1.0))
+
+
+class _Results:
+    """Where what a chunk leaves is copied to, over and over."""
+
+    def __init__(self) -> None:
+        self._room: dict[tuple[int, torch.Size], NDArray[Any]] = {}
+
+    def __call__(self, rows: Tensors) -> None:
+        for number, values in enumerate(rows.values()):
+            place = number, values.shape
+            if place not in self._room:
+                self._room[place] = np.empty(values.shape, values.numpy().dtype)
+            copy(values.numpy(), self._room[place])
+
+
+def rate(work: Callable[[], None]) -> float:
+    """Times a second, over a while."""
+    work()
+    begun, count = perf_counter(), 0
+    while perf_counter() - begun < _BESIDE_SECONDS:
+        work()
+        count += 1
+    return count / (perf_counter() - begun)
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    begun = perf_counter()
+    work()
+    return perf_counter() - begun
+
+
+def _until(stop: threading.Event, work: Callable[[], None]) -> int:
+    count = 0
+    while not stop.is_set():
+        work()
+        count += 1
+    return count

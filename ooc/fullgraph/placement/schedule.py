@@ -1,0 +1,186 @@
+"""PURE: program + placement -> the runs of a step, in order, and what stands in memory or on disk meanwhile.
+
+A run is a walk of one op. On the way down an op finds what it reads where the placement has it. Rows that are RECOMPUTED are
+made again before the first op that needs them, from the nearest that is kept, and stand until the last one is through. Sums
+that are RECOMPUTED are added up once more beside the op that wants them, and never stand anywhere.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ooc.fullgraph.ir import Fate, Op, Placement, Program, Value
+
+
+@dataclass(frozen=True)
+class Run:
+    """A walk of an op. Names of values.
+
+    again: on the way down, an op of the way up once more. adds: whose rows are added along the edges; gathers: whose rows are
+    gathered; reads: read once; writes: made; repeated: the op whose row-wise part is computed again for its gradients, "" where
+    what autograd kept is read. alive: all that stands somewhere meanwhile, what is read and written included.
+
+    >>> [run.op.name for run in runs(program, placement)]
+    """
+
+    op: Op
+    again: bool
+    adds: tuple[str, ...]
+    gathers: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    repeated: str
+    alive: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """For people: an op's, and whether it is run again."""
+        return f"{self.op.name} again" if self.again else self.op.name
+
+
+def sums_of(program: Program, op: Op) -> str:
+    """The sums that an op makes, "" where they have no name."""
+    kinds = {value.name: value.kind for value in program.values}
+    return next((name for name in op.writes if kinds[name] == "sums"), "")
+
+
+def met_on_the_way(op: Op, near: str, made: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """(what an op of the way up adds, gathers, reads). near: its sums; made: whether they are there."""
+    if op.kind == "gather":
+        return (), (op.summed,), op.reads
+    if made:
+        return (), (), (*op.reads, near)
+    return (op.summed,) * bool(op.summed), (), op.reads
+
+
+def runs(program: Program, placement: Placement, first: bool = False) -> tuple[Run, ...]:
+    """The runs of a step. first: of the first epoch, which makes what is constant.
+
+    >>> runs(program, Placement({"rows1": Fate.RECOMPUTED}))[-2].again
+    True
+    """
+    return Schedule(program).runs(placement, first)
+
+
+class Schedule:
+    """What is known of a program's runs before there is a placement."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.values = {value.name: value for value in program.values}
+        self.ops = {op.name: op for op in program.ops}
+        self.at = {op.name: number for number, op in enumerate(program.ops)}
+        self.near = {op.name: sums_of(program, op) for op in program.forward}
+        self.made_at = {value.name: self.at.get(value.made_by, -1) for value in program.values}
+        last = [value for value in program.values if value.kind in ("rows", "sums")]
+        self._remade = sorted(last, key=lambda value: (self.made_at[value.name], value.kind == "rows"), reverse=True)
+        self._inputs = {value.name: self._inputs_of(value) for value in self._remade}
+        self._backward = {value.name: {self.at[name] for name in value.backward} for value in program.values}
+
+    def _inputs_of(self, value: Value) -> tuple[str, ...]:
+        """What a value is made of."""
+        op = self.ops[value.made_by]
+        if value.kind == "sums":
+            return (op.summed,)
+        near = self.near[op.name]
+        return (*op.reads, near or op.summed) if near or op.summed else op.reads
+
+    def runs(self, placement: Placement, first: bool = False) -> tuple[Run, ...]:
+        """See `runs`."""
+        return tuple(_Walk(self, placement, first).runs())
+
+    def last_use(self, placement: Placement) -> dict[str, int]:
+        """By value the last op on the way down that needs it, or something that is RECOMPUTED of it; -1 where none does."""
+        uses = {name: set(own) for name, own in self._backward.items()}
+        for value in self._remade:
+            if placement.fate(value.name) is Fate.RECOMPUTED:
+                for name in self._inputs[value.name]:
+                    uses[name] |= uses[value.name]
+        return {name: max(own, default=-1) for name, own in uses.items()}
+
+
+class _Walk:
+    """The way up and the way down."""
+
+    def __init__(self, schedule: Schedule, placement: Placement, first: bool) -> None:
+        self.program, self.placement, self.first = schedule.program, placement, first
+        self.values, self.ops, self.at, self.near = schedule.values, schedule.ops, schedule.at, schedule.near
+        self.made_at, self.last = schedule.made_at, schedule.last_use(placement)
+        self.again: list[str] = []
+
+    def runs(self) -> Iterator[Run]:
+        for op in self.program.forward:
+            run = self._up(op)
+            if run.writes or op.turns:
+                yield run
+        for op in self.program.backward:
+            yield from self._down(op)
+
+    # --- values ---
+
+    def _recomputed(self, name: str) -> bool:
+        return self.placement.fate(name) is Fate.RECOMPUTED
+
+    def _stays(self, value: Value) -> bool:
+        """Whether a value stands from when it is made until it is needed on the way down."""
+        return not self._recomputed(value.name) and (self.last[value.name] >= 0 or value.constant)
+
+    def _there(self, name: str) -> bool:
+        """Whether it was made in an earlier epoch, or is the store's."""
+        value = self.values[name]
+        return not value.made_by or (value.constant and not self.first and self._stays(value))
+
+    def _stands(self, value: Value, moment: int) -> bool:
+        """Whether a value, as it was made first, is somewhere while op number `moment` runs."""
+        stays = self._stays(value)
+        if not value.made_by or (value.constant and stays):
+            return not self.first or self.made_at[value.name] <= moment
+        if value.kind in ("sums", "saved") and not stays:
+            return False
+        last = self.last[value.name] if stays else self.at.get(value.last_forward, -1)
+        return self.made_at[value.name] <= moment <= last
+
+    def _alive(self, moment: int) -> list[str]:
+        return [value.name for value in self.program.values if self._stands(value, moment)]
+
+    # --- runs ---
+
+    def _up(self, op: Op) -> Run:
+        moment, near = self.at[op.name], self.near[op.name]
+        adds, gathers, reads = met_on_the_way(op, near, bool(near) and self._there(near))
+        writes = tuple(name for name in op.writes if not self._there(name) and self._stands(self.values[name], moment))
+        return Run(op, False, adds, gathers, reads, writes, "", tuple(self._alive(moment)))
+
+    def _down(self, op: Op) -> Iterator[Run]:
+        moment, gone = self.at[op.name], [name for name in op.reads if self._recomputed(name)]
+        saved = [name for name in op.reads if self.values[name].kind == "saved"]
+        sums = [self.ops[self.values[name].made_by].summed for name in gone if self.values[name].kind == "sums"]
+        gathers = tuple(name for name in (self.ops[op.repeats].summed,) if op.kind == "gather" and name in op.reads)
+        lost = [name for name in gone if self.values[name].kind in ("sums", "saved")]
+        added = [name for name in op.writes if self.values[name].made_by != op.name]  # to what is there
+        reads = (*(name for name in op.reads if name not in (*lost, *gathers)), *added)
+        adds = tuple(name for name in (op.summed, *sums) if name)
+        standing = self._alive(moment)
+        before = [name for name in standing if self.values[name].made_by != op.name]
+        for name in self._ordered((*reads, *adds, *gathers)):
+            yield from self._make(name, before)
+        repeated = "" if saved and not self._recomputed(saved[0]) else op.repeats
+        alive = tuple(dict.fromkeys((*standing, *self.again)))
+        yield Run(op, False, adds, gathers, reads, op.writes, repeated, alive)
+        self.again = [name for name in self.again if self.last[name] > moment]
+
+    def _ordered(self, names: tuple[str, ...]) -> list[str]:
+        """Each once, those that are made first before the others."""
+        return sorted(dict.fromkeys(names), key=self.made_at.__getitem__)
+
+    def _make(self, wanted: str, before: list[str]) -> Iterator[Run]:
+        """Rows that are gone, from those that are there, with all rows that are gone of the same op."""
+        if wanted in before or wanted in self.again:
+            return
+        op = self.ops[self.values[wanted].made_by]
+        near = self.near[op.name]
+        adds, gathers, reads = met_on_the_way(op, near, near in before)
+        for name in self._ordered((*reads, *adds, *gathers)):
+            yield from self._make(name, before)
+        writes = tuple(n for n in op.writes if self._recomputed(n) and self.values[n].kind == "rows" and self.last[n] >= 0)
+        self.again += writes
+        yield Run(op, True, adds, gathers, reads, writes, "", tuple(dict.fromkeys((*before, *self.again))))

@@ -1,0 +1,308 @@
+"""PURE: the fates that take the least time, by dynamic programming over the stages of a step.
+
+What is made on the way up stands until the way down has undone it, so while the ops of a stage run, up or down, what was made
+by the stages below stands and nothing else: a state says all that matters by its bytes by tier, the seconds so far, what the
+next stage meets, and the rows that are still to be made again. Of states that are alike in the last two only those that no
+other one beats in bytes and seconds go on; so the result is exact. Two bounds keep it fast: the seconds that the rest takes
+at least, with all memory to itself, and the seconds of a plan that is known. Where more states are left than `MOST`, some are
+given up, and it is said. (As knapsacks are solved by lists of undominated states: Nemhauser and Ullmann, 1969.)
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.fullgraph.ir import Fate, Placement, Program
+from ooc.fullgraph.placement.costs import TIERS, Bytes, Costs, Floats, Profile
+from ooc.fullgraph.placement.recompute import Chains, Link
+from ooc.fullgraph.placement.stage_tables import ALIVE, BEFORE, Choice, Stage, Stages, Tables
+from stores.jit import kernel
+
+Ints = NDArray[np.int64]
+MOST, LEAST_MOST, FIRST = 1_500_000, 40_000, 4_000
+"""States by options: of all stages, of one at least; and of one in a quick search before that finds a bound"""
+_SLACK = 1 + 1e-9
+"""Bounds are added up in another order than what they bound"""
+_BANDS = 16
+"""of bytes: where states are given up, some of each are kept"""
+Known = tuple[Choice, ...]
+
+
+class Found(NamedTuple):
+    """placement: the best; exact: whether no state was given up."""
+
+    placement: Placement
+    exact: bool
+
+
+class States(NamedTuple):
+    """States before a stage, or beyond the last. known: int64[s], what the stage meets, by its number; chain: int64[s], rows
+    to be made again (`ooc.fullgraph.placement.recompute`); held: float64[s, 3]; seconds: float64[s]; parent, option: int64[s],
+    where each comes from."""
+
+    known: Ints
+    chain: Ints
+    held: Floats
+    seconds: Floats
+    parent: Ints
+    option: Ints
+
+    def some(self, at: Ints) -> "States":
+        """Those at some places."""
+        known, chain, held, seconds, parent, option = self
+        return States(known[at], chain[at], held[at], seconds[at], parent[at], option[at])
+
+
+class Step(NamedTuple):
+    """A stage met with something known: all that does not hang on the state. follows: int64[options], the number of what the
+    next stage meets; link: int64[options], which of `links` an option adds to what is to be made again."""
+
+    tables: Tables
+    follows: Ints
+    link: Ints
+    links: list[Link]
+    before: tuple[Floats, Ints]
+    """bytes before the first op of the way down: the different ones [b, 3], and which an option has [options]"""
+
+
+def search(program: Program, profile: Profile, room: Bytes, known: float = np.inf) -> Found | None:
+    """The placement that takes the least time, or None where nothing fits `room` or is as fast as `known` seconds.
+
+    >>> search(program, profile, (10**9, 0, 10**11)).placement.fate("rows1")
+    """
+    searching = _Search(Costs(program, profile), room)
+    quick, most = searching.run(known, FIRST), max(LEAST_MOST, MOST // len(searching.stages.stages))
+    if quick is None:
+        return None if searching.whole else searching.run(known, most)
+    if quick.exact:
+        return quick
+    return searching.run(searching.best, most) or quick
+
+
+class _Search:
+    """Tables, bounds and chains that all searches of a program in a room share. best: seconds of the last one's result; whole:
+    whether it gave up no state."""
+
+    def __init__(self, costs: Costs, room: Bytes) -> None:
+        self.costs, self.room, self.stages = costs, np.array(room, np.float64), Stages(costs)
+        self.chains = Chains(costs, self.stages, self.room)
+        self._numbers: list[dict[Known, int]] = [{} for _ in range(len(self.stages.stages) + 1)]
+        self._steps: dict[tuple[int, int], Step] = {}
+        self._parts: dict[tuple[int, tuple[str, ...]], tuple[list[dict[str, Choice]], Ints]] = {}
+        self._options = [self.stages.options(stage) for stage in self.stages.stages]
+        self._roots = self._begin()
+        self._rest = self._bounds()
+        self.best, self.whole = np.inf, True
+        most = np.zeros(3)
+        for value in costs.program.values:
+            for tier in {choice.standing for choice in self.stages.choices(value)}:
+                most[TIERS.index(tier)] += costs.size(value.name)
+        self._binding = [0] + [tier for tier in (1, 2) if most[tier] > self.room[tier]]
+
+    # --- the walk through the stages ---
+
+    def run(self, known: float, most: int) -> Found | None:
+        """Search for what takes at most `known` seconds."""
+        states, history, self.whole = self._roots, [self._roots], True
+        for stage in self.stages.stages:
+            parts = [self._step(stage, number, states, known) for number in np.unique(states.known)]
+            whole = [part for part in parts if len(part.seconds)]
+            if not whole:
+                return None
+            states = States(*(np.concatenate(field) for field in zip(*whole, strict=True)))
+            states = self._bounded(self._unbeaten(states), stage, most)
+            history.append(states)
+        self.best = float(states.seconds.min())
+        return Found(self._traced(history), self.whole)
+
+    def _begin(self) -> States:
+        """Before the first stage: where the store's own values stand."""
+        options: list[dict[str, Choice]] = [{}]
+        for value in self.costs.program.values:
+            if self.stages.decided[value.name] < 0:
+                options = [{**each, value.name: choice} for each in options for choice in self.stages.choices(value)]
+        held = np.zeros((len(options), 3))
+        for row, chosen in zip(held, options, strict=True):
+            for name, choice in chosen.items():
+                row += self.stages.held(self.costs.values[name], choice)
+        self._root_options, count = options, len(options)
+        first = self.stages.stages[0].known
+        known = np.array([self._number(0, tuple(chosen[name] for name in first)) for chosen in options])
+        none = np.full(count, -1)
+        return States(known, np.zeros(count, np.int64), held, np.zeros(count), none, np.arange(count))
+
+    def _number(self, stage: int, known: Known) -> int:
+        """Of what a stage meets."""
+        return self._numbers[stage].setdefault(known, len(self._numbers[stage]))
+
+    def _known(self, stage: Stage, number: int) -> dict[str, Choice]:
+        choices = list(self._numbers[stage.number])[number]
+        return dict(zip(stage.known, choices, strict=True))
+
+    def _met(self, stage: Stage, number: int) -> Step:
+        """A stage met with what has that number."""
+        key = stage.number, number
+        if key not in self._steps:
+            known, following = self._known(stage, number), stage.number + 1
+            names = self.stages.stages[following].known if following < len(self.stages.stages) else ()
+            picked, inverse = self._parted(stage, names)
+            numbers = [self._number(following, tuple(each.get(n) or known[n] for n in names)) for each in picked]
+            link, links = self._links(stage, known)
+            tables = self.stages.tables(stage, known)
+            walk = tables.walks[:, 1, BEFORE] if stage.downs else np.zeros((len(tables.kept), 3))
+            before, which = np.unique(walk, axis=0, return_inverse=True)
+            self._steps[key] = Step(tables, np.array(numbers)[inverse], link, links, (before, which.reshape(-1)))
+        return self._steps[key]
+
+    def _parted(self, stage: Stage, names: tuple[str, ...]) -> tuple[list[dict[str, Choice]], Ints]:
+        """(what options of a stage pick for some values, each once; which of these each option does)."""
+        key = stage.number, names
+        if key not in self._parts:
+            columns = [number for number, value in enumerate(stage.decides) if value.name in names]
+            options = self._options[stage.number]
+            _, first, inverse = np.unique(options[:, columns], axis=0, return_index=True, return_inverse=True)
+            picked = [self.stages.picked(stage, options[at]) for at in first]
+            self._parts[key] = picked, inverse.reshape(-1)
+        return self._parts[key]
+
+    def _links(self, stage: Stage, known: dict[str, Choice]) -> tuple[Ints, list[Link]]:
+        """See `Step`."""
+        picked, inverse = self._parted(stage, self.chains.tells(stage))
+        links = list[Link]()
+        number = []
+        for each in picked:
+            link = self.chains.link(stage, known | each)
+            same = [at for at, other in enumerate(links) if not (link.written or other.written)]
+            number.append(same[0] if same else len(links))
+            links += [] if same else [link]
+        return np.array(number)[inverse], links
+
+    def _step(self, stage: Stage, number: int, all_states: States, known: float) -> States:
+        """What all options of a stage make of the states that meet it with something known."""
+        at = np.nonzero(all_states.known == number)[0]
+        states, step = all_states.some(at), self._met(stage, int(number))
+        chains, inverse = np.unique(states.chain, return_inverse=True)
+        seconds = states.seconds[:, None] + self._seconds(stage, step, states.held, self.chains.made[chains][inverse])
+        seconds, chain = self._again(step, states.held, (chains, inverse), seconds)
+        rest = self._rest[stage.number + 1][step.follows]
+        total = seconds + rest
+        row, option = np.nonzero(np.isfinite(total) & (total <= known * _SLACK))
+        held = states.held[row] + step.tables.kept[option]
+        return States(step.follows[option], chain[row, option], held, seconds[row, option], at[row], option)
+
+    def _seconds(self, stage: Stage, step: Step, held: Floats, made: Floats) -> Floats:
+        """float64[states, options]: of the stage's ops, up and down, infinite where something does not fit. made:
+        float64[states, 3], bytes of rows made again."""
+        hidden, total, ops = self.costs.profile.hidden, np.zeros((len(held), len(step.tables.kept))), (stage.op, *stage.downs)
+        walks = []
+        for walk, op in enumerate(ops):
+            cells, stands = step.tables.walks[:, walk], held + made if walk else held
+            left = self.room[0] - stands[:, :1] - cells[None, :, ALIVE.start]
+            fits = np.ones(total.shape, np.bool_)
+            for tier in (1, 2):
+                fits &= stands[:, tier : tier + 1] + cells[None, :, ALIVE.start + tier] <= self.room[tier]
+            walks.append((step.tables.load(walk, self.costs.units(op), self.costs.met_of(op)), left, fits))
+        gathered = [load.ranges.passes(left) for op, (load, left, _) in zip(ops, walks, strict=True) if op.kind == "gather"]
+        cut = np.maximum.reduce(gathered) if gathered else 1.0  # a layer's ranges are the same up and down
+        for op, (load, left, fits) in zip(ops, walks, strict=True):
+            seconds = load.seconds(left, hidden, cut if op.kind == "gather" else 1.0)
+            total += np.where(fits, seconds, np.inf)
+        return total
+
+    def _again(self, step: Step, held: Floats, of: tuple[Ints, Ints], seconds: Floats) -> tuple[Floats, Ints]:
+        """(seconds with rows made again before this stage's way down, where that is their turn; the chains behind the
+        stage)."""
+        chains, inverse = of
+        grown = [[self.chains.grown(int(chain), link) for link in step.links] for chain in chains]
+        behind, turn = (
+            np.array([[own for own, _ in row] for row in grown]),
+            np.array([[due for _, due in row] for row in grown]),
+        )
+        chain, due = behind[inverse][:, step.link], turn[inverse][:, step.link]
+        if due.any():
+            before, which = step.before
+            cost = self.chains.seconds(chains, inverse, held, before)[:, which]
+            seconds = seconds + np.where(due, cost, 0.0)
+        return seconds, chain
+
+    # --- bounds ---
+
+    def _bounds(self) -> list[Floats]:
+        """By stage and number of what it meets: seconds that it and all that follow take at least, with all memory to
+        themselves and nothing made again."""
+        alone: list[list[Floats]] = []
+        for stage in self.stages.stages:
+            met = [self._met(stage, number) for number in range(len(self._numbers[stage.number]))]
+            none = np.zeros((1, 3))
+            alone.append([self._seconds(stage, step, none, none)[0] for step in met])
+        rest = [np.zeros(max(1, len(self._numbers[-1])))]
+        for stage, own in zip(reversed(self.stages.stages), reversed(alone), strict=True):
+            steps = [self._steps[stage.number, number] for number in range(len(own))]
+            least = [float((s + rest[0][step.follows]).min()) for s, step in zip(own, steps, strict=True)]
+            rest.insert(0, np.array(least))
+        return rest
+
+    # --- states ---
+
+    def _unbeaten(self, states: States) -> States:
+        """Of states that go on alike those that no other one beats in bytes and seconds."""
+        columns = states.held[:, self._binding]
+        order = np.lexsort((*columns.T[::-1], states.seconds, states.chain, states.known))
+        alike = states.known[order] * (states.chain.max() + 1) + states.chain[order]
+        return states.some(order[unbeaten(alike, np.ascontiguousarray(columns[order]))])
+
+    def _bounded(self, states: States, stage: Stage, most: int) -> States:
+        """Not many more states than `most` asks for: of each band of bytes the most promising, and the least of every tier."""
+        following = stage.number + 1
+        options = len(self._options[following]) if following < len(self._options) else 1
+        many = max(8, most // options)
+        if len(states.seconds) <= many:
+            return states
+        self.whole = False
+        promised = states.seconds + self._rest[following][states.known]
+        span = max(1.0, float(states.held[:, 0].max()))
+        band = np.minimum((states.held[:, 0] / span * _BANDS).astype(np.int64), _BANDS - 1)
+        order = np.lexsort((promised, band))
+        first = np.searchsorted(band[order], np.arange(_BANDS))
+        place = np.arange(len(order)) - first[band[order]]
+        chosen = set(order[place < -(-many // _BANDS)].tolist())
+        chosen |= {int(states.held[:, tier].argmin()) for tier in range(3)}
+        return states.some(np.array(sorted(chosen)))
+
+    def _traced(self, history: list[States]) -> Placement:
+        """The placement of the fastest state beyond the last stage."""
+        at = int(history[-1].seconds.argmin())
+        chosen: dict[str, Choice] = {}
+        for stage, states in zip(reversed(self.stages.stages), reversed(history[1:]), strict=True):
+            chosen |= self.stages.picked(stage, self._options[stage.number][states.option[at]])
+            at = int(states.parent[at])
+        chosen |= self._root_options[history[0].option[at]]
+        fates = {name: choice.fate for name, choice in chosen.items()}
+        passing = {name: choice.standing for name, choice in chosen.items() if choice.fate is Fate.RECOMPUTED}
+        return Placement(fates, passing)
+
+
+@kernel
+def unbeaten(alike: Ints, columns: Floats) -> NDArray[np.bool_]:
+    """Whether each state is beaten by none before it that is `alike`: bool[s]. columns: float64[s, bytes by tier]; in the order
+    of `alike`, and of seconds within it."""
+    found = np.ones(len(alike), np.bool_)
+    front = np.empty(len(alike), np.int64)
+    count = 0
+    for k in range(len(alike)):
+        if k and alike[k] != alike[k - 1]:
+            count = 0
+        for j in range(count):
+            other, beaten = front[j], True
+            for c in range(columns.shape[1]):
+                if columns[other, c] > columns[k, c]:
+                    beaten = False
+                    break
+            if beaten:
+                found[k] = False
+                break
+        if found[k]:
+            front[count] = k
+            count += 1
+    return found

@@ -1,0 +1,227 @@
+"""Walks through all destinations: sums made range by range, chunks read ahead, or the rows of a range's sources gathered."""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ooc.fullgraph.activation_offload import MOST_KEPT, Live
+from ooc.fullgraph.io_stats import ADD, Traffic
+from ooc.fullgraph.ops import Place, own_place
+from ooc.fullgraph.program import FullShape
+from ooc.fullgraph.value_store import Shelf
+from ooc.graph.aggregation import Code, Kind
+from ooc.graph.range_blocks import gathered_block
+from ooc.layerwise.aggregator import Adder
+from ooc.layerwise.edge_tiles import Tiles, rows_over
+from ooc.layerwise.plan import CHUNK_ROWS, cell_rows
+from ooc.layerwise.shape import gather_ranges
+from ooc.runtime.buffers import Buffers
+from ooc.runtime.prefetch import ahead, one_ahead
+from ooc.runtime.range_io import MemoryRows, read_range
+from stores.arrays.encoding import Encoding
+from stores.dataset import Dataset
+from stores.errors import BudgetError
+from stores.sizes import format_bytes
+
+Array = NDArray[Any]
+UNIT_CELLS = 64
+"""Cells of the grid between two nodes that a walk without sums can begin at"""
+_DEPTH = 2
+"""Chunks whose inputs are read ahead"""
+
+
+class SumOf(NamedTuple):
+    """Sums to be made: `name` for the chunks, of the rows of `source`; back: along the edges turned round; keep: as a value."""
+
+    name: str
+    source: str
+    kind: Kind
+    back: bool
+    keep: bool
+
+
+class Chunk(NamedTuple):
+    """Destinations, what was read for them by names of values, and what waits for its way down. ends: whether a walk can begin
+    behind it."""
+
+    place: Place
+    read: dict[str, Array]
+    live: Live | None
+    ends: bool
+
+
+class Walks:
+    """Goes through the nodes. tiles: the edges both ways, of a graph whose layers sum."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        shape: FullShape,
+        shelf: Shelf,
+        tiles: tuple[Tiles, Tiles] | None,
+        traffic: Traffic,
+        device: torch.device,
+    ) -> None:
+        self._dataset, self._graph, self._shape, self._shelf = dataset, dataset.graph, shape, shelf
+        self._tiles, self._traffic, self._device = tiles, traffic, device
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
+        self._buffers = Buffers(kept=4, direct=True, least_bytes=1, most_kept=MOST_KEPT)
+        self._threads = torch.get_num_threads()
+        self._whole: dict[str, Any] = {}
+        self.sum_bytes = 0
+        """of memory that the sums of the range under way take, beside values"""
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self._readers.shutdown(cancel_futures=True)
+
+    def inverse_degree(self, first: int, stop: int) -> Array:
+        """[stop - first]: what a node's in-edges count for in their mean."""
+        degree = np.diff(self._graph.indptr[first : stop + 1])
+        return (1 / np.maximum(degree, 1)).astype(self._shelf.dtype)
+
+    # --- row by row ---
+
+    def rows(
+        self, names: list[str], sums: list[SumOf], rows: int, live: Mapping[int, Live], start: int, *, edges: bool
+    ) -> Iterator[Chunk]:
+        """Destinations from `start` on, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a
+        time; live: what waits, by first destination; edges: whether the layer asks for what the graph says of its nodes."""
+        nodes = self._shape.sweep.num_nodes
+        if not sums:
+            yield from self._chunks(names, {}, start, nodes, live, edges)
+            return
+        cell = cell_rows(self._shape.sweep)
+        step = max(cell, min(rows // cell * cell, -(-nodes // cell) * cell))
+        step = -(-nodes // (-(-nodes // step) * cell)) * cell  # equal ranges
+        adders = [self._adder(each) for each in sums]
+        own: list[Array] = []
+        try:
+            buffers = [self._buffer(each, min(step, nodes), own) for each in sums]
+            stay = [not any(buffer is one for one in own) for buffer in buffers]  # made where they are to stand
+            put = [each for each, stays in zip(sums, stay, strict=True) if each.keep and not stays]
+            for first in range(start, nodes, step):
+                stop = min(first + step, nodes)
+                made = {}
+                for each, adder, buffer in zip(sums, adders, buffers, strict=True):
+                    made[each.name] = self._sum(each, adder, buffer, first, stop)
+                for chunk in self._chunks(names, made, first, stop, live, edges):
+                    for each in put:
+                        self._shelf.put(each.name, chunk.place.first, chunk.read[each.name])
+                    yield chunk
+        finally:
+            for adder in adders:
+                adder.close()
+            for buffer in own:
+                self.sum_bytes -= buffer.nbytes
+                self._shelf.give(buffer)
+
+    def _adder(self, sums: SumOf) -> Adder:
+        assert self._tiles is not None
+        tiles = self._tiles[sums.back]
+        return Adder(tiles, self._graph, sums.kind, self._threads, self._shelf.dtype, self._traffic.read)
+
+    def _buffer(self, sums: SumOf, count: int, own: list[Array]) -> Array:
+        """Room for a range's sums: where they are to stand, if that is memory, else one that is added to `own`."""
+        if sums.keep:
+            kept = self._shelf.open(sums.name)
+            if isinstance(kept, MemoryRows):
+                return kept.array
+        own.append(self._shelf.take((count, self._shelf.rows(sums.source).shape[1])))
+        self.sum_bytes += own[-1].nbytes
+        return own[-1]
+
+    def _sum(self, sums: SumOf, adder: Adder, buffer: Array, first: int, stop: int) -> Array:
+        whole = len(buffer) == self._shape.sweep.num_nodes
+        made: Array = buffer[first:stop] if whole else buffer[: stop - first]
+        encoding = self._dataset.encoding("x") if sums.source == "x" else Encoding.plain(np.dtype(np.float32))
+        with self._traffic.timed(ADD):
+            adder.add(self._shelf.rows(sums.source), Code.of(encoding), first, stop, made)
+            adder.scale(first, made)
+        return made
+
+    def _chunks(
+        self, names: list[str], made: dict[str, Array], first: int, stop: int, live: Mapping[int, Live], edges: bool
+    ) -> Iterator[Chunk]:
+        cell = cell_rows(self._shape.sweep)
+
+        def read(at: int) -> Chunk:
+            end = min(at + CHUNK_ROWS, stop)
+            found = {name: self._shelf.read(name, at, end) for name in names}
+            found |= {name: sums[at - first : end - first] for name, sums in made.items()}
+            waiting = live.get(at)
+            if waiting is not None:
+                waiting.fetch()
+            ends = end == stop or (not made and end % (UNIT_CELLS * cell) == 0)
+            return Chunk(own_place(self._graph, at, end, self._device, edges=edges), found, waiting, ends)
+
+        return ahead(self._readers, read, range(first, stop, CHUNK_ROWS), _DEPTH)
+
+    # --- from the rows of all sources ---
+
+    def ranges(self, layer: int, memory: int) -> list[tuple[int, int]]:
+        """Ranges of destinations whose sources' rows fit; see `ooc.layerwise.shape.gather_ranges`."""
+        return list(gather_ranges(self._graph, self._shape.sweep.layers[layer], memory, 0))
+
+    def gathered(
+        self, source: str, names: list[str], ranges: list[tuple[int, int]], live: Mapping[int, Live]
+    ) -> Iterator[Chunk]:
+        """Range by range, with the rows of all sources under "rows". source: value; names: others to read."""
+
+        def read(own: tuple[int, int]) -> Chunk:
+            first, stop = own
+            whole = stop - first == self._shape.sweep.num_nodes  # not the last range alone, where a step goes on
+            place = self.place(first, stop, whole)
+            found = {name: self._shelf.read(name, first, stop) for name in names}
+            if whole:
+                found["rows"] = self._shelf.read(source, first, stop)
+            else:
+                found["rows"] = self._shelf.gather(source, place.at["sources"])
+            waiting = live.get(first)
+            if waiting is not None:
+                waiting.fetch()
+            return Chunk(place, found, waiting, True)
+
+        return one_ahead(self._readers, read, ranges)
+
+    def place(self, first: int, stop: int, whole: bool) -> Place:
+        """A range with its edges; that of the whole graph is kept."""
+        if whole and "place" in self._whole:
+            place: Place = self._whole["place"]
+            return place
+        graph = self._graph
+        node, block = gathered_block(graph, first, stop, *self._slots(first, stop), self._device)
+        slots = np.arange(int(graph.indptr[first]), int(graph.indptr[stop]))
+        edges = np.concatenate([slots, graph.num_edges + np.arange(first, stop)])
+        place = Place(first, stop, {"sources": node, "edges": edges}, block)
+        if whole:
+            self._whole["place"] = place
+        return place
+
+    def _slots(self, first: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+        """(sources, weights) of the in-edges of destinations first:stop."""
+        graph, found = self._graph, []
+        for name in ["indices", *(["weight"] if "weight" in graph.columns else [])]:
+            held, began = graph.indices if name == "indices" else graph.columns[name], perf_counter()
+            rows = rows_over(held, lambda name=name: self._dataset.edge_rows(name))  # type: ignore[misc]
+            values, nbytes = read_range(rows, int(graph.indptr[first]), int(graph.indptr[stop]), self._buffers)
+            self._traffic.read(nbytes, began)
+            found.append(values)
+        return found[0].astype(np.int64), found[1] if len(found) > 1 else None
+
+
+def sum_rows(left: int, columns: int, itemsize: int, cell: int) -> int:
+    """Destinations whose sums fit `left` bytes. Raises BudgetError where those of one cell of the grid do not."""
+    rows = left // (columns * itemsize) // cell * cell
+    if rows < cell:
+        need = cell * columns * itemsize
+        raise BudgetError(
+            f"{format_bytes(max(0, left))} of memory hold no sums of {cell:,} nodes in {columns} columns: give at least "
+            f"{format_bytes(need - left)} more"
+        )
+    return rows

@@ -1,0 +1,264 @@
+"""The values of a step: rows by name, in memory or on disk as they are placed, written behind and read ahead."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ooc.fullgraph.activation_offload import MOST_KEPT
+from ooc.fullgraph.io_stats import Traffic
+from ooc.fullgraph.ir import Fate, Placement
+from ooc.fullgraph.program import FullShape
+from ooc.layerwise.row_files import Files, Kept, Writer
+from ooc.runtime.buffers import PAGE_BYTES, Buffers
+from ooc.runtime.memory import Tidy, return_freed
+from ooc.runtime.range_io import MemoryRows, read_range
+from stores.arrays.rows import ArrayRows, Rows
+from stores.dataset import Dataset
+
+_BUFFERS = 6
+_ADDED_ROWS = 8192
+"""read, added to and written at a time: whole pages"""
+
+
+class Shelf:
+    """Where every value stands. dtype: of rows, sums and gradients; tidy: to be called now and then, see
+    `ooc.runtime.memory.Tidy`.
+
+    >>> shelf.put("near0", 0, sums)
+    >>> shelf.read("near0", 0, 8192)
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        engine: str,
+        dataset: Dataset,
+        shape: FullShape,
+        dtype: np.dtype[Any],
+        traffic: Traffic,
+        tidy: Tidy,
+    ) -> None:
+        self.memory = Files(None, engine, in_ram=True)
+        self.disk = Files(folder, engine)
+        self.placement = Placement({})
+        self.halves: dict[str, int] = {}
+        """of gradients on disk that ops add to chunk by chunk: the one of two files that holds what was added last, so that an
+        op that was killed can add once more to what was there before"""
+        self.frees = False
+        """whether files go with their values, where the disk has no room for all of a step"""
+        self.dtype, self._dataset, self._shape, self._traffic, self._tidy = dtype, dataset, shape, traffic, tidy
+        self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT)
+        self._writer = Writer(traffic.written)
+        self._x: Rows = dataset.stored("x")
+        self._x_read = False
+        self._spare: list[NDArray[np.uint8]] = []
+        self.left: Callable[[], int] = nothing
+        """tells, during a step, how many bytes of arrays may wait for their next use"""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows that stand in memory, features that were read for it among them."""
+        return self.memory.nbytes + (self._x.array.nbytes if isinstance(self._x, ArrayRows) and self._x_read else 0)
+
+    def place(self, placement: Placement) -> None:
+        """Where values are put from now on."""
+        self.placement = placement
+        retained = placement.fates.get("x") in (Fate.RETAINED, Fate.HOST)
+        stored = self._dataset.stored("x")
+        if retained and not isinstance(self._x, ArrayRows):  # else it is in the data set's memory already
+            self.trim()
+            values, nbytes = read_range(stored, 0, stored.shape[0], self._buffers)
+            self._traffic.read(nbytes, perf_counter())
+            self._x, self._x_read = ArrayRows(values), True
+        elif not retained:
+            self._x, self._x_read = stored, False
+
+    def files(self, name: str) -> Files:
+        """The tier that a value is in."""
+        return self.disk if self.placement.standing(name) is Fate.DISK else self.memory
+
+    def rows(self, name: str) -> Rows:
+        """A value's rows, made where there are none."""
+        return self._x if name == "x" else self.open(name)
+
+    def open(self, name: str, half: int | None = None) -> Kept:
+        """The same of one that is written. half: of a gradient that is added to, see `halves`."""
+        columns = self._shape.columns(name)
+        half = self.halves.get(name, 0) if half is None else half
+        named, shape, files = f"{name}.{half}" if half else name, (self._shape.sweep.num_nodes, columns), self.files(name)
+        if files is self.memory and files.held(named) is None:
+            files.hold(named, MemoryRows(self.take(shape)))
+        return files.rows(named, shape, str(self.dtype))
+
+    def take(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        """An array of any content, in memory that `give` was given where it fits: fresh one costs a page fault every 4 KiB."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        waiting = next((number for number, each in enumerate(self._spare) if each.nbytes == nbytes), None)
+        if waiting is None:
+            self.trim(self.left() - nbytes)
+            self.tidy(nbytes)
+            return np.empty(shape, self.dtype)
+        return self._spare.pop(waiting).view(self.dtype).reshape(shape)
+
+    def give(self, array: NDArray[Any]) -> None:
+        """Let an array wait for its next use; nobody may have it any more."""
+        self._spare.append(array.reshape(-1).view(np.uint8))
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of the arrays that wait."""
+        return sum(each.nbytes for each in self._spare)
+
+    def trim(self, most: int = 0) -> None:
+        """Let the arrays that wait go, the longest first, until they take `most` bytes."""
+        while self._spare and self.spare_bytes > most:
+            self._spare.pop(0)
+
+    def tidy(self, coming: int = 0) -> None:
+        """See `ooc.runtime.memory.Tidy`; where that is not enough, arrays that wait go too."""
+        if self._tidy(coming) and self._spare:
+            self.trim()
+            return_freed()
+
+    def has(self, name: str) -> bool:
+        """Whether a value stands there."""
+        return name == "x" or self.files(name).held(name) is not None
+
+    def drop(self, name: str) -> None:
+        """Let a value go: from memory; files stay, to be overwritten by the next step, unless the disk has no room for all."""
+        rows = self.memory.held(name)
+        self.memory.drop(name)
+        if self.frees:
+            for named in (name, f"{name}.1"):
+                self.disk.drop(named)
+        if isinstance(rows, MemoryRows) and rows.dtype == self.dtype:
+            self.give(rows.array)
+
+    def put(self, name: str, first: int, values: NDArray[Any], half: int | None = None) -> None:
+        """Rows first, first + 1, ... of a value; in the background, if they go to the disk."""
+        rows = self.open(name, half)
+        if isinstance(rows, MemoryRows):
+            copy(values, rows.array[first : first + len(values)])
+        else:
+            self._writer.put(rows, first, values)
+
+    def other_half(self, name: str) -> int:
+        """Where sums go on that are added to what stands there; in memory it is the same place."""
+        return 1 - self.halves.get(name, 0) if self.on_disk(name) else 0
+
+    def on_disk(self, name: str) -> bool:
+        """Whether a value outlives the process."""
+        return name == "x" or (self.files(name) is self.disk and self.disk.folder is not None)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Make values that were written durable."""
+        self.drain()
+        for name in names:
+            if name not in ("x", "edges") and self.on_disk(name):
+                for half in (0, 1):
+                    rows = self.disk.held(f"{name}.{half}" if half else name)
+                    if rows is not None:
+                        rows.sync()
+
+    def drain(self) -> None:
+        """Wait until all is written. Raises StoreError where something could not be."""
+        self._writer.drain()
+
+    def read(self, name: str, first: int, stop: int) -> NDArray[Any]:
+        """Rows first:stop in the step's dtype; a view where they are in memory so. Thread-safe."""
+        began = perf_counter()
+        values, nbytes = read_range(self.rows(name), first, stop, self._buffers)
+        self._traffic.read(nbytes, began)
+        encoding = self._dataset.encoding("x")
+        if name == "x" and encoding.is_short:
+            held = values
+            values = self._buffers.empty(held.shape, np.dtype(np.float32))
+            encoding.gather(held, np.arange(len(held)), values)
+        return values.astype(self.dtype, copy=False)
+
+    def gather(self, name: str, node: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows of some nodes (int64[n]), in the step's dtype. Thread-safe."""
+        rows, encoding, began = self.rows(name), self._dataset.encoding("x"), perf_counter()
+        self._tidy(len(node) * rows.row_bytes)
+        values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
+        self._traffic.read(rows.read(node, values), began)
+        if name == "x" and encoding.is_short:
+            x = np.empty(values.shape, np.float32)
+            encoding.gather(values, np.arange(len(node)), x)
+            values = x
+        return values.astype(self.dtype, copy=False)
+
+    def add(self, name: str, node: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Add to the rows of some nodes, each named once; done when it returns."""
+        rows, began = self.open(name), perf_counter()
+        if isinstance(rows, MemoryRows):
+            rows.array[node] += values
+            return
+        if _dense(node, rows.row_bytes):
+            self._add_through(rows, node, values)
+            return
+        held = np.empty(values.shape, rows.dtype)
+        self._traffic.read(rows.read(node, held), began)
+        held += values
+        began = perf_counter()
+        self._traffic.written(rows.write(node, held), began)
+
+    def _add_through(self, rows: Kept, node: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """The same through all rows from the first of them to the last: one is written while the next ones are read."""
+        order = np.argsort(node)
+        node, last = node[order], int(node.max()) + 1
+        for first in range(int(node[0]) // _ADDED_ROWS * _ADDED_ROWS, last, _ADDED_ROWS):
+            stop = min(first + _ADDED_ROWS, rows.shape[0])
+            low, high = np.searchsorted(node, (first, stop))
+            if low < high:
+                began = perf_counter()
+                held, nbytes = read_range(rows, first, stop, self._buffers)
+                self._traffic.read(nbytes, began)
+                held[node[low:high] - first] += values[order[low:high]]
+                self._writer.put(rows, first, held)
+        self._writer.drain()
+
+    def clear(self, name: str) -> None:
+        """Zeros in every row of a value."""
+        rows, nodes = self.open(name), self._shape.sweep.num_nodes
+        if isinstance(rows, MemoryRows):
+            rows.array[:] = 0
+            return
+        zeros = np.zeros((min(nodes, 8192), *rows.shape[1:]), rows.dtype)
+        for first in range(0, nodes, len(zeros)):
+            self.put(name, first, zeros[: nodes - first])
+        self.drain()
+
+    def make_room(self) -> None:
+        """Give up all that stands in memory."""
+        self.memory.close_rows()
+        self.trim()
+        self._x, self._x_read = self._dataset.stored("x"), False
+
+    def close(self) -> None:
+        """End the threads, and close all rows; idempotent."""
+        self._writer.close()
+        self.make_room()
+        self.memory.close()
+        self.disk.close()
+
+
+def _dense(node: NDArray[np.int64], row_bytes: int) -> bool:
+    """Whether pages of some rows are at least half of those that `Shelf._add_through` goes through."""
+    pages = len(np.unique(node * row_bytes // PAGE_BYTES)) * max(PAGE_BYTES, row_bytes)
+    return 2 * pages >= len(np.unique(node // _ADDED_ROWS)) * _ADDED_ROWS * row_bytes
+
+
+def nothing() -> int:
+    """`Shelf.left` between steps."""
+    return 0
+
+
+def copy(values: NDArray[Any], into: NDArray[Any]) -> None:
+    """Into memory, by all of torch's threads; one alone does not keep up with what computes."""
+    torch.from_numpy(into).copy_(torch.from_numpy(values))

@@ -1,0 +1,1 @@
+"""Blocks, first-layer aggregation, relabelling, and memory-mapped topology."""

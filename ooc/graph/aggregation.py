@@ -1,0 +1,294 @@
+"""A first layer's neighbor sums, computed while loading: what a model that begins with a sum needs of the features.
+
+GraphSAGE, GIN and GCN meet the features of the outermost nodes only in sums over neighbors. Those sums need no parameter, so
+the loader can make them: a batch then holds two rows for each destination of the first layer (the sum of its neighbors' rows,
+and its own row) in place of one for every sampled node, a tenth of the memory at fan-out [10, 10]. (SIGN and SGC sum before
+training, over all neighbors; this is the same step taken on the sampled ones, batch by batch.)
+
+The order of summation is part of the contract: ascending by source node, equal ones in the order of the edges. So the result
+is the same to the bit whether rows are gathered from memory (`gather_sums`) or go by in file order (`scatter_sums`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+from ooc.graph.blocks import Subgraph
+from stores.arrays.encoding import Encoding, of_bfloat16, of_float16, of_int8
+from stores.graph import Graph
+from stores.jit import kernel
+from stores.prefetch import prefetch
+
+Floats = NDArray[np.float32]
+Kind = Literal["mean", "sum", "expanded", "gcn"]
+_NONE = np.empty(0, np.float32)
+_FEW = 64
+"""edges of a destination that are sorted by insertion"""
+_AHEAD, _LINE = 8, 16
+"""entries between a sum's being asked for and added to; float32 of a cache line"""
+
+
+class Sums(NamedTuple):
+    """What stands in place of a batch's x; tensors in a batch, arrays before. d: destinations of the first layer."""
+
+    near: Any
+    """float32[d, f]: each destination's weighted sum of its sampled neighbors' rows"""
+    root: Any
+    """float32[d, f]: its own row; not to be written to, as batches of a sweep may share them"""
+
+    def size(self, dim: int) -> int:
+        """As of a tensor [d, f]."""
+        return int(self.root.shape[dim])
+
+
+class Factors(NamedTuple):
+    """What neighbors count for in a sum; an empty array stands for ones."""
+
+    edge: Floats
+    """float32[e] or [0]: of each edge"""
+    target: Floats
+    """float32[d] or [0]: of each destination's whole sum"""
+
+
+@dataclass(frozen=True)
+class Summing:
+    """The sum that a model's first layer makes of its neighbors; see `ooc.models.convs` for what each kind means.
+
+    kind: "mean"; "sum"; "expanded", where each edge counts for as many as it stands for; "gcn", the symmetric normalisation
+    with expanded edges. channels: width of the rows that the layer makes of it. more_rows: that a step holds of those, for
+    each destination, beside what the sum's own layer does (`held_bytes`): those of norms, for instance.
+
+    >>> factors = Summing("mean", 256).factors(graph, subgraph)
+    """
+
+    kind: Kind
+    channels: int
+    more_rows: float = 0.0
+
+    def held_bytes(self, num_nodes: Sequence[int], in_channels: int) -> int:
+        """What a training step holds at once beside the batch, activations and gradients, in bytes (measured, with and without
+        dropout): 2.5 rows for each destination of every layer, one more for GIN's perceptron, and, but for the mean, one as
+        wide as the features: both rows of sums added up.
+
+        num_nodes: of the sampled batch, per hop.
+
+        >>> Summing("mean", 256).held_bytes([1024, 9000, 80000], 128)  # 2.5 rows for 1024 + 10024 destinations
+        28282880
+        """
+        rows = 2.5 + (self.kind in ("sum", "expanded")) + self.more_rows
+        destinations = sum(accumulate(num_nodes[:-1]))
+        added_up = 0 if self.kind == "mean" else in_channels * sum(num_nodes[:-1])
+        return 4 * (round(rows * self.channels * destinations) + added_up)
+
+    def weighs_edges(self, subgraph: Subgraph) -> bool:
+        """Whether each edge has a factor of its own."""
+        return self.kind == "gcn" or (self.kind == "expanded" and subgraph.stands_for is not None)
+
+    def factors(self, graph: Graph, subgraph: Subgraph) -> Factors:
+        """Factors of a sampled batch's edges and destinations."""
+        count = np.diff(subgraph.indptr)
+        if self.kind == "mean":
+            return Factors(_NONE, (1 / np.maximum(count, 1)).astype(np.float32))
+        if self.kind == "sum":
+            return Factors(_NONE, _NONE)
+        if subgraph.stands_for is not None:
+            expansion = Factors(subgraph.stands_for, _NONE)
+        else:
+            degree = graph.degree(subgraph.node[: len(count)])
+            expansion = Factors(_NONE, (degree / np.maximum(count, 1)).astype(np.float32))
+        return expansion if self.kind == "expanded" else _normalised(graph, subgraph, expansion)
+
+
+def _normalised(graph: Graph, subgraph: Subgraph, expansion: Factors) -> Factors:
+    """GCN's factors, 1 / sqrt(degree of source x degree of destination), by degrees in the whole graph with a self-loop."""
+    node, count = subgraph.node, np.diff(subgraph.indptr)
+    loop: Any = graph.last_loop_weight(node)
+    loop = np.float32(1) if loop is None else loop
+    if graph.weight_sum is not None:
+        degree = np.asarray(graph.weight_sum[node], np.float32) + loop
+    else:
+        degree = (graph.degree(node) - (graph.loops(node) if len(graph.self_loops) else 0)).astype(np.float32) + loop
+    with np.errstate(divide="ignore"):
+        inverse = (1 / np.sqrt(degree)).astype(np.float32)
+    inverse[~np.isfinite(inverse)] = 0
+    edge = inverse[subgraph.source]
+    if "weight" in graph.columns:
+        read = subgraph.columns.get("weight")
+        edge = edge * np.asarray(graph.columns["weight"][subgraph.slot] if read is None else read, np.float32)
+    if len(graph.self_loops):
+        edge[subgraph.source == np.repeat(np.arange(len(count)), count)] = 0
+    if len(expansion.edge):
+        edge = edge * expansion.edge
+    target = inverse[: len(count)]
+    return Factors(edge, target * expansion.target if len(expansion.target) else target)
+
+
+def without_last_hop(subgraph: Subgraph) -> Subgraph:
+    """The subgraph of all hops but the last, whose edges the sums stand for; copies, so that the whole one can go."""
+    num_nodes, num_edges = subgraph.num_nodes[:-1], subgraph.num_edges[:-1]
+    nodes, edges, expanded = sum(num_nodes), sum(num_edges), sum(num_nodes[:-1])
+    return Subgraph(
+        subgraph.node[:nodes].copy(),
+        subgraph.indptr[: expanded + 1].copy(),
+        subgraph.source[:edges].copy(),
+        subgraph.slot[:edges].copy(),
+        num_nodes,
+        num_edges,
+        None if subgraph.stands_for is None else subgraph.stands_for[:edges].copy(),
+        {name: column[:edges].copy() for name, column in subgraph.columns.items()},
+    )
+
+
+class Code(NamedTuple):
+    """How a kernel makes float32 of stored values; see `stores.arrays.encoding.Encoding`."""
+
+    tag: NDArray[Any]
+    """empty; its dtype says which encoding, so that a kernel is compiled for each: a branch in its innermost loop would
+    make it half as fast"""
+    scale: Floats
+    """float32[f] of int8, else empty"""
+
+    @classmethod
+    def of(cls, encoding: Encoding) -> "Code":
+        """Of rows whose values are float32."""
+        return cls(np.empty(0, _TAGS[encoding.name]), encoding.scale)
+
+
+_TAGS: dict[str, Any] = {"float32": np.float32, "float16": np.uint8, "bfloat16": np.uint16, "int8": np.int8}
+
+
+def value(row: NDArray[Any], j: int, tag: NDArray[Any], scale: Floats) -> np.float32:
+    """What row[j] means: for kernels only, see `_value`."""
+    raise NotImplementedError
+
+
+@overload(value, inline="always", strict=False)  # strict would compare the annotations too
+def _value(row: Any, j: Any, tag: Any, scale: Any) -> Any:
+    if tag.dtype == types.uint8:
+        return lambda row, j, tag, scale: of_float16(row[j])
+    if tag.dtype == types.uint16:
+        return lambda row, j, tag, scale: of_bfloat16(row[j])
+    if tag.dtype == types.int8:
+        return lambda row, j, tag, scale: of_int8(row[j], scale[j])
+    return lambda row, j, tag, scale: row[j]
+
+
+def gathered(
+    rows: NDArray[Any], code: Code, at: NDArray[Any], subgraph: Subgraph, factors: Factors, near: Floats, root: Floats
+) -> None:
+    """The sums of a batch whose rows lie in memory: node i's is rows[at[i]].
+
+    rows: [m, f], as stored; at: int[n]; near, root: float32[d, f], filled.
+    """
+    rows = rows.view(np.uint16) if rows.dtype == np.float16 else rows
+    gather_sums(rows, *code, at, subgraph.node, subgraph.indptr, subgraph.source, *factors, near, root)
+
+
+@kernel
+def gather_sums(
+    rows: NDArray[Any],
+    tag: NDArray[Any],
+    scale: Floats,
+    at: NDArray[Any],
+    node: NDArray[np.int64],
+    indptr: NDArray[Any],
+    source: NDArray[Any],
+    edge: Floats,
+    target: Floats,
+    near: Floats,
+    root: Floats,
+) -> None:
+    """See `gathered`."""
+    width = rows.shape[1]
+    few = np.empty(_FEW, np.int64)
+    for i in range(len(indptr) - 1):
+        own = rows[at[i]]
+        for f in range(width):
+            root[i, f] = value(own, f, tag, scale)
+            near[i, f] = 0
+        order = ascending(node, source, indptr[i], indptr[i + 1], few)
+        for k in range(indptr[i + 1] - indptr[i]):
+            row = rows[at[source[order[k]]]]
+            if len(edge) == 0:
+                for f in range(width):
+                    near[i, f] += value(row, f, tag, scale)
+            else:
+                factor = edge[order[k]]
+                for f in range(width):
+                    near[i, f] += factor * value(row, f, tag, scale)
+        if len(target) > 0:
+            for f in range(width):
+                near[i, f] *= target[i]
+
+
+@kernel
+def ascending(
+    node: NDArray[np.int64], source: NDArray[Any], first: int, stop: int, few: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Edges first:stop by ascending source node, equal ones in their order; in `few` where they are."""
+    if stop - first > len(few):
+        ids = np.empty(stop - first, np.int64)
+        for k in range(stop - first):
+            ids[k] = node[source[first + k]]
+        return np.argsort(ids, kind="mergesort") + first
+    for k in range(stop - first):
+        own = node[source[first + k]]
+        place = k
+        while place > 0 and node[source[few[place - 1]]] > own:
+            few[place] = few[place - 1]
+            place -= 1
+        few[place] = first + k
+    return few
+
+
+@kernel
+def scatter_sums(
+    rows: NDArray[Any],
+    tag: NDArray[Any],
+    scale: Floats,
+    row_at: NDArray[np.int64],
+    first: NDArray[np.int64],
+    target: NDArray[np.int32],
+    edge: Floats,
+    near: Floats,
+    root: Floats,
+) -> None:
+    """Add rows that go by to the sums they belong to.
+
+    rows: [m] values of which row p begins at row_at[p]; entries first[p]:first[p + 1] are row p's. target: int32, of each
+    entry, the sum (>= 0) or ~ the destination whose own row it is; edge: float32, its factor, or empty for ones.
+    near, root: float32[d, f], the sums so far and the rows.
+    """
+    width, flat = near.shape[1], near.reshape(-1)
+    for p in range(len(row_at)):
+        row = rows[row_at[p] : row_at[p] + width]
+        for k in range(first[p], first[p + 1]):
+            coming = target[min(k + _AHEAD, len(target) - 1)]
+            if coming >= 0:
+                for f in range(0, width, _LINE):
+                    prefetch(flat, np.int64(coming) * width + f)
+            to = target[k]
+            if to < 0:
+                for f in range(width):
+                    root[~to, f] = value(row, f, tag, scale)
+            elif len(edge) == 0:
+                for f in range(width):
+                    near[to, f] += value(row, f, tag, scale)
+            else:
+                factor = edge[k]
+                for f in range(width):
+                    near[to, f] += factor * value(row, f, tag, scale)
+
+
+@kernel
+def scale_rows(near: Floats, target: Floats) -> None:
+    """near[i] *= target[i]: float32[d, f] by float32[d]."""
+    for i in range(len(target)):
+        for f in range(near.shape[1]):
+            near[i, f] *= target[i]

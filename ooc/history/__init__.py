@@ -1,0 +1,1 @@
+"""Historical embeddings on disk: pull, push, refresh, and how far they have drifted."""

@@ -1,0 +1,248 @@
+"""How far histories have drifted from what the model would make of the features now: measured, not bounded.
+
+For a keyed sample of nodes each layer is computed anew, from the features as far as their field is small enough
+(`FIELD_EDGES`), else from histories as many layers below, and compared with the history it has.
+
+Under dropout two computations differ even by one model. What is pushed was drawn with dropout, so the layer is computed anew
+with dropout too, a few times. With h = m + d the history and a = n + e, b = n + f two draws, where m and n are what the models
+give on average, E|h - a|^2 = |m - n|^2 + Var d + Var e, of which |m - n|^2 is what the model's change did. Var e is half of
+E|a - b|^2; dropout multiplies rows, so Var d is taken to be the same share of |h|^2 as Var e is of |a|^2. It all comes of a few
+hundred nodes; how far chance takes it, each draw in the history's place tells. Without dropout nothing is taken off.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ooc.graph.blocks import Block, Subgraph, blocks_of
+from ooc.history.history import History
+from ooc.loading.collate import block_of, edge_index_of
+from ooc.models.contexts import autocast
+from ooc.models.layers import as_input, run_layers
+from ooc.runtime.keyed_random import KeyedPermutation, mix
+from ooc.runtime.transfer import moved
+from ooc.sampling import NeighborSampler
+from stores.arrays.rows import Ids, Rows
+from stores.dataset import Dataset
+from stores.errors import BudgetError
+from stores.graph import Graph
+
+DRIFT_NODES = 256
+"""nodes that the drift is measured on, at most"""
+TOGETHER = 32
+"""of them whose neighbors are in memory at once, or half as many where those do not fit"""
+FIELD_EDGES = 2**12, 2**14
+"""Edges around those that a layer is computed anew over: an eighth of the graph's, but no fewer and no more than these. One hop
+is taken in any case. It depends on the graph alone, for a refresh may depend on the drift"""
+DRIFT_TOLERANCE = 0.1
+"""relative error at which `--refresh auto` refreshes, by default"""
+_DRAWS = 3
+_CHANCE = 2.5
+"""standard errors that chance is allowed: a model has a dozen layers, and runs for hundreds of epochs"""
+
+
+@dataclass(frozen=True)
+class Drifted:
+    """What was measured of each inner layer, relative to the norm of the rows computed anew."""
+
+    error: list[float]
+    """of the histories: the root of E|h - a|^2"""
+    noise: list[float]
+    """of what dropout draws, within that: the root of Var d + Var e; 0 without dropout"""
+    chance: list[float]
+    """drift that may be measured where there is none; 0 without dropout"""
+
+    @classmethod
+    def of(cls, layers: "Sequence[Sums]") -> "Drifted":
+        """By what was summed up over the sample."""
+        squares = np.array([layer.squares() for layer in layers])
+        return cls(*np.sqrt(np.maximum(squares, 0.0)).T.tolist())
+
+    @property
+    def drift(self) -> list[float]:
+        """The error that noise does not explain."""
+        return [max(0.0, error**2 - noise**2) ** 0.5 for error, noise in zip(self.error, self.noise, strict=True)]
+
+    def passes(self, tolerance: float | None) -> bool:
+        """Whether a layer has drifted further than allowed (by default DRIFT_TOLERANCE), and not by chance alone."""
+        allowed = DRIFT_TOLERANCE if tolerance is None else tolerance
+        return any(drift**2 > allowed**2 + chance**2 for drift, chance in zip(self.drift, self.chance, strict=True))
+
+    def asdict(self) -> dict[str, list[float]]:
+        """For metrics.jsonl."""
+        return {"drift": self.drift, "drift_error": self.error, "drift_noise": self.noise, "drift_chance": self.chance}
+
+
+class Sums(NamedTuple):
+    """Sums over nodes, averages over draws a, b, ...: of squared norms, and what chance is reckoned by."""
+
+    error: float
+    """|h - a|^2"""
+    apart: float
+    """|a - b|^2"""
+    size: float
+    """|a|^2"""
+    held: float
+    """|h|^2"""
+    xx: float
+    """x^2, where a node's drift with draw c for its history is share * x - y: x = |c|^2 + (|a|^2 + |b|^2) / 2"""
+    xy: float
+    yy: float
+    """y = c(a + b)"""
+
+    @classmethod
+    def of(cls, history: Tensor, draws: Sequence[Tensor]) -> "Sums":
+        """history, draws: float64[nodes, width]."""
+        a, b, c = draws
+        own = torch.stack([draw.square().sum(1) for draw in draws])
+        both = torch.stack([(b * c).sum(1), (a * c).sum(1), (a * b).sum(1)])
+        x, y = own / 2 + own.sum(0) / 2, both.sum(0) - both
+        error = torch.stack([(draw - history).square().sum(1) for draw in draws])
+        apart = 2 * (own.sum(0) - both.sum(0)) / 3
+        means = (error.sum() / 3, apart.sum(), own.sum() / 3, history.square().sum())
+        return cls(*map(float, (*means, *((each / 3).sum() for each in (x * x, x * y, y * y)))))
+
+    def squares(self) -> tuple[float, float, float]:
+        """Of error, noise and chance, relative to the rows."""
+        size = max(self.size, 1e-24)
+        share = max(0.0, 1 - self.apart / (2 * size))  # |n|^2 / |a|^2
+        variance = max(0.0, share**2 * self.xx - 2 * share * self.xy + self.yy)
+        return self.error / size, self.apart * (1 + self.held / size) / (2 * size), _CHANCE * variance**0.5 / size
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Measures how far histories are from what the model would make of the features now.
+
+    precision: of autocast, as in training.
+
+    >>> Drift(model, ds, history, torch.device("cpu"), "fp32").measure(key, max_bytes=2**30).drift
+    [0.0213, 0.0388]
+    """
+
+    model: nn.Module
+    ds: Dataset
+    history: History
+    device: torch.device
+    precision: str
+
+    def measure(self, key: int, max_bytes: int) -> Drifted:
+        """The error of each inner layer over a sample of nodes, and what of it is dropout's (see above).
+
+        key: of the sample and of what is drawn. Where the memory is so small that fewer nodes are computed together, the draws
+        are others. Raises BudgetError where the neighbors of one node of it do not fit `max_bytes`.
+        """
+        layers = len(self.history.rows)
+        sums = np.zeros((layers, len(Sums._fields)))
+        row_bytes = drift_row_bytes(self.ds.num_features, [rows.shape[1] for rows in self.history.rows])
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), _drawing(self.model), autocast(self.device, self.precision):
+            for field in drift_sample(self.ds.graph, key, layers, max_bytes, row_bytes):
+                sums += self._sums(field, key)
+        return Drifted.of([Sums(*layer) for layer in sums.tolist()])
+
+    def _sums(self, field: Subgraph, key: int) -> NDArray[np.float64]:
+        """float64[layers, 7]: of the field's seeds."""
+        seeds = field.node[: field.num_nodes[0]]
+        first = moved(block_of(self.ds.graph, field, torch.from_numpy(edge_index_of(field))), self.device)
+        blocks = blocks_of(first, field.num_nodes, field.num_edges)
+        x = self._read(self.ds.rows("x"), field.node).to(self.device)
+        found: list[Sums] = []
+        for start in range(len(self.history.rows) - len(blocks) + 1):
+            below = self._read(self.history.rows[start - 1], field.node).to(self.device).float() if start else None
+            draws = []
+            for number in range(_DRAWS):
+                torch.manual_seed(mix(key ^ mix(mix(int(seeds[0])) ^ (_DRAWS * start + number))) >> 1)
+                draws.append(self._anew(blocks, x, start, below))
+            for layer in range(len(found), start + len(blocks)):
+                drawn = [draw[layer - start] for draw in draws]
+                found.append(Sums.of(self._read(self.history.rows[layer], seeds).double(), drawn))
+        return np.array(found)
+
+    def _anew(self, blocks: list[Block], x: Tensor, start: int, below: Tensor | None) -> list[Tensor]:
+        """float64[seeds, width] of the layers from `start` on, one for each block: from the features, or from the history
+        `below` of the layer before."""
+        layers: Any = self.model.layers
+        encoder: Any = getattr(self.model, "encoder", None)
+        initial = as_input(x, layers[0]) if encoder is None else encoder(as_input(x, encoder))
+        made: list[Tensor] = []
+
+        def keep(_: int, out: Tensor) -> Tensor:
+            made.append(out[: blocks[-1].num_dst].double().cpu())
+            return out
+
+        rows = initial if below is None else below
+        keep(0, run_layers(layers[start : start + len(blocks)], rows, blocks, between=keep, initial=initial))
+        return made
+
+    def _read(self, rows: Rows, ids: Ids) -> Tensor:
+        held = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+        self.history.counts.bytes_read += rows.read(ids, held)
+        return torch.from_numpy(held)
+
+
+@contextmanager
+def _drawing(model: nn.Module) -> Iterator[None]:
+    """The model in training mode, without gradients, but for its batch norms: the few rows of a sample say nothing of a batch's
+    mean, of which the running ones are averages, and are not to be recorded. Afterwards all is in the mode it was in."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train()
+    for module, _ in before:
+        if isinstance(module, _NormBase):
+            module.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def drift_row_bytes(features: int, widths: Sequence[int]) -> int:
+    """Of a node of a field: its features, its history in one layer, and the rows that are computed of it."""
+    return 4 * (features + 2 * max(widths))
+
+
+def drift_sample(graph: Graph, key: int, layers: int, max_bytes: int, row_bytes: int) -> Iterator[Subgraph]:
+    """The nodes that the drift is measured on, a few at a time, with all in-edges of all hops: of as many as there are layers
+    to compute anew, or as deep as FIELD_EDGES allow for each, which the graph alone decides. Raises as `Drift.measure`."""
+    seeds = np.sort(KeyedPermutation(graph.num_nodes, key)[: min(DRIFT_NODES, graph.num_nodes)])
+    groups = [seeds[first : first + TOGETHER] for first in range(0, len(seeds), TOGETHER)]
+    depth = min(_depth(graph, layers, group, key) for group in groups)
+    sampler = NeighborSampler(graph, [-1] * depth, max_bytes=max_bytes, row_bytes=row_bytes)
+    for group in groups:
+        yield from _fields(sampler, group, key)
+
+
+def _fields(sampler: NeighborSampler, seeds: Ids, key: int) -> Iterator[Subgraph]:
+    """The field of `seeds`, or where it does not fit the memory, of the halves of them."""
+    try:
+        field = sampler.sample(seeds, key)
+    except BudgetError:
+        if len(seeds) == 1:
+            raise
+        half = len(seeds) // 2
+        yield from _fields(sampler, seeds[:half], key)
+        yield from _fields(sampler, seeds[half:], key)
+    else:
+        yield field
+
+
+def _depth(graph: Graph, layers: int, seeds: Ids, key: int) -> int:
+    """Hops that the field of `seeds` may have."""
+    least, most = FIELD_EDGES
+    most = min(most, max(least, graph.num_edges // 8))
+    edges, depth = int(graph.degree(seeds).sum()), 1
+    while depth < layers and edges <= most:  # so many fit any memory
+        field = NeighborSampler(graph, [-1] * depth).sample(seeds, key)
+        outermost = field.node[len(field.node) - field.num_nodes[-1] :]
+        edges = len(field.source) + int(graph.degree(outermost).sum())
+        depth += edges <= most
+    return depth

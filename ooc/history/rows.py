@@ -1,0 +1,154 @@
+"""What histories are made of: pushes on their way to the disk, rows read ahead, rows kept in RAM."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.arrays.mutable_rows import DiskRows
+from stores.arrays.rows import AnyArray, Ids
+
+_PIECE = 2**20
+_TOGETHER = 2**16
+"""rows that go to the disk at once"""
+NEVER = -1
+"""the step of a row that was never written"""
+
+
+def common(ids: Ids, held: Ids) -> tuple[Ids, Ids]:
+    """(places in `ids`, places in `held`) of the ids that are in both; each ascending, no id twice.
+
+    >>> common(np.array([1, 4, 6]), np.array([0, 4, 5, 6]))
+    (array([1, 2]), array([1, 3]))
+    """
+    at = np.searchsorted(held, ids)
+    there = at < len(held)
+    there[there] = held[at[there]] == ids[there]
+    return np.flatnonzero(there), at[there]
+
+
+@dataclass(frozen=True)
+class Push:
+    """The rows of one step's own nodes, every layer's."""
+
+    step: int
+    ids: Ids
+    """int64[n], ascending: the nodes"""
+    rows: tuple[AnyArray, ...]
+    """[n, width] of each layer, as stored"""
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + sum(rows.nbytes for rows in self.rows)
+
+    def patch(self, ids: Ids, rows: Sequence[AnyArray], steps: NDArray[np.int64] | None = None) -> None:
+        """Put this push's rows in the places of `rows` ([k, width] a layer) whose nodes `ids` (int64[k], ascending) it has."""
+        to, source = common(ids, self.ids)
+        for held, own in zip(rows, self.rows, strict=True):
+            held[to] = own[source]
+        if steps is not None:
+            steps[to] = self.step
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Rows read ahead for the pull of a step."""
+
+    step: int
+    version: int
+    """pushes of steps up to this one are in the rows; others may be"""
+    ids: Ids
+    rows: tuple[AnyArray, ...]
+    steps: NDArray[np.int64]
+    """int64[k]: the step that wrote each row, NEVER before any did"""
+
+
+class Hot:
+    """Rows kept in RAM beside those on disk: of the nodes that are pulled most often. ids: int64[h], ascending."""
+
+    def __init__(self, ids: Ids, rows: Sequence[AnyArray]) -> None:
+        self.ids, self.rows = ids, rows
+
+    def read(self, layer: int, rows: DiskRows, ids: Ids, out: AnyArray) -> int:
+        """out[i] = row ids[i] of a layer, from RAM or from disk; returns the bytes read."""
+        to, source = common(ids, self.ids)
+        out[to] = self.rows[layer][source]
+        missing = np.delete(np.arange(len(ids)), to)
+        return rows.read(ids[missing], out, missing) if len(missing) else 0
+
+
+class Resident:
+    """All rows in RAM, with the step of each; the disk sees them at a checkpoint only. empty: nothing was written yet."""
+
+    def __init__(self, rows: Sequence[DiskRows], steps: DiskRows, empty: bool) -> None:
+        self._disk = (*rows, steps)
+        self._held = [np.zeros(each.shape, each.dtype) for each in self._disk]
+        self._changed = np.zeros(steps.shape[0], np.bool_)
+        if not empty:
+            for each, out in zip(self._disk, self._held, strict=True):
+                each.read(np.arange(each.shape[0]), out)
+
+    @staticmethod
+    def nbytes(rows: Sequence[DiskRows], steps: DiskRows) -> int:
+        """Bytes of memory that it would take."""
+        return steps.shape[0] * (1 + sum(each.row_bytes for each in (*rows, steps)))
+
+    def read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
+        """(every layer's rows, the steps as stored) of nodes `ids`."""
+        *rows, steps = (held[ids] for held in self._held)
+        return rows, steps
+
+    def put(self, push: Push) -> None:
+        """Take up a push."""
+        for held, rows in zip(self._held, (*push.rows, push.step + 1), strict=True):
+            held[push.ids] = rows
+        self._changed[push.ids] = True
+
+    def writes(self) -> Iterator[list[tuple[DiskRows, Ids, AnyArray]]]:
+        """What the disk does not have, in groups; they count as written."""
+        changed = np.flatnonzero(self._changed)
+        for first in range(0, len(changed), _TOGETHER):
+            ids = changed[first : first + _TOGETHER]
+            yield [(each, ids, held[ids]) for each, held in zip(self._disk, self._held, strict=True)]
+        self._changed[:] = False
+
+
+@dataclass
+class Counts:
+    """What histories gave and took."""
+
+    pulled: int = 0
+    """rows asked for, a node's of all layers counting once"""
+    written: int = 0
+    """of them, rows that had been written"""
+    age: int = 0
+    """steps since they were, summed over those"""
+    bytes_read: int = 0
+    bytes_written: int = 0
+    """of rows and steps, without the undo log"""
+    bytes_logged: int = 0
+    """of what they held before: the log reads it and writes it"""
+
+
+def most_asked(asked: NDArray[np.uint16], most: int) -> Ids:
+    """int64[k], ascending: the nodes asked for most often (asked: uint16[N], how often), `most` of them where so many were.
+
+    Of nodes asked for equally often the last ones. Memory: 8 bytes a node that is chosen, and a piece's.
+
+    >>> most_asked(np.array([3, 0, 1, 1], np.uint16), 2)
+    array([0, 3])
+    """
+    often = np.zeros(int(asked.max(initial=0)) + 1, np.int64)
+    for first in range(0, len(asked), _PIECE):
+        often += np.bincount(asked[first : first + _PIECE], minlength=len(often))
+    above = np.cumsum(often[::-1])[::-1]  # nodes asked for as often or more
+    if len(often) < 2 or most < 1:
+        return np.empty(0, np.int64)
+    if above[1] <= most:
+        return np.flatnonzero(asked)
+    least = int(np.flatnonzero(above <= most)[0]) if above[-1] <= most else len(often)  # all of these are chosen
+    chosen = [np.flatnonzero(asked >= least)] if least < len(often) else []
+    left = most - sum(map(len, chosen))
+    equal = np.flatnonzero(asked == least - 1)
+    return np.sort(np.concatenate([*chosen, equal[len(equal) - left :]]))

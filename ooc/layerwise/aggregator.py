@@ -1,0 +1,206 @@
+"""Sums over all in-edges of a range of destinations, made while the rows go by once in file order: exact, in bounded memory.
+
+What `ooc.loading.shared_scan` does for sampled batches, for the whole graph: memory holds one row of sums for each destination
+of the range, a few pieces of rows on their way, and the edges between the two (`ooc.layerwise.edge_tiles`). Threads share a
+piece's edges by destination, so that every sum is one thread's, in one order.
+"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ooc.graph.aggregation import Code, Floats, Kind, value
+from ooc.layerwise.edge_tiles import SOURCE_BITS, Ints, Tiles
+from ooc.layerwise.row_files import Noted
+from ooc.runtime.buffers import Buffers
+from ooc.runtime.prefetch import ahead
+from ooc.runtime.range_io import read_range
+from stores.arrays.rows import AnyArray, Rows
+from stores.arrays.segment_rows import SegmentRows
+from stores.graph import Graph
+from stores.jit import kernel
+
+AHEAD = 3
+"""Pieces that are read while one is added"""
+_ONES: Floats = np.empty(0, np.float32)
+_SPARSE = 2
+"""A piece is read whole where at least one in so many of its rows is wanted"""
+
+
+class Normal:
+    """GCN's factor of a node in the whole graph, 1 / sqrt(degree with a self-loop), of a floating dtype; see
+    `ooc.models.convs`."""
+
+    def __init__(self, graph: Graph, dtype: DTypeLike = np.float32) -> None:
+        self._graph, self._dtype = graph, np.dtype(dtype)
+
+    def __call__(self, first: int, stop: int) -> NDArray[Any]:
+        """[stop - first]."""
+        graph, ids, dtype = self._graph, np.arange(first, stop), self._dtype
+        loop: Any = graph.last_loop_weight(ids)
+        loop = dtype.type(1) if loop is None else loop
+        if graph.weight_sum is not None:
+            degree = np.asarray(graph.weight_sum[first:stop], dtype) + loop
+        else:
+            degree = (graph.degree(ids) - (graph.loops(ids) if len(graph.self_loops) else 0)).astype(dtype) + loop
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inverse = (1 / np.sqrt(degree)).astype(dtype)
+        inverse[np.isinf(inverse)] = 0
+        return inverse
+
+
+class Piece(NamedTuple):
+    """Rows in memory. value: their elements, as stored; row_at: int64[piece_rows], where each row begins among them."""
+
+    first: int
+    value: NDArray[Any]
+    row_at: Ints
+    entry: Ints
+    weight: Floats
+
+
+class Adder:
+    """Adds rows to the sums of their out-neighbors. kind: "mean", "sum" or "gcn", as of `ooc.graph.aggregation.Summing`;
+    threads: that add; dtype: of the sums, float32 or float64; noted: is told of what was read, in the threads that read.
+
+    >>> adder = Adder(tiles, graph, "mean", threads=2)
+    >>> adder.add(rows, Code.of(encoding), 0, 8192, near)  # float32[8192, f]
+    >>> adder.scale(0, near)
+    """
+
+    def __init__(
+        self,
+        tiles: Tiles,
+        graph: Graph,
+        kind: Kind,
+        threads: int,
+        dtype: DTypeLike = np.float32,
+        noted: Noted = lambda nbytes, began: None,
+    ) -> None:
+        self._tiles, self._graph, self.kind, self._noted = tiles, graph, kind, noted
+        self._normal = Normal(graph, dtype)
+        self._weighted = kind == "gcn" and tiles.weight is not None
+        self._threads = threads
+        self._buffers = Buffers(kept=AHEAD + 1, direct=True, least_bytes=1)
+        self._readers = ThreadPoolExecutor(AHEAD, thread_name_prefix="ooc-piece")
+        self._adders = ThreadPoolExecutor(threads, thread_name_prefix="ooc-add")
+        self._lock = threading.Lock()
+        self.bytes_read = self.edge_bytes_read = 0
+
+    def add(self, rows: Rows, code: Code, first: int, stop: int, near: NDArray[Any]) -> None:
+        """Fill near [stop - first, f] with the sums of destinations first:stop over `rows` [N, f], all pieces of them.
+
+        first: a multiple of the grid's cells. Mind `scale`.
+        """
+        near[:] = 0
+        spans = self._tiles.spans(first, stop)
+        for piece in ahead(self._readers, lambda span: self._read(rows, *span), spans, AHEAD):
+            factor: NDArray[Any] = _ONES
+            if self.kind == "gcn":
+                factor = self._normal(piece.first, min(piece.first + self._tiles.grid.piece_rows, rows.shape[0]))
+            self._scatter(piece, code, factor, first, near)
+
+    def scale(self, first: int, near: NDArray[Any]) -> None:
+        """The factor of each destination first, first + 1, ... onto its sum ([d, f]): its mean, or GCN's."""
+        if self.kind == "mean":
+            degree = self._graph.degree(np.arange(first, first + len(near)))
+            near *= (1 / np.maximum(degree, 1)).astype(near.dtype)[:, None]
+        elif self.kind == "gcn":
+            near *= self._normal(first, first + len(near))[:, None]
+
+    def _read(self, rows: Rows, number: int, low: int, high: int) -> Piece:
+        """A piece of rows, or those of it that the edges low:high want."""
+        piece_rows, width = self._tiles.grid.piece_rows, rows.shape[1]
+        began, begin, end = perf_counter(), number * piece_rows, min((number + 1) * piece_rows, rows.shape[0])
+        entry, weight, edge_bytes = self._tiles.read(low, high)
+        if len(entry) * _SPARSE < end - begin:
+            offset = np.unique(entry & ((1 << SOURCE_BITS) - 1))
+            values, at, nbytes = self._some(rows, offset + begin)
+            row_at = np.zeros(piece_rows, np.int64)
+            row_at[offset] = at
+        else:
+            held, nbytes = read_range(rows, begin, end, self._buffers)
+            values, row_at = held.reshape(-1), np.arange(piece_rows) * width
+        self._noted(nbytes + edge_bytes, began)
+        with self._lock:
+            self.bytes_read += nbytes
+            self.edge_bytes_read += edge_bytes
+        return Piece(begin, _bits(values), row_at, entry, weight if self._weighted else _ONES)
+
+    def _some(self, rows: Rows, ids: Ints) -> tuple[AnyArray, Ints, int]:
+        """(elements, where each of the rows `ids` begins among them, bytes read)."""
+        if isinstance(rows, SegmentRows):
+            plan = rows.plan(ids)
+            buffer = self._buffers.empty((plan.nbytes,), np.dtype(np.uint8))
+            nbytes = rows.engine.read(plan, buffer)
+            return buffer.view(rows.dtype), plan.row_at // rows.dtype.itemsize, nbytes
+        values = np.empty((len(ids), rows.shape[1]), rows.dtype)
+        nbytes = rows.read(ids, values)
+        return values.reshape(-1), np.arange(len(ids)) * rows.shape[1], nbytes
+
+    def _scatter(self, piece: Piece, code: Code, factor: NDArray[Any], first: int, near: NDArray[Any]) -> None:
+        """Add a piece along its edges, the destinations shared out among threads."""
+        entry, weight = piece.entry, piece.weight
+        cuts = [_cut(entry, len(entry) * k // self._threads) for k in range(self._threads)] + [len(entry)]
+
+        def run(k: int) -> None:
+            part = slice(cuts[k], cuts[k + 1])
+            own = weight[part] if len(weight) else weight
+            scatter_entries(piece.value, *code, piece.row_at, entry[part], own, factor, piece.first, first, near)
+
+        for future in [self._adders.submit(run, k) for k in range(self._threads) if cuts[k] < cuts[k + 1]]:
+            future.result()
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self._readers.shutdown(cancel_futures=True)
+        self._adders.shutdown(cancel_futures=True)
+
+
+def _cut(entry: Ints, at: int) -> int:
+    """The first entry of the destination that entry number `at` belongs to."""
+    return int(np.searchsorted(entry, entry[at] >> SOURCE_BITS << SOURCE_BITS))
+
+
+def _bits(values: NDArray[Any]) -> NDArray[Any]:
+    """What kernels see: they know float16 by its bits only."""
+    return values.view(np.uint16) if values.dtype == np.float16 else values
+
+
+@kernel
+def scatter_entries(
+    values: NDArray[Any],
+    tag: NDArray[Any],
+    scale: Floats,
+    row_at: Ints,
+    entry: Ints,
+    weight: Floats,
+    factor: Floats,
+    piece_first: int,
+    first: int,
+    near: Floats,
+) -> None:
+    """near[destination - first] += weight * factor * row, for every entry (see `ooc.layerwise.edge_tiles`) in order.
+
+    values, tag, scale: see `ooc.graph.aggregation.scatter_sums`; weight: float32[k] or [0] for ones; factor: float32[piece
+    rows], a source's of GCN's sum, which leaves self-loops out, or [0] for ones.
+    """
+    width = near.shape[1]
+    mask = (1 << SOURCE_BITS) - 1
+    for k in range(len(entry)):
+        offset = entry[k] & mask
+        to = (entry[k] >> SOURCE_BITS) - first
+        row = values[row_at[offset] : row_at[offset] + width]
+        if len(factor) == 0:
+            for f in range(width):
+                near[to, f] += value(row, f, tag, scale)
+        elif to + first != piece_first + offset:
+            by = factor[offset]
+            if len(weight) > 0:
+                by = by * weight[k]
+            for f in range(width):
+                near[to, f] += by * value(row, f, tag, scale)

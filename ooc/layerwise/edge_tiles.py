@@ -1,0 +1,289 @@
+"""Edges in the order in which a sweep meets them: by piece of source rows, within it by destination.
+
+A sweep reads rows in file order, a piece at a time, and adds each to the sums of its out-neighbors. The store has the edges by
+destination; here they stand by (piece of sources, destination, source), dealt out once in bounded memory: going through the
+destinations in order, every edge goes to the end of its source's piece, so each piece comes out sorted. For a destination, the
+order of summation is ascending by source, equal ones in the order of their slots (as in `ooc.graph.aggregation`), however
+large a piece (but at one of millions of edges, whose parts are sorted each by itself).
+(GridGraph's and X-Stream's streaming partitions: Zhu et al., ATC 2015; Roy et al., SOSP 2013.)
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.graph.aggregation import Floats
+from ooc.runtime.buffers import Buffers
+from ooc.runtime.prefetch import ahead
+from ooc.runtime.range_io import read_range, write_range
+from stores.arrays.rows import ArrayRows, Rows
+from stores.graph import Graph
+from stores.jit import kernel
+
+Ints = NDArray[np.int64]
+SOURCE_BITS = 16
+"""of an entry, int64: its destination shifted left by so many bits, and the source's offset in its piece"""
+MOST_PIECE_ROWS = 1 << SOURCE_BITS
+ENTRIES_AT_ONCE = 1 << 21
+"""Entries in memory at a time: a hub's piece may have any number"""
+_SLOTS_AT_ONCE = 1 << 20
+_HANDS_BYTES = 64 * 2**20
+_STEP = 1024
+"""entries: pieces begin at multiples, so that they are whole pages in the file"""
+_GRID = 1024
+"""ranges of destinations at whose borders a piece can be cut"""
+_FEW = 32
+_READERS = 2
+NO_WEIGHT: Floats = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the entries of each piece and range of destinations are to stand. PURE but for the numbers it is made from.
+
+    piece_rows: sources of a piece, a power of two; cell_rows: destinations of a cell of the grid; first: int64[pieces,
+    cells + 1], where piece p's entries of destinations cell_rows * g and beyond begin.
+    """
+
+    piece_rows: int
+    cell_rows: int
+    first: Ints
+
+    @property
+    def num_pieces(self) -> int:
+        return len(self.first)
+
+    @property
+    def size(self) -> int:
+        """Entries that the pieces take, with the room between them."""
+        return int(self.first[-1, -1]) + _STEP if len(self.first) else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pointers."""
+        return self.first.nbytes
+
+    @classmethod
+    def of_counts(cls, piece_rows: int, cell_rows: int, counts: Ints) -> "Grid":
+        """counts: int64[pieces, cells], entries of each."""
+        first = np.zeros((len(counts), counts.shape[1] + 1), np.int64)
+        np.cumsum(counts, axis=1, out=first[:, 1:])
+        room = -(-first[:, -1] // _STEP) * _STEP
+        first += (np.cumsum(room) - room)[:, None]
+        return cls(piece_rows, cell_rows, first)
+
+    def span(self, piece: int, first: int, stop: int) -> tuple[int, int]:
+        """Entries of a piece whose destinations are first:stop, both multiples of `cell_rows` (or stop beyond the last)."""
+        assert first % self.cell_rows == 0
+        last = min(-(-stop // self.cell_rows), self.first.shape[1] - 1)
+        return int(self.first[piece, first // self.cell_rows]), int(self.first[piece, last])
+
+
+def cell_rows_of(num_nodes: int, chunk_rows: int) -> int:
+    """Destinations of a cell: a multiple of `chunk_rows`, so that there are at most 1,024 cells."""
+    return max(1, -(-num_nodes // (_GRID * chunk_rows))) * chunk_rows
+
+
+class EdgesInOrder(Protocol):
+    """Edges by ascending node, each one's ends on the other side ascending."""
+
+    def parts(self) -> Iterator[tuple[int, Ints, Ints, Floats]]:
+        """See `Slots.parts`."""
+
+
+class Slots:
+    """The graph's slots read front to back: sources of consecutive destinations, each one's ascending, with their weights.
+
+    columns: `indices`, and `weight` where sums are weighted, as Rows or arrays.
+    """
+
+    def __init__(self, graph: Graph, indices: Rows, weight: Rows | None) -> None:
+        self.graph, self._indices, self._weight = graph, indices, weight
+        self._buffers = Buffers(kept=2, direct=True)
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+
+    def parts(self, ordered: bool = True) -> Iterator[tuple[int, Ints, Ints, Floats]]:
+        """(first destination, indptr of it and the following ones from 0 on, sources int64[e], weights float32[e] or [0]).
+
+        ordered: each destination's sources ascend; else neither that nor weights. Read and sorted ahead by two threads. A
+        destination of more than a million edges comes in several parts, each sorted by itself: memory stays bounded.
+        """
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="ooc-slots") as readers:
+            yield from ahead(readers, lambda part: self._read(*part, ordered), self._ranges(), _READERS)
+
+    def _ranges(self) -> Iterator[tuple[int, int, Ints]]:
+        """(first destination, first slot, indptr from 0 on)."""
+        indptr, num_nodes, first = self.graph.indptr, self.graph.num_nodes, 0
+        while first < num_nodes:
+            begin = int(indptr[first])
+            stop = int(np.searchsorted(indptr, begin + _SLOTS_AT_ONCE, side="right")) - 1
+            if stop > first:
+                yield first, begin, np.asarray(indptr[first : stop + 1]) - begin
+                first = stop
+                continue
+            for low in range(begin, int(indptr[first + 1]), _SLOTS_AT_ONCE):
+                yield first, low, np.array([0, min(_SLOTS_AT_ONCE, int(indptr[first + 1]) - low)])
+            first += 1
+
+    def _read(self, first: int, begin: int, indptr: Ints, ordered: bool) -> tuple[int, Ints, Ints, Floats]:
+        end, weight = begin + int(indptr[-1]), NO_WEIGHT
+        values, nbytes = read_range(self._indices, begin, end, self._buffers)
+        source = values.astype(np.int64)
+        if self._weight is not None and ordered:
+            values, more = read_range(self._weight, begin, end, self._buffers)
+            weight, nbytes = np.array(values, np.float32), nbytes + more
+        with self._lock:
+            self.bytes_read += nbytes
+        if ordered:
+            sort_slots(indptr, source, weight)
+        return first, indptr, source, weight
+
+
+def count_entries(slots: Slots, piece_rows: int, cell_rows: int, reverse: bool = False) -> Grid:
+    """One reading of the slots: how many entries each piece and cell has. reverse: of the edges turned round."""
+    num_nodes = slots.graph.num_nodes
+    counts = np.zeros((-(-num_nodes // piece_rows), -(-num_nodes // cell_rows)), np.int64)
+    shift = piece_rows.bit_length() - 1
+    for first, indptr, source, _ in slots.parts(ordered=False):
+        _count(first, indptr, source, shift, cell_rows, reverse, counts)
+    return Grid.of_counts(piece_rows, cell_rows, counts)
+
+
+class Tiles:
+    """Entries on disk or in memory, by piece; see `Grid` and `SOURCE_BITS`.
+
+    >>> tiles = Tiles(grid, entries, weight)
+    >>> for piece, low, high in tiles.spans(0, num_nodes):
+    ...     entry, weight, nbytes = tiles.read(low, high)
+    """
+
+    def __init__(self, grid: Grid, entry: Any, weight: Any | None) -> None:
+        self.grid, self.entry, self.weight = grid, entry, weight
+        self._buffers = Buffers(kept=8, direct=True, least_bytes=1)
+
+    def fill(self, slots: EdgesInOrder, progress: Callable[[int], None]) -> int:
+        """Deal all edges out, in one reading of the slots; returns the bytes written. progress: of edges done."""
+        pieces = self.grid.num_pieces
+        wide = 12 if self.weight is not None else 8
+        hand = max(_STEP, min(16 * _STEP, _HANDS_BYTES // (wide * max(1, pieces)) // _STEP * _STEP))
+        hands = self._buffers.empty((pieces, hand), np.dtype(np.int64))
+        weights = self._buffers.empty((pieces if self.weight is not None else 0, hand), np.dtype(np.float32))
+        filled, put = np.zeros(pieces, np.int64), np.array(self.grid.first[:, 0])
+        shift, written, done = self.grid.piece_rows.bit_length() - 1, 0, 0
+        for first, indptr, source, weight in slots.parts():
+            at = np.zeros(2, np.int64)  # destination and slot to go on from
+            while (full := _deal(first, indptr, source, weight, shift, at, filled, hands, weights)) >= 0:
+                written += self._flush(full, hand, put, hands, weights)
+                filled[full] = 0
+            progress(done := done + len(source))
+        for piece in np.flatnonzero(filled).tolist():
+            count = -(-int(filled[piece]) // _STEP) * _STEP
+            hands[piece, filled[piece] : count] = 0
+            written += self._flush(piece, count, put, hands, weights)
+        return written
+
+    def _flush(self, piece: int, count: int, put: Ints, hands: Ints, weights: Floats) -> int:
+        first = int(put[piece])
+        written = write_range(self.entry, first, hands[piece, :count])
+        if self.weight is not None:
+            written += write_range(self.weight, first, weights[piece, :count])
+        put[piece] += count
+        return written
+
+    def spans(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(piece, its first entry, one past its last) of the edges to destinations first:stop (see `Grid.span`), in order.
+
+        No span is longer than two million entries: a piece with more comes several times.
+        """
+        for piece in range(self.grid.num_pieces):
+            begin, end = self.grid.span(piece, first, stop)
+            for low in range(begin, end, ENTRIES_AT_ONCE):
+                yield piece, low, min(low + ENTRIES_AT_ONCE, end)
+
+    def read(self, low: int, high: int) -> tuple[Ints, Floats, int]:
+        """(entries low:high, their weights or none, bytes read). Thread-safe."""
+        entry, nbytes = read_range(self.entry, low, high, self._buffers)
+        if self.weight is None:
+            return entry, NO_WEIGHT, nbytes
+        weight, more = read_range(self.weight, low, high, self._buffers)
+        return entry, weight, nbytes + more
+
+
+def rows_over(array: Any, rows: Callable[[], Rows]) -> Rows:
+    """A slot column as Rows: the array itself where it is in memory, else `rows()`."""
+    from stores.io.segments import mapping_of
+
+    return ArrayRows(array) if mapping_of(array) is None else rows()
+
+
+@kernel
+def sort_slots(indptr: Ints, source: Ints, weight: Floats) -> None:
+    """Each destination's slots by ascending source, equal ones in their order; in place."""
+    weighted = len(weight) > 0
+    for v in range(len(indptr) - 1):
+        first, stop = indptr[v], indptr[v + 1]
+        if stop - first > _FEW:
+            order = np.argsort(source[first:stop], kind="mergesort")
+            source[first:stop] = source[first:stop][order]
+            if weighted:
+                weight[first:stop] = weight[first:stop][order]
+            continue
+        for k in range(first + 1, stop):
+            own, place = source[k], k
+            heft = weight[k] if weighted else np.float32(0)
+            while place > first and source[place - 1] > own:
+                source[place] = source[place - 1]
+                if weighted:
+                    weight[place] = weight[place - 1]
+                place -= 1
+            source[place] = own
+            if weighted:
+                weight[place] = heft
+
+
+@kernel
+def _count(first: int, indptr: Ints, source: Ints, shift: int, cell_rows: int, reverse: bool, counts: Ints) -> None:
+    for v in range(len(indptr) - 1):
+        cell, piece = (first + v) // cell_rows, (first + v) >> shift
+        for k in range(indptr[v], indptr[v + 1]):
+            if reverse:
+                counts[piece, source[k] // cell_rows] += 1
+            else:
+                counts[source[k] >> shift, cell] += 1
+
+
+@kernel
+def _deal(
+    first: int,
+    indptr: Ints,
+    source: Ints,
+    weight: Floats,
+    shift: int,
+    at: Ints,
+    filled: Ints,
+    hands: Ints,
+    weights: Floats,
+) -> int:
+    """Go on from destination at[0] and slot at[1]: entries into their pieces' hands. The piece whose hand is full, or -1."""
+    mask = (1 << shift) - 1
+    k = at[1]
+    for v in range(at[0], len(indptr) - 1):
+        while k < indptr[v + 1]:
+            piece = source[k] >> shift
+            place = filled[piece]
+            hands[piece, place] = ((first + v) << SOURCE_BITS) | (source[k] & mask)
+            if len(weight) > 0:
+                weights[piece, place] = weight[k]
+            filled[piece] = place + 1
+            k += 1
+            if place + 1 == hands.shape[1]:
+                at[0], at[1] = v, k
+                return piece
+    at[0], at[1] = len(indptr) - 1, k
+    return -1

@@ -1,0 +1,208 @@
+"""PURE: a model's widths, the graph's size and the memory -> how each layer of a sweep over all nodes is computed.
+
+A layer that sums over neighbors can have its sums made while its input goes by once in file order, for as many destinations as
+memory has sums for; the input is read again for the next ones. Where sums are wide that is many passes, and then it is
+cheaper to keep the input by blocks of columns: a pass over one block makes that block's sums for many more destinations, which
+wait on disk until all blocks are done. A layer that maps to fewer columns may map before it sums. A layer that needs the rows
+themselves (attention, the user's own) gets them for a range of destinations at a time. Every choice is by bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ooc.graph.aggregation import Kind
+from ooc.layerwise.edge_tiles import cell_rows_of
+from stores.errors import BudgetError
+from stores.sizes import format_bytes
+
+CHUNK_ROWS = 8192
+"""Destinations whose rows are computed together: ranges end at multiples, so that a row's bits do not depend on the memory"""
+_FLOAT = 4
+_LEAST_BLOCK = 16
+"""columns of a block at least: a cache line of sums"""
+_NEARLY = 0.97
+"""Blocks must save that much to be chosen: they meet every edge once each"""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What a layer takes and gives. width: columns in; out: columns out.
+
+    kind: of its sum over neighbors, None for a layer that needs the rows. narrow: columns of what is summed, and of what the
+    destination adds beside it (0: the same rows), where the layer can map first, else None.
+    source_bytes, edge_bytes: what a source's row and an edge take in memory while rows are computed (kind None).
+    """
+
+    width: int
+    out: int
+    kind: Kind | None
+    narrow: tuple[int, int] | None = None
+    needs_initial: bool = False
+    source_bytes: int = 0
+    edge_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class SweepShape:
+    """A model on a graph. x_bytes: of a row of features on disk; x_plain: whether sums can be made of it as it is; encoded:
+    columns after the encoder, 0 without one; slot_bytes: of an edge in the tiles (`ooc.layerwise.edge_tiles`)."""
+
+    num_nodes: int
+    num_edges: int
+    x_bytes: int
+    x_plain: bool
+    x_width: int
+    encoded: int
+    slot_bytes: int
+    layers: tuple[LayerShape, ...]
+    out: int
+    """columns of the result: after the decoder, where there is one"""
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """narrow: whether the layer's map comes before its sum. blocks: of columns that the input is kept in. rows: destinations
+    that memory has sums for at a time, of one block; 0 for a layer that gathers. read, written: bytes, the edges' included."""
+
+    narrow: bool
+    blocks: int
+    rows: int
+    read: int
+    written: int
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """How a sweep goes. memory: bytes for sums, or for the rows of a gathering layer; in_ram: everything stays in memory;
+    mapped: the features pass a map of their own first (encoder, narrowing, or a dtype that is not summed)."""
+
+    memory: int
+    in_ram: bool
+    mapped: bool
+    layers: tuple[LayerPlan, ...]
+    map_bytes: int
+    """read and written by the map"""
+    tile_bytes: int
+    """read and written to put the edges in the sweep's order"""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read and written in all."""
+        return self.map_bytes + self.tile_bytes + sum(layer.read + layer.written for layer in self.layers)
+
+    def moved(self, shape: "SweepShape") -> tuple[int, int]:
+        """(bytes read, bytes written): of a sweep in memory the features, and twice the sources of all edges."""
+        summed = any(layer.kind for layer in shape.layers)
+        if self.in_ram:
+            return shape.num_nodes * shape.x_bytes + 2 * 4 * shape.num_edges * summed, 0
+        tiles = shape.num_edges * shape.slot_bytes * summed
+        features = shape.num_nodes * shape.x_bytes * self.mapped
+        read = features + self.tile_bytes - tiles + sum(layer.read for layer in self.layers)
+        return read, self.nbytes - read
+
+    def asdict(self) -> dict[str, Any]:
+        """For JSON; `of` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> "SweepPlan":
+        """From what `asdict` gave."""
+        return cls(**{**data, "layers": tuple(LayerPlan(**layer) for layer in data["layers"])})
+
+
+def plan_sweep(shape: SweepShape, memory: int) -> SweepPlan:
+    """The cheapest sweep in `memory` bytes, beside what reading and writing need anyway.
+
+    Which layers narrow first does not depend on the memory, nor does any result of layers that sum. Raises BudgetError where
+    not even the sums of a few thousand nodes fit.
+
+    >>> plan_sweep(shape, memory=10**9).nbytes
+    """
+    narrow = [narrows(shape, index) for index in range(len(shape.layers))]
+    mapped = bool(shape.encoded) or narrow[0] or (not shape.x_plain and shape.layers[0].kind is not None)
+    if ram_bytes(shape) <= memory:
+        every = -(-max(1, shape.num_nodes) // cell_rows(shape)) * cell_rows(shape)
+        plans = [LayerPlan(each, 1, every if layer.kind else 0, 0, 0) for layer, each in zip(shape.layers, narrow, strict=True)]
+        return SweepPlan(memory, True, mapped, tuple(plans), 0, 0)
+    layers = tuple(_plan_layer(shape, memory, narrow, index, mapped) for index in range(len(shape.layers)))
+    columns = _stored(shape, 0, narrow) + (shape.encoded or shape.x_width) * (narrow[0] and needs_initial(shape))
+    map_bytes = shape.num_nodes * (shape.x_bytes + columns * _FLOAT) if mapped else 0
+    tiles = shape.num_edges * (2 * 8 + shape.slot_bytes) if any(layer.kind for layer in shape.layers) else 0
+    return SweepPlan(memory, False, mapped, layers, map_bytes, tiles)
+
+
+def cell_rows(shape: SweepShape) -> int:
+    """Ranges of destinations begin at multiples of it."""
+    return cell_rows_of(shape.num_nodes, CHUNK_ROWS)
+
+
+def ram_bytes(shape: SweepShape) -> int:
+    """Bytes of a sweep that keeps everything in memory: sums, two layers' rows, the features, the edges."""
+    widest = max([shape.x_width, shape.encoded, shape.out, *[max(layer.width, layer.out) for layer in shape.layers]])
+    kept = shape.num_nodes * _FLOAT * 4 * widest
+    rows = max([shape.num_nodes * layer.source_bytes + shape.num_edges * layer.edge_bytes for layer in shape.layers])
+    return kept + rows + shape.num_nodes * shape.x_bytes + 3 * shape.num_edges * shape.slot_bytes
+
+
+def needs_initial(shape: SweepShape) -> bool:
+    return any(layer.needs_initial for layer in shape.layers)
+
+
+def narrows(shape: SweepShape, index: int) -> bool:
+    """Whether layer `index` maps before it sums: where fewer columns pass; of the features as they are, half the bytes."""
+    layer = shape.layers[index]
+    if layer.narrow is None:
+        return False
+    if index == 0 and shape.x_plain and not shape.encoded:
+        return 2 * sum(layer.narrow) * _FLOAT <= shape.x_bytes
+    return sum(layer.narrow) < layer.width
+
+
+def _plan_layer(shape: SweepShape, memory: int, narrow: Sequence[bool], index: int, mapped: bool) -> LayerPlan:
+    layer, nodes = shape.layers[index], shape.num_nodes
+    theirs = index == 0 and not mapped
+    near, root = layer.narrow if narrow[index] and layer.narrow is not None else (layer.width, 0)
+    row = shape.x_bytes if theirs else near * _FLOAT
+    beside = nodes * (shape.encoded or shape.x_width) * _FLOAT if layer.needs_initial else 0
+    written = nodes * _stored(shape, index + 1, narrow) * _FLOAT
+    if layer.kind is None:
+        passes = -(-nodes // max(1, memory // max(1, layer.source_bytes)))
+        return LayerPlan(False, 1, 0, passes * nodes * row + shape.num_edges * 8 + beside, written)
+    own = nodes * (root * _FLOAT if root else row)
+    blocks, rows, read, summed = _cheapest(shape, memory, near, row, theirs)
+    return LayerPlan(narrow[index], blocks, rows, read + own + beside, written + summed)
+
+
+def _stored(shape: SweepShape, index: int, narrow: Sequence[bool]) -> int:
+    """Columns that are written for layer `index` to read; the result's beyond the last."""
+    if index == len(shape.layers):
+        return shape.out
+    layer = shape.layers[index]
+    return sum(layer.narrow) if narrow[index] and layer.narrow is not None else layer.width
+
+
+def _cheapest(shape: SweepShape, memory: int, width: int, row_bytes: int, theirs: bool) -> tuple[int, int, int, int]:
+    """(blocks, destinations at a time, bytes read for the sums, bytes of sums written) of a layer; theirs: the store's rows."""
+    nodes, cell, best = shape.num_nodes, cell_rows(shape), None
+    most = 1 if theirs else max(1, width // _LEAST_BLOCK)
+    for blocks in range(1, most + 1):
+        columns = -(-width // blocks)
+        if blocks > 1 and columns * (blocks - 1) >= width:
+            continue  # as many columns in fewer blocks
+        rows = memory // (columns * _FLOAT) // cell * cell
+        if rows == 0:
+            continue
+        passes = -(-nodes // rows)
+        rows = -(-nodes // (passes * cell)) * cell  # equal ones
+        summed = nodes * width * _FLOAT if blocks > 1 else 0
+        read = passes * nodes * row_bytes + blocks * shape.num_edges * shape.slot_bytes + summed
+        if best is None or read + summed < _NEARLY * (best[2] + best[3]):
+            best = blocks, rows, read, summed
+    if best is None:
+        least = _LEAST_BLOCK if not theirs else width
+        raise BudgetError(
+            f"{format_bytes(memory)} of memory hold no sums of {cell:,} nodes in {width} columns: "
+            f"give at least {format_bytes(cell * least * _FLOAT - memory)} more"
+        )
+    return best

@@ -1,0 +1,91 @@
+"""Exact scores of all splits from one sweep over all nodes, in place of sampled batches of each split."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from ooc.layerwise.plan import ram_bytes
+from ooc.layerwise.stages import Tap
+from ooc.layerwise.sweep import LayerSweep
+from ooc.metrics.nodes import Scores
+from stores.arrays.rows import Rows
+from stores.dataset import Dataset
+
+ROWS_AT_ONCE, BYTES_AT_ONCE = 2**17, 2**24
+"""of the model's output in memory: the fewer of the two, but a thousand rows"""
+
+
+class ExactScores:
+    """Scores of a model by its outputs over all in-edges of every node; a sweep serves all splits till the parameters change.
+
+    folder: for what does not fit the memory; beside: bytes of it that others keep meanwhile. Raises as `LayerSweep` does.
+
+    >>> exact = ExactScores(model, ds, Path("run/sweep"))
+    >>> exact.score("val")["accuracy"]
+    0.815
+    """
+
+    def __init__(self, model: nn.Module, dataset: Dataset, folder: Path, engine: str = "auto", beside: int = 0) -> None:
+        self._dataset, self.beside = dataset, beside
+        self._sweep = LayerSweep(model, dataset, folder, engine=engine, beside=beside)
+        self._swept: tuple[str, Rows] | None = None
+
+    @property
+    def splits(self) -> list[str]:
+        """Those that have nodes."""
+        return [name for name in self._dataset.splits if len(self._dataset.members(name))]
+
+    def score(self, split: str) -> dict[str, float | None]:
+        """Scores of a split by name, None where one is undefined."""
+        dataset, members, labels = self._dataset, self._dataset.members(split), self._dataset.labels
+        assert labels is not None, "a run has labels"
+        rows = self.run()
+        scores = Scores(str(dataset.task), dataset.num_classes or 2, len(members))
+        step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
+        for first in range(0, len(members), step):
+            node = members[np.arange(first, min(first + step, len(members)))]
+            logits = np.empty((len(node), *rows.shape[1:]), rows.dtype)
+            rows.read(node, logits)
+            scores.update(torch.from_numpy(logits), torch.from_numpy(np.asarray(labels[node])))
+        return scores.compute()
+
+    def run(self, *, tap: Tap | None = None, anew: bool = False) -> Rows:
+        """The outputs of all nodes: a sweep's, or those there are for the parameters, where no `tap` is to be shown the way.
+
+        Of `tap` and `anew` see `LayerSweep.run`.
+        """
+        key = self._sweep.fingerprint()
+        if tap is not None or self._swept is None or self._swept[0] != key:
+            self._swept = None
+            self._swept = key, self._sweep.run(tap=tap, anew=anew)
+        return self._swept[1]
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Of a sweep whose rows all stay in memory; None where they do not fit."""
+        return ram_bytes(self._sweep.shape) if self._sweep.plan.in_ram else None
+
+    def make_room(self) -> None:
+        """Before batches: what a sweep kept in memory goes, so that the next score makes it again."""
+        if self._sweep.plan.in_ram:
+            self._swept = None
+            self._sweep.make_room()
+
+    @property
+    def bytes_read(self) -> int:
+        """By all sweeps."""
+        return self._sweep.spent.read
+
+    @property
+    def bytes_written(self) -> int:
+        """By all sweeps."""
+        return self._sweep.spent.written
+
+    def close(self, keep: bool = True) -> None:
+        """Close the sweep's rows, and with `keep` False remove them; idempotent."""
+        if keep:
+            self._sweep.close()
+        else:
+            self._sweep.discard()

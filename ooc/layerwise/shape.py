@@ -1,0 +1,212 @@
+"""What a sweep needs to know of a model and a data set before it is planned: widths, kinds of sums, and the room in memory."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch_geometric.nn import DiffGroupNorm, GraphNorm, GraphSizeNorm, LayerNorm, MeanSubtractionNorm, PairNorm
+
+from ooc.graph.blocks import Block
+from ooc.graph.memory_shares import budget_of
+from ooc.layerwise.aggregator import AHEAD
+from ooc.layerwise.edge_tiles import ENTRIES_AT_ONCE, MOST_PIECE_ROWS
+from ooc.layerwise.plan import CHUNK_ROWS, LayerShape, SweepShape
+from ooc.models.builders import Model, full_blocks
+from ooc.models.contexts import evaluating
+from ooc.models.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
+from ooc.models.layers import Layer, as_input
+from ooc.models.propagation import BlockGCN2Conv, BlockPropagation
+from ooc.models.user import kind_of
+from ooc.runtime.memory import resident_bytes
+from stores.dataset import Dataset
+from stores.errors import BudgetError, ConfigError
+from stores.graph import Graph
+from stores.sizes import format_bytes
+
+PIECE_BYTES = 16 * 2**20
+"""of a piece's widest rows"""
+_LEAST_PIECE_ROWS = 1024
+_SUMMED = tuple(
+    conv.forward for conv in (BlockSAGEConv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockGCN2Conv)
+)  # that take `Sums`
+ALLOWED = 100 * 2**20
+"""for what libraries allocate at first use"""
+GATHERED = 2
+"""Ranges of a layer that gathers which may be in memory at a time: one is computed on, and the next one read"""
+_DEGREES_AT_ONCE = 2**20
+_CODES = ("float32", "float16", "bfloat16", "int8")
+
+
+def parts_of(model: nn.Module) -> tuple[nn.Module | None, list[nn.Module], nn.Module | None]:
+    """(encoder, layers, decoder) of a model that is a list of layers (see `ooc.models.layers.run_layers`).
+
+    Raises ConfigError for one whose own forward decides what meets what.
+    """
+    own = type(model).forward is not Model.forward
+    if not isinstance(getattr(model, "layers", None), nn.ModuleList) or (own and kind_of(model) != "layers"):
+        raise ConfigError(
+            f"a sweep goes layer by layer, and {type(model).__name__} has its own forward: give it a ModuleList `layers` and "
+            "no forward, or evaluate it on sampled batches"
+        )
+    layers: Any = model.layers
+    return getattr(model, "encoder", None), list(layers), getattr(model, "decoder", None)
+
+
+def own_norm(module: nn.Module) -> str:
+    """The name of a module that makes of a row something that hangs on all rows it is given, "" for others and what they are
+    made of: a batch norm in training, or a norm over graphs."""
+    over = isinstance(module, GraphNorm | GraphSizeNorm | PairNorm | MeanSubtractionNorm | DiffGroupNorm)
+    if isinstance(module, _NormBase):
+        over = module.training or module.running_mean is None
+    if isinstance(module, LayerNorm):
+        over = module.mode == "graph"
+    return type(module).__name__ if over else ""
+
+
+def over_rows(module: nn.Module) -> str:
+    """The name of such a module anywhere in one, "" where there is none."""
+    return next((name for each in module.modules() if (name := own_norm(each))), "")
+
+
+def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> SweepShape:
+    """The shape of a sweep that ends with layer `upto` (its own output), by default with the model's.
+
+    Widths are those of a graph of two nodes, on which the model runs once. Raises ConfigError where the model or the features
+    do not fit.
+    """
+    if not dataset.num_features or len(dataset.stored("x").shape) != 2:
+        raise ConfigError(f"{dataset.path} holds no features [N, F] to compute on")
+    encoder, layers, decoder = parts_of(model)
+    layers, decoder = (layers, decoder) if upto is None else (layers[:upto], None)
+    graph, encoding = dataset.graph, dataset.encoding("x")
+    with evaluating(model):
+        widths = _widths(encoder, layers, decoder, dataset.num_features, graph.weight_sum is not None)
+    shapes = tuple(_layer_shape(layer, *widths[index : index + 2]) for index, layer in enumerate(layers))
+    weighted = graph.weight_sum is not None and any(shape.kind == "gcn" for shape in shapes)
+    return SweepShape(
+        num_nodes=dataset.num_nodes,
+        num_edges=dataset.num_edges,
+        x_bytes=dataset.stored("x").row_bytes,
+        x_plain=encoding.name in _CODES and encoding.dtype == np.float32,
+        x_width=dataset.num_features,
+        encoded=0 if encoder is None else widths[0],
+        slot_bytes=12 if weighted else 8,
+        layers=shapes,
+        out=widths[-1],
+    )
+
+
+def _widths(
+    encoder: nn.Module | None, layers: list[nn.Module], decoder: nn.Module | None, features: int, weighted: bool
+) -> list[int]:
+    """Columns into each layer, and of the result; with a decoder, the last layer's own are left out."""
+    parameter = next((p for part in (encoder, *layers, decoder) if part is not None for p in part.parameters()), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    weight = torch.ones(1) if weighted else None
+    block = full_blocks(torch.tensor([[0], [1]]), 2, 1, weight)[0]
+    moved = [value.to(device) if isinstance(value, torch.Tensor) else value for value in block]
+    block = Block(*moved)  # type: ignore[arg-type]
+    present = [part for part in (encoder, *layers, decoder) if part is not None]
+    h = as_input(torch.zeros(2, features, device=device), *present)
+    h = initial = h if encoder is None else encoder(h)
+    widths = [h.size(1)]
+    for layer in layers:
+        h = layer(h, block, initial) if getattr(layer, "needs_initial", False) else layer(h, block)
+        widths.append(h.size(1))
+    if decoder is not None:
+        widths[-1] = decoder(h).size(1)
+    return widths
+
+
+def _layer_shape(layer: nn.Module, width: int, out: int) -> LayerShape:
+    needs_initial = bool(getattr(layer, "needs_initial", False))
+    conv: Any = getattr(layer, "conv", None)
+    if isinstance(layer, Layer) and type(layer).forward is Layer.forward and type(conv).forward in _SUMMED:
+        narrow = None
+        if hasattr(conv, "narrowed") and not layer.residual:
+            narrow = (conv.out_channels, conv.out_channels if isinstance(conv, BlockSAGEConv) else 0)
+        return LayerShape(width, out, conv.sum_kind, narrow, needs_initial)
+    wide = max([width, out, *[max(p.shape) for p in layer.parameters() if p.dim()]])
+    light = getattr(type(conv), "forward", None) is BlockGATConv.forward
+    per_edge = 48 + 32 * int(conv.heads) if light else 48 + 8 * wide  # other convolutions make a message of every edge
+    return LayerShape(width, out, None, None, needs_initial, 4 * (3 * width + 3 * wide), per_edge)
+
+
+def piece_rows_of(shape: SweepShape) -> int:
+    """Sources of a piece: a power of two."""
+    widest = max([shape.x_bytes, 4 * shape.encoded, *[4 * layer.width for layer in shape.layers]])
+    rows = 1 << max(0, PIECE_BYTES // widest).bit_length() >> 1
+    return min(max(rows, _LEAST_PIECE_ROWS), MOST_PIECE_ROWS)
+
+
+def besides_bytes(shape: SweepShape, graph: Graph) -> int:
+    """Memory that a sweep takes beside the sums: pieces and chunks on their way, edges, pointers, what is computed on."""
+    widest = max([shape.x_width, shape.encoded, shape.out, *[max(layer.width, layer.out) for layer in shape.layers]])
+    pieces = (AHEAD + 2) * piece_rows_of(shape) * max(shape.x_bytes, 4 * widest)
+    entries = (AHEAD + 2) * min(ENTRIES_AT_ONCE, shape.num_edges) * shape.slot_bytes
+    chunks = 14 * CHUNK_ROWS * 4 * widest
+    return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + ALLOWED)
+
+
+def room_in(dataset: Dataset, besides: int, what: str, memory: int | None, beside: int) -> int:
+    """Bytes that are left for values and sums of `what`, beside `besides` for what is under way.
+
+    memory: bytes for the whole process, None: what the data set's budget leaves to batches, less `beside`. Raises BudgetError
+    where nothing is left.
+    """
+    left = budget_of(dataset).batches - beside if memory is None else memory - resident_bytes()[0]
+    if left <= besides:
+        raise BudgetError(
+            f"{format_bytes(max(0, left))} of memory are left for {what}, which needs {format_bytes(besides)} for what is "
+            f"under way alone: give {format_bytes(besides - left + besides // 4)} more"
+        )
+    return left - besides
+
+
+def check_hub(graph: Graph, shape: SweepShape, memory: int) -> None:
+    """Raise BudgetError, naming the node, where one has too many in-edges for a layer that gathers: before any is computed.
+
+    memory: bytes for two ranges of nodes, see `gather_ranges`.
+    """
+    gathering = [layer for layer in shape.layers if layer.kind is None]
+    if not gathering or not graph.num_nodes:
+        return
+    hub = hub_of(graph)
+    room, need = memory // GATHERED, max(gathered_bytes(graph, layer, hub, hub + 1) for layer in gathering)
+    edges = int(graph.indptr[hub + 1] - graph.indptr[hub])
+    if need > room:
+        raise BudgetError(
+            f"the {edges:,} in-edges of node {hub} take {format_bytes(need)} in a layer that needs the rows, and "
+            f"{format_bytes(room)} are there: give {format_bytes(GATHERED * (need - room))} more"
+        )
+
+
+def hub_of(graph: Graph) -> int:
+    """The node with the most in-edges, of a graph that has any nodes."""
+    starts = range(0, graph.num_nodes, _DEGREES_AT_ONCE)
+    hubs = [first + int(np.diff(graph.indptr[first : first + _DEGREES_AT_ONCE + 1]).argmax()) for first in starts]
+    return max(hubs, key=lambda node: int(graph.indptr[node + 1] - graph.indptr[node]))
+
+
+def gathered_bytes(graph: Graph, layer: LayerShape, first: int, stop: int) -> int:
+    """Bytes of destinations first:stop, their sources' rows and their edges."""
+    edges, own = int(graph.indptr[stop] - graph.indptr[first]), stop - first
+    return min(edges + own, graph.num_nodes) * layer.source_bytes + own * 4 * layer.out + edges * layer.edge_bytes
+
+
+def gather_ranges(graph: Graph, layer: LayerShape, memory: int, start: int) -> Iterator[tuple[int, int]]:
+    """Ranges (first, stop) of destinations from `start` on; two of them, with sources' rows and edges, fit `memory` bytes.
+
+    Mind `check_hub`: a node that does not fit is a range of its own.
+    """
+    first, most, room = start, graph.num_nodes, memory // GATHERED
+    while first < most:
+        low, high = first + 1, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if gathered_bytes(graph, layer, first, middle) <= room else (low, middle - 1)
+        yield first, low
+        first = low

@@ -1,0 +1,213 @@
+"""Sweeps over all nodes, layer by layer and range by range of destinations: exact outputs in bounded memory.
+
+Every layer's input is read as Rows and its output written as Rows, so a model of any depth needs no more memory than one layer,
+and no node is computed twice. How each layer goes is planned (`ooc.layerwise.plan`): by sums made while its input goes by
+(`ooc.layerwise.aggregator`), or on the gathered rows of a range's sources. What comes next is read while one chunk is
+computed, and the last ones are written. A sweep in a folder that was killed goes on after its last finished range, whose rows
+were synced before it was noted. (Layer-wise inference as of GraphSAGE's and DGL's examples; passes as of GridGraph, their
+number chosen by bytes.)
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ooc.layerwise.edge_order import FORTH, SweepEdges
+from ooc.layerwise.edge_tiles import Tiles
+from ooc.layerwise.plan import CHUNK_ROWS, SweepPlan, cell_rows, plan_sweep
+from ooc.layerwise.row_files import Files
+from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, piece_rows_of, room_in, shape_of
+from ooc.layerwise.stages import Runner, Stage, Tap
+from ooc.loading.feature_cache import shelf_of
+from ooc.models.contexts import evaluating
+from stores.arrays.rows import Rows
+from stores.dataset import Dataset
+from stores.errors import BudgetError, ConfigError
+from stores.io.atomic import remove_tree, removed_path
+from stores.sizes import format_bytes
+
+Progress = Callable[[str, int, int], None]
+"""progress(what, nodes done, nodes in all)"""
+_SAME_MEMORY = 1.1
+"""A sweep goes on by its old plan where that wants at most so much of what there is now: processes differ a little"""
+
+
+@dataclass
+class Spent:
+    """Bytes on disk, of this process."""
+
+    read: int = 0
+    written: int = 0
+
+
+class LayerSweep:
+    """Sweeps of a model over a data set; `run` gives the rows of all nodes.
+
+    folder: where rows and progress are kept, unless everything fits the memory; None: in memory. memory: bytes for the whole
+    process, None: what the data set's budget leaves to batches; room: for sums and what is kept alone, where that is known.
+    beside: bytes of what the budget leaves to batches that are taken. upto: stop after so many layers, without the decoder.
+    In evaluation mode, float32. Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too
+    little.
+
+    >>> with closing(LayerSweep(model, ds, Path("run/sweep"))) as sweep:
+    ...     rows = sweep.run()  # Rows [N, classes]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        folder: Path | None,
+        *,
+        memory: int | None = None,
+        room: int | None = None,
+        beside: int = 0,
+        upto: int | None = None,
+        engine: str = "auto",
+    ) -> None:
+        self.model, self.dataset, self._upto = model, dataset, upto
+        encoder, layers, decoder = parts_of(model)
+        self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
+        self._check_norms()
+        self.shape = shape_of(model, dataset, upto)
+        self._room = self._room_in(memory, beside) if room is None else room
+        self.plan = plan_sweep(self.shape, self._room)
+        check_hub(dataset.graph, self.shape, self.plan.memory)
+        if folder is None and not self.plan.in_ram:
+            raise BudgetError(f"a sweep in memory does not fit {format_bytes(self._room)}: give it a folder")
+        self.files = Files(folder, engine, in_ram=self.plan.in_ram)
+        self._folder = folder
+        if folder is not None:
+            shutil.rmtree(removed_path(folder), ignore_errors=True)
+        self.spent = Spent()
+        self._tiles: Tiles | None = None
+
+    def _check_norms(self) -> None:
+        """A norm over all rows would see a few at a time, in evaluation too."""
+        with evaluating(self.model):
+            found = over_rows(self.model)
+        if found and self.dataset.num_nodes > CHUNK_ROWS:
+            raise ConfigError(
+                f"{type(self.model).__name__} has a {found}, which sees all nodes, and a sweep computes rows in parts: "
+                "score it on sampled batches"
+            )
+
+    def _room_in(self, memory: int | None, beside: int) -> int:
+        """Bytes for sums, or for the rows of a layer that gathers."""
+        return room_in(self.dataset, besides_bytes(self.shape, self.dataset.graph), "a sweep", memory, beside)
+
+    def _resumed(self, key: str) -> tuple[int, int] | None:
+        """(stage, node) to go on from, None to begin; takes over the plan of the sweep that was interrupted, where it does not
+        need more."""
+        before = self.files.progress()
+        if before is None or before.get("key") != key:
+            return None
+        kept = SweepPlan.of(before["plan"])
+        if kept.memory > self._room * _SAME_MEMORY:
+            return None
+        self.plan = kept
+        return before["stage"], before["next"]
+
+    def was_begun(self) -> bool:
+        """Whether the folder holds what an earlier process came to in this sweep: same parameters, same data."""
+        before = Files(self._folder, "auto").progress()  # also where this process needs no folder
+        return before is not None and before.get("key") == self.fingerprint()
+
+    def fingerprint(self) -> str:
+        """Tells a sweep from one with other parameters or over other data."""
+        hashed = hashlib.sha256(f"{self.dataset.fingerprint} {self._upto} {self.model}".encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            hashed.update(name.encode())
+            hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return hashed.hexdigest()
+
+    @property
+    def stages(self) -> list[Stage]:
+        """What is done, in order, after the edges are put in order."""
+        stages = [Stage("map", 0)] if self.plan.mapped else []
+        for index, (layer, plan) in enumerate(zip(self.shape.layers, self.plan.layers, strict=True)):
+            if layer.kind is None:
+                stages.append(Stage("gather", index))
+                continue
+            stages += [Stage("sum", index, block) for block in range(plan.blocks)] if plan.blocks > 1 else []
+            stages.append(Stage("layer", index))
+        return stages
+
+    def run(self, progress: Progress = lambda what, done, total: None, *, tap: Tap | None = None, anew: bool = False) -> Rows:
+        """Sweep, from where an earlier process was interrupted on; float32 Rows [N, columns], good until the next run.
+
+        tap: is shown every layer's rows; anew: from the beginning in any case, as one that was not shown to `tap` must be.
+        Raises StoreError where the disk is full or fails (what was finished is kept), or another process is at a sweep in the
+        folder.
+        """
+        self.files.lock()
+        sweeping = shelf_of(self.dataset.stored("x")).begin_sweeps()  # the rows that wait in memory for the next batches go
+        try:
+            key = self.fingerprint()
+            going_on = None if anew else self._resumed(key)
+            if going_on is None:
+                self.files.forget()
+            at, node = going_on or (0, 0)
+            if self._tiles is None and any(layer.kind for layer in self.shape.layers):
+                self._tiles = self._open_tiles(progress)
+            runner = Runner(self._parts, self.shape, self.plan, self.dataset, self.files, self._tiles, tap)
+            try:
+                with evaluating(self.model):
+                    for number, stage in list(enumerate(self.stages))[at:]:
+                        self._run_stage(runner, number, stage, node if number == at else 0, key, progress)
+                rows: Rows = runner.open("out", self.shape.out)
+                self.files.keep_only({"out", *FORTH})
+                return rows
+            finally:
+                runner.close()
+                self.spent.read += runner.bytes_read
+                self.spent.written += runner.bytes_written
+        finally:
+            sweeping.end()
+
+    def _run_stage(self, runner: Runner, number: int, stage: Stage, node: int, key: str, progress: Progress) -> None:
+        self.files.keep_only({*FORTH, *runner.wanted(stage)})
+        if node >= self.shape.num_nodes:
+            return
+        for stop in runner.run(stage, node):
+            if runner.tap is not None:
+                runner.tap.note()
+            written = [rows for rows in map(self.files.held, runner.names(stage)) if rows is not None]
+            self.files.note({"key": key, "plan": self.plan.asdict(), "stage": number, "next": stop}, written)
+            progress(stage.text, stop, self.shape.num_nodes)
+
+    def _open_tiles(self, progress: Progress) -> Tiles:
+        """The edges in the sweep's order: those an earlier sweep left in the folder, or dealt out now."""
+        edges = SweepEdges(
+            self.dataset, self.files, piece_rows_of(self.shape), cell_rows(self.shape), weighted=self.shape.slot_bytes > 8
+        )
+        try:
+            return edges.forth(lambda done: progress("edges", done, self.dataset.num_edges))
+        finally:
+            self.spent.read += edges.bytes_read
+            self.spent.written += edges.bytes_written
+
+    def make_room(self) -> None:
+        """Give up what the last run kept in memory, the rows it returned with it."""
+        self._tiles = None
+        self.files.close_rows()
+
+    def close(self) -> None:
+        """Close all rows; idempotent. What is on disk stays, so that a sweep can go on."""
+        self._tiles = None
+        self.files.close()
+
+    def discard(self) -> None:
+        """Close, and remove the folder with all that is in it: also what a process with less memory left there."""
+        self._tiles = None
+        self.files.close_rows()
+        try:
+            if self._folder is not None:
+                remove_tree(self._folder)  # before another process may have it
+        finally:
+            self.close()

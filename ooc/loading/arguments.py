@@ -1,0 +1,173 @@
+"""The arguments of PyG's NeighborLoader and torch's DataLoader: checked, and brought into our own form.
+
+Nothing is silently ignored: an argument either has its effect, or changes nothing and is warned about, or is refused.
+"""
+
+import difflib
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stores.arrays.members import Members
+from stores.dataset import Dataset
+from stores.errors import ConfigError, InputError
+from stores.graph import Graph
+
+Ids = NDArray[np.int64]
+
+_NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "num_workers": (0,),
+    "persistent_workers": (False,),
+    "multiprocessing_context": (None,),
+    "filter_per_worker": (None,),
+    "is_sorted": (False,),
+    "pin_memory_device": ("",),
+}
+"""Name -> values that need no warning; any other is accepted with one."""
+
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "directed": ((True,), "only the sampled, directed edges are given"),
+    "subgraph_type": (("directional",), "only the sampled, directed edges are given"),
+    "disjoint": ((False,), "seeds share one subgraph"),
+    "temporal_strategy": (("uniform",), "temporal sampling is not supported"),
+    "time_attr": ((None,), "temporal sampling is not supported"),
+    "input_time": ((None,), "temporal sampling is not supported"),
+    "transform_sampler_output": ((None,), "use transform, which gets the whole batch"),
+    "neighbor_sampler": ((None,), "use PyG's NodeLoader with ooc.pyg.OocSampler"),
+    "custom_cls": ((None,), "batches are PyG Data; convert them in transform"),
+    "generator": ((None,), "randomness comes from seed"),
+    "sampler": ((None,), "the order comes from shuffle and seed; give input_nodes in your own order"),
+    "batch_sampler": ((None,), "the order comes from shuffle and seed; give input_nodes in your own order"),
+    "collate_fn": ((None,), "use transform"),
+    "worker_init_fn": ((None,), "there are no worker processes"),
+    "timeout": ((0,), "reading threads have no time limit"),
+    "in_order": ((True,), "batches come in order"),
+}
+"""Name -> the values that ask for what we do anyway, and what to say of another."""
+
+
+def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader: str = "NeighborLoader") -> None:
+    """Warn of arguments that change nothing here; raise ConfigError for one that is unknown or asks for something else.
+
+    own: the loader's named arguments, to suggest where a name is misspelt; loader: its name.
+    """
+    idle = []
+    for name, value in arguments.items():
+        if name in _NO_EFFECT:
+            idle += [name] if value not in _NO_EFFECT[name] else []
+        elif name not in _REFUSED:
+            close = difflib.get_close_matches(name, [*_NO_EFFECT, *_REFUSED, *own], n=1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{loader} has no argument {name!r}{hint}")
+        elif not any(value is allowed or _same(value, allowed) for allowed in _REFUSED[name][0]):
+            raise ConfigError(f"{loader} cannot take {name}={value!r}: {_REFUSED[name][1]}; leave it out")
+    if idle:
+        text = f"{', '.join(idle)} changes nothing: threads do the work, there are no worker processes"
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    """Equal, where both are plain values (`SubgraphType.directional` counts as its text)."""
+    plain = getattr(value, "value", value)
+    return isinstance(plain, str | bool | int | float) and bool(plain == allowed)
+
+
+def fanout_of(num_neighbors: Any) -> list[int]:
+    """Fan-out per hop as a list of int. Raises ConfigError for a dict (several edge types) and for anything but numbers."""
+    if isinstance(num_neighbors, Mapping):
+        raise ConfigError("num_neighbors must be a list, one number a hop: stores of several edge types have no loader yet")
+    if not isinstance(num_neighbors, Sequence | np.ndarray | torch.Tensor) or isinstance(num_neighbors, str):
+        raise ConfigError(f"num_neighbors must be a list, one number a hop, such as [10, 10], not {num_neighbors!r}")
+    try:
+        return [operator.index(k) for k in num_neighbors]
+    except TypeError:
+        raise ConfigError(f"num_neighbors must be whole numbers, one a hop, such as [10, 10], not {num_neighbors!r}") from None
+
+
+def weight_column_of(graph: Graph, weight_attr: str | None) -> str | None:
+    """The graph column that `weight_attr` names; PyG scripts call the weight "edge_weight" (or "edge_attr").
+
+    Raises ConfigError where there is no such column.
+    """
+    if weight_attr is None or weight_attr in graph.columns:
+        return weight_attr
+    if weight_attr in ("edge_weight", "edge_attr") and "weight" in graph.columns:
+        return "weight"
+    there = ", ".join(name for name in graph.columns if name != "edge_id") or "none: ingest the store with --weight"
+    raise ConfigError(f"no edge column {weight_attr!r} to sample by; the store has {there}")
+
+
+@dataclass(frozen=True)
+class InputNodes:
+    """The nodes to make batches of, by position; `node` is None where position p is node p.
+
+    number: what PyG calls `input_id`: the position, the node for a mask, or what the user gives.
+    """
+
+    count: int
+    node: Ids | Members | None = None
+    number: Ids | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def ids(self, position: Ids) -> Ids:
+        """int64[b]: the nodes at `position`."""
+        return position if self.node is None else self.node[position]
+
+    def input_id(self, position: Ids) -> Ids:
+        """int64[b]: PyG's `input_id` of `position`."""
+        return position if self.number is None else self.number[position]
+
+
+def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> InputNodes:
+    """`input_nodes` as the loader takes it: None, a split's name, a mask [N], ids [k], or (None or the node type, these).
+
+    Raises InputError for an unknown split, an id out of range, or a mask of another length; ConfigError for anything else.
+    """
+    if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and (input_nodes[0] is None or isinstance(input_nodes[0], str)):
+        input_nodes = input_nodes[1]
+    number = None if input_id is None else _array(input_id, "input_id").astype(np.int64)
+    if input_nodes is None:
+        nodes = InputNodes(ds.num_nodes, number=number)
+    elif isinstance(input_nodes, str):
+        members = ds.members(input_nodes)
+        nodes = InputNodes(len(members), members, number)
+    else:
+        given = _array(input_nodes, "input_nodes")
+        ids = _of_mask(given, ds.num_nodes) if given.dtype == bool else _of_ids(given, ds.num_nodes)
+        nodes = InputNodes(len(ids), ids, ids if number is None and given.dtype == bool else number)
+    if number is not None and len(number) != nodes.count:
+        raise ConfigError(f"input_id has {len(number)} entries for {nodes.count} input nodes; give one for each")
+    return nodes
+
+
+def _array(given: Any, name: str) -> NDArray[Any]:
+    array = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+    if array.ndim != 1 or (array.dtype.kind not in "biu" and len(array)):
+        raise ConfigError(
+            f"{name} must be a split's name, a boolean mask or whole numbers in one dimension, "
+            f"not {array.dtype}{list(array.shape)}"
+        )
+    return array
+
+
+def _of_mask(mask: NDArray[Any], num_nodes: int) -> Ids:
+    if len(mask) != num_nodes:
+        raise InputError(f"the mask of input nodes has {len(mask)} entries, the store {num_nodes} nodes; give one a node")
+    return np.flatnonzero(mask)
+
+
+def _of_ids(given: NDArray[Any], num_nodes: int) -> Ids:
+    ids = given.astype(np.int64)
+    wrong = (ids < 0) | (ids >= num_nodes)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InputError(f"input node {given[at]} at position {at} is out of range: the store has nodes 0..{num_nodes - 1}")
+    return ids

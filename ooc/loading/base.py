@@ -1,0 +1,214 @@
+"""What every loader does with its work: epochs of batches from a cursor on, through windows or sweeps, to a device."""
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+
+from ooc.loading.shared_scan import swept
+from ooc.loading.superbatch import windowed
+from ooc.loading.work import Work
+from ooc.runtime.budget import Budget
+from ooc.runtime.clock import Clock, Span
+from ooc.runtime.keyed_random import Cursor, steps_of
+from ooc.runtime.memory import return_freed
+from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
+from ooc.runtime.transfer import Copier, OnDevice, on_device
+from stores.arrays.rows import ArrayRows
+from stores.dataset import Dataset
+from stores.errors import ConfigError
+
+PREFETCH = 8
+"""Batches between the cursor and the model where no `prefetch_factor` is given"""
+
+
+class Loader:
+    """What all loaders have: a device that batches are moved to, a bound on what is made in advance, and clocks of its stages.
+
+    Each `iter` is an `Epoch` of (what stands behind a batch, the batch).
+    """
+
+    def __init__(self, data: Dataset, budget: Budget, device: torch.device | str | None, prefetch: int) -> None:
+        if prefetch < 1:
+            raise ConfigError(f"prefetch is how many are made in advance, 1 or more, not {prefetch}")
+        self.data, self.budget, self.prefetch = data, budget, prefetch
+        self.device = None if device is None else torch.device(device)
+        self._clocks: dict[str, Clock] = {}
+
+    def _pass(self, source: Iterator[Any], stages: list[Stage], epoch: int = 0) -> "Epoch":
+        """The source's items, through the stages to the device."""
+        batches = Pipeline(source, stages, self.budget.in_flight, self.prefetch, self._clocks)
+        if self.device is None or self.device.type == "cpu":
+            return Epoch(self, batches, epoch)
+        return Epoch(self, on_device(batches, self.device), epoch)
+
+    def _took(self, epoch: int, behind: int) -> None:
+        """The consumer has taken a batch."""
+        raise NotImplementedError
+
+    def _ended(self, epoch: int) -> None:
+        """There are no more batches."""
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
+        return {name: clock.sums() for name, clock in self._clocks.items()}
+
+    def spans(self) -> dict[str, list[Span]]:
+        """When each stage worked on what, as far as it was kept (see `ooc.runtime.clock`): the beginning of the first epoch."""
+        return {name: list(clock.spans) for name, clock in self._clocks.items()}
+
+
+class BatchLoader(Loader):
+    """Iterates over the batches of `work`; each `iter` is the next epoch.
+
+    split: halve batches that do not fit; threads: that sample, and that gather rows in memory.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        work: Work,
+        budget: Budget,
+        device: torch.device | None,
+        prefetch: int = PREFETCH,
+        split: bool = False,
+        threads: tuple[int, int] = (1, 2),
+    ) -> None:
+        super().__init__(data, budget, device, prefetch)
+        self._work, self._split, self._threads = work, split, threads
+        self._copier: Copier | None = None
+        self._start = self._cursor = Cursor(0, 0)
+        self._stop: int | None = None
+
+    @property
+    def rows_read(self) -> int:
+        """Feature rows read so far, for batches not yet delivered too; one that many batches of a window want counts once."""
+        return self._work.read.rows
+
+    @property
+    def rows_asked(self) -> int:
+        """Feature rows that batches sampled so far want, each time they do."""
+        return self._work.read.asked
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes those rows took from the disk, and the edges where they stay there."""
+        return self._work.read.nbytes + self._work.read.topology_nbytes
+
+    @property
+    def topology_bytes_read(self) -> int:
+        """Those of `bytes_read` that were edges."""
+        return self._work.read.topology_nbytes
+
+    @property
+    def work(self) -> Work:
+        """What its threads do (`ooc.planning.profile` does some of it beforehand)."""
+        return self._work
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Threads that sample, and that gather rows in memory."""
+        return self._threads
+
+    @property
+    def num_seeds(self) -> int:
+        """Input nodes, over all ranks and batches of an epoch."""
+        return len(self._work.order.nodes)
+
+    def __len__(self) -> int:
+        """Steps an epoch; with `split_seeds`, the least number of batches."""
+        order = self._work.order
+        return steps_of(self.num_seeds, order.batch_size, order.drop_last, order.world)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
+        if epoch != self._start.epoch:
+            self._start = Cursor(epoch, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor after the batch the consumer took last, and what it is only valid with."""
+        return {"epoch": self._cursor.epoch, "step": self._cursor.step, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter` continues at `state`. Raises ConfigError where this loader's batches would be other ones.
+
+        >>> loader.load_state_dict({"epoch": 3, "step": 17})
+        """
+        for name, value in self._identity().items():
+            if name in state and state[name] != value:
+                raise ConfigError(f"cannot resume: {name} was {state[name]!r} and is {value!r} now; use the old value")
+        if not (state["epoch"] >= 0 and 0 <= state["step"] <= len(self)):
+            raise ConfigError(f"cannot resume at epoch {state['epoch']} step {state['step']}: there are {len(self)} steps")
+        self._start = self._cursor = Cursor(int(state["epoch"]), int(state["step"]))
+
+    def stop_before(self, step: int | None) -> None:
+        """Epochs end before `step`, so that nothing is read ahead for batches nobody takes; None: whole epochs again."""
+        self._stop = step
+
+    def _identity(self) -> dict[str, Any]:
+        """All that batches depend on besides the cursor."""
+        order = self._work.order
+        kept = {name: getattr(order, name) for name in ("seed", "rank", "world", "batch_size", "shuffle", "drop_last")}
+        return {**kept, "num_seeds": self.num_seeds}
+
+    def __iter__(self) -> "Epoch":
+        return_freed()  # of the epoch before, or of training where this one is for scores
+        start = self._cursor = self._start
+        self._start = Cursor(start.epoch + 1, 0)
+        stop = len(self) if self._stop is None else min(len(self), self._stop)
+        cursors = (Cursor(start.epoch, step) for step in range(start.step, stop))
+        return Epoch(self, self._on_device(cursors), start.epoch)
+
+    def _on_device(self, cursors: Iterator[Cursor]) -> Pipeline | OnDevice:
+        """(steps done, batch) of `cursors`, where the user wants them."""
+        if self.device is None or self.device.type == "cpu":
+            return self._pipeline(cursors, self._clocks)
+        if self.device.type != "cuda":
+            return on_device(self._pipeline(cursors, self._clocks), self.device)
+        if self._copier is None:
+            self._copier = Copier(self.device, self._work.buffers, self.budget.max_batch)
+        clocks = {name: clock for name, clock in self._clocks.items() if name != CONSUMER}  # whose clock is the copies'
+        batches = self._pipeline(cursors, clocks)
+        self._clocks |= {name: clock for name, clock in clocks.items() if name not in (CONSUMER, *self._clocks)}
+        return on_device(batches, self.device, self._copier, self._clocks)
+
+    def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
+        """Batches of `cursors`, in windows where rows come from the disk."""
+        work = self._work
+        if work.x is None or isinstance(work.x, ArrayRows):
+            source = work.split(cursors) if self._split else cursors
+            return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
+        pool, split = self.budget.batches, self._split
+        if work.sweeping:
+            return swept(work, cursors, pool=pool + work.spare_bytes, threads=self._threads[0], split=split, clocks=clocks)
+        return windowed(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
+
+    def _took(self, epoch: int, behind: int) -> None:
+        self._cursor = Cursor(epoch, behind)
+
+    def _ended(self, epoch: int) -> None:
+        if self._cursor == Cursor(epoch, len(self)):
+            self._cursor = Cursor(epoch + 1, 0)
+
+
+class Epoch:
+    """Iterator over one epoch's batches. `close` ends its threads; so do the end, an exception, and its collection."""
+
+    def __init__(self, loader: Loader, batches: Pipeline | OnDevice, epoch: int) -> None:
+        self._loader, self._batches, self._epoch = loader, batches, epoch
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            behind, batch = next(self._batches)
+        except StopIteration:
+            self._loader._ended(self._epoch)
+            raise
+        self._loader._took(self._epoch, behind)
+        return batch
+
+    def close(self) -> None:
+        """Stop working ahead; idempotent."""
+        self._batches.close()

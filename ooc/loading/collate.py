@@ -1,0 +1,149 @@
+"""A sampled subgraph and its rows -> the PyG `Data` that the user sees.
+
+Plain numpy: this runs in the pipeline's threads, where torch's own thread pool would be started once a thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch_geometric.data import Data
+
+from ooc.graph.aggregation import Sums
+from ooc.graph.blocks import Block, Subgraph, blocks_of, summed_block
+from ooc.loading.feature_gather import Gather
+from stores.graph import Graph
+
+AnyArray = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A sampled batch without its rows. `last`: no further part of this step follows (see `split_seeds`)."""
+
+    step: int
+    last: bool
+    position: NDArray[np.int64]
+    """int64[b]: where the seeds stand in the loader's input nodes"""
+    subgraph: Subgraph
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A sampled batch with its rows."""
+
+    drawn: Drawn
+    x: AnyArray | Sums | None
+    """[n, *feature shape] of `Gather.gathered`, or the sums of the first layer: `drawn` then has the hops before the last"""
+    y: AnyArray | None
+    """[n] or [n, C]"""
+
+
+def edge_index_of(subgraph: Subgraph) -> NDArray[np.int64]:
+    """int64[2, e]: (source, destination) of every edge, sorted by destination."""
+    edge_index = np.empty((2, len(subgraph.source)), np.int64)
+    edge_index[0] = subgraph.source
+    edge_index[1] = np.repeat(np.arange(len(subgraph.indptr) - 1), np.diff(subgraph.indptr))
+    return edge_index
+
+
+def column_of(graph: Graph, subgraph: Subgraph, name: str) -> AnyArray:
+    """A column of the graph for the subgraph's edges [e]: what was read for them, else looked up by slot."""
+    return subgraph.columns[name] if name in subgraph.columns else graph.columns[name][subgraph.slot]
+
+
+def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor, induced: bool = False) -> Block:
+    """The block of the first layer, with the whole graph's degrees, self-loops and weights of its nodes and edges.
+
+    induced: the subgraph has all edges between its nodes, and counts as a graph of its own: degrees and weights are its own.
+    """
+    node, weighted = subgraph.node, "weight" in graph.columns
+    degree, weight_sum = graph.degree(node), None if graph.weight_sum is None else np.asarray(graph.weight_sum[node])
+    weight = np.asarray(column_of(graph, subgraph, "weight"), np.float32) if weighted else None
+    if induced:
+        degree = np.diff(subgraph.indptr)
+        if weight is not None:
+            source, target = edge_index.numpy()
+            inner = np.where(source == target, 0, weight)
+            weight_sum = np.bincount(target, inner, minlength=len(node)).astype(np.float32)
+
+    def tensor(array: AnyArray | None) -> Tensor | None:
+        return None if array is None else torch.from_numpy(array)
+
+    return Block(
+        edge_index,
+        torch.from_numpy(subgraph.indptr),
+        len(node),
+        len(subgraph.indptr) - 1,
+        torch.from_numpy(degree),
+        tensor(graph.loops(node) if len(graph.self_loops) else None),
+        tensor(weight),
+        tensor(weight_sum),
+        tensor(graph.last_loop_weight(node)),
+        tensor(subgraph.stands_for),
+    )
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Joins a loaded batch to a `Data` with the fields of PyG's NeighborLoader, and `blocks`.
+
+    gather: how x is made, None where there are no features; weight_attr: a further name for the edge weights; edge_ids:
+    whether to give `e_id`.
+    """
+
+    graph: Graph
+    gather: Gather | None = None
+    weight_attr: str | None = None
+    edge_ids: bool = True
+    induced: bool = False
+    """see `block_of`"""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The graph's columns of which a batch has its edges' entries."""
+        return tuple(
+            name for name in ("edge_id", "weight") if name in self.graph.columns and (self.edge_ids or name == "weight")
+        )
+
+    def needs_slots(self, read: bool) -> bool:
+        """Whether a batch's slots are met again; read: its columns come with it (`Subgraph.columns`)."""
+        return bool(self.columns and not read) or (self.edge_ids and "edge_id" not in self.graph.columns)
+
+    def __call__(self, loaded: Loaded, input_id: NDArray[np.int64]) -> Data:
+        subgraph = loaded.drawn.subgraph
+        edge_index = torch.from_numpy(edge_index_of(subgraph))
+        first = block_of(self.graph, subgraph, edge_index, self.induced)
+        data = Data(edge_index=edge_index, num_nodes=len(subgraph.node))
+        if loaded.x is not None:
+            assert self.gather is not None
+            data.x = self.gather.tensor(loaded.x)
+        if loaded.y is not None:
+            data.y = torch.from_numpy(loaded.y)
+        if first.weight is not None:
+            data.edge_weight = first.weight
+            if self.weight_attr is not None:
+                data[self.weight_attr] = first.weight
+        data.n_id = torch.from_numpy(subgraph.node)
+        if self.edge_ids:
+            kept = "edge_id" in self.graph.columns
+            e_id = column_of(self.graph, subgraph, "edge_id") if kept else subgraph.slot
+            data.e_id = torch.from_numpy(np.asarray(e_id, np.int64))
+        data.num_sampled_nodes = list(subgraph.num_nodes)
+        data.num_sampled_edges = list(subgraph.num_edges)
+        data.input_id = torch.from_numpy(input_id)
+        data.batch_size = len(input_id)
+        data.blocks = blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
+        if isinstance(loaded.x, Sums):
+            data.blocks.insert(0, summed_block(first))
+        return data
+
+    def nbytes(self, num_nodes: int, num_edges: int, row_bytes: int) -> int:
+        """Bytes of a batch, but for its subgraph's, from reading to the model; row_bytes: of a node's features and labels."""
+        weighted = "weight" in self.graph.columns
+        per_node = row_bytes + 8 + 8 * bool(len(self.graph.self_loops)) + 8 * weighted
+        per_edge = 16 + 8 * self.edge_ids + 4 * weighted
+        return per_node * num_nodes + per_edge * num_edges

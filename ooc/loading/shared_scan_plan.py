@@ -1,0 +1,351 @@
+"""PURE: sampled batches -> sweeps, whose sums are made in one pass over the rows, and the pieces that a pass is read in."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.graph.aggregation import Floats
+from ooc.graph.relabel import Union
+from ooc.loading.collate import Drawn
+from ooc.loading.compact_batch import narrow
+from ooc.loading.work import Work
+from ooc.runtime.budget import SweepSize
+from ooc.runtime.buffers import Buffers
+from stores.arrays.rows import AnyArray, Rows
+from stores.arrays.zarr_rows import ShardedRows
+from stores.io.read_plan import ReadPlan
+from stores.jit import kernel
+
+AHEAD = 1
+"""Batches handed out before the model asks for them"""
+FEW = 2
+"""Batches that a sweep has before memory goes to other ends: two in place of one halve what is read for each"""
+PLAN_ROWS = 2**18
+"""Rows whose reads are planned at once, which takes about 16 MB"""
+_DIGIT = 12  # bits of a pass of the radix sort: two passes up to 16 M rows, its counters in the processor's nearest caches
+
+
+class Rest(NamedTuple):
+    """What remains of a sampled batch beside its sums. scale: float32[d], what each sum is multiplied by, or empty for ones."""
+
+    drawn: Drawn
+    """without its last hop"""
+    scale: Floats
+
+    @property
+    def num_rows(self) -> int:
+        """Destinations of the first layer: rows of sums."""
+        return len(self.drawn.subgraph.node)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A sampled batch that waits for its sums.
+
+    row: int32|int64[e], the row that an edge into the first layer's destinations needs; target: int32[e], the destination;
+    edge: float32[e], what the edge counts for, or empty. share: its part of a sweep's memory.
+    """
+
+    rest: Rest
+    row: NDArray[Any]
+    target: NDArray[np.int32]
+    edge: Floats
+    share: SweepSize
+
+
+def waiting(work: Work, drawn: Drawn) -> Waiting:
+    """What a sampled batch wants of the rows."""
+    subgraph = drawn.subgraph
+    factors, rest = work.factors(drawn)
+    row = np.empty(len(subgraph.source), subgraph.node.dtype)
+    np.take(subgraph.node, subgraph.source, out=row, mode="clip")
+    target = np.repeat(np.arange(len(subgraph.indptr) - 1, dtype=np.int32), np.diff(subgraph.indptr))
+    return Waiting(Rest(rest, factors.target), narrow(row), target, factors.edge, work.share_of_sweep(drawn))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Batches whose sums are made in one pass.
+
+    start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1]; own: int32[rows of sums], where each
+    destination's own row is kept, of `num_roots` places; row: [u], ascending, the rows to read; first: int32|int64[u + 1], row
+    u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, or ~ the place that keeps the
+    row; edge: float32 of each entry, what it counts for, or empty.
+    """
+
+    batches: tuple[Rest, ...]
+    start: NDArray[np.int64]
+    own: NDArray[np.int32]
+    num_roots: int
+    row: NDArray[Any]
+    first: NDArray[Any]
+    target: NDArray[np.int32]
+    edge: Floats
+    size: SweepSize
+    """what its batches take of the memory"""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of sums."""
+        return int(self.start[-1])
+
+    def only(self, k: int) -> "Sweep":
+        """A sweep for batch k alone, which keeps destinations' rows in the same places."""
+        base, stop = int(self.start[k]), int(self.start[k + 1])
+        kept = np.zeros(self.num_roots, np.bool_)
+        kept[self.own[base:stop]] = True
+        of_root = self.target < 0
+        wanted = np.where(of_root, kept[np.where(of_root, ~self.target, 0)], (self.target >= base) & (self.target < stop))
+        mine = np.flatnonzero(wanted)
+        target = np.where(of_root, self.target, self.target - np.int32(base))[mine]
+        row = np.repeat(self.row, np.diff(self.first))[mine]
+        edge = self.edge[mine] if len(self.edge) else self.edge
+        start = np.array([0, stop - base])
+        return _grouped(self.batches[k : k + 1], start, self.own[base:stop], self.num_roots, (row, target, edge), self.size)
+
+
+class Draft:
+    """A sweep in the making.
+
+    pool: bytes for all that sweeps have in memory; root_bytes: of a destination's own row; kept: of the pool, for other ends
+    (freed blocks that the C library keeps, buffers of reads), but where FEW batches need it.
+    """
+
+    def __init__(self, pool: int, root_bytes: int, kept: int = 0) -> None:
+        self._pool, self._root_bytes, self._kept = pool, root_bytes, kept
+        self._batches: list[Waiting] = []
+        self._own: list[NDArray[np.int32]] = []
+        self._roots = [0]
+        self._union = Union()
+        self._size: SweepSize | None = None
+
+    def add(self, batch: Waiting) -> bool:
+        """Take a batch in, unless the sweep is full; the first always fits. False: finish, this draft takes no more."""
+        own = self._union.add(batch.rest.drawn.subgraph.node)
+        roots = self._union.size * self._root_bytes
+        size = batch.share if self._size is None else self._size.joined(batch.share, roots)
+        if self._batches and size.nbytes > self._pool - (0 if size.batches <= FEW else self._kept):
+            return False
+        self._batches.append(batch)
+        self._own.append(own)
+        self._roots.append(self._union.size)
+        self._size = size
+        return True
+
+    def finish(self) -> Sweep:
+        """Its entries in file order; those of one row stay in the order of batches, destinations and edges.
+
+        What waited is given up as it is sorted, so that at most two copies are in memory.
+        """
+        assert self._size is not None
+        rests, own = tuple(batch.rest for batch in self._batches), np.concatenate(self._own)
+        start = np.zeros(len(rests) + 1, np.int64)
+        np.cumsum([rest.num_rows for rest in rests], out=start[1:])
+        parts: list[tuple[Entries, int]] = []
+        for batch, mine, base, known in zip(self._batches, self._own, start.tolist(), self._roots, strict=False):
+            parts.append(((batch.row, batch.target, batch.edge), base))
+            new = mine >= known  # whose rows no batch before keeps
+            row = narrow(batch.rest.drawn.subgraph.node[new])
+            parts.append(((row, ~mine[new], np.empty(0, np.float32)), 0))
+        self._batches.clear()
+        return _grouped(rests, start, own, self._roots[-1], _sorted(parts), self._size)
+
+
+Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
+"""row, target and edge, as in `Sweep`"""
+
+
+def _grouped(
+    batches: tuple[Rest, ...],
+    start: NDArray[np.int64],
+    own: NDArray[np.int32],
+    num_roots: int,
+    entries: Entries,
+    size: SweepSize,
+) -> Sweep:
+    """A sweep of entries in file order."""
+    row, target, edge = entries
+    distinct = _distinct(row)
+    ends = np.int32 if len(row) < 2**31 else np.int64
+    rows, first = np.empty(distinct, row.dtype), np.empty(distinct + 1, ends)
+    _group(row, rows, first)
+    return Sweep(batches, start, own, num_roots, rows, first, target, edge, size)
+
+
+@kernel
+def _distinct(row: NDArray[Any]) -> int:
+    """Distinct values among ascending ones."""
+    count = 0
+    for i in range(len(row)):
+        count += int(i == 0 or row[i] != row[i - 1])
+    return count
+
+
+@kernel
+def _group(row: NDArray[Any], own: NDArray[Any], first: NDArray[Any]) -> None:
+    """The distinct values among ascending ones, and where each begins, with the end of the last."""
+    at = 0
+    for i in range(len(row)):
+        if i == 0 or row[i] != row[i - 1]:
+            own[at] = row[i]
+            first[at] = i
+            at += 1
+    first[at] = len(row)
+
+
+def _sorted(parts: list[tuple[Entries, int]]) -> Entries:
+    """Entries by ascending row, in order: a stable radix sort, least digit first. parts: entries, and what is added to their
+    targets; emptied after the first pass, which takes the entries out of them."""
+    count = sum(len(row) for (row, _, _), _ in parts)
+    top = max(int(row.max(initial=0)) for (row, _, _), _ in parts)
+    weighed = any(len(edge) for (_, _, edge), _ in parts)  # a batch without edges has no factors either, a kept row neither
+    dtype = np.result_type(*(row for (row, _, _), _ in parts))
+    own = _room(count, dtype, weighed)
+    place = np.zeros((1 << _DIGIT) + 1, np.int64)
+    for (row, _, _), _ in parts:
+        _count(row, 0, place)
+    _add_up(place)
+    for (row, target, edge), base in parts:
+        _move(row, target, edge if len(edge) or not weighed else np.ones(len(row), np.float32), 0, base, place, *own)
+    parts.clear()
+    for shift in range(_DIGIT, top.bit_length(), _DIGIT):
+        place[:] = 0
+        _count(own[0], shift, place)
+        _add_up(place)
+        other = _room(count, dtype, weighed)
+        _move(*own, shift, 0, place, *other)
+        own = other  # the other copy goes before there is a third
+    return own
+
+
+def _room(count: int, dtype: np.dtype[Any], weighed: bool) -> Entries:
+    return np.empty(count, dtype), np.empty(count, np.int32), np.empty(count if weighed else 0, np.float32)
+
+
+@kernel
+def _count(row: NDArray[Any], shift: int, place: NDArray[np.int64]) -> None:
+    """Count each digit, from bit `shift` on, one place behind its own."""
+    mask = (1 << _DIGIT) - 1
+    for i in range(len(row)):
+        place[((row[i] >> shift) & mask) + 1] += 1
+
+
+@kernel
+def _add_up(place: NDArray[np.int64]) -> None:
+    for digit in range(len(place) - 1):
+        place[digit + 1] += place[digit]
+
+
+@kernel
+def _move(
+    row: NDArray[Any],
+    target: NDArray[np.int32],
+    edge: Floats,
+    shift: int,
+    base: int,
+    place: NDArray[np.int64],
+    row_out: NDArray[Any],
+    target_out: NDArray[np.int32],
+    edge_out: Floats,
+) -> None:
+    """One pass of the sort, by the digit from bit `shift` on; place[digit] is where its next entry goes. base: for targets."""
+    mask = (1 << _DIGIT) - 1
+    for i in range(len(row)):
+        digit = (row[i] >> shift) & mask
+        to = place[digit]
+        place[digit] = to + 1
+        row_out[to] = row[i]
+        target_out[to] = target[i] + base if target[i] >= 0 else target[i]
+        if len(edge_out) > 0:
+            edge_out[to] = edge[i]
+
+
+def sweeps(batches: Iterator[Waiting], pool: int, root_bytes: int, kept: int = 0) -> Iterator[Sweep]:
+    """Sweeps of consecutive batches, none left out, each of as many as fit `pool` bytes, but of one at least.
+
+    root_bytes, kept: see `Draft`. A failure comes after the sweep of the batches before it.
+    """
+    draft: Draft | None = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            break
+        except BaseException as error:  # the batches before it come first
+            failure = error
+            break
+        if draft is None:
+            draft = Draft(pool, root_bytes, kept)
+        if not draft.add(batch):
+            sweep = draft.finish()
+            draft = None  # what a generator refers to stays in memory while the sweep is under way
+            yield sweep
+            del sweep
+            draft = Draft(pool, root_bytes, kept)
+            draft.add(batch)
+        del batch
+    if draft is not None:
+        yield draft.finish()
+    if failure is not None:
+        raise failure
+
+
+def sweeps_pay(rows: Rows, pool: int) -> bool:
+    """Whether to read the rows again for every sweep; not where all of them fit into memory and stay there."""
+    return rows.shape[0] * rows.row_bytes > pool // 2
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a pass. row_at: int64[p], where each row begins among the values read; first: int64[p + 1], its entries."""
+
+    row: NDArray[np.int64]
+    row_at: NDArray[np.int64]
+    first: NDArray[np.int64]
+    plan: ReadPlan | None
+    """None: rows that are not read by a plan"""
+
+    def read(self, rows: Rows, buffers: Buffers) -> tuple[AnyArray, int]:
+        """(the values, bytes read from the disk); aligned memory, so that an engine may read straight into it."""
+        if self.plan is None or not isinstance(rows, ShardedRows):
+            values = buffers.empty((len(self.row), *rows.shape[1:]), rows.dtype)
+            nbytes = rows.read(self.row, values)
+            return values.reshape(-1).view(_bits(rows.dtype)), nbytes
+        buffer = buffers.empty((self.plan.nbytes,), np.dtype(np.uint8))
+        return buffer.view(_bits(rows.dtype)), rows.engine.read(self.plan, buffer)
+
+
+def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What kernels see: they know float16 by its bits only."""
+    return np.dtype(np.uint16) if dtype == np.float16 else dtype
+
+
+def pieces(sweep: Sweep, rows: Rows, piece_bytes: int) -> Iterator[Piece]:
+    """The pieces of a pass, in file order, each of about so many bytes."""
+    most = PLAN_ROWS if isinstance(rows, ShardedRows) else max(1, piece_bytes // rows.row_bytes)
+    for begin in range(0, len(sweep.row), most):
+        row = sweep.row[begin : begin + most].astype(np.int64)
+        first = sweep.first[begin : begin + most + 1].astype(np.int64)
+        if isinstance(rows, ShardedRows):
+            yield from _planned(row, first, rows, piece_bytes)
+        else:
+            yield Piece(row, np.arange(len(row)) * rows.shape[1], first, None)
+
+
+def _planned(row: NDArray[np.int64], first: NDArray[np.int64], rows: ShardedRows, piece_bytes: int) -> Iterator[Piece]:
+    """The pieces of rows `row` (ascending), whose entries begin at `first`: runs of whole extents."""
+    plan = rows.plan(row)
+    ends = np.cumsum(plan.length)
+    begin = done = 0
+    while begin < len(ends):
+        stop = max(begin + 1, int(np.searchsorted(ends, done + piece_bytes, side="right")))
+        a, b = int(plan.first[begin]), int(plan.first[stop])
+        row_at = plan.row_at[a:b] - done
+        extents = plan.offset[begin:stop], plan.length[begin:stop]
+        part = ReadPlan(plan.row_bytes, *extents, row_at, np.arange(b - a), plan.first[begin : stop + 1] - a)
+        yield Piece(row[a:b], row_at // rows.dtype.itemsize, first[a : b + 1], part)
+        begin, done = stop, int(ends[stop - 1])

@@ -1,0 +1,1 @@
+"""Scores of nodes and links, and the EdgeBank baseline."""

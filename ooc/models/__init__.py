@@ -1,0 +1,11 @@
+"""Models as lists of layers: built in, the user's own, and their convolutions."""
+
+from typing import TYPE_CHECKING
+
+from ooc.runtime.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from ooc.models.builders import build_model, full_blocks, summing_of
+
+__all__ = ["build_model", "full_blocks", "summing_of"]
+__getattr__ = lazy_exports(__name__, dict.fromkeys(__all__, "ooc.models.builders"))

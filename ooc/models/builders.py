@@ -1,0 +1,286 @@
+"""GraphSAGE, GCN, GAT, GIN, GCNII, APPNP and SGC as lists of layers, and the user's own modules beside them.
+
+One model runs on sampled blocks and on the whole graph (`full_blocks`), with the same parameters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.utils import index_sort
+from torch_geometric.utils.sparse import index2ptr
+
+from ooc.graph.aggregation import Summing, Sums
+from ooc.graph.blocks import Block
+from ooc.models.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
+from ooc.models.layers import Between, Dense, Layer, Norm, run_model
+from ooc.models.memory_efficient import Relu
+from ooc.models.propagation import BlockGCN2Conv, BlockPropagation
+from stores.errors import ConfigError
+
+ModelName = Literal["sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc"]
+_PROPAGATING = ("appnp", "sgc")
+"""whose layers have no parameters"""
+
+
+class Model(nn.Module):
+    """A list of layers, perhaps an encoder before them and a decoder after them; layer l runs on block l (see `run_layers`).
+
+    >>> model = build_model("sage", 128, 256, 32, num_layers=2)
+    >>> model(batch.x, batch.blocks).shape
+    torch.Size([batch_size, 32])
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> None:
+        super().__init__()
+        self.encoder, self.layers, self.decoder = encoder, nn.ModuleList(layers), decoder
+
+    def forward(
+        self, x: Tensor | Sums, blocks: Sequence[Block], checkpoint: bool = False, between: Between | None = None
+    ) -> Tensor:
+        """x: [blocks[0].num_src, in_channels] -> [blocks[-1].num_dst, out_channels]; see `run_layers`."""
+        out: Tensor = run_model(self, x, blocks, checkpoint, between)
+        return out
+
+
+def summing_of(model: nn.Module) -> Summing | None:
+    """The sum that the model's first layer makes of its neighbors' rows, where a loader can make it beforehand.
+
+    None for other models (subclasses with a forward of their own too: it may meet the rows), for those with an encoder, which
+    the rows pass first, for attention, for dropout of the input, and where rows are so wide that they are better narrowed first
+    (`ooc.models.convs.narrow_first`).
+
+    >>> summing_of(build_model("sage", 128, 256, 32, num_layers=2))
+    Summing(kind='mean', channels=256, more_rows=0.0)
+    """
+    layers = getattr(model, "layers", None)
+    if not layers or type(model).forward is not Model.forward or type(layers[0]).forward is not Layer.forward:
+        return None
+    if model.encoder is not None:
+        return None
+    first: Any = layers[0]
+    if type(first.conv).forward not in _SUMMED or first.dropout:
+        return None
+    found: Summing | None = first.conv.summing()
+    return None if found is None else replace(found, more_rows=max(map(_more_rows, layers)))
+
+
+def _more_rows(layer: Any) -> float:
+    """Rows that a step holds at once for a destination beside those of the convolution and `Relu` (measured)."""
+    if not isinstance(layer, Layer):
+        return _OTHERS_ROWS
+    own_activation = not isinstance(layer.activation, Relu | nn.Identity)
+    normed, skipped = not isinstance(layer.norm, nn.Identity), not isinstance(layer.skip, nn.Identity)
+    return 1.5 * normed + 1.0 * own_activation + 0.5 * skipped
+
+
+_OTHERS_ROWS = 3.0
+"""of a layer of somebody else's"""
+_SUMMED = (BlockSAGEConv.forward, BlockGCNConv.forward, BlockGINConv.forward, BlockPropagation.forward)
+"""of the convolutions that take `Sums`"""
+
+
+def build_model(
+    name: str,
+    in_channels: int,
+    hidden_channels: int,
+    out_channels: int,
+    num_layers: int,
+    dropout: float = 0.0,
+    norm: Norm = "none",
+    residual: bool = False,
+    heads: int = 8,
+    output_heads: int = 1,
+    rescale: bool = True,
+    input_dropout: float | None = None,
+    alpha: float = 0.1,
+    theta: float = 0.5,
+) -> Model:
+    """A model of `num_layers` layers: "sage", "gcn", "gat", "gin", "gcnii", "appnp" or "sgc".
+
+    hidden_channels: width of what passes between the layers. For gat it is the width of all heads together, so it is a multiple
+    of `heads` (the published model: hidden_channels=64, heads=8, dropout=0.6); the last layer averages `output_heads` heads.
+    dropout: on the input of every layer that has parameters, and on the attention of gat. input_dropout: on the features; by
+    default `dropout` for gcn, gat, gcnii and appnp, as published, and none for sage, gin and sgc. norm and activation (ELU for
+    gat, else ReLU): after all layers but the last, in gcnii after all. rescale: see `ooc.models.convs`. A layer of appnp or
+    sgc is a step of propagation without parameters: what they learn is appnp's encoder (of two linear maps) or sgc's decoder;
+    gcnii has both. alpha (gcnii, appnp): share of the first rows in every layer; theta (gcnii): see `BlockGCN2Conv`. Raises
+    ConfigError for a setting that does not fit.
+
+    >>> model = build_model("gcn", 1433, 16, 7, num_layers=2, dropout=0.5)
+    >>> logits = model(x, full_blocks(edge_index, num_nodes=2708, num_layers=2))
+    """
+    _check(name, hidden_channels, num_layers, dropout, heads, output_heads)
+    if input_dropout is None:
+        input_dropout = dropout if name in ("gcn", "gat", "gcnii", "appnp") else 0.0
+    if name in ("gcnii", *_PROPAGATING):
+        channels = in_channels, hidden_channels, out_channels
+        return _deep(name, channels, num_layers, (input_dropout, dropout), rescale, norm, residual, alpha, theta)
+    make_conv = partial(_make_conv, name, dropout, heads, output_heads, rescale)
+    widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+    layers = []
+    for index in range(num_layers):
+        width_in, width_out, last = widths[index], widths[index + 1], index == num_layers - 1
+        activation = nn.ELU(inplace=True) if name == "gat" else Relu()
+        layer = Layer(
+            make_conv(width_in, width_out, last),
+            width_in,
+            width_out,
+            dropout=dropout if index else input_dropout,
+            norm="none" if last else norm,
+            residual=residual,
+            activation=None if last else activation,
+        )
+        layers.append(layer)
+    return Model(layers)
+
+
+Dropouts = tuple[float, float]
+"""of the features, and of what follows"""
+
+
+def _deep(
+    name: str,
+    channels: tuple[int, int, int],
+    num_layers: int,
+    dropouts: Dropouts,
+    rescale: bool,
+    norm: Norm,
+    residual: bool,
+    alpha: float,
+    theta: float,
+) -> Model:
+    """gcnii, appnp or sgc; channels: of the features, inside and of the output."""
+    if not 0 < alpha < 1:
+        raise ConfigError(f"alpha={alpha}: give the share of the first rows, between 0 and 1")
+    if theta <= 0:
+        raise ConfigError(f"theta={theta}: give a positive number")
+    if name in _PROPAGATING and (norm != "none" or residual):
+        raise ConfigError(f"{name} propagates rows as they are: leave out norm={norm!r} and residual={residual}")
+    if name == "gcnii":
+        return _gcnii(channels, num_layers, dropouts, rescale, norm=norm, residual=residual, theta=theta, alpha=alpha)
+    return (
+        _appnp(channels, num_layers, dropouts, rescale, alpha)
+        if name == "appnp"
+        else _sgc(channels, num_layers, dropouts, rescale)
+    )
+
+
+def _gcnii(
+    channels: tuple[int, int, int],
+    num_layers: int,
+    dropouts: Dropouts,
+    rescale: bool,
+    *,
+    norm: Norm,
+    residual: bool,
+    theta: float,
+    alpha: float,
+) -> Model:
+    """As published: every layer of the hidden width and followed by ReLU, a linear map before them and one after them."""
+    width_in, hidden, width_out = channels
+    layers = [
+        Layer(
+            BlockGCN2Conv(hidden, alpha, theta, index + 1, rescale),
+            hidden,
+            hidden,
+            dropout=dropouts[1],
+            norm=norm,
+            residual=residual,
+            activation=Relu(),
+        )
+        for index in range(num_layers)
+    ]
+    return Model(layers, Dense(width_in, hidden, dropouts[0], nn.ReLU()), Dense(hidden, width_out, dropouts[1]))
+
+
+def _appnp(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, rescale: bool, alpha: float) -> Model:
+    """As published: a perceptron of two layers, then steps of propagation."""
+    width_in, hidden, width_out = channels
+    encoder = nn.Sequential(Dense(width_in, hidden, dropouts[0], Relu()), Dense(hidden, width_out, dropouts[1]))
+    steps = [BlockPropagation(width_out, alpha, rescale) for _ in range(num_layers)]
+    return Model([Layer(step, width_out, width_out) for step in steps], encoder=encoder)
+
+
+def _sgc(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, rescale: bool) -> Model:
+    """As published: steps of propagation, then one linear map."""
+    width_in, _, width_out = channels
+    steps = [BlockPropagation(width_in, rescale=rescale) for _ in range(num_layers)]
+    layers = [Layer(step, width_in, width_in, dropout=dropouts[0] if not index else 0.0) for index, step in enumerate(steps)]
+    return Model(layers, decoder=Dense(width_in, width_out, dropouts[1]))
+
+
+def _check(name: str, hidden: int, num_layers: int, dropout: float, heads: int, output_heads: int) -> None:
+    if name not in get_args(ModelName):
+        known = ", ".join(get_args(ModelName))
+        raise ConfigError(f"model {name!r} is unknown: use {known}, or package.module:Class for one of your own")
+    if num_layers < 1:
+        raise ConfigError(f"num_layers={num_layers}: a model has at least one layer")
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"dropout={dropout}: give a probability from 0 to below 1")
+    if heads < 1 or output_heads < 1:
+        raise ConfigError(f"heads={heads}, output_heads={output_heads}: attention has at least one head")
+    if name == "gat" and num_layers > 1 and hidden % heads:
+        raise ConfigError(f"hidden_channels={hidden} is the width of all {heads} heads together: use a multiple of {heads}")
+
+
+def _make_conv(
+    name: str, dropout: float, heads: int, output_heads: int, rescale: bool, width_in: int, width_out: int, last: bool
+) -> nn.Module:
+    if name == "sage":
+        return BlockSAGEConv(width_in, width_out)
+    if name == "gcn":
+        return BlockGCNConv(width_in, width_out, rescale)
+    if name == "gin":
+        # A last layer as narrow inside as its output would hang a binary task on one ReLU, which may be dead.
+        return BlockGINConv(width_in, width_out, rescale, inner=width_in if last else None)
+    if last:
+        return BlockGATConv(width_in, width_out, heads=output_heads, concat=False, dropout=dropout)
+    return BlockGATConv(width_in, width_out // heads, heads=heads, dropout=dropout)
+
+
+def full_blocks(
+    edge_index: Tensor, num_nodes: int, num_layers: int, weight: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> list[Block]:
+    """Blocks of a whole graph, every node source and destination of each: a model runs on them as on a sampled batch.
+
+    edge_index: int64[2, e] (source, destination) in any order; weight: [e] or None. The blocks share their tensors.
+
+    >>> blocks = full_blocks(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, num_layers=3)
+    >>> model(x, blocks).shape
+    torch.Size([2, out_channels])
+    """
+    target, order = index_sort(edge_index[1], max_value=num_nodes, stable=True)
+    edge_index = torch.stack([edge_index[0][order], target])
+    source = edge_index[0]
+    is_loop = source == target
+    loops = torch.bincount(target[is_loop], minlength=num_nodes)
+    has_loops = bool(is_loop.any())
+    weight_sum = loop_weight = None
+    if weight is not None:
+        weight = weight[order].to(dtype)
+        weight_sum = weight.new_zeros(num_nodes).index_add_(0, target, weight.masked_fill(is_loop, 0.0))
+    if weight is not None and has_loops:
+        loop_weight = last_loop_weight(target[is_loop], weight[is_loop], num_nodes)
+    indptr = index2ptr(target, num_nodes)
+    found = loops if has_loops else None
+    block = Block(edge_index, indptr, num_nodes, num_nodes, indptr.diff(), found, weight, weight_sum, loop_weight)
+    return [block] * num_layers
+
+
+def last_loop_weight(node: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
+    """[num_nodes]: weight of each node's last self-loop, 1 where it has none.
+
+    node: int64[k] sorted, the node of each self-loop; weight: [k].
+
+    >>> last_loop_weight(torch.tensor([1, 1]), torch.tensor([2.0, 5.0]), 3)
+    tensor([1., 5., 1.])
+    """
+    last = torch.ones_like(node, dtype=torch.bool)
+    last[:-1] = node[1:] != node[:-1]
+    found = weight.new_ones(num_nodes)
+    found[node[last]] = weight[last]
+    return found

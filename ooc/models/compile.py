@@ -1,0 +1,55 @@
+"""torch.compile for training: the model compiled in place, for blocks whose sizes differ in every batch."""
+
+import os
+import shutil
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ooc.models.layers import Layer
+from ooc.models.user import kind_of
+from stores.errors import ConfigError
+
+VARIANTS = 32
+"""Compiled forms of one function that torch keeps: per layer, for training and evaluation, and either order of its products"""
+
+
+def compile_model(model: nn.Module, device: torch.device) -> nn.Module:
+    """The same module, its layers compiled where it is a list of them, else its forward, at their first call.
+
+    Sizes are symbols (`dynamic=True`), so batches of other sizes run the same code. Parameters, state dict and type stay as
+    they are: checkpoints of compiled and other runs are interchangeable. Raises ConfigError where no compiler can be found.
+
+    >>> model = compile_model(build_model("sage", 128, 256, 32, num_layers=2), torch.device("cpu"))
+    >>> model(batch.x, batch.blocks)
+    """
+    missing = missing_tools(device)
+    if missing is not None:
+        raise ConfigError(f"--compile: torch.compile needs {missing}; or leave --compile out")
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    setattr(torch._dynamo.config, limit, max(VARIANTS, getattr(torch._dynamo.config, limit)))
+    for part in _parts(model):
+        part.compile(dynamic=True)
+    return model
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    layers = getattr(model, "layers", None)
+    if isinstance(layers, nn.ModuleList) and (kind_of(model) == "layers" or all(isinstance(each, Layer) for each in layers)):
+        return list(layers)
+    return [model]
+
+
+def missing_tools(device: torch.device) -> str | None:
+    """What torch.compile lacks here for code for `device`, None where it has all."""
+    compiler = os.environ.get("CXX")
+    if not any(shutil.which(each) for each in ([compiler] if compiler else ["g++", "clang++", "c++"])):
+        return f"a C++ compiler ({f'CXX={compiler} is none' if compiler else 'no g++ or clang++ is on PATH'}): install one"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "Python's headers (Python.h): install the package python3-dev, or python3-devel"
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "triton for CUDA: pip install triton"
+    return None

@@ -1,0 +1,325 @@
+"""PyG's convolutions on bipartite blocks: same parameters, same names in the state dict, fewer rows and faster sums.
+
+Each is a subclass of PyG's layer with `forward(x [num_src, f], block) -> [num_dst, g]`, and equals PyG's layer on the whole
+graph where the block holds all in-edges of its destinations. Degrees come from the whole graph, so a block that holds a
+sample of the edges is normalised as the graph is.
+
+Sums over a sample are rescaled (`rescale=True`): each sampled edge counts for as many edges as it stands for, the inverse of
+the times it was expected in the sample (Horvitz-Thompson; used for GNN sampling by FastGCN and GraphSAINT), so the expected
+sum is the full one. With uniform sampling that is degree / sampled edges of the destination, whether the graph is weighted
+or not. Where edges are drawn by weight, the sampler says it edge by edge (`Block.stands_for`). What GCN adds for the
+destination itself is known exactly and is not rescaled. `rescale=False` is PyG's layer on the block's own edges.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import index_sort, softmax
+
+from ooc.graph.aggregation import Kind, Summing, Sums
+from ooc.graph.blocks import Block
+from ooc.graph.spmm import bag_sum, pointers
+from ooc.models.dropout import dropout
+from ooc.models.memory_efficient import lean_here, sage_layer, two_products
+
+GATHER_COST = 16
+"""Multiply-adds that take as long as gathering one number of a neighbor's row (measured on CPU, rows of 32 to 256 float32)."""
+
+# A convolution that sums names the kind of its sum over all in-edges, `sum_kind`, as of `ooc.graph.aggregation.Summing`.
+
+EDGES_AT_ONCE = 8192
+"""Edges whose rows stand side by side at one time in attention's backward pass, so that they stay in the cache."""
+
+
+class _WeightedSum(torch.autograd.Function):
+    """CSR matrix times dense rows (`bag_sum`); backward is the transposed product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor | None, edge_index: Tensor, indptr: Tensor) -> Tensor:
+        ctx.num_src = x.size(0)
+        ctx.save_for_backward(value, edge_index)
+        return bag_sum(edge_index[0], x, indptr, value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        value, edge_index = ctx.saved_tensors
+        source, order = index_sort(edge_index[0], max_value=ctx.num_src, stable=True)
+        value = None if value is None else value[order]
+        indptr = pointers(source, ctx.num_src)
+        return bag_sum(edge_index[1][order], grad.contiguous(), indptr, value), None, None, None
+
+
+def weighted_sum(x: Tensor, block: Block, value: Tensor | None = None) -> Tensor:
+    """For each destination the sum of its in-edges' source rows, each times its edge's value.
+
+    x: [num_src, f] of any floating dtype; value: [e] or None for ones, without gradient. Returns [num_dst, f]. Deterministic,
+    on CUDA too; no gradient is computed for an x that needs none.
+
+    >>> block = full_blocks(torch.tensor([[0, 1], [2, 2]]), 3, 1)[0]
+    >>> weighted_sum(torch.tensor([[1.0], [2.0], [4.0]]), block)[2]
+    tensor([3.])
+    """
+    out: Tensor = _WeightedSum.apply(x, value, block.edge_index, block.indptr)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _AttentionSum(torch.autograd.Function):
+    """`_WeightedSum` with a value for each head, which takes a gradient as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, edge_index: Tensor, indptr: Tensor) -> Tensor:
+        ctx.save_for_backward(x, value, edge_index)
+        return _heads_sum(edge_index[0], x, indptr, value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, value, edge_index = ctx.saved_tensors
+        num_src, heads = x.size(0), value.size(1)
+        grad = grad.contiguous()
+        source, order = index_sort(edge_index[0], max_value=num_src, stable=True)
+        grad_x = _heads_sum(edge_index[1][order], grad, pointers(source, num_src), value[order])
+        parts = [
+            (x.index_select(0, source) * grad.index_select(0, target)).view(-1, heads, x.size(1) // heads).sum(-1)
+            for source, target in zip(edge_index[0].split(EDGES_AT_ONCE), edge_index[1].split(EDGES_AT_ONCE), strict=True)
+        ]
+        return grad_x, torch.cat(parts).to(value.dtype), None, None
+
+
+def _heads_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor) -> Tensor:
+    heads = value.size(1)
+    parts = rows.view(rows.size(0) * heads, -1)
+    sums = [bag_sum(index * heads + head, parts, indptr, value[:, head].contiguous()) for head in range(heads)]
+    return torch.cat(sums, dim=1)
+
+
+def attention_sum(x: Tensor, value: Tensor, block: Block) -> Tensor:
+    """`weighted_sum` by head: x [num_src, heads * c], value [e, heads] -> [num_dst, heads * c]; gradients to both.
+
+    >>> rows = attention_sum(h, share, block)  # [num_src, 64], [e, 8] -> [num_dst, 64]
+    """
+    out: Tensor = _AttentionSum.apply(x, value, block.edge_index, block.indptr)  # type: ignore[no-untyped-call]
+    return out
+
+
+def exact_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What factors of rows of a dtype are computed in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def expansion(block: Block) -> Tensor:
+    """float32[e]: how many edges of the whole graph each sampled edge stands for; ones where the block holds them all."""
+    if block.stands_for is not None:
+        return block.stands_for
+    count = block.indptr.diff()
+    ratio = block.degree[: block.num_dst].float() / count.clamp(min=1)
+    return ratio[block.edge_index[1]]
+
+
+def narrow_first(block: Block, in_channels: int, out_channels: int) -> bool:
+    """Whether a linear map is cheaper before the neighbors are summed (on every source) than after (on every destination)."""
+    gathered = block.edge_index.size(1) * (in_channels - out_channels) * GATHER_COST
+    return gathered > (block.num_src - block.num_dst) * in_channels * out_channels
+
+
+def _summing(kind: Kind, in_channels: int, out_channels: int) -> Summing | None:
+    """The sum to make while loading; None where rows are better narrowed before they are summed, at an edge a source."""
+    early = (in_channels - out_channels) * GATHER_COST > in_channels * out_channels
+    return None if early else Summing(kind, out_channels)
+
+
+class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
+    """PyG's SAGEConv with mean aggregation (Hamilton et al., 2017) on a block.
+
+    The mean over uniformly sampled neighbors is already unbiased, and over neighbors drawn by weight it estimates the weighted
+    mean, so there is nothing to rescale, but in GraphSAINT's subgraphs (`Block.share`). Edge weights are not used, as in PyG.
+
+    >>> conv = BlockSAGEConv(128, 256)
+    >>> conv.load_state_dict(SAGEConv(128, 256).state_dict())
+    >>> rows = conv(x, block)  # [num_src, 128] -> [num_dst, 256]
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, aggr="mean")
+
+    sum_kind: Kind = "mean"
+
+    def summing(self) -> Summing | None:
+        """See `ooc.models.summing_of`."""
+        return _summing(self.sum_kind, self.in_channels, self.out_channels)
+
+    def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What x [n, in_channels] brings in as neighbors and as destinations, [n, out_channels] each; see `joined`."""
+        return F.linear(x, self.lin_l.weight), self.lin_r(x)
+
+    def joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+        """The result from what `narrowed` made: the neighbors' mean, and the destination's own, [num_dst, out_channels]."""
+        return near + root + self.lin_l.bias
+
+    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
+        weights = self.lin_l.weight, self.lin_l.bias, self.lin_r.weight
+        if isinstance(x, Sums):
+            return two_products(*x, *weights) if lean_here(x.near) else self.lin_l(x.near) + self.lin_r(x.root)
+        share = block.share
+        if share is None:
+            share = block.indptr.diff().clamp(min=1).to(exact_dtype(x.dtype)).reciprocal()[block.edge_index[1]]
+        early = narrow_first(block, x.size(1), self.out_channels)
+        if lean_here(x) and not early:
+            return sage_layer(x, share, (block.edge_index, block.indptr), *weights)
+        root = self.lin_r(x[: block.num_dst])
+        if early:
+            return self.joined(weighted_sum(F.linear(x, self.lin_l.weight), block, share), root, block)
+        return self.lin_l(weighted_sum(x, block, share)) + root
+
+
+class BlockGCNConv(GCNConv):  # type: ignore[misc]
+    """PyG's GCNConv (Kipf & Welling, 2017) on a block, where PyG's own refuses bipartite input.
+
+    As `add_remaining_self_loops` has it, self-loops of the graph are left out and every node gets one of weight 1, or, in a
+    weighted graph, of the weight of its last self-loop. rescale=False counts degrees in the block, as PyG does on a sampled
+    batch (with `trim_to_layer`); even at full fan-out that is not the whole graph's degree of an outermost source.
+
+    >>> conv = BlockGCNConv(1433, 16)
+    >>> conv.load_state_dict(GCNConv(1433, 16).state_dict())
+    >>> rows = conv(x, block)  # [num_src, 1433] -> [num_dst, 16]
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, rescale: bool = True) -> None:
+        super().__init__(in_channels, out_channels)
+        self.rescale = rescale
+
+    sum_kind: Kind = "gcn"
+
+    def summing(self) -> Summing | None:
+        """See `ooc.models.summing_of`; degrees counted in the block are known only once there is one."""
+        return _summing(self.sum_kind, self.in_channels, self.out_channels) if self.rescale else None
+
+    def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `BlockSAGEConv`; both are the same rows."""
+        h = self.lin(x)
+        return h, h
+
+    def joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+        """As of `BlockSAGEConv`, for a block that holds all edges or whose sums are made."""
+        out: Tensor = with_own_row(near, root, block) + self.bias
+        return out
+
+    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
+        early = not isinstance(x, Sums) and narrow_first(block, self.in_channels, self.out_channels)
+        out = propagated(self.lin(x) if early else x, block, self.rescale)
+        return (out if early else self.lin(out)) + self.bias
+
+    @staticmethod
+    def coefficients(block: Block, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """[e], [num_dst] of `dtype`: factor of each edge and of each destination's own row, by the graph's degrees."""
+        loop: Tensor | float = 1.0 if block.loop_weight is None else block.loop_weight.to(dtype)
+        if block.weight is not None:
+            assert block.weight_sum is not None, "a weighted block comes with the sums of the weights"
+            degree = block.weight_sum.to(dtype) + loop
+        else:
+            degree = (block.degree if block.loops is None else block.degree - block.loops).to(dtype) + loop
+        inverse = degree.rsqrt()
+        inverse = inverse.masked_fill(inverse.isinf(), 0.0)
+        source, target = block.edge_index
+        value = inverse[source] * inverse[target]
+        if block.weight is not None:
+            value = value * block.weight
+        if block.loops is not None:
+            value = value.masked_fill(source == target, 0.0)
+        return value * expansion(block), (loop * inverse.square())[: block.num_dst]
+
+    @staticmethod
+    def plain_coefficients(block: Block) -> tuple[Tensor, Tensor]:
+        """The same by PyG's `gcn_norm` of the block's own edges."""
+        _, weight = gcn_norm(block.edge_index, block.weight, block.num_src, dtype=torch.float32)
+        value = weight.new_zeros(block.edge_index.size(1))
+        keep = block.edge_index[0] != block.edge_index[1]
+        value[keep] = weight[: -block.num_src]
+        return value, weight[-block.num_src :][: block.num_dst]
+
+
+def propagated(x: Tensor | Sums, block: Block, rescale: bool) -> Tensor:
+    """GCN's sum: x [num_src, f], times the normalised adjacency with self-loops: [num_dst, f]. rescale: see `BlockGCNConv`."""
+    if isinstance(x, Sums):
+        return with_own_row(*x, block)
+    exact = exact_dtype(x.dtype)
+    value, root = BlockGCNConv.coefficients(block, exact) if rescale else BlockGCNConv.plain_coefficients(block)
+    return weighted_sum(x, block, value) + root.to(x.dtype).unsqueeze(1) * x[: block.num_dst]
+
+
+def with_own_row(near: Tensor, root: Tensor, block: Block) -> Tensor:
+    """[num_dst, f]: GCN's sum over the neighbors, `near`, and the destination's own row, `root`, by the graph's degrees."""
+    own = BlockGCNConv.coefficients(block, exact_dtype(root.dtype))[1]
+    return near + own.to(root.dtype).unsqueeze(1) * root
+
+
+class BlockGINConv(GINConv):  # type: ignore[misc]
+    """PyG's GINConv (Xu et al., 2019) with a two-layer perceptron, on a block. Edge weights are not used, as in PyG.
+
+    inner: width between the perceptron's two layers; None: out_channels.
+
+    Where edges are drawn by weight, those of weight 0 are never drawn: the rescaled sum is that over the others.
+
+    >>> conv = BlockGINConv(128, 256)
+    >>> rows = conv(x, block)  # [num_src, 128] -> [num_dst, 256]
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, rescale: bool = True, inner: int | None = None) -> None:
+        inner = out_channels if inner is None else inner
+        perceptron = nn.Sequential(nn.Linear(in_channels, inner), nn.ReLU(inplace=True), nn.Linear(inner, out_channels))
+        super().__init__(perceptron)
+        self.rescale = rescale
+
+    sum_kind: Kind = "sum"
+
+    def summing(self) -> Summing | None:
+        """See `ooc.models.summing_of`."""
+        return Summing("expanded" if self.rescale else "sum", self.nn[0].out_features)
+
+    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
+        if isinstance(x, Sums):
+            return self.nn(x.near + (1 + self.eps) * x.root)
+        near = weighted_sum(x, block, expansion(block) if self.rescale else None)
+        return self.nn(near + (1 + self.eps) * x[: block.num_dst])
+
+
+class BlockGATConv(GATConv):  # type: ignore[misc]
+    """PyG's GATConv (Velickovic et al., 2018) on a block: self-loops are replaced by one for every destination.
+
+    Attention is normalised over the sampled neighbors, so there is nothing to rescale. Edge weights are not used, as in PyG.
+    What a row contributes to the scores is one product with the attention vectors folded into the weight matrix.
+
+    >>> conv = BlockGATConv(1433, 8, heads=8, dropout=0.6)
+    >>> rows = conv(x, block)  # [num_src, 1433] -> [num_dst, 64]
+    """
+
+    def forward(self, x: Tensor, block: Block) -> Tensor:
+        h = self.lin(x)
+        near, own = self.attention(x, block)
+        root = own.to(h.dtype).unsqueeze(-1) * h[: block.num_dst].view(-1, self.heads, self.out_channels)
+        out = attention_sum(h, near, block).view_as(root) + root
+        return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
+
+    def attention(self, x: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+        """[e, heads], [num_dst, heads]: share of each edge, and of each destination's own row."""
+        weight = self.lin.weight.view(self.heads, self.out_channels, -1)
+        to_source, to_target = (torch.einsum("hc,hci->ih", att[0], weight) for att in (self.att_src, self.att_dst))
+        exact = exact_dtype(x.dtype)
+        from_source, from_target = (x @ to_source).to(exact), (x[: block.num_dst] @ to_target).to(exact)
+        source, target = block.edge_index
+        score = from_source.index_select(0, source) + from_target.index_select(0, target)
+        if block.loops is not None:
+            score = score.masked_fill((source == target).unsqueeze(1), -torch.inf)
+        score = torch.cat([score, from_source[: block.num_dst] + from_target])
+        index = torch.cat([target, torch.arange(block.num_dst, device=target.device)])
+        share = softmax(F.leaky_relu(score, self.negative_slope), index, num_nodes=block.num_dst)
+        near, own = dropout(share, self.dropout, self.training, of="edges").tensor_split((len(source),))
+        return near, own

@@ -1,0 +1,70 @@
+"""Convolutions of deep models on blocks: propagation alone (APPNP, SGC), and GCNII's.
+
+All sum as GCN does, by degrees in the whole graph with a self-loop for every node, and rescale what is sampled as GCN does (see
+`ooc.models.convs`). PyG's own refuse bipartite input.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GCN2Conv
+
+from ooc.graph.aggregation import Kind, Summing, Sums
+from ooc.graph.blocks import Block
+from ooc.models.convs import propagated
+
+
+class BlockPropagation(nn.Module):
+    """One step of PyG's APPNP (Gasteiger et al., 2019), which returns to the first rows with probability alpha, on a block;
+    with alpha = 0 one of SGConv's (Wu et al., 2019). Has no parameters: K steps are K layers.
+
+    >>> rows = BlockPropagation(32, alpha=0.1)(x, block, initial)  # [num_src, 32], [num_dst, 32] -> [num_dst, 32]
+    """
+
+    def __init__(self, channels: int, alpha: float = 0.0, rescale: bool = True) -> None:
+        super().__init__()
+        self.channels, self.alpha, self.rescale = channels, alpha, rescale
+
+    @property
+    def needs_initial(self) -> bool:
+        """Whether `forward` takes the rows that it returns to."""
+        return self.alpha > 0
+
+    sum_kind: Kind = "gcn"
+
+    def summing(self) -> Summing | None:
+        """See `ooc.models.summing_of`."""
+        return Summing(self.sum_kind, self.channels) if self.rescale else None
+
+    def forward(self, x: Tensor | Sums, block: Block, initial: Tensor | None = None) -> Tensor:
+        out = propagated(x, block, self.rescale)
+        return out if initial is None else (1 - self.alpha) * out + self.alpha * initial
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, alpha={self.alpha}, rescale={self.rescale}"
+
+
+class BlockGCN2Conv(GCN2Conv):  # type: ignore[misc]
+    """PyG's GCN2Conv (GCNII: Chen et al., 2020), its weights shared, on a block.
+
+    alpha: share of the first rows; theta, layer (from 1 on): the weights count for log(theta / layer + 1).
+
+    >>> conv = BlockGCN2Conv(64, alpha=0.1, theta=0.5, layer=1)
+    >>> conv.load_state_dict(GCN2Conv(64, alpha=0.1, theta=0.5, layer=1).state_dict())
+    >>> rows = conv(x, block, initial)  # [num_src, 64], [num_dst, 64] -> [num_dst, 64]
+    """
+
+    needs_initial = True
+
+    def __init__(self, channels: int, alpha: float, theta: float, layer: int, rescale: bool = True) -> None:
+        super().__init__(channels, alpha, theta, layer)
+        self.rescale = rescale
+
+    sum_kind: Kind = "gcn"
+
+    def summing(self) -> Summing | None:
+        """See `ooc.models.summing_of`."""
+        return Summing(self.sum_kind, self.channels) if self.rescale else None
+
+    def forward(self, x: Tensor | Sums, block: Block, initial: Tensor) -> Tensor:
+        out = (1 - self.alpha) * propagated(x, block, self.rescale) + self.alpha * initial
+        return torch.addmm(out, out, self.weight1, beta=1 - self.beta, alpha=self.beta)

@@ -1,0 +1,319 @@
+"""PURE: profile + budget -> `Plan`: what a run will take, why, and what would change it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ooc.loading.superbatch_plan import ROW_BYTES, WINDOWS
+from ooc.planning.profile import Evaluation, Profile
+from ooc.planning.simulate_scans import Sweeps
+from ooc.planning.simulate_superbatches import Costs, Replay, Share, simulate
+from ooc.runtime.budget import Budget
+from stores.sizes import format_bytes
+
+WORTH = 0.1
+"""of an epoch's seconds: what a change must save to be advised"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the planner must know of a run besides its profile."""
+
+    steps_per_epoch: int
+    steps: int
+    """batches of the whole run"""
+    row_bytes: int
+    """of a row as stored; 0 where rows are in memory"""
+    scored: Mapping[str, int]
+    """times that each split is"""
+    upkeep: "Upkeep" = field(default_factory=lambda: Upkeep())
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """What a run does besides batches. Bytes."""
+
+    beforehand: float = 0.0
+    """batches drawn before the first one, to count how often nodes come"""
+    lag: int = 0
+    """pushes to histories that are still to be written at the end"""
+    fills: int = 0
+    """times that histories' hot rows are read: before the second epoch, and after every sweep"""
+    refresh_read: int = 0
+    """by all refreshes, but not by those that share a sweep with scores"""
+    refresh_written: int = 0
+    drift_read: int = 0
+    """by measuring the drift of histories, behind every epoch"""
+    emptied: float = 0.0
+    """of the epochs after the first, the share before which a sweep has driven the rows out of memory"""
+    sweep_peak: int = 0
+    """of the process in a sweep over all nodes, where there are any"""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a run will take: training only, but for the peak and where it is said. Seconds, bytes, rows: of the whole run."""
+
+    seconds_per_epoch: float
+    first_epoch_seconds: float
+    later_epoch_seconds: float | None
+    """None where there is but one"""
+    evaluate_seconds: float
+    peak_rss_bytes: int
+    bytes_read: int
+    """features and edges"""
+    edge_bytes_read: int
+    """of them, edges"""
+    history_bytes_read: int
+    history_bytes_written: int
+    """0 without histories; a refresh's bytes are among both"""
+    rows_read: int
+    rows_asked: int
+    hit_rate: float | None
+    """of the rows that batches ask for, those that need no reading; None where all are in memory"""
+    read_amplification: float | None
+    """bytes read by bytes of the rows that had to be read"""
+    read_bytes_per_second: float | None
+    """while reading"""
+    stages: dict[str, float]
+    """seconds of work, by stage"""
+    bottleneck: str
+    beforehand_seconds: float = 0.0
+    """before the first batch"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's memory, what it will take, and what to change; frozen, printed by `ooc plan`, JSON by `asdict`."""
+
+    budget: Budget
+    prediction: Prediction
+    costs: Costs
+    others: dict[str, float]
+    """seconds an epoch with another setting"""
+    advice: str
+    steps: int
+    """batches of the run"""
+    profiled_steps: int
+    """batches sampled for it"""
+    profile_seconds: float
+    reading: str = ""
+    """how features are read: by which engine, and why"""
+
+    def __str__(self) -> str:
+        """The prediction in one line."""
+        found, parts = self.prediction, []
+        if found.hit_rate is not None:
+            parts = [f"{format_bytes(found.bytes_read)} read, {100 * found.hit_rate:.0f} % of the rows from memory"]
+        if found.history_bytes_written:
+            moved = format_bytes(found.history_bytes_read), format_bytes(found.history_bytes_written)
+            parts.append(f"histories {moved[0]} read, {moved[1]} written")
+        parts.insert(0, f"{found.seconds_per_epoch:.3g} s an epoch, peak {format_bytes(found.peak_rss_bytes)}")
+        return "; ".join([", ".join(parts), self.advice])
+
+    def asdict(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return asdict(self)
+
+
+def plan(profile: Profile, budget: Budget, run: Run) -> Plan:
+    """Predict `run`. More memory never means more bytes; the same profile gives the same plan.
+
+    >>> print(plan(profile, budget, run).advice)
+    """
+    first, later = _shares(profile.replays, profile, run)
+    whole = first + later
+    stages = _stages(whole, profile) | _pulling(first, later, profile)
+    edges = profile.sampled_nbytes * (whole.steps + run.upkeep.beforehand)
+    pulled, pushed = _histories(first, later, profile, run)
+    seconds_per_epoch = whole.seconds / whole.steps * run.steps_per_epoch
+    others = {
+        name: sum(_shares((other,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch
+        for name, other in profile.others.items()
+        if other.tells(min(run.steps, run.steps_per_epoch))
+    }
+    prediction = Prediction(
+        seconds_per_epoch=seconds_per_epoch,
+        first_epoch_seconds=first.seconds,
+        later_epoch_seconds=later.scaled(run.steps_per_epoch).seconds if later.steps else None,
+        evaluate_seconds=_evaluation(profile, run),
+        peak_rss_bytes=peak_bytes(profile, run),
+        bytes_read=round(whole.nbytes + edges),
+        edge_bytes_read=round(edges),
+        history_bytes_read=round(pulled),
+        history_bytes_written=round(pushed),
+        rows_read=round(whole.rows_read),
+        rows_asked=round(whole.rows_asked),
+        hit_rate=hit_rate(whole.rows_read, whole.rows_asked) if run.row_bytes else None,
+        read_amplification=whole.nbytes / (whole.rows_read * run.row_bytes) if run.row_bytes and whole.rows_read else None,
+        read_bytes_per_second=whole.nbytes / whole.read_s if whole.read_s else None,
+        stages=stages,
+        bottleneck=bottleneck(stages),
+        beforehand_seconds=run.upkeep.beforehand * profile.costs.sample_s,
+    )
+    advice = advise(stages, whole.seconds, seconds_per_epoch, others)
+    return Plan(budget, prediction, profile.costs, others, advice, run.steps, profile.steps, profile.seconds)
+
+
+def hit_rate(rows_read: float, rows_asked: float) -> float | None:
+    """Of the rows asked for, those that needed no reading; None where none was asked for.
+
+    >>> hit_rate(25, 100)
+    0.75
+    """
+    return 1 - rows_read / rows_asked if rows_asked else None
+
+
+def _shares(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) -> tuple[Share, Share]:
+    """(the first epoch, all later ones together), histories included: they go on beside all else while the disk has time."""
+    first, later = _epochs(replays, profile, run)
+    exchange = profile.exchange
+    if exchange is None:
+        return first, later
+    busy = exchange.pull_s(exchange.first) + exchange.push_s(), exchange.pull_s(exchange.later) + exchange.push_s()
+    return _beside(first, busy[0]), _beside(later, busy[1])
+
+
+def _beside(share: Share, batch_s: float) -> Share:
+    """With so many seconds of the disk more for every batch."""
+    idle = max(0.0, share.seconds - share.read_s)
+    return replace(share, seconds=share.seconds + max(0.0, batch_s * share.steps - idle))
+
+
+def _pulling(first: Share, later: Share, profile: Profile) -> dict[str, float]:
+    """Seconds of reading histories, as a stage."""
+    exchange = profile.exchange
+    if exchange is None:
+        return {}
+    return {"pull": exchange.pull_s(exchange.first) * first.steps + exchange.pull_s(exchange.later) * later.steps}
+
+
+def _histories(first: Share, later: Share, profile: Profile, run: Run) -> tuple[float, float]:
+    """Bytes read and written of histories."""
+    exchange, upkeep = profile.exchange, run.upkeep
+    if exchange is None:
+        return 0.0, 0.0
+    read = exchange.first.nbytes * first.steps + exchange.later.nbytes * later.steps + exchange.hot.nbytes * upkeep.fills
+    pushed = exchange.written * max(0.0, first.steps + later.steps - upkeep.lag)
+    read += upkeep.drift_read * ((first.steps + later.steps) // run.steps_per_epoch)
+    return read + upkeep.refresh_read, pushed + upkeep.refresh_written
+
+
+def _epochs(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) -> tuple[Share, Share]:
+    """(the first epoch, all later ones together)."""
+    costs, first_steps = profile.costs, min(run.steps, run.steps_per_epoch)
+    left = run.steps - first_steps
+    if not replays:
+        seconds = costs.together_s * first_steps + costs.sample_s + costs.collate_s
+        asked = profile.asked * first_steps
+        first = Share(first_steps, seconds, rows_read=asked, rows_asked=asked, model_s=costs.step_s * first_steps)
+        return first, first.scaled(left)
+    begin = replays[0]
+    first = begin.epoch(costs, first_steps)
+    if not left:
+        return first, Share()
+    if len(replays) > 1:
+        later = replays[1].epoch(costs, run.steps_per_epoch)
+    elif isinstance(begin, Sweeps):
+        later = begin.epoch(costs, run.steps_per_epoch)
+    else:
+        later = first if begin.covers(first_steps) else _steady(begin, costs, first_steps)
+    emptied = run.upkeep.emptied * left
+    return first, first.scaled(emptied) + later.scaled(left - emptied)
+
+
+def _steady(windows: Replay, costs: Costs, steps: int) -> Share:
+    """An epoch but for its beginning: what follows the batches replayed."""
+    return windows.epoch(costs, 2 * steps).without(windows.epoch(costs, steps))
+
+
+def _stages(whole: Share, profile: Profile) -> dict[str, float]:
+    """Seconds of work of every stage."""
+    costs = profile.costs
+    stages = {"sample": whole.steps * costs.sample_s, "group": whole.steps * costs.group_s, "read": whole.read_s}
+    sums = {} if costs.pace is None else {"sum": whole.sum_s}
+    return {**stages, **sums, "collate": whole.steps * costs.collate_s, "consumer": whole.model_s}
+
+
+def _evaluation(profile: Profile, run: Run) -> float:
+    """Seconds of all evaluations."""
+    return sum(run.scored.get(split, 0) * scoring_s(each, profile.costs) for split, each in profile.evaluations.items())
+
+
+def scoring_s(each: Evaluation, costs: Costs) -> float:
+    """Seconds of scoring a split once. costs: of training, which reads as fast."""
+    if each.replay is None:
+        return each.batches * each.batch_s
+    pace = costs.pace
+    if pace is not None:  # the disk's work slows a batch down as it does in training
+        pace = replace(pace, batch_s=each.batch_s * pace.batch_s / costs.together_s)
+    own = replace(
+        costs, sample_s=each.sample_s, collate_s=0.0, step_s=each.batch_s, together_s=each.batch_s, cpu_s=0.0, pace=pace
+    )
+    return each.replay.epoch(own, each.batches).seconds
+
+
+def peak_bytes(profile: Profile, run: Run) -> int:
+    """The most memory of the process: what it took to run the model, the rows or sums in memory beside it, in training or in
+    scoring, and the edges still to be mapped."""
+    steps = min(run.steps, run.steps_per_epoch)
+    most = [_held(each, profile.costs, steps, run.row_bytes) for each in profile.replays]
+    for split, each in profile.evaluations.items():
+        if run.scored.get(split) and each.replay is not None:
+            most.append(_held(each.replay, profile.costs, each.batches, run.row_bytes))
+    exchange, held = profile.exchange, 0
+    if exchange is not None:
+        held = exchange.held + (exchange.held_hot if run.steps > run.steps_per_epoch else 0)
+    return max(profile.resident + profile.unmapped + max(most, default=0) + held, run.upkeep.sweep_peak)
+
+
+def _held(each: Replay | Sweeps, costs: Costs, steps: float, row_bytes: int) -> int:
+    """Bytes of the rows or sums in memory, with what keeps order among them, at most."""
+    if isinstance(each, Sweeps):
+        return each.peak_bytes(steps)
+    rows = simulate(each.loads, costs, each.before).peak_rows
+    return rows * (row_bytes + ROW_BYTES) + WINDOWS * max(load.kept for load in each.loads)
+
+
+def bottleneck(stages: Mapping[str, float]) -> str:
+    """The stage that works longest: the others wait for it."""
+    return max(stages, key=lambda name: stages[name])
+
+
+NAMES = {
+    "sample": "sampling",
+    "group": "grouping",
+    "read": "reading",
+    "sum": "summing",
+    "collate": "collation",
+    "pull": "reading histories",
+    "copy": "copying to the device",
+    "consumer": "the model",
+}
+"""of stages, for people"""
+
+
+def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float, others: Mapping[str, float]) -> str:
+    """One sentence on what to change. stages: seconds of work; seconds: of training; others: seconds an epoch otherwise.
+
+    >>> advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"--memory 4GB": 6.0})
+    'Reading takes 90 % of the time: with --memory 4GB an epoch would take 6 s instead of 10 s.'
+    """
+    worst = bottleneck(stages)
+    share = f"{NAMES.get(worst, worst).capitalize()} takes {min(1.0, stages[worst] / seconds):.0%} of the time".replace(
+        "%", " %"
+    )
+    best = min(others, key=lambda name: others[name], default=None)
+    if worst == "read" and best is not None and others[best] < (1 - WORTH) * seconds_per_epoch:
+        better = f"with {best} an epoch would take {others[best]:.3g} s instead of {seconds_per_epoch:.3g} s"
+        return f"{share}: {better}."
+    changes = {
+        "read": "give more --memory, store features in fewer bytes, or use a faster disk",
+        "consumer": "the disk keeps up, so only a smaller model, fewer neighbors, or a faster processor or GPU, would help",
+        "sample": "a smaller --fanout or, where edges stay on disk, more --memory would help",
+        "group": "a smaller --fanout, or --in-memory where the rows fit, would help",
+        "sum": "a smaller --fanout or narrower features would help",
+        "collate": "a smaller --fanout or narrower features would help",
+        "pull": "more --parts-per-batch, --history-dtype float16 or a smaller --hidden would help",
+    }
+    return f"{share}: {changes.get(worst, 'the others wait for it')}."

@@ -1,0 +1,202 @@
+"""A part of a run's first sweep, made and served as training does, to know how fast: alone, and beside the model."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count, islice, repeat, takewhile
+from typing import Any
+
+import numpy as np
+
+from ooc.graph.aggregation import Floats
+from ooc.loading.shared_scan import Made, Served, Server, Sweeper
+from ooc.loading.shared_scan_plan import AHEAD, Draft, Piece, Sweep, Waiting, pieces, waiting
+from ooc.loading.work import PIECES, Work
+from ooc.planning.simulate_scans import rest_bytes, table_bytes
+from ooc.planning.simulate_superbatches import Pace, cost_of
+from ooc.planning.trials import LEAST_STEPS, PATIENCE, Step, median_of
+from ooc.runtime.clock import Clock, noting_waits
+from ooc.runtime.keyed_random import Cursor
+from ooc.runtime.memory import MemoryMeter
+from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
+from stores.arrays.rows import Rows
+
+WARM_STEPS = 2
+
+
+@dataclass(frozen=True)
+class SweepTrial:
+    """What was measured."""
+
+    pace: Pace
+    together_s: float
+    """a batch while no sums are made"""
+    step_s: float
+    """of it the model's, while sums are made"""
+    collate_s: float
+    resident: int
+    """most bytes of the process, but for the sums and the sweep"""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A stretch of making sums."""
+
+    seconds: float
+    nbytes: int
+    model_s: float
+    """it should take by the device's cost model"""
+    reading_s: float
+    waiting_s: float
+
+
+class _Maker:
+    """Adds parts of a sweep up, and knows what they took."""
+
+    def __init__(self, work: Work, rows: Rows, sweep: Sweep) -> None:
+        self._work, self._rows, self._sweep = work, rows, sweep
+        self._clock, self._model_s = Clock(), 0.0
+        self.sweeper = Sweeper(work, rows, self._clock)
+
+    def buffer(self) -> tuple[Floats, Floats]:
+        """Zeros for a sweep's sums and the rows it keeps."""
+        near, roots = self.sweeper.memory.take(self._sweep.num_rows, self._sweep.num_roots, self._rows.shape[1], 0)
+        near[:], roots[:] = 0, 0
+        return near, roots
+
+    def pieces(self) -> Iterator[Piece]:
+        """Of one pass."""
+        cost = cost_of(self._rows)
+        for piece in pieces(self._sweep, self._rows, self._work.piece_bytes):
+            length = np.array([len(piece.row) * self._rows.row_bytes]) if piece.plan is None else piece.plan.length
+            self._model_s += len(length) * cost.read_s + int(length.sum()) * cost.byte_s
+            yield piece
+
+    @property
+    def nbytes(self) -> int:
+        """Read so far."""
+        return self._work.read.nbytes
+
+    def make(self, sums: tuple[Floats, Floats], todo: Iterator[Piece]) -> _Pass:
+        """Add pieces up."""
+        before, model, reading, begun = self.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
+        with noting_waits() as waits:
+            self.sweeper.add_up(self._sweep, *sums, todo)
+        waited = sum(stop - start for start, stop in waits)
+        seconds = time.perf_counter() - begun
+        return _Pass(seconds, self.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
+
+    def again(self, stop: threading.Event) -> Iterator[Piece]:
+        """Pass after pass."""
+        while not stop.is_set():
+            yield from takewhile(lambda _: not stop.is_set(), self.pieces())
+
+
+def try_sweep(work: Work, sweep: Sweep, steps: int, threads: int, step: Step, seconds: float) -> SweepTrial:
+    """Make a part of `sweep` for about `seconds`, serve its batches to `step` for as long, and then both at once.
+
+    work: whose counters and buffers nobody else uses; steps: of the epoch; threads: that sample. In memory are the sums of two
+    sweeps, as in training.
+    """
+    assert work.x is not None
+    maker = _Maker(work, work.x, sweep)
+    try:
+        with MemoryMeter("plan", period_s=0.005) as meter:
+            made, served = maker.buffer(), maker.buffer()
+            maker.make(made, islice(maker.pieces(), PIECES + 1))  # loads the kernels
+            end = time.perf_counter() + seconds
+            alone = maker.make(served, takewhile(lambda _: time.perf_counter() < end, maker.pieces()))
+            pipeline = _pipeline(work, maker.sweeper, _made(sweep, served), (steps, threads))
+            with pipeline:
+                found = _beside(pipeline, maker, made, step, alone, seconds)
+    finally:
+        maker.sweeper.close()
+    known = sum(part.nbytes for part in (*made, *served)) + table_bytes(sweep) + sum(map(rest_bytes, sweep.batches))
+    return SweepTrial(*found, median_of(pipeline.clocks["collate"], WARM_STEPS), max(0, meter.peak - known))
+
+
+def _made(sweep: Sweep, sums: tuple[Floats, Floats]) -> Made:
+    return Made(sweep.batches, sweep.start, sweep.own, *sums, len(sweep.batches), None)
+
+
+def _beside(
+    pipeline: Pipeline, maker: _Maker, sums: tuple[Floats, Floats], step: Step, alone: _Pass, seconds: float
+) -> tuple[Pace, float, float]:
+    """(the pace, a batch while no sums are made, the model's part of a batch while they are)."""
+    runs = _runs(pipeline, step)
+    taken_by(runs, WARM_STEPS, 0.0)
+    quiet = taken_by(runs, LEAST_STEPS, seconds)
+    stop = threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:
+        making = pool.submit(maker.make, sums, maker.again(stop))
+        try:
+            next(runs)  # the batch under way when it began
+            before, begun, spans = maker.nbytes, time.perf_counter(), len(pipeline.clocks[CONSUMER].spans)
+            busy = taken_by(runs, LEAST_STEPS, seconds)
+            nbytes, taken = maker.nbytes - before, time.perf_counter() - begun
+        finally:
+            stop.set()
+        passed = making.result()
+    slower = alone.seconds / alone.model_s
+    byte_s = alone.model_s / max(1, alone.nbytes)
+    together = float(np.median(quiet))
+    pace = Pace(
+        alone=slower,
+        beside=max(slower, taken / (nbytes * byte_s)) if nbytes else slower,
+        batch_s=max(together, float(np.median(busy))),
+        reading=min(1.0, passed.reading_s / passed.seconds),
+        summing=min(1.0, 1 - passed.waiting_s / passed.seconds),
+    )
+    return pace, together, median_of(pipeline.clocks[CONSUMER], spans)
+
+
+def _runs(pipeline: Pipeline, step: Step) -> Iterator[float]:
+    """Seconds of one batch after the other."""
+    begun = time.perf_counter()
+    for _, batch in pipeline:
+        step(batch)
+        del batch
+        now = time.perf_counter()
+        yield now - begun
+        begun = now
+
+
+def taken_by(runs: Iterator[float], least: int, seconds: float) -> list[float]:
+    """What the next batches take: for about so many seconds, of `least` batches at least unless they take much longer."""
+    taken: list[float] = []
+    while len(taken) < least or sum(taken) < seconds:
+        taken.append(next(runs))
+        if sum(taken) > PATIENCE * max(seconds, 0.1):
+            break
+    return taken
+
+
+def _pipeline(work: Work, sweeper: Sweeper, made: Made, sampling: tuple[int, int]) -> Pipeline:
+    """Batches of a sweep, over and over; for each that is served another one is sampled and put in file order."""
+    steps, threads = sampling
+    cursors = (Cursor(0, step % steps) for step in count())
+    if work.lockstep is None:
+        source: Iterator[Any] = cursors
+        stage = Stage("sample", lambda cursor: waiting(work, work.sample(cursor)), threads)
+    else:
+        source = work.sampled(cursors, False)
+        stage = Stage("sample", lambda drawn: waiting(work, drawn))
+    sampled = Pipeline(source, [stage], max_bytes=1, max_items=threads)
+    server = Server(work, sweeper)
+    return Pipeline(
+        _served(server.serve(repeat(made)), sampled),
+        [Stage("collate", server.collate)],
+        max_bytes=1,
+        max_items=AHEAD,
+        before=sampled,
+    )
+
+
+def _served(batches: Iterator[Served], sampled: Iterator[Waiting]) -> Iterator[Served]:
+    for batch, drawn in zip(batches, sampled, strict=False):
+        draft = Draft(1, 0)  # a sweep by itself
+        draft.add(drawn)
+        draft.finish()
+        yield batch

@@ -1,0 +1,150 @@
+"""PURE: what training from histories asks of the disk and of the memory, counted over sampled batches: no row is read.
+
+A batch's halo is a function of the seed, so is what is pulled, and which nodes are pulled most often, whose rows stay in RAM
+after the first epoch. Where the sample is the whole epoch all of it is counted; else half of the batches choose those nodes and
+the other half tells how many pulls they serve.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.history.rows import most_asked
+from ooc.loading.collate import Drawn
+from stores.arrays.rows import Ids
+from stores.io.pages import PAGE_BYTES
+from stores.io.read_plan import ReadCost
+from stores.io.write_plan import PIECE_BYTES, plan_writes
+
+STAMP_BYTES = 4
+"""of the step that wrote a row"""
+_WRITERS = 4
+_ASKED_BYTES = 2
+
+
+@dataclass(frozen=True)
+class HistoryShape:
+    """row_bytes: of a row of each inner layer as stored; hot_bytes: for rows kept in RAM; widest: columns of a row in float32
+    while it is put into a batch, 0 where rows are stored so; ahead: batches whose rows are read before the model asks;
+    lengths: (ascending ids, bytes of a row) -> bytes of the extents that serve them."""
+
+    num_nodes: int
+    row_bytes: tuple[int, ...]
+    hot_bytes: int
+    lag: int
+    ahead: int
+    widest: int
+    lengths: Callable[[Ids, int], NDArray[np.int64]]
+    cost: ReadCost
+
+    @property
+    def node_bytes(self) -> int:
+        """Of a node's rows of all layers."""
+        return sum(self.row_bytes)
+
+    def read(self, ids: Ids) -> NDArray[np.int64]:
+        """int64[2]: extents and bytes of pulling `ids`."""
+        found = [self.lengths(ids, each) for each in self.row_bytes] if len(ids) else []
+        return np.array([sum(map(len, found)), sum(int(length.sum()) for length in found)])
+
+    def written(self, ids: Ids) -> int:
+        """Bytes of pushing `ids`, the steps' included."""
+        return sum(plan_writes(ids, each).nbytes for each in (*self.row_bytes, STAMP_BYTES))
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """Of a batch, on average. extents, nbytes: read from disk."""
+
+    extents: float
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What batches pull and push."""
+
+    first: Pulls
+    """in the first epoch"""
+    later: Pulls
+    """in all others, when the hot rows are in RAM"""
+    written: float
+    """bytes a batch"""
+    hot: Pulls
+    """reading the hot rows, once"""
+    held: int
+    """bytes of memory in the first epoch"""
+    held_hot: int
+    """of the hot rows, besides, from then on"""
+    cost: ReadCost
+
+    def pull_s(self, pulls: Pulls) -> float:
+        """Seconds of the disk for reading."""
+        return pulls.extents * self.cost.read_s + pulls.nbytes * self.cost.byte_s
+
+    def push_s(self) -> float:
+        """Seconds of the disk for writing what a batch pushes: as long as reading it."""
+        return self.written * self.cost.byte_s
+
+
+def replay_histories(shape: HistoryShape, drawn: Sequence[Drawn], whole: bool) -> Exchange:
+    """Count what the batches `drawn` pull and push; whole: they are those of an epoch.
+
+    >>> replay_histories(shape, sample.batches, whole=True).first.nbytes
+    """
+    own = [batch.subgraph.node[: batch.subgraph.num_nodes[0]] for batch in drawn]
+    halo = [batch.subgraph.node[batch.subgraph.num_nodes[0] :] for batch in drawn]
+    most_hot = shape.hot_bytes // (shape.node_bytes + 8)
+    first = _mean([shape.read(ids) for ids in halo])
+    asked = _asked(shape.num_nodes, halo)
+    hot = most_asked(asked, most_hot)
+    if whole or len(halo) < 2:
+        later = _mean([shape.read(_without(ids, hot)) for ids in halo])
+    else:
+        later = _unseen(shape, halo, most_hot)
+    most_halo, most_own = max(map(len, halo), default=0), max(map(len, own), default=0)
+    pending = shape.lag + 1 + shape.ahead
+    state = shape.num_nodes * (_ASKED_BYTES + STAMP_BYTES + (shape.node_bytes + STAMP_BYTES) // PAGE_BYTES)
+    held = (
+        most_halo * (shape.ahead * (shape.node_bytes + 12) + 4 * shape.widest)
+        + most_own * pending * (shape.node_bytes + 8)
+        + state
+        + _WRITERS * 2 * PIECE_BYTES
+    )
+    count = len(hot) if whole else min(most_hot, shape.num_nodes)
+    return Exchange(
+        first=first,
+        later=later,
+        written=float(np.mean([shape.written(ids) for ids in own])) if own else 0.0,
+        hot=_mean([shape.read(hot)]),
+        held=held,
+        held_hot=count * (shape.node_bytes + 8),
+        cost=shape.cost,
+    )
+
+
+def _asked(num_nodes: int, halo: Sequence[Ids]) -> NDArray[np.uint16]:
+    asked = np.zeros(num_nodes, np.uint16)
+    for ids in halo:
+        asked[ids] += np.uint16(1)
+    return asked
+
+
+def _unseen(shape: HistoryShape, halo: Sequence[Ids], most_hot: int) -> Pulls:
+    """Pulls of the batches with odd numbers beside the nodes that those with even ones would keep; room they do not fill goes
+    to others at random."""
+    hot = most_asked(_asked(shape.num_nodes, halo[::2]), most_hot)
+    cold = 1 - (min(most_hot, shape.num_nodes) - len(hot)) / max(1, shape.num_nodes - len(hot))
+    found = _mean([shape.read(_without(ids, hot)) for ids in halo[1::2]])
+    return Pulls(found.extents * cold, found.nbytes * cold)
+
+
+def _without(ids: Ids, hot: Ids) -> Ids:
+    return np.setdiff1d(ids, hot, assume_unique=True)
+
+
+def _mean(found: Sequence[NDArray[np.int64]]) -> Pulls:
+    extents, nbytes = np.mean(found, axis=0) if found else (0.0, 0.0)
+    return Pulls(float(extents), float(nbytes))

@@ -1,0 +1,249 @@
+"""PURE: what a run through sweeps (`ooc.loading.shared_scan`) will take, from those that its first batches form and what each
+stage costs.
+
+The sums of a sweep are made while those of the one before serve batches. `follow` keeps both going side by side: each has a
+speed while it is alone and another one beside the other, because they share the processor.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from ooc.loading.collate import Drawn
+from ooc.loading.shared_scan_plan import Rest, Sweep, Waiting, sweeps, waiting
+from ooc.loading.work import Work
+from ooc.planning.simulate_superbatches import Costs, Lengths, Share, cost_of, planned
+from stores.arrays.rows import Rows
+
+MOST_FOLLOWED = 256
+"""Sweeps of an epoch that are followed one by one; more go on like those"""
+_ALL = 1 - 1e-6
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a sweep asks of the disk and of the memory, or the mean of several. Of the memory: bytes."""
+
+    batches: float
+    asked: float
+    """rows its batches want, each time they do"""
+    rows_read: float
+    nbytes: float
+    """to read"""
+    read_s: float
+    """that reading should take by the device's cost model"""
+    sums: float
+    rests: float
+    """what remains of its batches beside the sums"""
+    entries: float
+    """its entries as they come, one copy"""
+    table: float
+    """its entries in file order, with the rows that they need"""
+
+    def part(self, batches: float, rows: Rows) -> "Scan":
+        """The same with so many batches, each of which wants as large a share of the file, regardless of what others want."""
+        times = batches / self.batches
+        return Scan(
+            batches,
+            self.asked * times,
+            _covered(self.rows_read, rows.shape[0], times),
+            nbytes := _covered(self.nbytes, rows.shape[0] * rows.row_bytes, times),
+            self.read_s * nbytes / max(1, self.nbytes),
+            self.sums * times,
+            self.rests * times,
+            self.entries * times,
+            self.table * times,
+        )
+
+
+def _covered(some: float, whole: float, times: float) -> float:
+    """Of `whole`, what `times` as many batches want, where these want `some`."""
+    whole = max(whole, some, 1.0)  # pages beyond the last row count too
+    missed = 1 - min(some / whole, _ALL)
+    return whole * (1 - missed**times)
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """The sweeps of an epoch's first batches."""
+
+    scans: tuple[Scan, ...]
+    """the last one may lack batches: the sample ended"""
+    most: float
+    """batches that fit a sweep"""
+    rows: Rows
+
+    def of(self, steps: float) -> Sequence[Scan]:
+        """The sweeps of an epoch of so many batches: those known, then their mean, then what is left."""
+        ends = [0.0, *accumulate(scan.batches for scan in self.scans)]
+        if ends[-1] >= steps:
+            known = [scan for scan, end in zip(self.scans, ends[1:], strict=True) if end <= steps]
+            left = steps - ends[len(known)]
+            return [*known, self.scans[len(known)].part(left, self.rows)] if left else known
+        whole = list(self.scans[:-1])
+        typical = _mean(whole) if whole else self.scans[0].part(self.most, self.rows)
+        left = steps - ends[len(whole)]
+        count, rest = divmod(left, typical.batches)
+        return [*whole, *[typical] * int(count), *([typical.part(rest, self.rows)] if rest >= 1 else [])]
+
+    def epoch(self, costs: Costs, steps: float) -> Share:
+        """What an epoch of `steps` batches takes."""
+        if not steps:
+            return Share()
+        scans = self.of(steps)
+        followed = scans[:MOST_FOLLOWED]
+        share = _share(followed, follow(followed, costs), costs, 0)
+        if len(followed) < len(scans):
+            share += _share(followed, follow(followed, costs), costs, MOST_FOLLOWED // 2).scaled(steps - share.steps)
+        return share
+
+    def tells(self, steps: float) -> bool:
+        """Whether enough batches were replayed to go on from: all, or two whole sweeps."""
+        return sum(scan.batches for scan in self.scans) >= steps or len(self.scans) > 2
+
+    def peak_bytes(self, steps: float) -> int:
+        """The most bytes that the sweeps of `steps` batches have in memory at once: the sums of one serve batches, those of the
+        next are made, and the entries of the one after are sorted."""
+        held = [None, None, *self.of(steps), None, None]
+        most = 0.0
+        for served, made, drawn in zip(held, held[1:], held[2:], strict=False):
+            alive = [scan for scan in (served, made, drawn) if scan is not None]
+            sums = sum(scan.sums for scan in (served, made) if scan is not None)
+            entries = (made.table if made else 0.0) + (2 * drawn.entries if drawn else 0.0)
+            most = max(most, sums + entries + sum(scan.rests for scan in alive))
+        return round(most)
+
+
+def _mean(scans: Sequence[Scan]) -> Scan:
+    return Scan(*np.mean([list(vars(scan).values()) for scan in scans], axis=0).tolist())
+
+
+def replay_sweeps(
+    work: Work, drawn: Iterable[Drawn], pool: int, lengths: Lengths, seen: Callable[[Sweep], None] = lambda _: None
+) -> Sweeps:
+    """Group `drawn` as training would, and count instead of reading; `seen` is called with each sweep.
+
+    >>> sum(scan.rows_read for scan in replay_sweeps(work, drawn, pool, lambda ids: rows.plan(ids).length).scans)
+    """
+    assert work.x is not None
+    asked: deque[tuple[int, int]] = deque()
+
+    def waits() -> Iterator[Waiting]:
+        for batch in drawn:
+            one = waiting(work, batch)
+            asked.append((len(batch.subgraph.node), entry_bytes(one)))
+            yield one
+
+    scans, cost, most = [], cost_of(work.x), 1.0
+    for sweep in sweeps(waits(), pool, work.root_bytes, work.kept_bytes):
+        most = max(most, batches_in(pool - work.kept_bytes, sweep))
+        wanted = [asked.popleft() for _ in sweep.batches]
+        extents, nbytes = planned(sweep.row.astype(np.int64), lengths)
+        scans.append(
+            Scan(
+                batches=len(sweep.batches),
+                asked=sum(rows for rows, _ in wanted),
+                rows_read=len(sweep.row),
+                nbytes=nbytes,
+                read_s=extents * cost.read_s + nbytes * cost.byte_s,
+                sums=work.root_bytes * (sweep.num_rows + sweep.num_roots),
+                rests=sum(rest_bytes(rest) for rest in sweep.batches),
+                entries=sum(nbytes for _, nbytes in wanted),
+                table=table_bytes(sweep),
+            )
+        )
+        seen(sweep)
+    return Sweeps(tuple(scans), most, work.x)
+
+
+def batches_in(pool: int, sweep: Sweep) -> float:
+    """Batches like those of this sweep, which may lack some, that fit a sweep of `pool` bytes."""
+    size, count = sweep.size, len(sweep.batches)
+    return max(float(count), (pool - size.fixed) * count // max(1, size.kept))
+
+
+def rest_bytes(rest: Rest) -> int:
+    """Bytes of what remains of a batch beside its sums."""
+    return rest.drawn.subgraph.nbytes + rest.drawn.position.nbytes + rest.scale.nbytes
+
+
+def entry_bytes(one: Waiting) -> int:
+    """Bytes of a batch's entries."""
+    return one.row.nbytes + one.target.nbytes + one.edge.nbytes
+
+
+def table_bytes(sweep: Sweep) -> int:
+    """Bytes of a sweep's entries in file order."""
+    return sweep.row.nbytes + sweep.first.nbytes + sweep.target.nbytes + sweep.edge.nbytes
+
+
+@dataclass(frozen=True)
+class Followed:
+    """done: when each sweep's batches are through, in seconds from the first request; making, serving: seconds of each sweep's
+    pass, and of its batches at the model."""
+
+    done: tuple[float, ...]
+    making: tuple[float, ...]
+    serving: tuple[float, ...]
+
+
+def follow(scans: Sequence[Scan], costs: Costs) -> Followed:
+    """Make sweep after sweep while their batches are served: two buffers, so the third waits until the first is served.
+
+    A sweep is put together once it is known who takes it: sampling begins when the last but one before it begins to serve.
+    """
+    pace = costs.pace
+    assert pace is not None
+    rate = costs.sample_s + costs.group_s
+    count = len(scans)
+    grouped = [scans[0].batches * rate] + ([(scans[0].batches + scans[1].batches) * rate] if count > 1 else [])
+    done: list[float] = []
+    making, served = [0.0] * count, [0.0] * count
+    now, serving, made = 0.0, 0, 0
+    batches, reads = scans[0].batches, scans[0].read_s
+    while serving < count:
+        may_make = made < count and made <= serving + 1
+        makes, serves = may_make and grouped[made] <= now, made > serving
+        slower = pace.beside if serves else pace.alone
+        batch_s = pace.batch_s if makes else costs.together_s
+        ends = [reads * slower] if makes else [grouped[made] - now] if may_make else []
+        if serves:
+            ends.append(batches * batch_s)
+        step = min(ends)
+        now += step
+        if makes:
+            making[made] += step
+            reads -= step / slower if slower else reads
+        if serves:
+            served[serving] += step
+            batches -= step / batch_s if batch_s else batches
+        if makes and step == ends[0]:
+            made += 1
+            reads = scans[made].read_s if made < count else 0.0
+        if serves and step == ends[-1]:
+            done.append(now)
+            serving += 1
+            batches = scans[serving].batches if serving < count else 0.0
+        if made > serving and len(grouped) == serving + 2 < count:  # begins to serve, so one more is put together
+            grouped.append(max(grouped[-1], now) + scans[serving + 2].batches * rate)
+    return Followed(tuple(done), tuple(making), tuple(served))
+
+
+def _share(scans: Sequence[Scan], line: Followed, costs: Costs, begin: int) -> Share:
+    """What the sweeps from `begin` on take."""
+    assert costs.pace is not None
+    some, pace = scans[begin:], costs.pace
+    nbytes = sum(scan.nbytes for scan in some)
+    return Share(
+        steps=sum(scan.batches for scan in some),
+        seconds=line.done[-1] - (line.done[begin - 1] if begin else 0.0),
+        nbytes=nbytes,
+        rows_read=sum(scan.rows_read for scan in some),
+        rows_asked=sum(scan.asked for scan in some),
+        read_s=sum(line.making[begin:]) * pace.reading,
+        sum_s=sum(line.making[begin:]) * pace.summing,
+        model_s=sum(line.serving[begin:]),
+    )

@@ -1,0 +1,175 @@
+"""PyG's remote-backend interfaces over a `Dataset`, so that PyG's own loaders run on it without pyg-lib.
+
+>>> stores = OocFeatureStore(ds), OocGraphStore(ds)
+>>> sampler = OocSampler(ds, [10, 10])
+>>> loader = NodeLoader(stores, node_sampler=sampler, input_nodes=torch.from_numpy(ds.split("train")), batch_size=1024)
+
+These run in the consumer's thread; `ooc.NeighborLoader` gives the same batches, worked on ahead.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
+from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+
+from ooc.graph.memory_shares import budget_of
+from ooc.loading.arguments import fanout_of, weight_column_of
+from ooc.loading.collate import edge_index_of
+from ooc.sampling import NeighborSampler
+from stores.dataset import Dataset
+from stores.errors import ConfigError
+
+_READ_ONLY = "a store is read-only: write the array elsewhere and open the data set with features={name: path}"
+
+
+class OocFeatureStore(FeatureStore):  # type: ignore[misc]
+    """PyG's FeatureStore over the node arrays of a data set.
+
+    names: the arrays that a batch gets, by default x and y. Others can be asked for by name.
+
+    >>> OocFeatureStore(ds).get_tensor(group_name=None, attr_name="x", index=torch.tensor([3, 1]))
+    """
+
+    def __init__(self, ds: Dataset, names: Sequence[str] | None = None) -> None:
+        super().__init__()
+        self.ds = ds
+        self.names = [name for name in ("x", "y") if name in ds.names] if names is None else list(names)
+        for name in self.names:
+            ds.rows(name)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """One attribute an array that a batch gets; the group is None, as PyG has it for one node type."""
+        return [TensorAttr(group_name=None, attr_name=name) for name in self.names]
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
+        """Rows [k, ...] at `attr.index`: ids int64[k], a mask [N], a slice, None for all; one row [...] for an int.
+
+        Features come by their values, float32 where they are stored in fewer bits (`Dataset.rows`); whole numbers as int64.
+        """
+        if not self._has(attr):
+            return None
+        _refuse_workers()
+        rows = self.ds.rows(attr.attr_name)
+        ids = _rows_at(attr.index, rows.shape[0])
+        out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+        rows.read(ids, out)
+        tensor = torch.from_numpy(out.astype(np.int64) if out.dtype.kind in "iu" else out)
+        return tensor[0] if isinstance(attr.index, int) else tensor
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
+        """The shape of the whole array: nothing is read."""
+        return self.ds.rows(attr.attr_name).shape if self._has(attr) else None
+
+    def _has(self, attr: TensorAttr) -> bool:
+        return attr.group_name in (None, self.ds.manifest.node_type().name) and attr.attr_name in self.ds.names
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise ConfigError(_READ_ONLY)
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        raise ConfigError(_READ_ONLY)
+
+
+class OocGraphStore(GraphStore):  # type: ignore[misc]
+    """PyG's GraphStore over the topology of a data set, in CSC.
+
+    `get_edge_index` copies the whole topology into RAM, as int64, which is what PyG's own code works on; sampling by
+    `OocSampler` never does.
+    """
+
+    def __init__(self, ds: Dataset) -> None:
+        super().__init__()
+        self.ds = ds
+
+    def get_all_edge_attrs(self) -> list[EdgeAttr]:
+        """The one edge type, None as PyG has it for a homogeneous graph."""
+        num_nodes = self.ds.num_nodes
+        return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, is_sorted=True, size=(num_nodes, num_nodes))]
+
+    def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
+        """(source int64[E], colptr int64[N+1]) for CSC; None for another layout: PyG's `coo()` and `csr()` convert."""
+        if edge_attr.layout != EdgeLayout.CSC or edge_attr.edge_type is not None:
+            return None
+        graph = self.ds.graph
+        return torch.from_numpy(graph.indices.astype(np.int64)), torch.from_numpy(np.array(graph.indptr))
+
+    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
+        raise ConfigError("a store's topology is read-only: ingest the edges into another store")
+
+    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
+        raise ConfigError("a store's topology is read-only: ingest the edges into another store")
+
+
+class OocSampler(BaseSampler):  # type: ignore[misc]
+    """PyG's BaseSampler over the topology of a data set: uniform or weighted neighbor sampling by our own kernels.
+
+    num_neighbors, replace, weight_attr: as `ooc.NeighborLoader` takes them. Draws follow torch's generator, as those of
+    PyG's samplers do: `torch.manual_seed` makes them repeatable. Raises BudgetError for a batch over the data set's memory.
+
+    >>> OocSampler(ds, [10, 10]).sample_from_nodes(NodeSamplerInput(input_id=None, node=torch.tensor([3, 1])))
+    """
+
+    def __init__(
+        self, ds: Dataset, num_neighbors: Sequence[int], replace: bool = False, weight_attr: str | None = None
+    ) -> None:
+        self.ds = ds
+        self._sampler = NeighborSampler(
+            ds.graph,
+            fanout_of(num_neighbors),
+            replace,
+            weight_column_of(ds.graph, weight_attr),
+            max_bytes=budget_of(ds).max_batch,
+            row_bytes=ds.rows("x").row_bytes if ds.num_features else 0,
+        )
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
+        """The neighborhood of `index.node`; `edge` holds the edges' positions in the input."""
+        if index.time is not None or kwargs:
+            raise ConfigError("OocSampler samples no temporal neighborhoods: leave out input_time and further arguments")
+        _refuse_workers()
+        key = int(torch.randint(2**63 - 1, ()).item())
+        subgraph = self._sampler.sample(index.node.numpy(), key)
+        row, col = torch.from_numpy(edge_index_of(subgraph))
+        return SamplerOutput(
+            node=torch.from_numpy(subgraph.node),
+            row=row,
+            col=col,
+            edge=torch.from_numpy(self.ds.graph.edge_ids(subgraph.slot)),
+            batch=None,
+            num_sampled_nodes=list(subgraph.num_nodes),
+            num_sampled_edges=list(subgraph.num_edges),
+            metadata=(index.input_id, index.time),
+        )
+
+    def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> SamplerOutput:
+        """Raises NotImplementedError: link-level loaders are not supported."""
+        raise NotImplementedError("OocSampler samples from nodes only: use NodeLoader, not LinkLoader")
+
+    @property
+    def edge_permutation(self) -> None:
+        """None: `SamplerOutput.edge` holds positions in the input already."""
+        return None
+
+
+def _refuse_workers() -> None:
+    """A forked worker has none of the reading threads and would wait for them for ever."""
+    if get_worker_info() is not None:
+        raise ConfigError("a store is read by threads, not by worker processes: give the loader num_workers=0")
+
+
+def _rows_at(index: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """PyG's ways to say which rows, as int64[k]."""
+    if isinstance(index, int):
+        return np.array([index + count if index < 0 else index])
+    if index is None:
+        return np.arange(count)
+    if isinstance(index, slice):
+        return np.arange(*index.indices(count))
+    array = index.detach().cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
+    return np.flatnonzero(array) if array.dtype == bool else array.astype(np.int64)

@@ -1,0 +1,11 @@
+"""The HTML page of a run, its charts, and printed tables."""
+
+from typing import TYPE_CHECKING
+
+from ooc.runtime.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from ooc.report.page import write_report
+
+__all__ = ["write_report"]
+__getattr__ = lazy_exports(__name__, dict.fromkeys(__all__, "ooc.report.page"))

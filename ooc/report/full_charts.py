@@ -1,0 +1,143 @@
+"""What an exact step was to do and did, to be looked at: its schedule, the memory of every tier, seconds by op."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ooc.fullgraph.ir import Fate
+from ooc.fullgraph.placement.costs import TIERS
+from ooc.fullgraph.placement.plan import PlannedRun, StepPlan
+from ooc.runtime.trace import Sample, Spans
+from stores.sizes import format_bytes
+
+UP, DOWN, AGAIN, INK, GREY = "#2563a8", "#d9722b", "#8a6bb1", "#1f2933", "#c3cad3"
+LANES = ("computing", "host memory", "disk")
+NAMES = {Fate.RETAINED: "memory", Fate.HOST: "host memory", Fate.DISK: "disk"}
+_LABELLED = 24
+"""Ops at most whose names stand in the chart"""
+_NARROW = 0.035
+"""of the chart's width: a shorter op goes without its name"""
+
+
+def schedule_figure(plan: StepPlan, spans: Spans | None = None, ops: Sequence[str] = ()) -> Figure:
+    """A step as planned, a lane for computing and for each tier that bytes move to or from; below it as it went.
+
+    spans: seconds by lane, with the number of the run in the step as item (of a whole step); ops: names of these runs, in
+    order.
+
+    >>> schedule_figure(plan, full.traffic.spans(), ops).savefig("schedule.png")
+    """
+    lanes = [number for number in range(len(LANES)) if any(run.parts[number] for run in plan.runs)]
+    actual = {name: each for name, each in (spans or {}).items() if each}
+    heights = [len(lanes) + 0.6, *([len(actual) + 0.6] if actual else [])]
+    figure = Figure(figsize=(11.6, 0.9 + 0.42 * sum(heights)), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
+    _planned(axes[0], plan, lanes)
+    if actual:
+        _went(axes[1], actual, [run.op for run in plan.runs] if not ops else list(ops), plan)
+    axes[-1].set(xlabel="seconds of the step", xlim=(0, max(plan.seconds, *(axis.dataLim.x1 for axis in axes))))
+    shown = [Patch(color=UP, label="up"), Patch(color=DOWN, label="down")]
+    shown += [Patch(color=AGAIN, label="made again")] * any(run.again for run in plan.runs)
+    axes[0].legend(handles=shown, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)
+    return figure
+
+
+def _color(run: PlannedRun) -> str:
+    return AGAIN if run.again else DOWN if run.backward else UP
+
+
+def _planned(axes: Axes, plan: StepPlan, lanes: list[int]) -> None:
+    """Runs follow one another; within one, parts begin together, and what is not hidden comes behind."""
+    for row, lane in enumerate(lanes):
+        bars = [(run.start, run.parts[lane]) for run in plan.runs]
+        axes.broken_barh(
+            bars, (-row - 0.36, 0.72), facecolors=[_color(run) for run in plan.runs], edgecolor="white", linewidth=0.6
+        )
+    for run in plan.runs[:_LABELLED] if len(plan.runs) <= _LABELLED else ():
+        if run.stop - run.start > _NARROW * plan.seconds:
+            axes.annotate(run.op, ((run.start + run.stop) / 2, 0.42), ha="center", va="bottom", fontsize=7.5, color=INK)
+    for run in plan.runs:
+        axes.axvline(run.stop, color=GREY, linewidth=0.6, zorder=0)
+    axes.set_yticks([-float(row) for row in range(len(lanes))], [LANES[lane] for lane in lanes])
+    axes.set_ylim(-len(lanes) + 0.4, 0.8)
+    axes.set_title(f"planned: {plan.seconds:.3g} s", loc="left", fontsize=9.5)
+    axes.grid(axis="y", visible=False)
+
+
+def _went(axes: Axes, spans: Spans, ops: list[str], plan: StepPlan) -> None:
+    begin = min(span.start for each in spans.values() for span in each)
+    end = max(span.end for each in spans.values() for span in each)
+    colors = {run.op: _color(run) for run in reversed(plan.runs) if not run.again}
+    for row, each in enumerate(spans.values()):
+        axes.broken_barh(
+            [(span.start - begin, span.end - span.start) for span in each],
+            (-row - 0.36, 0.72),
+            facecolors=[colors.get(ops[span.item], AGAIN) if span.item < len(ops) else AGAIN for span in each],
+        )
+    axes.set_yticks([-float(row) for row in range(len(spans))], list(spans))
+    axes.set_ylim(-len(spans) + 0.4, 0.6)
+    axes.set_title(f"as it went: {end - begin:.3g} s", loc="left", fontsize=9.5)
+    axes.grid(axis="y", visible=False)
+
+
+def memory_figure(plan: StepPlan, measured: Sequence[Sample] = ()) -> Figure:
+    """Bytes of every tier over the step, against what there is of it. measured: of the step as it went.
+
+    >>> memory_figure(plan).savefig("memory.png")
+    """
+    used = [tier for tier in range(len(TIERS)) if plan.peak[tier] or (tier == 0 and plan.runs)]
+    figure = Figure(figsize=(5.6, 0.9 + 1.6 * len(used)), layout="constrained")
+    end = max([plan.seconds, *(each.seconds for each in measured)])
+    for axes, tier in zip(np.atleast_1d(figure.subplots(len(used), 1, sharex=True)), used, strict=True):
+        edges = [0.0, *(run.stop for run in plan.runs)]
+        axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, fill=True, color=UP, alpha=0.35, label="planned")
+        axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, color=UP, linewidth=1.4)
+        followed = _followed(measured, TIERS[tier])
+        if followed:
+            axes.plot([each.seconds for each in measured], [size / 1e6 for size in followed], color=DOWN, label="measured")
+        there = plan.room.bytes[tier]
+        most = max([plan.peak[tier], *followed])
+        if there < _IN_SIGHT * most:
+            axes.axhline(there / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"there is {format_bytes(there)}")
+            most = max(most, there)
+        else:
+            axes.plot([], [], " ", label=f"there is {format_bytes(there)}")
+        axes.set(ylabel=f"{NAMES[TIERS[tier]]}, MB", xlim=(0, end), ylim=(0, 1.12 * max(most, 1) / 1e6))
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)
+    axes.set_xlabel("seconds of the step")
+    return figure
+
+
+def _followed(measured: Sequence[Sample], tier: Fate) -> list[int]:
+    """Bytes of a tier; of the host's there are none without a GPU."""
+    if tier is Fate.HOST:
+        return []
+    return [each.disk if tier is Fate.DISK else each.memory for each in measured]
+
+
+_IN_SIGHT = 3.0
+"""A limit that many times what is used is told, not drawn"""
+
+
+def seconds_figure(plan: StepPlan, measured: Mapping[str, float]) -> Figure:
+    """Seconds by run, predicted beside measured. measured: by name, "layer0 again" for what was made again.
+
+    >>> seconds_figure(plan, full.traffic.seconds).savefig("seconds.png")
+    """
+    predicted: dict[str, float] = {}
+    for run in plan.runs:
+        predicted[run.name] = predicted.get(run.name, 0.0) + run.stop - run.start
+    names = list(dict.fromkeys([*predicted, *measured]))
+    figure = Figure(figsize=(5.6, 0.9 + 0.34 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    at = np.arange(len(names))[::-1]
+    axes.barh(at + 0.19, [predicted.get(name, 0.0) for name in names], color=UP, height=0.36, label="predicted")
+    axes.barh(at - 0.19, [measured.get(name, 0.0) for name in names], color=DOWN, height=0.36, label="measured")
+    axes.set_yticks(at, names)
+    axes.set(xlabel="seconds")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=2, fontsize=8.5)
+    return figure

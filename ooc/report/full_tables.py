@@ -1,0 +1,57 @@
+"""A `StepPlan` for people: tables for a terminal."""
+
+from rich.table import Table
+
+from ooc.fullgraph.ir import Fate, Program
+from ooc.fullgraph.placement.costs import MOVED, TIERS
+from ooc.fullgraph.placement.plan import TIER_NAMES, StepPlan
+from ooc.report.plan_tables import plain_table
+from stores.sizes import format_bytes
+
+
+def step_tables(program: Program, plan: StepPlan) -> list[Table]:
+    """Where every value goes, what each op takes, and the step as a whole.
+
+    >>> for each in step_tables(program, plan):
+    ...     Console().print(each)
+    """
+    return [_values(program, plan), _ops(plan), _step(plan)]
+
+
+def _values(program: Program, plan: StepPlan) -> Table:
+    found = plain_table("intermediates", "value", "kind", "size", "fate")
+    for value in program.values:
+        fate = plan.placement.fate(value.name)
+        words = str(fate)
+        if fate is Fate.RECOMPUTED and value.kind == "rows":
+            words += f", passing through {TIER_NAMES[plan.placement.standing(value.name)]}"
+        found.add_row(value.name, value.kind, format_bytes(plan.sizes[value.name]), words)
+    return found
+
+
+def _ops(plan: StepPlan) -> Table:
+    moves = [(number, tier) for number, tier in enumerate(MOVED) if plan.moved(tier) != (0, 0)]
+    names = [f"{TIER_NAMES[tier]} {way}" for _, tier in moves for way in ("read", "written")]
+    found = plain_table("ops", "op", "seconds", "computing", "passes", "memory", *names)
+    for run in plan.runs:
+        sizes = [format_bytes(way[number]) for number, _ in moves for way in (run.read, run.written)]
+        seconds = f"{run.stop - run.start:.3g}", f"{run.parts[0]:.3g}"
+        found.add_row(run.name, *seconds, str(run.passes), format_bytes(run.memory[0]), *sizes)
+    return found
+
+
+def _step(plan: StepPlan) -> Table:
+    found = plain_table("a step over the whole graph", "", "")
+    found.add_row("seconds an epoch", f"{plan.seconds:.3g}", style="bold")
+    for number, tier in enumerate(TIERS):
+        if plan.room.bytes[number]:
+            sizes = format_bytes(plan.peak[number]), format_bytes(plan.room.bytes[number])
+            found.add_row(f"{TIER_NAMES[tier]}, at most", f"{sizes[0]} of {sizes[1]}")
+    for tier in MOVED:
+        read, written = plan.moved(tier)
+        if read or written:
+            found.add_row(f"read from {TIER_NAMES[tier]}", format_bytes(read))
+            found.add_row(f"written to {TIER_NAMES[tier]}", format_bytes(written))
+    for name, seconds in plan.static.items():
+        found.add_row(f"with {name}", "does not fit" if seconds is None else f"{seconds:.3g} s")
+    return found

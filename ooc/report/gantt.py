@@ -1,0 +1,58 @@
+"""A Gantt chart of a run's stages: it shows what sums cannot, whether reading, sampling and the model really go on at once."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ooc.runtime.clock import MOST_SPANS, Span
+from ooc.runtime.pipeline import CONSUMER
+from ooc.runtime.trace import Spans, lanes
+
+WINDOWS_SHOWN, BATCHES_SHOWN = 3, 24
+COLORS = {
+    "sample": ("#3d8b5f", "#7fb598"),
+    "group": ("#8a6bb1", "#b9a5d1"),
+    "read": ("#2563a8", "#7aa3d0"),
+    "sum": ("#2f8f9d", "#86c1c9"),
+    "collate": ("#b8901f", "#d8bf74"),
+    CONSUMER: ("#d9722b", "#eaa97c"),
+}
+_OTHER = ("#52606d", "#9aa5b1")
+
+
+def section(spans: Spans) -> tuple[float, float]:
+    """(start, end) of a stretch in the middle: three windows or sweeps being read, or two dozen batches."""
+    full = [each[-1].end for each in spans.values() if len(each) >= MOST_SPANS]
+    known = min(full, default=max(span.end for each in spans.values() for span in each))  # beyond, a stage is missing
+    whole = "sum" if spans.get("sum") else "read"  # where sums are made, a sweep is read in many pieces
+    stage, shown = (whole, WINDOWS_SHOWN) if spans.get("group") else (CONSUMER, BATCHES_SHOWN)
+    items: dict[int, list[Span]] = {}
+    for span in spans.get(stage) or next(iter(spans.values())):
+        if span.end <= known:
+            items.setdefault(span.item, []).append(span)
+    middle = list(items.values())[max(0, (len(items) - shown) // 2) :][:shown]
+    together = [span for each in middle for span in each]
+    return (min(s.start for s in together), max(s.end for s in together)) if together else (0.0, known)
+
+
+def gantt_figure(spans: Spans) -> Figure:
+    """The stages over a stretch in the middle of the trace; what belongs to one window or batch has one shade."""
+    start, end = section(spans)
+    figure = Figure(figsize=(11.6, 2.9), layout="constrained")
+    axes: Axes = figure.subplots()
+    names: list[str] = []
+    for stage, each in spans.items():
+        shown = [span for span in each if span.end > start and span.start < end]
+        chosen = lanes(shown)
+        for lane in range(max(chosen, default=-1) + 1):
+            bars = [span for span, own in zip(shown, chosen, strict=True) if own == lane]
+            shades = COLORS.get(stage, _OTHER)
+            axes.broken_barh(
+                [(max(span.start, start) - start, min(span.end, end) - max(span.start, start)) for span in bars],
+                (-len(names) - 0.36, 0.72),
+                facecolors=[shades[span.item % 2] for span in bars],
+            )
+            names.append("" if lane else "model" if stage == CONSUMER else stage)
+    axes.set_yticks([-float(row) for row in range(len(names))], names)
+    axes.set(xlabel=f"seconds, from {start:.2f} s after training began", xlim=(0, end - start))
+    axes.grid(axis="y", visible=False)
+    return figure

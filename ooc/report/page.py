@@ -1,0 +1,375 @@
+"""One self-contained page about a run: curves, stage times, memory, I/O. Nothing is loaded from elsewhere."""
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from ooc.report.gantt import gantt_figure
+from ooc.runtime.trace import Trace, read_trace
+from ooc.training.checkpoint import read_metrics, read_plan
+from stores.errors import ConfigError
+from stores.io.atomic import write_file
+from stores.sizes import format_bytes
+
+REPORT = "report.html"
+MAX_POINTS = 2000
+"""points of the loss curve; more steps are averaged"""
+INK, BLUE, ORANGE, GREEN, GREY = "#1f2933", "#2563a8", "#d9722b", "#3d8b5f", "#c3cad3"
+
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "axes.edgecolor": "#9aa5b1",
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": "#52606d",
+    "ytick.color": "#52606d",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Write RUN/report.html and return its path. An unfinished run gets its curves so far.
+
+    Raises ConfigError where `run_dir` is not a run.
+
+    >>> write_report("runs/cora")
+    PosixPath('runs/cora/report.html')
+    """
+    run_dir = Path(run_dir)
+    steps, epochs = read_metrics(run_dir)
+    summary = _read_summary(run_dir)
+    trace = read_trace(run_dir)
+    with matplotlib.rc_context(STYLE):
+        figures = _figures(steps, epochs, summary)
+        timeline = _svg(gantt_figure(trace.spans)) if any(trace.spans.values()) else None
+        if summary.get("full"):
+            more, schedule = _exact(read_plan(run_dir), summary["full"], trace)
+            figures, timeline = [*figures, *more], schedule
+    path = run_dir / REPORT
+    write_file(path, render(run_dir.resolve().name, summary, figures, len(steps), len(epochs), timeline).encode())
+    return path
+
+
+def _exact(
+    plan: dict[str, Any] | None, measured: dict[str, Any], trace: Trace
+) -> tuple[list[tuple[str, str, str]], str | None]:
+    """(figures, the schedule) of exact training: what was planned, and what came of it."""
+    if plan is None:
+        return [], None
+    from ooc.fullgraph.placement.plan import StepPlan
+    from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
+
+    step, seconds = StepPlan.of(plan), measured["op_seconds"]
+    figures = [
+        (
+            "Memory of a step",
+            _svg(memory_figure(step, trace.memory)),
+            "Values and sums by tier, planned and measured, against what there is.",
+        ),
+        ("Predicted and measured", _svg(seconds_figure(step, seconds)), "Seconds by op, in the last step."),
+    ]
+    return figures, _svg(schedule_figure(step, trace.spans, measured.get("ops", list(seconds))))
+
+
+def _read_summary(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "summary.json"
+    if not path.exists():
+        return {}
+    try:
+        summary: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); run `ooc train --resume` to write it again") from None
+    return summary
+
+
+def render(
+    name: str,
+    summary: dict[str, Any],
+    figures: list[tuple[str, str, str]],
+    steps: int,
+    epochs: int,
+    timeline: str | None = None,
+) -> str:
+    """The page's HTML. figures: (title, SVG, caption); timeline: the SVG of the stages over time."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("ooc.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["score"] = lambda value: "-" if value is None else f"{value:.4f}"
+    config = summary.get("config", {})
+    return environment.get_template("report.html.jinja").render(
+        name=name,
+        finished=bool(summary),
+        tiles=_tiles(summary) if summary else [("steps", f"{steps:,}"), ("epochs", f"{epochs:,}")],
+        figures=figures,
+        timeline=timeline,
+        exact=bool(summary.get("full")),
+        plan=_plan_rows(summary["plan"]) if "plan" in summary else [],
+        advice=summary.get("plan", {}).get("advice"),
+        metrics=_with_baselines(summary),
+        unscored=summary.get("unscored", {}),
+        metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
+        best_epoch=summary.get("best_epoch"),
+        monitor=summary.get("monitor"),
+        batches=_batches(config),
+        config={key: value for key, value in config.items() if value not in (None, {}, [])},
+        versions=summary.get("versions", {}),
+        device=summary.get("device"),
+        threads=summary.get("threads"),
+    )
+
+
+def _with_baselines(summary: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Scores by split, each followed by those of what a model must beat."""
+    found: dict[str, dict[str, float]] = {}
+    for split, scores in summary.get("metrics", {}).items():
+        found[split] = scores
+        found |= {f"{split}, {name}": each[split] for name, each in summary.get("baselines", {}).items()}
+    return found
+
+
+def _batches(config: dict[str, Any]) -> str:
+    """What a batch is made of, for people."""
+    mode = config.get("mode", "sampled")
+    if not config or mode == "sampled":
+        return f"fan-out {', '.join(map(str, config.get('fanout', [])))}, batches of {config.get('batch_size', 0):,}"
+    if mode == "full":
+        return "the whole graph, exactly"
+    if mode == "events":
+        drawn = ", ".join(map(str, config["num_neighbors"]))
+        return f"batches of {config['batch_size']:,} events, {drawn} of the past drawn at a node"
+    if mode == "snapshots":
+        length, stride = config["window"], config["stride"] or config["window"]
+        unit = " events" if config["by"] == "count" else ""
+        return f"windows of {length}{unit}" + (f", one every {stride}{unit}" if stride != length else "")
+    if mode == "saint":
+        steps = f" of {config['walk_length']}" if config["saint"] == "walk" else ""
+        return f"GraphSAINT, {config['roots']:,} {config['saint']}s{steps} a batch"
+    name = {"cluster": "clusters", "history": "histories" if config.get("history") != "zero" else "zeros for histories"}[mode]
+    return f"{name}, {config['parts_per_batch']:,} part{'s' * (config['parts_per_batch'] != 1)} a batch"
+
+
+def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The page's headline figures: (label, value)."""
+    test = summary["metrics"].get("test") or summary["metrics"].get("val") or {}
+    which = "test" if summary["metrics"].get("test") else "validation"
+    monitor = summary["monitor"]
+    tiles = [(f"{which} {monitor.replace('_', ' ')}", f"{test[monitor]:.4f}")] if test.get(monitor) is not None else []
+    tiles.append(("steps", f"{summary['total_steps']:,}"))
+    if summary["seconds_per_batch"] is not None:
+        tiles += [
+            ("a batch", _seconds(summary["seconds_per_batch"])),
+            ("an epoch", _seconds(summary["seconds_per_epoch"])),
+            *([(f"{summary['unit']} a second", f"{summary['units_per_second']:,.0f}")] if "unit" in summary else []),
+            ("read from disk", format_bytes(summary["bytes_read"])),
+            ("read rate", f"{summary['read_bytes_per_second'] / 1e6:,.1f} MB/s"),
+            *([("rows read", f"{summary['rows_read']:,}")] if summary["rows_read"] or "unit" not in summary else []),
+        ]
+    if summary.get("histories"):
+        tiles.append(("rows from histories", f"{100 * summary['histories']['share_pulled']:.1f} %"))
+    tiles.append(("peak memory", format_bytes(summary["peak_rss_bytes"])))
+    if summary["peak_cuda_bytes"]:
+        tiles.append(("peak CUDA memory", format_bytes(summary["peak_cuda_bytes"])))
+    return tiles
+
+
+def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(what, predicted, actual) as text; "-" for what is not known."""
+    shown: dict[str, tuple[str, Any]] = {
+        "seconds_per_epoch": ("an epoch of training", _seconds),
+        "evaluate_seconds": ("evaluation, all of the run", _seconds),
+        "peak_rss_bytes": ("peak memory", format_bytes),
+        "value_bytes": ("values and sums in memory, at most", format_bytes),
+        "bytes_read": ("read from disk", format_bytes),
+        "bytes_written": ("written to disk", format_bytes),
+        "history_bytes_read": ("histories read", format_bytes),
+        "history_bytes_written": ("histories written", format_bytes),
+        "hit_rate": ("rows served from memory", lambda value: f"{100 * value:.1f} %"),
+        "read_amplification": ("bytes read a byte wanted", lambda value: f"{value:.2f}"),
+        "read_bytes_per_second": ("bandwidth while reading", lambda value: f"{format_bytes(value)}/s"),
+        "bottleneck": ("bottleneck", str),
+    }
+    predicted, actual = plan["predicted"] or {}, plan["actual"]
+
+    def said(side: dict[str, Any], name: str) -> str:
+        unknown = side.get(name) is None or (side is predicted and name == "evaluate_seconds" and not side[name])  # sweeps
+        return "-" if unknown else str(shown[name][1](side[name]))
+
+    nothing = [name for name in shown if predicted.get(name) is None and actual.get(name) is None]
+    without = nothing + [name for name in shown if name.startswith("history") and not (predicted.get(name) or actual.get(name))]
+    return [(label, said(predicted, name), said(actual, name)) for name, (label, _) in shown.items() if name not in without]
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} min"
+
+
+def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(title, SVG, caption) of every figure there is data for."""
+    figures = []
+    if steps:
+        figures.append(("Training loss", loss_figure(steps), "A point a step; the line is a running mean."))
+    scored = [line for line in epochs if line.get("val")]
+    if scored:
+        caption = "Scores after each epoch; the dot marks the epoch whose model is reported."
+        figures.append(("Validation", validation_figure(scored, summary.get("best_epoch")), caption))
+    drifted = [line for line in epochs if line.get("drift")]
+    if drifted:
+        caption = (
+            "Relative error of each inner layer's histories, on a sample of nodes; dashed: a refresh. Dropout's is taken off."
+        )
+        figures.append(("Drift of the histories", drift_figure(drifted), caption))
+    if summary.get("stages"):
+        caption = (
+            "Seconds summed over a stage's threads; the consumer is the model. The stage that hardly waits is the bottleneck."
+        )
+        figures.append(("Where the time went", stages_figure(summary["stages"]), caption))
+    if summary.get("memory") or summary.get("peak_rss_bytes"):
+        caption = "Resident memory of the process" + (", against the budget." if summary.get("memory_budget_bytes") else ".")
+        figures.append(("Memory", memory_figure(summary), caption))
+    return figures
+
+
+def loss_figure(steps: list[dict[str, Any]]) -> str:
+    """Loss by step, thinned to MAX_POINTS means, with a running mean over it."""
+    loss = np.array([line["loss"] for line in steps], np.float64)
+    width = -(-len(loss) // MAX_POINTS)
+    starts = np.arange(0, len(loss), width)
+    thin = np.add.reduceat(loss, starts) / np.diff(np.append(starts, len(loss)))
+    figure, axes = _axes()
+    x = starts + (width - 1) / 2
+    many = len(thin) > 60
+    axes.plot(x, thin, color=GREY if many else BLUE, linewidth=0.9 if many else 1.6)
+    if many:
+        axes.plot(x, running_mean(thin, len(thin) // 40), color=BLUE, linewidth=1.8)
+    axes.set(xlabel="step", ylabel="loss", xlim=(0, max(len(loss) - 1, 1)))
+    return _svg(figure)
+
+
+def running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Mean over a window of `width` values before and as many after each, fewer at the ends."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    first, last = np.maximum(at - width, 0), np.minimum(at + width + 1, len(values))
+    return (total[last] - total[first]) / (last - first)
+
+
+def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> str:
+    """Validation scores by epoch, between 0 and 1, and the loss in a panel of its own."""
+    figure = Figure(figsize=(5.6, 3.1), layout="constrained")
+    losses = [line["val"].get("loss") for line in epochs]
+    told = any(value is not None for value in losses)  # not of links
+    top, *others = np.atleast_1d(figure.subplots(1 + told, 1, sharex=True, height_ratios=(2, 1)[: 1 + told]))
+    x = [line["epoch"] + 1 for line in epochs]
+    marker = "o" if len(x) < 30 else None
+    names = {"accuracy": BLUE, "ap": BLUE, "auroc": ORANGE, "f1_macro": GREEN, "f1": GREEN, "mrr": GREEN}
+    for name, color in names.items():
+        y = [line["val"].get(name) for line in epochs]
+        if any(value is not None for value in y):
+            values = [np.nan if value is None else value for value in y]
+            top.plot(x, values, color=color, linewidth=1.7, marker=marker, markersize=3, label=name.replace("_", " "))
+            if best_epoch is not None and best_epoch + 1 in x:
+                top.plot(
+                    best_epoch + 1, values[x.index(best_epoch + 1)], "o", color=color, markersize=6, markeredgecolor="white"
+                )
+            for who, each in epochs[-1].get("baselines", {}).items():
+                top.axhline(each["val"][name], color=color, linestyle="--", linewidth=1.0, label=f"{name} of {who}")
+    top.set(ylabel="score")
+    top.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)  # above the lines
+    for bottom in others:
+        values = [np.nan if v is None else v for v in losses]
+        bottom.plot(x, values, color=INK, linewidth=1.4, marker=marker, markersize=3)
+        bottom.set(ylabel="loss")
+    last = [top, *others][-1]
+    last.set(xlabel="epoch")
+    last.xaxis.get_major_locator().set_params(integer=True)
+    return _svg(figure)
+
+
+def drift_figure(epochs: list[dict[str, Any]]) -> str:
+    """Drift by epoch, a line a layer, the deeper the darker."""
+    figure, axes = _axes()
+    x = [line["epoch"] + 1 for line in epochs]
+    layers = len(epochs[0]["drift"])
+    for layer in range(layers):
+        shade = 1.0 if layers == 1 else 0.3 + 0.7 * layer / (layers - 1)
+        label = f"layer {layer + 1}" if layer in (0, layers - 1) else None
+        axes.plot(x, [line["drift"][layer] for line in epochs], color=BLUE, alpha=shade, linewidth=1.6, label=label)
+    for line in epochs:
+        if line.get("refreshed"):
+            axes.axvline(line["epoch"] + 1, color=GREY, linestyle="--", linewidth=0.9)
+    axes.set(xlabel="epoch", ylabel="relative error")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(loc="upper right", fontsize=8.5)
+    return _svg(figure)
+
+
+def stages_figure(stages: dict[str, dict[str, float]]) -> str:
+    """Work and wait seconds of every stage as stacked bars, in the order of the pipeline."""
+    names = [name for name in stages if name != "source"]  # it only counts steps
+    work = np.array([stages[name]["work_s"] for name in names])
+    wait = np.array([stages[name]["wait_s"] for name in names])
+    figure, axes = _axes()
+    at = np.arange(len(names))[::-1]
+    axes.barh(at, work, color=BLUE, height=0.6, label="work")
+    axes.barh(at, wait, left=work, color=GREY, height=0.6, label="wait")
+    axes.set_yticks(at, ["consumer (model)" if name == "consumer" else name for name in names])
+    axes.set(xlabel="seconds")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2, fontsize=8.5)
+    return _svg(figure)
+
+
+def memory_figure(summary: dict[str, Any]) -> str:
+    """Before, after and peak of every recorded stretch, and the budget as a line."""
+    readings = summary["memory"]
+    bars = [
+        (f"{reading['name']}: {part}", reading[part], ORANGE if part == "peak" else BLUE)
+        for reading in readings[-4:]
+        for part in ("before", "peak", "after")
+    ] or [("peak", summary["peak_rss_bytes"], ORANGE)]
+    figure, axes = _axes()
+    at = np.arange(len(bars))[::-1]
+    axes.barh(at, [size / 1e6 for _, size, _ in bars], color=[color for *_, color in bars], height=0.62)
+    for y, (_, size, _) in zip(at, bars, strict=True):
+        axes.annotate(format_bytes(size), (size / 1e6, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    budget = summary.get("memory_budget_bytes")
+    if budget:
+        axes.axvline(budget / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"budget {format_bytes(budget)}")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), fontsize=8.5)
+    axes.set_yticks(at, [name for name, *_ in bars])
+    axes.set(xlabel="MB", xlim=(0, 1.18 * max([size for _, size, _ in bars] + [budget or 0]) / 1e6))
+    axes.grid(axis="y", visible=False)
+    return _svg(figure)
+
+
+def _axes() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.6, 3.1), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _svg(figure: Figure) -> str:
+    """The figure as an <svg> element, without the XML prologue and without a date."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    return re.sub(r'^<svg [^>]*?viewBox="([^"]+)"[^>]*>', r'<svg viewBox="\1" xmlns="http://www.w3.org/2000/svg" '
+                  r'xmlns:xlink="http://www.w3.org/1999/xlink">', text, count=1, flags=re.S)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Pipeline, buffers, memory, transfer to devices, and keyed randomness."""

@@ -1,0 +1,363 @@
+"""A pipeline of threads: output order is input order, memory is bounded in bytes, and no thread outlives it.
+
+Every stage has its own threads; numpy, numba and the system calls they run release the GIL, so future batches are sampled,
+read and collated while the model computes. One stage, the one that allocates, is the gate: an item's bytes are reserved
+there in step order before the stage runs. So the oldest item always gets its bytes and the pipeline cannot deadlock.
+(torchdata.nodes and DGL GraphBolt arrange threads the same way, bounded in items instead of bytes.)
+"""
+
+import atexit
+import heapq
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from ooc.runtime.clock import Clock, noting_waits, waiting
+
+SOURCE = "source"
+CONSUMER = "consumer"
+SIGNAL_SECONDS = 0.5
+"""after which a consumer that waits has noticed Ctrl-C at the latest"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the work: `run(item)` returns the next stage's item.
+
+    nbytes: makes this stage the gate: `nbytes(item)`, asked before `run`, is what the item holds from here to the consumer.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    threads: int = 1
+    nbytes: Callable[[Any], int] | None = None
+
+
+@dataclass
+class _Item:
+    step: int
+    value: Any = None
+    nbytes: int = 0
+    error: BaseException | None = None
+    where: str = ""
+
+
+class _Alive:
+    """How many threads of a chain of pipelines run; the last to end calls what was asked for."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._ends: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def start(self, on_end: Callable[[], None] | None = None) -> None:
+        """One more, until its `end`."""
+        with self._lock:
+            self._count += 1
+            self._ends += [] if on_end is None else [on_end]
+
+    def end(self) -> None:
+        with self._lock:
+            self._count -= 1
+            ends, self._ends = (self._ends, []) if self._count == 0 else ([], self._ends)
+        for on_end in ends:
+            on_end()
+
+
+@dataclass
+class _State:
+    """Everything the threads share; it knows nothing of the `Pipeline`, so that one can be collected while they run.
+
+    Position 0 is the source, position p >= 1 is `stages[p - 1]`; `ready[p]` is a heap of (step, item) waiting for position p,
+    and the last heap waits for the consumer. All fields are guarded by `changed`.
+    """
+
+    source: Iterator[Any]
+    stages: Sequence[Stage]
+    gate: int
+    max_bytes: int
+    max_items: int
+    max_ahead: int
+    clocks: dict[str, Clock]
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    ready: list[list[tuple[int, _Item]]] = field(default_factory=list)
+    pulled: int = 0
+    admitted: int = 0
+    delivered: int = 0
+    in_flight: int = 0
+    peak: int = 0
+    held: int = 0
+    last: int | None = None  # one past the last step there will be, once that is known
+    stopped: bool = False
+    threads: list[threading.Thread] = field(default_factory=list)
+    before: "_State | None" = None  # of the pipeline that the source takes its items from
+    alive: _Alive = field(default_factory=_Alive)
+    on_stop: Callable[[], None] | None = None
+
+    def name(self, position: int) -> str:
+        return SOURCE if position == 0 else self.stages[position - 1].name
+
+    def may_claim(self, position: int) -> bool:
+        """Whether a thread of this position has something to do."""
+        if position == 0:
+            ahead = self.gate > 0 and self.pulled - self.admitted >= self.max_ahead
+            return self.last is None and self.pulled - self.delivered < self.max_items and not ahead
+        heap = self.ready[position]
+        if not heap or (self.last is not None and heap[0][0] >= self.last):
+            return False
+        step, item = heap[0]
+        if position != self.gate:
+            return True
+        fits = self.in_flight == 0 or self.in_flight + item.nbytes <= self.max_bytes
+        return step == self.admitted and fits
+
+    def claim(self, position: int) -> _Item | None:
+        """The next item for a thread of this position, waited for; None where the pipeline has stopped."""
+        start = time.perf_counter()
+        with self.changed:
+            self.changed.wait_for(lambda: self.stopped or self.may_claim(position))
+            if self.stopped:
+                return None
+            self.clocks[self.name(position)].wait_s += time.perf_counter() - start
+            if position == 0:
+                self.pulled += 1
+                return _Item(self.pulled - 1)
+            _, item = heapq.heappop(self.ready[position])
+            if position == self.gate:
+                self.admitted += 1
+                self.in_flight += item.nbytes
+                self.peak = max(self.peak, self.in_flight)
+                self.changed.notify_all()
+            return item
+
+    def work(self, position: int, item: _Item) -> None:
+        """Run the source or a stage on an item and hand it on, with its failure where it failed."""
+        start = time.perf_counter()
+        name = self.name(position)
+        try:
+            with noting_waits() as waits:
+                value = next(self.source) if position == 0 else self.stages[position - 1].run(item.value)
+                if position + 1 == self.gate:
+                    name = self.name(self.gate)
+                    item.nbytes = self._size(value)
+            item.value = value
+        except StopIteration as error:
+            stray = RuntimeError("a stage raised StopIteration")  # at the consumer it would look like the end
+            stray.__cause__ = error
+            self._end(item, stray if position else None, name)
+            return
+        except BaseException as error:  # the consumer gets it, whatever it is
+            self._end(item, error, name)
+            return
+        with self.changed:
+            self.clocks[self.name(position)].worked(item.step, start, time.perf_counter(), waits)
+            self.clocks[self.name(position)].items += 1
+            heapq.heappush(self.ready[position + 1], (item.step, item))
+            self.changed.notify_all()
+
+    def _size(self, value: Any) -> int:
+        nbytes = self.stages[self.gate - 1].nbytes
+        assert nbytes is not None
+        return int(nbytes(value))
+
+    def _end(self, item: _Item, error: BaseException | None, where: str) -> None:
+        """The source is exhausted at this step, or a stage failed on it: later steps are not worked on any more."""
+        with self.changed:
+            self.last = item.step if self.last is None else min(self.last, item.step)
+            if error is not None:
+                item.value, item.error, item.where = None, error, where
+                heapq.heappush(self.ready[-1], (item.step, item))
+            self.changed.notify_all()
+
+    def take(self) -> Any:
+        """The consumer's next item; what it held before counts as given back from here on."""
+        with self.changed:
+            self.in_flight -= self.held
+            self.held = 0
+            self.changed.notify_all()
+            # A signal that comes just before the wait begins does not end it: look up now and then.
+            while not self.changed.wait_for(self._may_take, SIGNAL_SECONDS):
+                pass
+            heap = self.ready[-1]
+            if self.stopped or not heap or heap[0][0] != self.delivered:
+                raise StopIteration
+            _, item = heapq.heappop(heap)
+            if item.error is not None:
+                if self.before is None or item.where != SOURCE:  # else it has the note of the pipeline before
+                    item.error.add_note(f"in stage {item.where!r} at step {item.step} of the pipeline")
+                raise item.error
+            self.delivered += 1
+            self.held = item.nbytes
+            self.changed.notify_all()
+            value, item.value = item.value, None
+            return value
+
+    def _may_take(self) -> bool:
+        heap = self.ready[-1]
+        arrived = bool(heap) and heap[0][0] == self.delivered
+        # A failed step stays in the heap, so `last` ends the iteration only where the source was exhausted.
+        return self.stopped or arrived or (self.last is not None and self.delivered >= self.last)
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+        if self.on_stop is not None:
+            self.on_stop()
+        if self.before is not None:
+            self.before.stop()  # our source may be waiting for it
+
+    def begin(self, thread: threading.Thread) -> None:
+        self.alive.start()
+        try:
+            thread.start()
+        except RuntimeError:  # there are no more to be had
+            self.alive.end()
+            raise
+
+    def join(self) -> None:
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        for heap in self.ready:
+            heap.clear()
+        if self.before is not None:
+            self.before.join()
+
+
+def _serve(state: _State, position: int) -> None:
+    try:
+        while (item := state.claim(position)) is not None:
+            state.work(position, item)
+            del item  # a waiting thread must not keep a batch alive
+    finally:
+        state.alive.end()
+
+
+_RUNNING: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Threads inside native code must not meet the interpreter's end."""
+    for pipeline in list(_RUNNING):
+        pipeline.close()
+
+
+class Pipeline:
+    """Iterate over `stages` applied to `source`, in the source's order, worked on ahead by threads.
+
+    source: iterable of cheap items (cursors, seeds); stages: applied one after the other; at most one has `nbytes`;
+    max_bytes: bound on the reserved bytes, of the item the consumer holds too; an item larger than that is admitted only
+    alone; max_items: bound on the items between source and consumer; clocks: those of earlier pipelines, to add to;
+    before: the pipeline that `source` takes its items from, which then stops, closes and is collected with this one.
+    on_stop: called, maybe often, when the pipeline stops, to end what a stage waits for; on_end: called once when all threads
+    of this pipeline and of those before it have ended, by the last of them.
+    A consumer that still refers to its last item while it asks for the next holds that one on top.
+    The first failure, in step order, is raised at the consumer with its own type and a note of stage and step, and closes
+    the pipeline; so do its end, an interrupt while waiting, `close()`, and the collection of a half-consumed pipeline.
+
+    >>> with Pipeline(range(3), [Stage("square", lambda i: i * i, threads=2)], max_bytes=1 << 20) as squares:
+    ...     list(squares)
+    [0, 1, 4]
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        stages: Sequence[Stage],
+        max_bytes: int,
+        max_items: int = 16,
+        clocks: dict[str, Clock] | None = None,
+        before: "Pipeline | None" = None,
+        on_stop: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        gates = [position for position, stage in enumerate(stages, 1) if stage.nbytes is not None]
+        if len(gates) > 1 or max_bytes < 1 or max_items < 1 or any(stage.threads < 1 for stage in stages):
+            raise ValueError("a pipeline takes one gate at most, and at least 1 byte, 1 item and 1 thread a stage")
+        gate = gates[0] if gates else 0
+        self.clocks = {} if clocks is None else clocks
+        for name in (SOURCE, *(stage.name for stage in stages), CONSUMER):
+            self.clocks.setdefault(name, Clock())
+        state = _State(
+            source=iter(source),
+            stages=tuple(stages),
+            gate=gate,
+            max_bytes=max_bytes,
+            max_items=max_items,
+            max_ahead=max(1, sum(stage.threads for stage in stages[: gate - 1])),
+            ready=[[] for _ in range(len(stages) + 2)],
+            clocks=self.clocks,
+            before=None if before is None else before._state,
+            alive=_Alive() if before is None else before._state.alive,
+            on_stop=on_stop,
+        )
+        self._state: _State = state
+        self._given = 0.0
+        # Collected half-consumed: signalled only, because a collection may happen in one of the threads.
+        weakref.finalize(self, state.stop).atexit = False
+        counts = [1, *(stage.threads for stage in stages)]
+        for position, count in enumerate(counts):
+            for _ in range(count):
+                name = f"ooc-{state.name(position)}"
+                thread = threading.Thread(target=_serve, args=(state, position), name=name, daemon=True)
+                state.threads.append(thread)
+        _RUNNING.add(self)
+        state.alive.start(on_end)  # until all threads have begun
+        try:
+            for thread in state.threads:
+                state.begin(thread)
+        except BaseException:  # no more threads to be had, or Ctrl-C
+            state.threads = [thread for thread in state.threads if thread.is_alive()]
+            self.close()  # a thread that is just being begun ends by itself, before it takes an item
+            raise
+        finally:
+            state.alive.end()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        asked = time.perf_counter()
+        clock = self.clocks[CONSUMER]
+        if self._given:
+            clock.worked(self._state.delivered - 1, self._given, asked, [])
+        try:
+            with waiting():
+                value = self._state.take()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._given = time.perf_counter()
+            clock.wait_s += self._given - asked
+        clock.items += 1
+        return value
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """Seconds of work and of waiting, summed over threads, and items, by stage; the source and the consumer count too.
+
+        The stage that hardly waits, while the consumer does, is the bottleneck.
+        """
+        return {name: clock.sums() for name, clock in self.clocks.items()}
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were ever reserved at once."""
+        return self._state.peak
+
+    def close(self) -> None:
+        """Stop and join all threads; idempotent. Waits for the work in progress, not for work queued."""
+        self._state.stop()
+        self._state.join()
+        _RUNNING.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,307 @@
+"""Batches on their way to the GPU: copied on a stream of their own while the model computes on the one before.
+
+A batch's tensors are views of few arrays (every layer's block is a prefix of the first one's), so arrays are copied, each once,
+and the views made again over the copies. What lies in a page-locked lease (`ooc.runtime.buffers`: the features) is copied from
+where it is; the rest is packed into one lease first. (Copying ahead on a second stream as in DGL's and GraphBolt's loaders, and
+apex' data_prefetcher; leases that end with an event as in SPDK and io_uring's registered buffers.)
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data.data import BaseData
+
+from ooc.runtime.buffers import Buffers
+from ooc.runtime.clock import Clock
+from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
+
+COPY = "copy"
+"""the stage's name in a loader's times"""
+AHEAD = 1
+"""Batches on the device before the model asks for them"""
+_ALIGN = 512  # bytes, as torch's allocator for CUDA aligns
+_STAGING_KEPT = 1
+
+
+def walk(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` applied to whatever in it is not a container: tensors in Data (changed in place), tuples,
+    NamedTuples, lists and mappings.
+
+    >>> walk((torch.zeros(2), [1, 2]), lambda leaf: leaf.cuda() if isinstance(leaf, torch.Tensor) else leaf)
+    """
+    if isinstance(value, BaseData):
+        return value.apply(lambda leaf: walk(leaf, change))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(walk(part, change) for part in value))
+    if isinstance(value, tuple | list):
+        return type(value)(walk(part, change) for part in value)
+    if isinstance(value, Mapping):
+        return {key: walk(part, change) for key, part in value.items()}
+    return change(value)
+
+
+@dataclass
+class Region:
+    """Bytes first:stop of the storage at `address`: all that a batch's tensors see of it."""
+
+    storage: torch.UntypedStorage
+    first: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.first
+
+    def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """uint8[nbytes], the memory itself."""
+        view = torch.empty(0, dtype=torch.uint8).set_(self.storage, self.first, (self.nbytes,), (1,))
+        return view.numpy()
+
+
+class Regions:
+    """The arrays behind a batch's tensors, each once, and those tensors made again over copies of the arrays.
+
+    Only plain tensors in CPU memory take part: others (sparse ones, subclasses, those with a gradient) stay as they are.
+
+    >>> regions = Regions(batch)
+    >>> regions.rebuilt({address: torch.from_numpy(region.bytes().copy()) for address, region in regions.at.items()})
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.at: dict[int, Region] = {}
+        self.complete = True
+        """whether everything in the batch that could be on a device takes part"""
+        self._batch = batch
+        self._tensors: list[Tensor] = []
+        walk(batch, self._add)
+
+    def _add(self, leaf: Any) -> Any:
+        if _is_plain(leaf) and leaf.numel():
+            self._tensors.append(leaf)
+            storage = leaf.untyped_storage()
+            first, stop = _bytes_seen(leaf)
+            first = first // _ALIGN * _ALIGN
+            region = self.at.setdefault(storage.data_ptr(), Region(storage, first, stop))
+            region.first, region.stop = min(region.first, first), max(region.stop, stop)
+            if storage.nbytes() > region.storage.nbytes():  # two storages over one array
+                region.storage = storage
+        elif not _is_plain(leaf):
+            self.complete = self.complete and not callable(getattr(leaf, "to", None))
+        return leaf
+
+    def rebuilt(self, copies: Mapping[int, Tensor]) -> Any:
+        """The batch over `copies`: uint8[nbytes] of every region, by address, on any device. A Data is changed in place."""
+        made = {id(tensor): self._view(tensor, copies) for tensor in self._tensors}
+        empty_on = next(iter(copies.values())).device if copies else None
+
+        def change(leaf: Any) -> Any:
+            if _is_plain(leaf) and not leaf.numel() and empty_on is not None:
+                return leaf.to(empty_on)
+            return made.get(id(leaf), leaf)
+
+        return walk(self._batch, change)
+
+    def _view(self, tensor: Tensor, copies: Mapping[int, Tensor]) -> Tensor:
+        address, size = tensor.untyped_storage().data_ptr(), tensor.element_size()
+        copy = copies[address]
+        begin = copy.storage_offset() + tensor.storage_offset() * size - self.at[address].first
+        made = torch.empty(0, dtype=tensor.dtype, device=copy.device)
+        return made.set_(copy.untyped_storage(), begin // size, tensor.size(), tensor.stride())
+
+
+def _is_plain(leaf: Any) -> bool:
+    if type(leaf) is not Tensor or leaf.layout != torch.strided or leaf.device.type != "cpu":
+        return False
+    return not (leaf.requires_grad or leaf.is_quantized or leaf.is_conj() or leaf.is_neg())
+
+
+def _bytes_seen(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a tensor, not empty, sees."""
+    first = int(tensor.storage_offset())
+    last = first + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return first * tensor.element_size(), (last + 1) * tensor.element_size()
+
+
+def _packed(regions: Mapping[int, Region]) -> tuple[dict[int, int], int]:
+    """(where each region begins in one array that holds them all, that array's bytes)."""
+    at, total = {}, 0
+    for address, region in regions.items():
+        at[address] = total
+        total += -(-region.nbytes // _ALIGN) * _ALIGN
+    return at, total
+
+
+def pin(batch: Any) -> Any:
+    """The batch in page-locked memory of torch's, all arrays in one piece; a Data is changed in place.
+
+    torch's own because it knows which copies of the user's are still under way, and uses no memory again before.
+    """
+    regions = Regions(batch)
+    at, total = _packed(regions.at)
+    piece = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+    copies = {}
+    for address, region in regions.at.items():
+        copies[address] = piece[at[address] : at[address] + region.nbytes]
+        np.copyto(copies[address].numpy(), region.bytes())
+    return regions.rebuilt(copies)
+
+
+@dataclass
+class Resident:
+    """A batch on the device, and the memory that its tensors are views of."""
+
+    batch: Any
+    memory: list[Tensor]
+    complete: bool
+    """see `Regions.complete`"""
+
+
+class Copier:
+    """Copies batches to a device, from any thread, and comes back when the last byte is there.
+
+    leases: the buffers whose arrays are copied from where they are; what lies elsewhere goes through a lease of the
+    copier's own, of `max_bytes` at most. The host's memory is let go when the copy's event has passed, an error or not. With
+    a CPU `device` everything is the same but for streams and page-locking.
+
+    >>> copier = Copier(torch.device("cuda", 0), leases, max_bytes=2**28)
+    >>> batch = copier.deliver(copier(batch))
+    """
+
+    def __init__(self, device: torch.device, leases: Buffers | None = None, max_bytes: int | None = None) -> None:
+        self._on_cuda = device.type == "cuda"
+        if self._on_cuda and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.device = device
+        self.staging = Buffers(_STAGING_KEPT, max_bytes=max_bytes, pinned=self._on_cuda, least_bytes=1)
+        self._leases = leases
+        self._stream = torch.cuda.Stream(device) if self._on_cuda else None  # type: ignore[no-untyped-call]
+
+    def __call__(self, batch: Any) -> Resident:
+        """The batch on the device, all copies done."""
+        regions = Regions(batch)
+        with ExitStack() as stack:
+            if self._stream is not None:
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.enter_context(torch.cuda.stream(self._stream))
+            under_way: list[tuple[Tensor, Tensor]] = []  # sources, kept until the event has passed, and copies
+            try:
+                copies = self._copies(regions, under_way)
+            finally:
+                if self._stream is not None:
+                    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the thread sleeps meanwhile
+                    event.record(self._stream)
+                    event.synchronize()
+            return Resident(regions.rebuilt(copies), [copy for _, copy in under_way], regions.complete)
+
+    def _copies(self, regions: Regions, under_way: list[tuple[Tensor, Tensor]]) -> dict[int, Tensor]:
+        """uint8 tensors on the device by address of the regions they are copies of."""
+        leased = {address for address in regions.at if self._leases is not None and self._leases.holds(address)}
+        copies = {address: self._copy(regions.at[address].bytes(), under_way) for address in leased}
+        others = {address: region for address, region in regions.at.items() if address not in leased}
+        at, total = _packed(others)
+        if others:
+            staged = self.staging.empty((total,), np.dtype(np.uint8))
+            for address, region in others.items():
+                np.copyto(staged[at[address] : at[address] + region.nbytes], region.bytes())
+            whole = self._copy(staged, under_way)
+            copies |= {address: whole[at[address] : at[address] + region.nbytes] for address, region in others.items()}
+        return copies
+
+    def _copy(self, source: np.ndarray[Any, np.dtype[np.uint8]], under_way: list[tuple[Tensor, Tensor]]) -> Tensor:
+        copy = torch.empty(len(source), dtype=torch.uint8, device=self.device)
+        under_way.append((torch.from_numpy(source), copy))
+        return copy.copy_(under_way[-1][0], non_blocking=True)
+
+    def deliver(self, resident: Resident) -> Any:
+        """The batch for the thread and stream that compute on it.
+
+        torch is told of that stream: else it would take memory that the consumer lets go for the next copy while kernels
+        still read it. What the copy left behind (sparse tensors, objects with a `to`) is moved here.
+        """
+        if self._on_cuda:
+            stream = torch.cuda.current_stream(self.device)
+            for memory in resident.memory:
+                memory.record_stream(stream)
+        return resident.batch if resident.complete else moved(resident.batch, self.device)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with all that is elsewhere moved to `device`, on the current stream; a Data is changed in place."""
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf if leaf.device == device else leaf.to(device, non_blocking=True)
+        return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
+
+    return walk(batch, change)
+
+
+class OnDevice:
+    """Iterator over batches on a device: what `to_device` returns."""
+
+    def __init__(self, batches: Iterator[Any], deliver: Callable[[Any], Any], source: Iterator[Any] | None = None) -> None:
+        self._batches, self._deliver, self._source = batches, deliver, source
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return self._deliver(next(self._batches))
+
+    def close(self) -> None:
+        """Stop copying ahead, and what the batches come from; idempotent."""
+        for each in (self._batches, self._source):  # in this order: a generator must not be closed while it runs
+            close = getattr(each, "close", None)
+            if close is not None:
+                close()
+
+
+def to_device(
+    batches: Iterable[Any],
+    device: torch.device | str,
+    copier: Copier | None = None,
+    clocks: dict[str, Clock] | None = None,
+) -> Iterator[Any]:
+    """`batches` on `device`. For CUDA the next one is copied, on a stream of its own, while the consumer works on this one.
+
+    batches: any iterable of Data, tensors, and containers of them; a `Pipeline` stops and is closed with this one. copier: that
+    of an earlier call, whose stream and page-locked memory are used again. clocks: as of `Pipeline`, for the copying.
+    On the CPU `batches` are passed on as they are; on devices other than CUDA they are moved when asked for. The first
+    failure, of `batches` or of a copy, is raised at the consumer in its place; `close()` of what is returned ends the thread.
+
+    >>> for batch in to_device(NeighborLoader(ds, [10, 10], batch_size=1024), "cuda"):
+    ...     model(batch.x, batch.blocks)
+    """
+    device = torch.device(device)
+    return iter(batches) if device.type == "cpu" else on_device(batches, device, copier, clocks)
+
+
+def on_device(
+    batches: Iterable[Any], device: torch.device, copier: Copier | None = None, clocks: dict[str, Clock] | None = None
+) -> OnDevice:
+    """`to_device` for a device that is not the CPU."""
+    if device.type == "cuda":
+        return copied_ahead(batches, Copier(device) if copier is None else copier, clocks)
+    return OnDevice(iter(batches), lambda batch: moved(batch, device))
+
+
+def copied_ahead(batches: Iterable[Any], copier: Copier, clocks: dict[str, Clock] | None = None) -> OnDevice:
+    """`batches` through `copier`, a batch ahead of the consumer, by a thread."""
+    own = {} if clocks is None else {name: clocks.setdefault(name, Clock()) for name in (COPY, CONSUMER)}
+    source = iter(batches)
+    before = source if isinstance(source, Pipeline) else None
+    pipeline = Pipeline(source, [Stage(COPY, copier)], max_bytes=1, max_items=AHEAD, clocks=own, before=before)
+    return OnDevice(pipeline, copier.deliver, source)
+
+
+def pins(pin_memory: bool) -> bool:
+    """Whether batches come in page-locked memory, for the user's own copies to CUDA."""
+    if pin_memory and not torch.cuda.is_available():
+        warnings.warn("pin_memory changes nothing: torch sees no CUDA device", UserWarning, stacklevel=4)
+    return pin_memory and torch.cuda.is_available()

@@ -1,0 +1,174 @@
+"""GraphSAINT's normalisation (Zeng et al., 2020): how often nodes and edges are drawn, counted over subgraphs drawn beforehand.
+
+An aggregation counts each edge of a subgraph for C_v / C_uv edges (C: in how many subgraphs v and the edge came), and the loss
+counts each node for M / C_v of M subgraphs, so that both are those of the whole graph on average. The batch at hand counts too,
+which keeps the quotients finite.
+"""
+
+import json
+import mmap
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.graph.blocks import Subgraph
+from ooc.runtime.keyed_random import Purpose, key
+from ooc.sampling.cluster import Cut
+from ooc.sampling.saint import SaintSampler
+from stores.arrays.rows import ArrayRows, Rows
+from stores.arrays.segment_rows import SegmentRows
+from stores.errors import StoreError
+from stores.io.atomic import disk_errors, partial_path, publish, write_file
+from stores.io.segments import Segments
+from stores.jit import kernel
+
+ABOUT, NODES, EDGES = "counts.json", "nodes.npy", "edges.bin"
+MAPPED_BYTES = 64 * 2**20
+"""Of the edges' counts in this process's memory at most, while they are counted; larger ones are read by plan afterwards"""
+_PAGE = mmap.PAGESIZE
+
+
+class Counts:
+    """In how many of `samples` subgraphs each node (uint32[N], in memory) and each slot (uint16, at most 65,535) came.
+
+    >>> counts = Counts.open(folder) if (folder / "counts.json").exists() else count(sampler, folder, seed, coverage, about)
+    """
+
+    def __init__(self, samples: int, nodes: NDArray[np.uint32], edges: Rows, about: dict[str, Any]) -> None:
+        self.samples, self.nodes, self.edges, self.about = samples, nodes, edges, about
+
+    @classmethod
+    def open(cls, folder: Path, engine: str = "auto") -> Self:
+        """The counts in `folder`. Raises StoreError where they cannot be read."""
+        try:
+            found = json.loads((folder / ABOUT).read_bytes())
+            nodes = np.load(folder / NODES)
+            path, slots = folder / EDGES, int(found["slots"])
+            size = path.stat().st_size
+        except (OSError, ValueError, KeyError) as error:
+            raise StoreError(f"{folder}: the counts of GraphSAINT's normalisation are damaged ({error}); remove it") from None
+        if size <= MAPPED_BYTES:
+            edges: Rows = ArrayRows(np.fromfile(path, np.uint16, slots))
+        else:
+            edges = SegmentRows((slots,), np.dtype(np.uint16), Segments((path,), np.array([size])), engine)
+        return cls(int(found["samples"]), nodes, edges, found["about"])
+
+    def stands_for(self, subgraph: Subgraph) -> tuple[NDArray[np.float32], int]:
+        """(float32[e]: how many edges each edge of the subgraph counts for, C_v / C_uv with the subgraph itself counted; bytes
+        read)."""
+        edge = np.empty(len(subgraph.slot), np.uint16)
+        nbytes = self.edges.read(subgraph.slot, edge)
+        node = np.repeat(self.nodes[subgraph.node[: len(subgraph.indptr) - 1]], np.diff(subgraph.indptr))
+        node = np.where(edge == _MOST, np.minimum(node, _MOST), node)  # an edge whose count has ended counts for one
+        return (node.astype(np.float32) + 1) / (edge.astype(np.float32) + 1), nbytes
+
+    def weights(self, node: NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32[n]: how many times each of `node` counts in the loss, M / C_v with the subgraph itself counted."""
+        return np.float32(self.samples + 1) / (self.nodes[node].astype(np.float32) + 1)
+
+    def close(self) -> None:
+        self.edges.close()
+
+
+_MOST = np.iinfo(np.uint16).max
+
+
+def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about: dict[str, Any], threads: int = 2) -> int:
+    """Draw subgraphs until they have `coverage` times N nodes in all, and leave the counts in `folder`, which appears whole.
+
+    about: kept with them, to tell what they are of. Returns the bytes of edges read. Memory: 4 bytes a node, MAPPED_BYTES of
+    the edges' counts, a few subgraphs.
+    """
+    graph, partial = sampler.graph, partial_path(folder)
+    with disk_errors(folder):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        size = max(_PAGE, -(-2 * graph.num_edges // _PAGE) * _PAGE)
+        with (partial / EDGES).open("wb") as file:
+            file.truncate(size)
+        edges = np.memmap(partial / EDGES, np.uint16, "r+")
+        nodes, samples, left = np.zeros(graph.num_nodes, np.uint32), 0, coverage * graph.num_nodes
+        touched = nbytes = 0
+        for subgraph, drawn_bytes in _ahead(lambda step: sampler.draw(key(seed, Purpose.NORMALISE, step=step)), threads):
+            nbytes += drawn_bytes
+            _add(subgraph.node, subgraph.slot, nodes, edges)
+            samples, left = samples + 1, left - len(subgraph.node)
+            touched += len(subgraph.slot)
+            if size > MAPPED_BYTES and touched * _PAGE > MAPPED_BYTES:
+                touched = 0
+                edges._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # of this process; the file keeps them
+            if left <= 0:
+                break
+        edges.flush()
+        np.save(partial / NODES, nodes)
+    del edges
+    write_file(partial / ABOUT, json.dumps({"samples": samples, "slots": graph.num_edges, "about": about}).encode())
+    publish(partial, folder)
+    return nbytes
+
+
+def _ahead(draw: Callable[[int], Cut], threads: int) -> Iterator[Cut]:
+    """draw(0), draw(1), ...: made by threads, `threads` of them ahead."""
+    with ThreadPoolExecutor(threads, "ooc-saint") as pool:
+        coming: list[Future[Cut]] = [pool.submit(draw, step) for step in range(threads)]
+        step = threads
+        try:
+            while True:
+                yield coming.pop(0).result()
+                coming.append(pool.submit(draw, step))
+                step += 1
+        finally:
+            for future in coming:
+                future.cancel()
+
+
+@kernel
+def _add(node: NDArray[np.int64], slot: NDArray[np.int64], nodes: NDArray[np.uint32], edges: NDArray[np.uint16]) -> None:
+    for i in range(len(node)):
+        nodes[node[i]] += np.uint32(1)
+    for i in range(len(slot)):
+        if edges[slot[i]] < np.uint16(65535):
+            edges[slot[i]] += np.uint16(1)
+
+
+class Normalisation:
+    """The counts, made at their first use and kept in `folder`; of several threads one makes them. read: told of the bytes."""
+
+    def __init__(
+        self,
+        sampler: SaintSampler,
+        folder: Path,
+        seed: int,
+        coverage: float,
+        about: dict[str, Any],
+        engine: str,
+        read: Callable[[int], None],
+    ) -> None:
+        self._sampler, self._folder, self._seed, self._coverage = sampler, folder, seed, coverage
+        self._about, self._engine, self._read = about, engine, read
+        self._lock = threading.Lock()
+        self._counts: Counts | None = None
+
+    def counts(self) -> Counts:
+        """Raises StoreError where what lies in the folder is damaged, BudgetError where a subgraph does not fit."""
+        with self._lock:
+            if self._counts is None:
+                if (self._folder / ABOUT).exists():
+                    self._counts = Counts.open(self._folder, self._engine)
+                    if self._counts.about != self._about:
+                        raise StoreError(f"{self._folder} holds the counts of another sampler, seed or store: remove it")
+                else:
+                    self._read(count(self._sampler, self._folder, self._seed, self._coverage, self._about))
+                    self._counts = Counts.open(self._folder, self._engine)
+            return self._counts
+
+    def close(self) -> None:
+        with self._lock:
+            if self._counts is not None:
+                self._counts.close()

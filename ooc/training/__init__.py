@@ -1,0 +1,1 @@
+"""Runs: what is composed of a configuration, the loop, checkpoints and results."""

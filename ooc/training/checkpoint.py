@@ -1,0 +1,208 @@
+"""A run's state on disk: one atomic checkpoint file, and metrics.jsonl, which a resume rolls back to it.
+
+The checkpoint records how long metrics.jsonl was when it was taken. What a killed run wrote after that is cut off and
+written again by the resumed one, so every step stands in the file once, and an interrupted run's file equals an
+uninterrupted one's, byte for byte: its lines hold no times.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stores.errors import ConfigError, StoreError
+from stores.io.atomic import disk_errors, remove_leftovers, sync_dir, write_file
+
+FORMAT = 1
+CHECKPOINT = "checkpoint.pt"
+METRICS = "metrics.jsonl"
+PLAN = "plan.json"
+
+
+def save(run_dir: Path, state: dict[str, Any], name: str = CHECKPOINT) -> Path:
+    """Replace the checkpoint by `state` (tensors and plain values): written beside, synced, renamed.
+
+    A failure, such as a full disk, leaves the old one untouched and raises StoreError.
+    """
+    import torch
+
+    path = run_dir / name
+    scratch = path.with_suffix(".tmp")
+    with disk_errors(path):
+        try:
+            with open(scratch, "wb") as file:
+                torch.save({"format": FORMAT, **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        except (OSError, RuntimeError) as error:
+            scratch.unlink(missing_ok=True)
+            if isinstance(error, RuntimeError):  # how torch's writer reports a short write
+                free = shutil.disk_usage(run_dir).free
+                raise OSError(errno.ENOSPC if free < 1 << 20 else errno.EIO, f"{error}", str(path)) from error
+            raise
+        sync_dir(run_dir)
+    return path
+
+
+def load(run_dir: Path, name: str = CHECKPOINT) -> dict[str, Any] | None:
+    """The state last saved, on the CPU, or None where there is none yet. Raises StoreError where it cannot be read."""
+    import torch
+
+    path = run_dir / name
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"{path}: not a readable checkpoint ({reason[:120]}); start the run again elsewhere") from None
+    if state.get("format") != FORMAT:
+        raise StoreError(f"{path}: checkpoint format {state.get('format')}, not {FORMAT}: use the version of ooc that wrote it")
+    return state
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file atomically. Raises StoreError where the disk refuses."""
+    write_file(path, json.dumps(value, indent=2, default=str).encode() + b"\n")
+
+
+def read_plan(run_dir: Path) -> dict[str, Any] | None:
+    """The plan made before the run began (`ooc.planning.plan.Plan.asdict`), None where none was. ConfigError where it is
+    damaged."""
+    path = run_dir / PLAN
+    if not path.exists():
+        return None
+    try:
+        plan: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); delete it") from None
+    return plan
+
+
+def fingerprint(state_shapes: dict[str, Any]) -> str:
+    """A short hash of names and shapes of a state_dict: tells one model from another."""
+    shapes = [(name, list(getattr(value, "shape", []))) for name, value in state_shapes.items()]
+    return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+
+
+class MetricsLog:
+    """metrics.jsonl, opened at a byte offset: what stands behind it is cut off. One process at a time may hold it.
+
+    Raises ConfigError where the file is shorter than the checkpoint says (it is not this run's) or held by another run.
+
+    >>> log = MetricsLog(run_dir, offset=0)
+    >>> log.write({"epoch": 0, "step": 0, "loss": 1.5})
+    """
+
+    def __init__(self, run_dir: Path, offset: int = 0) -> None:
+        self._path = path = run_dir / METRICS
+        with disk_errors(path):
+            self._file = open(path, "ab")  # noqa: SIM115 - closed by close()
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process, however it ends
+            size = os.fstat(self._file.fileno()).st_size
+            if size < offset:
+                raise ConfigError(
+                    f"{path}: {size} bytes, but {offset} when the checkpoint was taken: it was changed, start anew"
+                )
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(f"{run_dir}: another process is training there; wait for it or choose another --out") from None
+        except ConfigError:
+            self._file.close()
+            raise
+        self._file.truncate(offset)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line. Floats are written so that they read back to the bit."""
+        with disk_errors(self._path):
+            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+
+    def sync(self) -> int:
+        """Make all lines durable and return the file's length: what a checkpoint records."""
+        with disk_errors(self._path):
+            os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    @property
+    def empty(self) -> bool:
+        """Whether no line stands in the file."""
+        return os.fstat(self._file.fileno()).st_size == 0
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class RunDir:
+    """The directory of a run: made and locked by `claim` once all is checked, removed again if the run fails at its start.
+
+    Only a directory that this object made and locked is ever removed: of two runs that begin at once, one is refused.
+
+    >>> run_dir = RunDir(Path("runs/cora"), resume=False)
+    >>> log = run_dir.claim(offset=0)
+    """
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path, self._resume = path, resume
+        self._made = False
+        self._log: MetricsLog | None = None
+
+    def claim(self, offset: int) -> MetricsLog:
+        """Make the directory, or with `resume` take the one that is there, and open its log at byte `offset`.
+
+        Raises ConfigError where another run has it, StoreError where the disk refuses.
+        """
+        with disk_errors(self.path):
+            try:
+                self.path.mkdir(parents=True)
+                self._made = True
+            except FileExistsError:
+                if not self._resume:
+                    raise ConfigError(f"{self.path} exists already: another run has just begun there") from None
+        try:
+            self._log = MetricsLog(self.path, offset)
+        except StoreError:
+            if self._made:
+                with suppress(OSError):  # another run may have come in between
+                    self.path.rmdir()
+            raise
+        remove_leftovers(self.path)
+        return self._log
+
+    def discard_unstarted(self) -> None:
+        """Remove the directory if it is this object's own and no step was logged."""
+        if self._made and self._log is not None and self._log.empty:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Give up the log's lock; idempotent."""
+        if self._log is not None:
+            self._log.close()
+
+
+def read_metrics(run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(step lines, epoch lines) of a run; a line that a kill cut short is left out.
+
+    Raises ConfigError where there is no run, StoreError for a damaged line.
+    """
+    steps: list[dict[str, Any]] = []
+    epochs: list[dict[str, Any]] = []
+    path = run_dir / METRICS
+    if not path.exists():
+        raise ConfigError(f"{run_dir}: not a run of `ooc train`: it holds no {METRICS}")
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict) or not {"step", "epoch"} & line.keys():
+            raise StoreError(f"{path}: line {number} is damaged: remove it, or run `ooc train --resume`")
+        (steps if "step" in line else epochs).append(line)
+    return steps, epochs

@@ -1,0 +1,255 @@
+"""What a trained model says of all nodes: predictions as a Parquet file, embeddings as a Zarr array, by `ooc.layerwise.sweep`.
+
+Both are exact and resumable: while they are made a folder beside the output holds what is finished; the output appears whole.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from ooc.config.base import parse
+from ooc.config.modes import class_of
+from ooc.config.nodes import NodeConfig
+from ooc.layerwise.sweep import LayerSweep, Progress
+from ooc.metrics.nodes import out_channels
+from ooc.training import checkpoint
+from ooc.training.open_run import make_model, saved_config
+from ooc.training.run import MODEL
+from stores.arrays.rows import Rows
+from stores.arrays.zarr_write import Appender
+from stores.dataset import Dataset
+from stores.errors import ConfigError, OocError
+from stores.io.atomic import check_absent, disk_errors, partial_path, publish, removed_path, sync_dir
+from stores.manifest import read_manifest
+from stores.sizes import parse_bytes
+
+ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
+"""of a model's output in memory: the fewer of the two, but a thousand rows"""
+EMBEDDINGS = "x"
+"""name of the array in the group that `embed` writes"""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was written: rows, of so many columns, and the bytes that the sweep read and wrote for it."""
+
+    path: Path
+    rows: int
+    columns: int
+    bytes_read: int
+    bytes_written: int
+    reading: str
+    """how features were read: by which engine, and why"""
+
+
+def infer(
+    store: Path, run: Path, out: Path, memory: str | None = None, engine: str = "auto", progress: Progress | None = None
+) -> Made:
+    """Write the model's predictions for every node of `store` into the Parquet file `out`.
+
+    run: directory of a run of `ooc train`, finished or not. Columns: `id` (the user's own); multiclass: `class` (int32, the
+    likeliest), `probabilities` (float32, one a class); binary: `class` (0 or 1), `probability` (of 1); multilabel: `classes`
+    (those at one half or more), `probabilities`. Raises ConfigError where model and store do not fit, StoreError where the disk
+    is full.
+
+    >>> infer(Path("papers.ooc"), Path("run"), Path("predictions.parquet"), memory="2GB").rows
+    111059956
+    """
+    with _sweep(store, run, out, memory, engine, None) as (sweep, task):
+        if not out.exists():
+            _write_parquet(out, sweep.dataset, sweep.run(*_shown(progress)), task)
+        return _made(out, sweep)
+
+
+def embed(
+    store: Path,
+    run: Path,
+    out: Path,
+    layer: int | None = None,
+    memory: str | None = None,
+    engine: str = "auto",
+    progress: Progress | None = None,
+) -> Made:
+    """Write the output of layer `layer` (from 1 on; by default the last but one) for every node: array `x` of the Zarr group
+    `out`, float32[N, columns], which `--features x=OUT/x` takes for the features of another run. Raises as `infer` does.
+
+    >>> embed(Path("papers.ooc"), Path("run"), Path("embeddings.zarr"), layer=2).columns
+    256
+    """
+    layers = _config(run).layers
+    layer = max(1, layers - 1) if layer is None else layer
+    if not 1 <= layer <= layers:
+        raise ConfigError(f"layer {layer}: the model of {run} has layers 1 to {layers}")
+    with _sweep(store, run, out, memory, engine, layer) as (sweep, _):
+        if not out.exists():
+            _write_zarr(out, sweep.run(*_shown(progress)))
+        return _made(out, sweep)
+
+
+def _made(out: Path, sweep: LayerSweep) -> Made:
+    moved = sweep.spent.read, sweep.spent.written
+    return Made(out, sweep.shape.num_nodes, sweep.shape.out, *moved, sweep.dataset.reading("x"))
+
+
+def _shown(progress: Progress | None) -> list[Progress]:
+    return [] if progress is None else [progress]
+
+
+def _config(run: Path) -> NodeConfig:
+    found = saved_config(run)
+    if found is None:
+        raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory that --out named")
+    kind = class_of(found)
+    if not issubclass(kind, NodeConfig):
+        raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes, not of times")
+    return parse(kind, found, where=f"{run}: ")
+
+
+@contextmanager
+def _sweep(
+    store: Path, run: Path, out: Path, memory: str | None, engine: str, upto: int | None
+) -> Iterator[tuple[LayerSweep, str]]:
+    """The sweep of the model of `run` over `store`, and the task; its folder, beside `out`, goes once `out` is there.
+
+    An `out` beside the folder of the same sweep was finished, but the process killed before the folder was gone.
+    """
+    config, folder = _config(run), out.with_name(f"{out.name}.sweep")
+    if not folder.exists():
+        shutil.rmtree(removed_path(folder), ignore_errors=True)
+        check_absent(out)
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: its directory does not exist; make it first")
+    with Dataset.open(store, memory=memory, engine=engine) as dataset:
+        task, classes = _task(dataset, config)
+        model = make_model(config, dataset.num_features, out_channels(task, classes))
+        _load(model, run)
+        engine = "auto" if engine == "gds" else engine
+        sweep = LayerSweep(
+            model,
+            dataset,
+            folder,
+            memory=None if memory is None else parse_bytes(memory),
+            upto=upto,
+            engine=engine,
+        )
+        try:
+            sweep.files.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
+            if not sweep.was_begun():
+                check_absent(out)
+            yield sweep, task
+        except BaseException:
+            sweep.close()
+            raise
+        sweep.discard()
+
+
+def _task(dataset: Dataset, config: NodeConfig) -> tuple[str, int]:
+    """Task and classes: of the store, or, where it has no labels, of the one that was trained on."""
+    if dataset.task is not None:
+        return dataset.task, dataset.num_classes or 2
+    try:
+        trained_on = read_manifest(config.store)
+    except OocError as error:
+        raise ConfigError(f"{dataset.path} has no labels to tell the task by, nor is there {config.store}: {error}") from None
+    if trained_on.task is None:
+        raise ConfigError(f"neither {dataset.path} nor {config.store} has labels to tell the task by")
+    return trained_on.task, trained_on.num_classes or 2
+
+
+def _load(model: torch.nn.Module, run: Path) -> None:
+    """The best parameters of a run: those it ended with, else those of its last checkpoint."""
+    ended = checkpoint.load(run, MODEL)
+    state = checkpoint.load(run) if ended is None else ended
+    if state is None:
+        raise ConfigError(f"{run} holds no model yet: it has neither {MODEL} nor a checkpoint")
+    parameters = state["model"] if ended is not None or state.get("best_model") is None else state["best_model"]
+    try:
+        model.load_state_dict(parameters)
+    except RuntimeError as error:
+        detail = " ".join(str(error).split()[:40])
+        raise ConfigError(f"the model of {run} does not fit this store's features and classes: {detail}") from None
+
+
+def _parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """(nodes, their rows), front to back."""
+    step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
+    for first in range(0, rows.shape[0], step):
+        node = np.arange(first, min(first + step, rows.shape[0]))
+        values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
+        rows.read(node, values)
+        yield node, values
+
+
+def _write_zarr(out: Path, rows: Rows) -> None:
+    partial = partial_path(out)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with disk_errors(out), Appender(partial, EMBEDDINGS, rows.shape[1:], rows.dtype, count=rows.shape[0]) as array:
+            for _, values in _parts(rows):
+                array.append(values)
+        publish(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk gets its room back
+        raise
+
+
+def _write_parquet(out: Path, dataset: Dataset, rows: Rows, task: str) -> None:
+    partial = partial_path(out)
+    writer: pq.ParquetWriter | None = None
+    with disk_errors(out):
+        try:
+            for node, logits in _parts(rows):
+                table = predictions(dataset.external(node), torch.from_numpy(logits), task)
+                writer = writer or pq.ParquetWriter(partial, table.schema)
+                writer.write_table(table)
+            if writer is None:
+                writer = pq.ParquetWriter(partial, predictions([], torch.empty(0, rows.shape[1]), task).schema)
+            writer.close()
+            _sync(partial)
+            os.replace(partial, out)
+            sync_dir(out.absolute().parent)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def predictions(ids: Any, logits: torch.Tensor, task: str) -> pa.Table:
+    """A table of what logits [n, C] say: see `infer`. ids: int64[n] or a list of str.
+
+    >>> predictions(np.array([7]), torch.tensor([[0.0, 2.0]]), "multiclass")["class"].to_pylist()
+    [1]
+    """
+    columns: dict[str, Any] = {"id": pa.array(ids)}
+    if task == "binary":
+        probability = logits.view(-1).sigmoid()
+        columns["class"] = pa.array((probability >= 0.5).int().numpy())
+        columns["probability"] = pa.array(probability.numpy())
+        return pa.table(columns)
+    probability = logits.softmax(1) if task == "multiclass" else logits.sigmoid()
+    if task == "multiclass":
+        columns["class"] = pa.array(probability.argmax(1).int().numpy())
+    else:
+        chosen = probability >= 0.5
+        offsets = np.concatenate([[0], np.cumsum(chosen.sum(1).numpy())]).astype(np.int32)
+        columns["classes"] = pa.ListArray.from_arrays(offsets, pa.array(chosen.nonzero()[:, 1].int().numpy()))
+    flat = pa.array(probability.reshape(-1).numpy())
+    columns["probabilities"] = pa.FixedSizeListArray.from_arrays(flat, probability.shape[1])
+    return pa.table(columns)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,244 @@
+"""Who watches a run: bars on a terminal, plain lines elsewhere, TensorBoard where wanted.
+
+A watcher only looks: nothing it does changes the run.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from ooc.runtime.pace import LINE_SECONDS, _say, speed
+from stores.errors import ConfigError
+from stores.sizes import format_bytes
+
+Rate = tuple[str, float]
+BATCHES: Rate = ("batches", 1)
+
+
+class Watcher(Protocol):
+    """What a run tells while it goes."""
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
+        """Training begins at a cursor; rate: what a batch is made of, and how many of it, by which speeds are told."""
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        """A batch is done; `step` counts within the epoch, from 0, `total_steps` over the whole run."""
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """An epoch is done; `line` is what metrics.jsonl says of it."""
+
+    def note(self, text: str) -> None:
+        """Something a person should read."""
+
+    def close(self) -> None:
+        """Nothing more will come; idempotent."""
+
+
+class Watchers:
+    """Several watchers as one."""
+
+    def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
+        self.all = list(watchers)
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
+        for watcher in self.all:
+            watcher.start(epoch, step, epochs, steps_per_epoch, rate)
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        for watcher in self.all:
+            watcher.step(epoch, step, total_steps, loss)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        for watcher in self.all:
+            watcher.epoch(line)
+
+    def note(self, text: str) -> None:
+        for watcher in self.all:
+            watcher.note(text)
+
+    def close(self) -> None:
+        for watcher in self.all:
+            watcher.close()
+
+
+def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "ap", "mrr", "auroc")) -> str:
+    """The epoch line's main figures for a person; what a model must beat in brackets."""
+    parts = [f"loss {line['train_loss']:.4f}"] if line.get("train_loss") is not None else []
+    for split in ("val", "test"):
+        scores = line.get(split) or {}
+        for name in names:
+            if scores.get(name) is not None:
+                beside = [f"{who} {each[split][name]:.4f}" for who, each in line.get("baselines", {}).items()]
+                parts.append(f"{split} {name} {scores[name]:.4f}" + (f" ({', '.join(beside)})" if beside else ""))
+    return ", ".join(parts) + (" (best)" if line.get("best") else "")
+
+
+class LineWatcher:
+    """Plain lines on stderr: one an epoch, and one every ten seconds within it."""
+
+    def __init__(self) -> None:
+        self._epochs = self._steps_per_epoch = self._seen = 0
+        self._since = self._spoke = self._stepped = time.monotonic()
+        self._unit, self._per_step = BATCHES
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
+        self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
+        self._unit, self._per_step = rate
+        self._since = time.monotonic()
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        self._seen += 1
+        self._stepped = now = time.monotonic()
+        if now - self._spoke >= LINE_SECONDS:
+            left = (self._steps_per_epoch - step - 1) * (now - self._since) / self._seen
+            where = f"epoch {epoch + 1}/{self._epochs} step {step + 1}/{self._steps_per_epoch}"
+            self.note(f"{where}: loss {loss:.4f}, {self._speed()}, {left:.0f} s to the epoch's end")
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self._spoke >= 1 or line["epoch"] + 1 == self._epochs or line["epoch"] == 0:
+            speed = f", {self._speed()}" if self._seen else ""
+            self.note(f"epoch {line['epoch'] + 1}/{self._epochs}: {_scores(line)}{speed}")
+        self._since, self._seen = time.monotonic(), 0
+
+    def _speed(self) -> str:
+        """Of this epoch's steps so far."""
+        return speed(self._seen * self._per_step, self._stepped - self._since, self._unit)
+
+    def note(self, text: str) -> None:
+        _say(text)
+        self._spoke = time.monotonic()
+
+    def close(self) -> None:
+        pass
+
+
+class BarWatcher:
+    """rich bars on a terminal: epochs, and the steps of this one, with loss, batches a second and what remains."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description:<7}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(stderr=True),
+        )
+        self._seen, self._since = 0, time.monotonic()
+        self._unit, self._per_step = BATCHES
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
+        self._epochs = self._bars.add_task("epochs", total=epochs, completed=epoch, note="")
+        self._steps = self._bars.add_task("steps", total=steps_per_epoch, completed=step, note="")
+        self._since = time.monotonic()
+        self._unit, self._per_step = rate
+        self._bars.start()
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        self._seen += 1
+        rate = speed(self._seen * self._per_step, time.monotonic() - self._since, self._unit)
+        self._bars.update(self._steps, completed=step + 1, note=f"loss {loss:.4f}, {rate}")
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        self._bars.update(self._epochs, completed=line["epoch"] + 1, note=_scores(line, ["accuracy", "ap", "mrr"]))
+        self._seen, self._since = 0, time.monotonic()
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+class TensorBoardWatcher:
+    """TensorBoard events below RUN/tensorboard; a resumed run purges what it computes again."""
+
+    def __init__(self, run_dir: Path, total_steps: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError("--tensorboard needs TensorBoard: pip install 'ooc[tensorboard]'") from None
+        self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=total_steps)
+        self._total = total_steps
+
+    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
+        pass
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        self._total = total_steps
+        self._writer.add_scalar("train/loss", loss, total_steps)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        for split in ("val", "test"):
+            for name, value in (line.get(split) or {}).items():
+                if value is not None:
+                    self._writer.add_scalar(f"{split}/{name}", value, self._total)
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class StepBars:
+    """Progress of ingest and verify: a bar a step, with units a second and what remains; plain lines off a terminal.
+
+    >>> with StepBars() as bars:
+    ...     ingest(spec, bars)
+    """
+
+    def __init__(self) -> None:
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._begun: dict[str, float] = {}
+        self._spoke = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.description:<24}"),
+                BarColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+            )
+            self._bars = Progress(*columns, console=Console(stderr=True))
+        return self
+
+    def __call__(self, step: str, done: int, total: int | None, unit: str = "rows") -> None:
+        """`done` of `total` units (None: unknown) of a step; from any thread."""
+        now = time.monotonic()
+        with self._lock:
+            begun = self._begun.setdefault(step, now)
+            rate = done / (now - begun) if now > begun else 0.0
+            amount = format_bytes if unit == "bytes" else "{:,.0f}".format
+            note = f"{amount(done)}{'' if unit == 'bytes' else f' {unit}'}" + (f", {amount(rate)}/s" if rate else "")
+            if self._bars is not None:
+                if step not in self._tasks:
+                    self._bars.start()  # only now: where nothing is to be done, nothing is shown
+                    self._tasks[step] = self._bars.add_task(step, total=total, note=note)
+                self._bars.update(self._tasks[step], completed=done, total=total, note=note)
+            elif now - self._spoke >= LINE_SECONDS:
+                self._spoke = now
+                left = f", {(total - done) / rate:.0f} s left" if total and rate and total > done else ""
+                _say(f"{step}: {note}{left}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+
+def terminal_watcher() -> Watcher:
+    """Bars where stderr is a terminal, lines where it is not."""
+    return BarWatcher() if sys.stderr.isatty() else LineWatcher()

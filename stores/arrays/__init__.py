@@ -1,0 +1,1 @@
+"""Arrays on disk, addressed by row."""

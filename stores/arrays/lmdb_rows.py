@@ -1,0 +1,188 @@
+"""LMDB records as Rows: keys are big-endian uint64 rows, values the raw bytes of a row."""
+
+import os
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+from numpy.typing import DTypeLike
+
+from stores.arrays.rows import AnyArray, Ids, check_request
+from stores.errors import StoreError
+from stores.io.engines.tasks import Gate
+from stores.io.segments import forget_map, map_of
+from stores.io.threads import Background
+
+_BATCH_ROWS = 4096
+_KEY = struct.Struct(">Q")
+MAPPED_BYTES = 2**26
+"""Pages of the map that a read has in the process at most"""
+_AROUND_BYTES = 3 * 2**16
+"""A fault brings what the page cache holds of the 64 KiB around it; a record and its key may lie in three such parts"""
+SPARE_BYTES = 2**26
+"""Of a new map beyond twice the rows; it grows where that is not enough. The file only takes what is written."""
+_lock = threading.Lock()
+_open: dict[str, tuple["lmdb.Environment", int]] = {}
+
+
+class Environment:
+    """One user's hold on the environment of a path: `.env` is the lmdb.Environment; `close` gives it back, idempotent."""
+
+    def __init__(self, key: str, env: "lmdb.Environment") -> None:
+        self.env = env
+        self._key: str | None = key
+        self._map = map_of(Path(key, "data.mdb") if os.path.isdir(key) else Path(key))
+
+    def forget(self) -> None:
+        """Take what was read out of this process (not out of the page cache): else it would come to hold the whole file."""
+        if self._map is not None:
+            forget_map(*self._map)
+
+    def close(self) -> None:
+        """The last user's close closes the environment."""
+        with _lock:
+            if self._key is None:
+                return
+            env, users = _open[self._key]
+            if users == 1:
+                del _open[self._key]
+                env.close()
+            else:
+                _open[self._key] = env, users - 1
+            self._key = None
+
+
+def environment(path: Path | str) -> Environment:
+    """The read-only environment at `path`, shared by all users in the process: LMDB forbids opening one twice.
+
+    Opened without a lock file, so that a store may lie on read-only media; nobody may write it meanwhile. Raises
+    StoreError where there is none.
+
+    >>> held = environment("papers.ooc/ids.lmdb")
+    >>> with held.env.begin(db=held.env.open_db(b"node")) as txn: ...
+    >>> held.close()
+    """
+    key = os.path.realpath(path)
+    with _lock:
+        env, users = _open.get(key, (None, 0))
+        if env is None:
+            try:
+                subdir = os.path.isdir(key)
+                env = lmdb.open(key, readonly=True, lock=False, create=False, readahead=False, max_dbs=64, subdir=subdir)
+            except lmdb.Error as error:
+                raise StoreError(f"{path} cannot be opened as an LMDB environment: {error}") from error
+        _open[key] = env, users + 1
+        return Environment(key, env)
+
+
+class LmdbRows(Background):
+    """Rows held as LMDB records, for rows that are sparse on disk or that someone else wrote.
+
+    path: the environment; name: the database in it (None: the main one); dtype and shape [count, *row shape] of the rows.
+    Raises StoreError where the database is absent, and on reading where a record is absent or of another size.
+
+    >>> LmdbRows("x.lmdb", dtype="float32", shape=(1000, 128)).read(ids, out)
+    """
+
+    def __init__(self, path: Path | str, name: str | None = None, *, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
+        self.path = Path(path)
+        self.shape: tuple[int, ...] = tuple(shape)
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self._held = environment(path)
+        self._db: Any = None
+        if name is not None:
+            try:
+                self._db = self._held.env.open_db(name.encode(), create=False)
+            except lmdb.Error as error:
+                self._held.close()
+                raise StoreError(f"{path} holds no database {name!r}") from error
+        self._gate = Gate(path)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as stored."""
+        return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
+
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
+        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes of the records, in key order each once."""
+        check_request(self, ids, out, at)
+        with self._gate.reading():  # a closed environment is unmapped, whoever reads from it
+            return self._read(ids, out, at)
+
+    def _read(self, ids: Ids, out: AnyArray, at: Ids | None) -> int:
+        rows, inverse = np.unique(ids, return_inverse=True)
+        unsorted = np.argsort(inverse, kind="stable")
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(inverse, minlength=len(rows)))]).astype(np.int64)
+        step = max(1, MAPPED_BYTES // (self.row_bytes + _AROUND_BYTES))
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            block = np.frombuffer(self._records(part), self.dtype).reshape(-1, *self.shape[1:])
+            begin, end = bounds[first], bounds[first + len(part)]
+            places = unsorted[begin:end]
+            out[places if at is None else at[places]] = block[inverse[places] - first]
+            self._held.forget()
+        return len(rows) * self.row_bytes
+
+    def _records(self, rows: Ids) -> bytes:
+        """The values of `rows` one behind the other."""
+        keys = rows.astype(">u8").tobytes()
+        size = self.row_bytes
+        values = []
+        with self._held.env.begin(db=self._db, buffers=True) as txn:
+            for position, row in enumerate(rows.tolist()):
+                value = txn.get(keys[position * 8 : position * 8 + 8])
+                if value is None or len(value) != size:
+                    what = "is missing" if value is None else f"has {len(value)} bytes, not {size}"
+                    raise StoreError(f"{self.path}: the record of row {row} {what}; write the environment again")
+                values.append(value)
+            return b"".join(values)
+
+    def close(self) -> None:
+        """Give back the environment and threads; idempotent."""
+        self._end_background()
+        if self._gate.close():
+            self._held.close()
+
+
+def write_lmdb_rows(path: Path | str, array: AnyArray, name: str | None = None) -> None:
+    """Write array [count, *row shape] as records in key order; the environment is made where there is none.
+
+    The map grows as needed. Raises StoreError where the disk is full or the environment is open in this process.
+
+    >>> write_lmdb_rows("x.lmdb", features)
+    """
+    key = os.path.realpath(path)
+    with _lock:
+        if key in _open:
+            raise StoreError(f"{path} is open in this process; close it before writing")
+        _open_and_write(Path(path), array, name)
+
+
+def _open_and_write(path: Path, array: AnyArray, name: str | None) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with lmdb.open(str(path), map_size=SPARE_BYTES + 2 * array.nbytes, max_dbs=64, lock=False) as env:
+            db = env.open_db(name.encode() if name is not None else None)
+            with env.begin(db=db) as txn:
+                if txn.get(_KEY.pack(0)) is not None:
+                    raise StoreError(f"{path} holds rows already; remove it or write elsewhere")
+            for first in range(0, len(array), _BATCH_ROWS):
+                block = np.ascontiguousarray(array[first : first + _BATCH_ROWS])
+                items = [(_KEY.pack(first + i), row.tobytes()) for i, row in enumerate(block)]
+                _put(env, db, items)
+            env.sync(True)
+    except (lmdb.Error, OSError) as error:
+        raise StoreError(f"{path} cannot be written: {error}; check free space and permissions") from error
+
+
+def _put(env: "lmdb.Environment", db: Any, items: list[tuple[bytes, bytes]]) -> None:
+    while True:
+        try:
+            with env.begin(db=db, write=True) as txn, txn.cursor() as cursor:
+                cursor.putmulti(items, append=True)
+            return
+        except lmdb.MapFullError:
+            env.set_mapsize(2 * env.info()["map_size"])

@@ -1,0 +1,136 @@
+"""Rows whose bytes stand one behind the other in files: read by an engine, by plan, straight from them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows, check_request
+from stores.io.disk import profile_for
+from stores.io.engines import Engine, open_engine
+from stores.io.engines.pread import PreadEngine
+from stores.io.read_plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost
+from stores.io.segments import Segments, map_segments
+from stores.io.threads import Background
+
+Empty = Callable[[int], NDArray[np.uint8]]
+"""Gives memory for so many bytes, whose content does not matter"""
+_NO_ROWS = np.empty(0, np.int64)
+
+
+def fresh(nbytes: int) -> NDArray[np.uint8]:
+    """An `Empty`: new memory every time."""
+    return np.empty(nbytes, np.uint8)
+
+
+class SegmentRows(Background):
+    """Rows [count, *row shape] over `segments`: row r begins at virtual byte r * row_bytes.
+
+    `segments` are the files; `engine.reason` tells of a fallback; `cost` is what reads take on the files' device, as measured,
+    and decides which rows share one.
+
+    >>> SegmentRows((1000, 64), np.dtype("float16"), segments).read(ids, out)
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], segments: Segments, engine: str = "auto") -> None:
+        self.shape: tuple[int, ...] = shape
+        self.dtype: np.dtype[Any] = dtype
+        self.segments = segments
+        self.engine: Engine = open_engine(engine, segments)
+        try:
+            profile = profile_for(segments.paths[0] if segments.paths else Path("/"), self.engine.name)
+        except BaseException:
+            self.engine.close()
+            raise
+        self.cost: ReadCost = profile.cost
+        if isinstance(self.engine, PreadEngine):
+            self.engine.depth = profile.depth
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as stored."""
+        return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
+
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
+        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes read from the disk."""
+        check_request(self, ids, out, at)
+        if len(ids) == 0:
+            return 0
+        plan = self.plan(ids)
+        return self.engine.gather(plan, out.reshape(-1).view(np.uint8), at)
+
+    def plan(self, ids: Ids) -> ReadPlan:
+        """The reads that serve rows `ids` (int64[n]); `rows.cost.seconds(plan.length)` is what they should take.
+
+        Raises IndexError for an id out of range.
+
+        >>> plan = rows.plan(np.arange(1000))
+        >>> plan.nbytes, rows.cost.seconds(plan.length)
+        """
+        return plan_by_cost(ids, self.row_bytes, self.cost, count=self.shape[0], alignment=self.engine.alignment)
+
+    def range_bytes(self, first: int, last: int) -> int:
+        """Bytes that `read_range` takes memory for: those of the rows, up to the engine's alignment on both sides."""
+        begin, end = self._range(first, last)
+        return end - begin
+
+    def read_range(self, first: int, last: int, empty: Empty = fresh) -> tuple[AnyArray, int]:
+        """(rows first..last-1, bytes read): neighbors need no plan row by row, nor a copy. Raises as `read` does.
+
+        empty: gives the memory; where that begins on a page, io_uring reads straight into it.
+        """
+        check_range(self.shape[0], first, last)
+        low, high = self._range(first, last)
+        offset = np.arange(low, high, MAX_EXTENT_BYTES // self.engine.alignment * self.engine.alignment)
+        plan = ReadPlan(
+            self.row_bytes, offset, np.diff(offset, append=high), _NO_ROWS, _NO_ROWS, np.zeros(len(offset) + 1, np.int64)
+        )
+        buffer = empty(plan.nbytes)
+        nbytes = self.engine.read(plan, buffer) if len(offset) else 0
+        begin = first * self.row_bytes - low
+        rows = buffer[begin : begin + (last - first) * self.row_bytes].view(self.dtype)
+        return rows.reshape(last - first, *self.shape[1:]), nbytes
+
+    def _range(self, first: int, last: int) -> tuple[int, int]:
+        """The virtual bytes of rows first..last-1, aligned; none where there are no rows."""
+        begin, end, page = first * self.row_bytes, last * self.row_bytes, self.engine.alignment
+        low = begin // page * page
+        return low, -(-end // page) * page if first < last else low
+
+    def map(self) -> AnyArray:
+        """The whole array [count, *row shape] as one read-only memory map over all files (MADV_RANDOM).
+
+        It stays valid after `close`, until the last array over it is gone.
+        """
+        nbytes = self.shape[0] * self.row_bytes
+        return map_segments(self.segments)[:nbytes].view(self.dtype).reshape(self.shape)
+
+    def close(self) -> None:
+        """Give back descriptors, maps and threads; idempotent."""
+        self._end_background()
+        self.engine.close()
+
+
+def read_range(rows: Rows, first: int, last: int, empty: Empty = fresh) -> tuple[AnyArray, int]:
+    """(rows first..last-1, bytes read) of any Rows; of rows in memory a view. Raises IndexError for rows out of range.
+
+    empty: gives the memory of others.
+
+    >>> read_range(ds.edge_rows("indices"), 1_000_000, 2_000_000)[0].shape
+    (1000000,)
+    """
+    if isinstance(rows, SegmentRows):
+        return rows.read_range(first, last, empty)
+    check_range(rows.shape[0], first, last)
+    if isinstance(rows, ArrayRows):
+        return rows.array[first:last], 0
+    out = empty((last - first) * rows.row_bytes).view(rows.dtype).reshape(last - first, *rows.shape[1:])
+    return out, rows.read(np.arange(first, last), out)
+
+
+def check_range(count: int, first: int, last: int) -> None:
+    """Raises IndexError unless rows first..last-1 are there, of `count`."""
+    if not 0 <= first <= last <= count:
+        raise IndexError(f"rows {first} to {last - 1} are out of range: there are {count} rows")

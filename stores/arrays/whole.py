@@ -1,0 +1,51 @@
+"""Rows as one array: in RAM, or mapped."""
+
+import numpy as np
+
+from stores.arrays.rows import AnyArray, ArrayRows, Rows
+from stores.arrays.zarr_rows import ShardedRows
+from stores.errors import StoreError
+from stores.io.segments import Segments
+
+_LOAD_BYTES = 2**24
+
+
+def load(rows: Rows) -> AnyArray:
+    """All rows in RAM, read front to back; contiguous shards as plain files, at the disk's sequential speed."""
+    out = np.empty(rows.shape, rows.dtype)
+    if isinstance(rows, ShardedRows):
+        _read_files(rows.segments, out)
+        return out
+    step = max(1, _LOAD_BYTES // rows.row_bytes)
+    for first in range(0, len(out), step):
+        part = out[first : first + step]
+        rows.read(np.arange(first, first + len(part)), part)
+    return out
+
+
+def _read_files(segments: Segments, out: AnyArray) -> None:
+    left = out.reshape(-1).view(np.uint8).data
+    for path, payload in zip(segments.paths, segments.payload.tolist(), strict=True):
+        wanted = left[: min(payload, len(left))]
+        left = left[len(wanted) :]
+        with path.open("rb", buffering=0) as file:
+            while len(wanted):
+                got = file.readinto(wanted)
+                if not got:
+                    raise StoreError(f"{path} is truncated: {len(wanted)} bytes are missing; build the store again")
+                wanted = wanted[got:]
+
+
+def loaded(rows: Rows) -> Rows:
+    """The same rows in RAM; `rows` are closed."""
+    try:
+        return ArrayRows(load(rows))
+    finally:
+        rows.close()
+
+
+def whole(rows: Rows) -> AnyArray:
+    """All rows: mapped where they stand in files as they are, in RAM where not."""
+    if isinstance(rows, ArrayRows):
+        return rows.array
+    return rows.map() if isinstance(rows, ShardedRows) else load(rows)

@@ -1,0 +1,196 @@
+"""Zarr arrays as Rows: byte arithmetic over shards that lie in order, zarr's own decoder for anything else."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import BytesCodec, ShardingCodec
+from zarr.core.metadata.v3 import ArrayV3Metadata
+
+from stores.arrays.rows import AnyArray, Ids, check_request
+from stores.arrays.segment_rows import SegmentRows
+from stores.arrays.zarr_write import MISSING, PAGE_BYTES
+from stores.errors import StoreError
+from stores.io.segments import Segments, open_for_reading
+from stores.io.threads import Background
+
+BLOCK_BYTES = 16 * 2**20
+"""Decoded at a time where rows go through zarr, unless one chunk is larger."""
+
+
+class ShardedRows(SegmentRows):
+    """Rows of uncompressed shards, read by an engine straight from the files; `attributes` are those of the array."""
+
+    def __init__(self, array: "zarr.Array[Any]", segments: Segments, engine: str = "auto") -> None:
+        super().__init__(array.shape, np.dtype(array.dtype), segments, engine)
+        self.attributes: dict[str, Any] = dict(array.attrs)
+
+
+class ForeignRows(Background):
+    """Rows of any Zarr array, decoded by zarr: compressed, otherwise ordered, or with chunks left out.
+
+    Reads the span of wanted rows in runs of neighboring chunks, at most about 16 MiB (or one chunk) decoded at a time, by
+    whichever thread's turn it is (zarr has threads of its own).
+    """
+
+    def __init__(self, array: "zarr.Array[Any]", path: Path) -> None:
+        self.array = array
+        self.path = path
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype[Any] = np.dtype(array.dtype)
+        self.attributes: dict[str, Any] = dict(array.attrs)
+        self._decoding = threading.Lock()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, decoded."""
+        return _row_bytes(self.shape, self.dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes decoded at a time at most."""
+        return self._block_rows * self.row_bytes
+
+    @property
+    def _block_rows(self) -> int:
+        chunk_rows = int(self.array.chunks[0])
+        return max(chunk_rows, BLOCK_BYTES // max(1, self.row_bytes) // chunk_rows * chunk_rows)
+
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
+        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes that were decoded."""
+        check_request(self, ids, out, at)
+        if self._ended:
+            raise StoreError(f"{self.path} is closed: open it again to read from it")
+        order = np.argsort(ids, kind="stable")
+        ascending = ids[order]
+        chunk_rows, most_rows = self.array.chunks[0], self._block_rows
+        nbytes = position = 0
+        while position < len(ids):
+            begin = int(ascending[position])
+            limit = begin // chunk_rows * chunk_rows + most_rows
+            stop = position + int(np.searchsorted(ascending[position:], limit))
+            chunks = ascending[position:stop] // chunk_rows
+            jumps = np.flatnonzero(np.diff(chunks) > 1)  # a chunk that nobody wants is not decoded
+            stop = position + int(jumps[0]) + 1 if len(jumps) else stop
+            places = order[position:stop]
+            with self._decoding:
+                block = self._decode(begin, int(ascending[stop - 1]) + 1)
+                out[places if at is None else at[places]] = block[ascending[position:stop] - begin]
+                nbytes += block.nbytes
+                del block
+            position = stop
+        return nbytes
+
+    def _decode(self, begin: int, end: int) -> AnyArray:
+        try:
+            return np.asarray(self.array[begin:end])
+        except Exception as error:  # zarr lets its codecs' own exceptions through, of any type
+            detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise StoreError(f"{self.path}: rows {begin} to {end - 1} cannot be decoded: {detail}") from error
+
+    def map(self) -> AnyArray:
+        """The whole array in memory: there is nothing to map where bytes must be decoded."""
+        return np.asarray(self.array[:])
+
+    def close(self) -> None:
+        """Give back the threads; idempotent."""
+        self._end_background()
+
+
+def open_zarr_rows(group_path: Path | str, name: str, engine: str = "auto") -> ShardedRows | ForeignRows:
+    """Rows of the array `group_path/name`; reads the index of each of its shards.
+
+    Shards whose chunks are uncompressed, complete and in order are read by byte arithmetic through `engine` (see
+    `open_engine`); anything else through zarr. Raises StoreError where the array is absent, or where a shard is truncated,
+    damaged or, of an array written by `stores.arrays.zarr_write` (it has checksums), missing.
+
+    >>> open_zarr_rows("papers.ooc", "node/node/x").read(ids, out)
+    """
+    path = Path(group_path) / name
+    try:
+        array = zarr.open_array(path, mode="r")
+    except Exception as error:  # absent, or metadata that zarr cannot make sense of: exceptions of many types
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"{path} cannot be opened as a Zarr array: {detail}") from error
+    if array.ndim == 0 or _row_bytes(array.shape, np.dtype(array.dtype)) == 0:
+        raise StoreError(f"{path} has no rows: its shape is {list(array.shape)}")
+    own = (Path(group_path) / "checksums" / name / "zarr.json").exists()
+    segments = _segments(array, path, own)
+    return ForeignRows(array, path) if segments is None else ShardedRows(array, segments, engine)
+
+
+def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return int(dtype.itemsize * np.prod(shape[1:], dtype=np.int64))
+
+
+def _segments(array: "zarr.Array[Any]", path: Path, own: bool) -> Segments | None:
+    """The shards as segments, or None where their bytes are not simply the rows in order."""
+    if not _plain_shards(array):
+        return None
+    assert array.shards is not None
+    shard_rows, chunk_rows = array.shards[0], array.chunks[0]
+    row_bytes = _row_bytes(array.shape, np.dtype(array.dtype))
+    shards = -(-array.shape[0] // shard_rows)
+    chunks = np.full(shards, shard_rows // chunk_rows)
+    if shards:
+        chunks[-1] = -(-(array.shape[0] - (shards - 1) * shard_rows) // chunk_rows)
+    chunk_bytes = chunk_rows * row_bytes
+    if shards > 1 and shard_rows * row_bytes % PAGE_BYTES:
+        return None  # the next shard would begin in the middle of a page
+    paths = []
+    for number, held in enumerate(chunks.tolist()):
+        file = path.joinpath(*array.metadata.encode_chunk_key((number,) + (0,) * (array.ndim - 1)).split("/"))
+        if not own and not file.exists():
+            return None  # a shard of nothing but fill values
+        if not _in_order(file, shard_rows // chunk_rows, held, chunk_bytes, own):
+            return None
+        paths.append(file)
+    return Segments(tuple(paths), chunks * chunk_bytes)
+
+
+def _plain_shards(array: "zarr.Array[Any]") -> bool:
+    """Whether the metadata say: shards of whole rows, chunks as plain little-endian bytes, the index at the end."""
+    metadata = array.metadata
+    if not isinstance(metadata, ArrayV3Metadata) or len(metadata.codecs) != 1:
+        return False
+    codec = metadata.codecs[0]
+    if not isinstance(codec, ShardingCodec) or codec.index_location.value != "end" or array.shards is None:
+        return False
+    inner, index = codec.codecs, [type(part).__name__ for part in codec.index_codecs]
+    if len(inner) != 1 or not isinstance(inner[0], BytesCodec) or index != ["BytesCodec", "Crc32cCodec"]:
+        return False
+    endian = inner[0].endian is None or inner[0].endian.value == "little"
+    whole_rows = array.shards[1:] == array.shape[1:] and array.chunks[1:] == array.shape[1:]
+    return endian and whole_rows and np.dtype(array.dtype).kind in "biufc"
+
+
+def _in_order(file: Path, entries: int, held: int, chunk_bytes: int, own: bool) -> bool:
+    """Whether the first `held` chunks of a shard stand in its file one behind the other, from byte 0.
+
+    Raises StoreError where the file is too short or its index does not match the checksum.
+    """
+    index_bytes = entries * 16 + 4
+    whole = held * chunk_bytes + index_bytes if own else index_bytes
+    fd = open_for_reading(file, whole)
+    try:
+        size = os.fstat(fd).st_size
+        footer = os.pread(fd, index_bytes, size - index_bytes)
+    finally:
+        os.close(fd)
+    crc = int.from_bytes(footer[-4:], "little")
+    if len(footer) != index_bytes or google_crc32c.value(footer[:-4]) != crc:
+        raise StoreError(f"{file} is truncated or damaged: the checksum of its index does not match")
+    index: NDArray[np.uint64] = np.frombuffer(footer, "<u8", entries * 2).reshape(entries, 2)
+    present = index[index[:, 0] != MISSING]
+    if len(present) and int(present.sum(axis=1).max()) > size - index_bytes:
+        raise StoreError(f"{file} is truncated: {size} bytes are fewer than its index speaks of")
+    wanted = np.arange(held, dtype=np.uint64) * np.uint64(chunk_bytes)
+    in_order = bool((index[:held, 0] == wanted).all() and (index[:held, 1] == np.uint64(chunk_bytes)).all())
+    if own and not in_order:
+        raise StoreError(f"{file} is damaged: its index does not list the chunks that were written")
+    return in_order

@@ -1,0 +1,37 @@
+"""The merged view of a store with appends: made once, by the first reader."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stores.errors import StoreError
+from stores.growth.delta import reading
+from stores.growth.versions import alone, remove_views, view_folder
+from stores.io.atomic import partial_path
+
+if TYPE_CHECKING:
+    from stores.ingest.duck import Progress
+from stores.manifest import arrays_of, version_of
+
+
+def _merge_view(path: Path, memory: int | None, progress: "Progress | None") -> None:
+    """Merge what the appends that are there now changed, if nobody did yet."""
+    if not os.access(path, os.W_OK):
+        raise StoreError(
+            f"{path} has appends that its arrays do not hold, and nothing can be written there: "
+            f"run `ooc compact {path}` where it can be"
+        )
+    from stores.growth.grow import Growing  # an ingest's modules, which other readers do without
+    from stores.growth.sorting import room_of
+    from stores.ingest.duck import silent
+
+    with alone(path, "view", wait=True):
+        version = version_of(path)
+        with reading(path, version) as delta:
+            if delta is None or not delta.appends:
+                return
+            view = view_folder(path, version, len(delta.appends))
+            if not view.exists():
+                root, room = arrays_of(path, version), room_of(memory)
+                Growing(root, delta, partial_path(view), whole=False, room=room, progress=progress or silent).write(view)
+        remove_views(path, view)

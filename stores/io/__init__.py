@@ -1,0 +1,1 @@
+"""Reads and writes: planned over byte ranges, and carried out by engines."""

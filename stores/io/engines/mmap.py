@@ -1,0 +1,87 @@
+"""Memory-mapped reads with MADV_RANDOM: the page cache serves what comes again, every miss is one page fault."""
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.io.engines.deliver import Ints, Ranges, deliver
+from stores.io.engines.tasks import Gate, rows_of, run_slices, whole_extents
+from stores.io.read_plan import ReadPlan
+from stores.io.segments import Segments, forget, map_segments
+from stores.io.threads import READERS
+from stores.jit import kernel
+
+MAPPED_BYTES = 64 * 2**20
+"""Pages of the map that stay in the process at most, with those of the reads under way; as much as is allowed for buffers"""
+_AROUND_BYTES = 64 * 1024  # what the kernel maps around a fault, of pages it holds
+_STEP = 64  # extents between two looks at the bound
+
+
+class MmapEngine:
+    """Copies out of one map over all files; many threads, so that many page faults are in flight.
+
+    Returned byte counts are the pages the plan touches, whether or not the page cache held them. A file that shrinks
+    while mapped kills the process (SIGBUS), which is the price of a map; files are checked on opening. Past MAPPED_BYTES the
+    pages are given back; the page cache keeps them.
+
+    >>> MmapEngine(segments).gather(plan_reads(ids, 512, count=n), out)
+    """
+
+    name = "mmap"
+    alignment = 4096
+    reaches_device = False
+    reason: str | None = None
+    note: str | None = None
+
+    def __init__(self, segments: Segments) -> None:
+        self._map = map_segments(segments)
+        self._pool = READERS.acquire()
+        self._touched = 0
+        self._lock = threading.Lock()
+        self._gate = Gate(segments.paths[0] if segments.paths else "the array")
+
+    def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
+        return self._run(plan, whole_extents(plan, buffer))
+
+    def gather(self, plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None = None) -> int:
+        return self._run(plan, rows_of(plan, out, at))
+
+    def _run(self, plan: ReadPlan, ranges: Ranges) -> int:
+        def work(begin: int, end: int) -> int:
+            mapped, total = (self._map.ctypes.data, len(self._map)), 0
+            for first in range(begin, end, _STEP):
+                last = min(first + _STEP, end)
+                total += int(_copy(first, last, *mapped, plan.offset, plan.length, ranges))
+                self._trim(plan.offset[first:last], plan.length[first:last])
+            return total
+
+        with self._gate.reading():
+            return run_slices(self._pool, READERS.threads, plan, work)
+
+    def _trim(self, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
+        """After copying these extents (none is left uncounted so): give all pages back where they are too many."""
+        low, high = offset // _AROUND_BYTES, (offset + length - 1) // _AROUND_BYTES
+        parts = int((high - low + 1).sum()) - int(np.count_nonzero(low[1:] == high[:-1]))
+        with self._lock:
+            self._touched += parts * _AROUND_BYTES
+            if min(self._touched, len(self._map)) <= MAPPED_BYTES:
+                return
+            self._touched = 0
+            forget(self._map)
+
+    def close(self) -> None:
+        if self._gate.close():
+            self._map = self._map[:0].copy()  # the map itself goes with the last array over it
+            READERS.release()
+
+
+@kernel
+def _copy(begin: int, end: int, address: int, held: int, offset: Ints, length: Ints, ranges: Ranges) -> int:
+    """Copy the ranges of extents begin:end out of the `held` bytes mapped at `address`; returns the extents' bytes."""
+    total = 0
+    for j in range(begin, end):
+        nbytes = min(length[j], held - offset[j])
+        deliver(ranges, j, ranges.first[j], 0, nbytes, address + offset[j])
+        total += nbytes
+    return total

@@ -1,0 +1,84 @@
+"""Thread pools that the whole process shares, started by the first user and ended by the last."""
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.errors import StoreError
+
+
+class SharedPool:
+    """A named pool of at most `threads` threads, counted: `acquire` hands it out, the last `release` ends its threads.
+
+    >>> pool = READERS.acquire()
+    >>> pool.submit(work)
+    >>> READERS.release()
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        self.threads = threads
+        self._lock = threading.Lock()
+        self._users = 0
+        self._pool: ThreadPoolExecutor | None = None
+        os.register_at_fork(after_in_child=self._start_afresh)
+
+    def _start_afresh(self) -> None:
+        """A forked process has none of the threads, and the lock may have been another thread's."""
+        self._lock, self._pool = threading.Lock(), None
+
+    def acquire(self) -> ThreadPoolExecutor:
+        """The pool; every call needs its own `release`."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix=self.name)
+            self._users += 1
+            return self._pool
+
+    def release(self) -> None:
+        """End the threads if this was the last user; waits for what they are doing."""
+        with self._lock:
+            self._users -= 1
+            pool = self._pool if self._users == 0 else None
+            if pool is not None:
+                self._pool = None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+
+READERS = SharedPool("ooc-read", 128)
+"""Reading threads: each waits on one read at a time, so their number is the queue depth the disk sees."""
+BACKGROUND = SharedPool("ooc-rows", 8)
+"""Threads that carry out `Rows.submit`; they wait on READERS, so they cannot be of that pool."""
+
+
+class Background:
+    """Gives an implementation of Rows its `submit`: `read` in a thread of the shared pool."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    _pool: ThreadPoolExecutor | None = None
+    _ended = False
+    _pool_lock = threading.Lock()
+
+    def read(self, ids: NDArray[np.int64], out: NDArray[Any]) -> int:
+        raise NotImplementedError
+
+    def submit(self, ids: NDArray[np.int64], out: NDArray[Any]) -> Future[int]:
+        """`read` in the background; `out` must stay untouched until the future is done. Raises StoreError after `close`."""
+        with self._pool_lock:
+            if self._ended:  # nobody would release a pool acquired now
+                raise StoreError(f"the rows {self.dtype}{list(self.shape)} are closed: open them again to read from them")
+            if self._pool is None:
+                self._pool = BACKGROUND.acquire()
+            return self._pool.submit(self.read, ids, out)
+
+    def _end_background(self) -> None:
+        with self._pool_lock:
+            used, self._pool, self._ended = self._pool is not None, None, True
+        if used:
+            BACKGROUND.release()

@@ -1,0 +1,289 @@
+"""The command line: every verb on real files; what a user can act on is one line on stderr and exit code 2."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ooc.cli.commands import _left_out
+from ooc.cli.flags import INGEST, flags_of
+from ooc.cli.main import main
+from ooc.config.nodes import TrainConfig
+from stores.ingest import IngestSpec
+from tests.conftest import MakeStore
+
+SMALL = ["--fanout", "3,3", "--hidden", "8", "--batch-size", "16", "--epochs", "2"]
+UNPLANNED = [*SMALL, "--no-plan"]
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that these arguments are refused with."""
+    assert main([str(a) for a in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ooc: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """edges.npy, x.npy, y.npy, train.npy, val.npy, test.npy of 40 nodes."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "edges.npy", rng.integers(0, 40, (2, 200)))
+    np.save(tmp_path / "x.npy", rng.standard_normal((40, 6)).astype(np.float32))
+    np.save(tmp_path / "y.npy", rng.integers(0, 3, 40))
+    for name, part in (("train", slice(0, 24)), ("val", slice(24, 32)), ("test", slice(32, 40))):
+        np.save(tmp_path / f"{name}.npy", np.arange(40)[part])
+    return tmp_path
+
+
+def test_from_files_to_a_report(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, run = arrays / "a.ooc", arrays / "run"
+    splits = [word for name in ("train", "val", "test") for word in (f"--{name}", f"{arrays}/{name}.npy")]
+    nodes = ["--num-nodes", "40", "--features", f"x={arrays}/x.npy", "--labels", f"{arrays}/y.npy"]
+    assert main(["ingest", str(store), "--edges", f"{arrays}/edges.npy", *nodes, *splits]) == 0
+    assert "40 nodes, 200 edges" in capsys.readouterr().out
+    assert main(["info", str(store), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["splits"] == {"train": 24, "val": 8, "test": 8}
+    assert main(["info", str(store)]) == 0
+    assert "train 24, val 8, test 8" in capsys.readouterr().out
+    assert main(["info", str(store), "--id", "7"]) == 0
+    assert capsys.readouterr().out == "7\n"
+    assert main(["verify", str(store)]) == 0
+    assert main(["train", str(store), "--out", str(run), *SMALL, "--memory", "4GB"]) == 0
+    out, err = capsys.readouterr()
+    assert "test: loss" in out
+    assert "batches, windows, activations" in err, "the division of the memory is printed"
+    assert main(["report", str(run)]) == 0
+    assert (run / "report.html").exists()
+
+
+def test_a_config_holds_every_option_and_flags_override_it(make_store: MakeStore, tmp_path: Path) -> None:
+    run, config = tmp_path / "run", tmp_path / "run.toml"
+    config.write_text(f'store = "{make_store()}"\nout = "{run}"\nfanout = [-1, -1]\nepochs = 9\nhidden = 4\nmodel = "gcn"\n')
+    assert main(["train", "--config", str(config), "--epochs", "1", "--fanout", "-1,2", "--no-rescale", "--no-plan"]) == 0
+    saved = json.loads((run / "config.json").read_text())
+    assert (saved["epochs"], saved["hidden"], saved["fanout"], saved["rescale"]) == (1, 4, [-1, 2], False)
+    again = tmp_path / "again"
+    assert main(["train", "--config", str(run / "config.json"), "--out", str(again)]) == 0
+    assert (again / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+
+def test_a_plan_takes_the_flags_of_training_and_writes_nothing(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_store()
+    before = sorted(tmp_path.iterdir())
+    assert main(["plan", str(store), *SMALL, "--mode", "sampled", "--memory", "4GB"]) == 0
+    shown = capsys.readouterr().out
+    told = (
+        "process",
+        "predicted peak",
+        "seconds an epoch",
+        "rows served from memory",
+        "bottleneck",
+        "features are read: engine ",
+    )
+    for text in told:
+        assert text in shown
+    assert main(["plan", str(store), *SMALL, "--mode", "sampled", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["prediction"]["seconds_per_epoch"] > 0
+    assert found["steps"] == 4
+    assert sorted(tmp_path.iterdir()) == before
+    assert "give at least" in fails(capsys, "plan", store, *SMALL, "--memory", "1MB")
+    assert "--lrr" in fails(capsys, "plan", store, "--lrr", 1)
+
+
+def test_resume_needs_no_flags_again(make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, run, whole = make_store(), tmp_path / "run", tmp_path / "whole"
+    assert main(["train", str(store), "--out", str(whole), *UNPLANNED, "--max-steps", "3"]) == 0
+    assert main(["train", str(store), "--out", str(run), *UNPLANNED, "--max-steps", "1"]) == 0
+    assert main(["train", "--out", str(run), "--resume", "--max-steps", "3"]) == 0
+    assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    assert "another store" in fails(capsys, "train", make_store("b.ooc", seed=9), "--out", run, "--resume")
+    assert "gin" in fails(capsys, "train", store, "--out", run, "--resume", "--model", "gin")
+
+
+def test_bad_settings_are_one_line(make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, run, config = make_store(), tmp_path / "run", tmp_path / "run.toml"
+    config.write_text("epohcs = 3\n")
+    assert "did you mean 'epochs'" in fails(capsys, "train", store, "--out", run, "--config", config)
+    assert "2 layers" in fails(capsys, "train", store, "--out", run, "--layers", 2, "--fanout", "5,5,5")
+    assert "--lrr" in fails(capsys, "train", store, "--out", run, "--lrr", 1)
+    assert "valid number" in fails(capsys, "train", store, "--out", run, "--lr", "fast")
+    assert "'out' is not set" in fails(capsys, "train", store)
+    assert "no store" in fails(capsys, "train", tmp_path / "absent", "--out", run)
+    assert "absent.toml" in fails(capsys, "train", store, "--out", run, "--config", tmp_path / "absent.toml")
+    assert "leaves nothing" in fails(capsys, "train", store, "--out", run, "--memory", "1MB")
+    assert not run.exists()
+    run.mkdir()
+    assert "exists already" in fails(capsys, "train", store, "--out", run)
+    assert "not a run" in fails(capsys, "report", run)
+    assert "not a run" in fails(capsys, "report", tmp_path / "absent")
+    assert "No such command" in fails(capsys, "trian")
+    assert "not a store" in fails(capsys, "info", tmp_path)
+    assert "row 999" in fails(capsys, "info", store, "--id", 999)
+
+
+def test_bad_ingest_settings_are_one_line(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edges = ("--edges", arrays / "edges.npy")
+    assert "exactly one" in fails(capsys, "ingest", arrays / "a.ooc")
+    assert "num_nodes" in fails(capsys, "ingest", arrays / "a.ooc", *edges, "--num-nodes", "many")
+    assert "dtype" in fails(capsys, "ingest", arrays / "a.ooc", *edges, "--dtype", "int4")
+    (arrays / "there").mkdir()
+    assert "exists" in fails(capsys, "ingest", arrays / "there", *edges)
+    assert not (arrays / "a.ooc").exists()
+
+
+def test_a_damaged_store_is_named_and_exits_with_2(make_store: MakeStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make_store()
+    shard = next(path for path in sorted((store / "node/node/x").rglob("*")) if path.is_file() and path.name != "zarr.json")
+    content = bytearray(shard.read_bytes())
+    content[5] ^= 1
+    shard.write_bytes(bytes(content))
+    assert "node/node/x chunk 0" in fails(capsys, "verify", store)
+
+
+def test_ingest_flags_are_the_fields_of_the_specification() -> None:
+    fields = {name: field for name, field in IngestSpec.model_fields.items() if name != "out"}
+    assert {flag.name for flag in INGEST} == set(fields)
+    switches = {name for name, field in fields.items() if field.annotation in (bool, bool | None)}
+    assert {flag.name for flag in INGEST if flag.metavar is None} == switches
+    assert {flag.name for flag in INGEST if flag.repeat} == {n for n, f in fields.items() if f.annotation == list[str]}
+
+
+def test_every_key_has_a_flag_with_help() -> None:
+    flags = flags_of(TrainConfig)
+    assert [flag.name for flag in flags] == list(TrainConfig.model_fields)
+    assert all(flag.help for flag in flags)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    wide = {**os.environ, "COLUMNS": "200"}
+    code = "import sys; from ooc.cli import main; main(['train', '--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=wide)
+    assert "--activation-checkpointing" in done.stdout
+    loaded = done.stdout.splitlines()[-1].split()
+    assert not {"torch", "numba", "zarr", "duckdb", "pyarrow", "numpy"} & set(loaded)
+
+
+def test_interrupts_and_full_disks_are_one_line(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ooc.training.node_loop
+
+    def raising(error: BaseException) -> None:
+        def train(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(ooc.training.node_loop, "train", train)
+
+    command = ("train", make_store(), "--out", tmp_path / "run")
+    raising(OSError(28, "No space left on device", "/x"))
+    assert "/x: No space left on device" in fails(capsys, *command)
+    raising(MemoryError())
+    assert "out of memory" in fails(capsys, *command)
+    raising(torch.OutOfMemoryError("CUDA out of memory. Tried"))
+    assert "CUDA" in fails(capsys, *command)
+    raising(KeyboardInterrupt())
+    assert main([str(word) for word in command]) == 130
+    assert capsys.readouterr().err.count("\n") == 1
+    raising(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):  # a fault of the program keeps its traceback
+        main([str(word) for word in command])
+
+
+INTERRUPTING = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from ooc.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""`ooc` with Ctrl-C when the module named first is about to be imported"""
+
+
+@pytest.mark.parametrize(
+    ("module", "verb"),
+    [
+        ("typer", ["--help"]),
+        ("ooc.config.nodes", ["report", "run"]),
+        ("duckdb", ["ingest", "t.ooc", "--edges", "e.npy"]),
+        ("zarr", ["info", "STORE"]),
+        ("zarr", ["verify", "STORE"]),
+        ("torch", ["train", "STORE", "--out", "run"]),
+        ("numpy._core.multiarray", ["train", "STORE", "--out", "run"]),
+        ("torch_geometric", ["train", "STORE", "--out", "run"]),
+        ("torch.nn", ["plan", "STORE"]),
+        ("matplotlib", ["report", "run"]),
+        ("numpy", ["machine", "."]),
+    ],
+)
+def test_ctrl_c_during_imports_is_one_line(make_store: MakeStore, tmp_path: Path, module: str, verb: list[str]) -> None:
+    words = [str(make_store()) if word == "STORE" else word for word in verb]
+    command = [sys.executable, "-c", INTERRUPTING, module, *words]
+    path = os.pathsep.join([os.getcwd(), *sys.path])
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr.startswith("ooc: error: interrupted")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_handler_of_ctrl_c_is_gone_afterwards() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["--help"]) == 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--help"]])
+def test_a_reader_that_has_gone_is_no_fault(make_store: MakeStore, flags: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ooc.cli", "info", str(make_store()), *flags]
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_training_goes_on_when_nobody_reads_its_progress(make_store: MakeStore, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ooc.cli", "train", str(make_store()), "--out", str(tmp_path / "run"), *UNPLANNED]
+    try:
+        subprocess.run(command, stdout=writing, stderr=writing, check=False)
+    finally:
+        os.close(writing)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("reason", "count", "words"),
+    [
+        ("self_loops", 2, "2 self-loops"),
+        ("self_loops", 1, "1 self-loop"),
+        ("duplicates", 1200, "1,200 duplicate edges"),
+        ("missing", 1, "1 edge with an unknown endpoint"),
+    ],
+)
+def test_edges_left_out_are_told_in_words(reason: str, count: int, words: str) -> None:
+    assert _left_out(reason, count) == words

@@ -1,0 +1,133 @@
+"""The configuration: every fault is one line that says what to do."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from ooc.config.base import FREE_TO_CHANGE
+from ooc.config.modes import classes, load_config
+from ooc.config.nodes import OF_MODEL, TrainConfig
+from ooc.models.builders import ModelName
+from stores.errors import ConfigError
+
+BASE = {"store": "a.ooc", "out": "run"}
+
+
+def test_a_run_is_not_gone_on_with_in_another_mode() -> None:
+    base = {"mode": "events", "memory_dim": 8, "out": "run", "store": "s.ooc"}
+    with pytest.raises(ConfigError, match="was trained with mode = 'events', not 'snapshots': resume it unchanged"):
+        load_config(None, {"mode": "snapshots", "window": "7d"}, base)
+    assert load_config(None, {"mode": "events"}, base).mode == "events"
+
+
+def test_flags_override_the_file_and_the_file_the_base(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('model = "gcn"\nlr = 0.5\nfanout = [3, 4, 5]\nclass_weights = "balanced"\n')
+    config = load_config(file, {**BASE, "lr": "0.25", "hidden": None}, base={"hidden": 7, "model": "gin"})
+    assert (config.model, config.lr, config.hidden, config.fanout) == ("gcn", 0.25, 7, [3, 4, 5])
+    assert config.layers == 3
+    assert config.class_weights == "balanced"
+
+
+def test_json_holds_every_option_and_reads_back(tmp_path: Path) -> None:
+    config = load_config(None, {**BASE, "fanout": "-1,-1", "features": ["x=a", "z=b"], "model_args": '{"k": [1]}'})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    assert load_config(file, {}) == config
+    assert config.features == {"x": "a", "z": "b"}
+    assert config.model_args == {"k": [1]}
+    assert set(json.loads(file.read_text())) == set(TrainConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"layrs": 2}, ["'layrs'", "'layers'"]),
+        ({"epochs": "many"}, ["epochs", "'many'", "integer"]),
+        ({"lr": -1}, ["lr", "greater than 0"]),
+        ({"fanout": "10,10,10", "layers": 2}, ["fanout", "3 numbers", "2 layers"]),
+        ({"fanout": "10", "layers": 2}, ["fanout", "1 number ", "2 layers"]),
+        ({"fanout": "10,10", "eval_fanout": "5"}, ["eval_fanout", "1 number ", "2 layers"]),
+        ({"fanout": "10,0"}, ["fanout", "-1"]),
+        ({"fanout": "a,b"}, ["fanout", "integer"]),
+        ({"memory": "two"}, ["'two'", "2GB"]),
+        ({"precision": "fp8"}, ["precision", "bf16"]),
+        ({"class_weights": "some"}, ["class_weights"]),
+        ({"features": ["x"]}, ["features", "name=value"]),
+        ({"model_args": "{"}, ["model_args"]),
+        ({"dropout": 1.5}, ["dropout"]),
+        ({"mode": "history", "refresh": "sometimes"}, ["refresh", "integer or 'auto'"]),
+    ],
+)
+def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {**BASE, **values})
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model": "gcn", "heads": 4}, "heads means nothing to the model gcn: leave it out"),
+        ({"model": "appnp", "theta": 0.1}, "theta means nothing to the model appnp"),
+        ({"rescale": False}, "rescale means nothing to the model sage"),
+        ({"model": "own.nets:Net", "alpha": 0.3}, "alpha means nothing to the model own.nets:Net: leave it out, or give it as"),
+    ],
+)
+def test_settings_of_another_model_are_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(None, {**BASE, **values})
+
+
+def test_settings_go_with_the_models_that_take_them() -> None:
+    for name, models in OF_MODEL.items():
+        value = {"rescale": False, "heads": 4, "output_heads": 2}.get(name, 0.25)
+        for model in get_args(ModelName):
+            if model in models:
+                assert getattr(load_config(None, {**BASE, "model": model, name: value}), name) == value
+            else:
+                with pytest.raises(ConfigError, match=name):
+                    load_config(None, {**BASE, "model": model, name: value})
+    assert load_config(None, {**BASE, "model": "own.nets:Net", "heads": 2}).heads == 2
+
+
+def test_deep_models_are_scored_by_sweeps() -> None:
+    def scored(**values: object) -> str:
+        config = load_config(None, {**BASE, **values})
+        assert load_config(None, config.model_dump(mode="json")) == config
+        return config.evaluate
+
+    assert scored(mode="history", layers=16) == "layerwise"
+    assert scored(mode="history", eval_fanout="5,5") == scored(mode="history", eval_batch_size=64) == "sampled"
+    assert scored(mode="history", evaluate="sampled") == scored() == scored(mode="cluster") == scored(mode="saint") == "sampled"
+    assert scored(evaluate="layerwise") == "layerwise"
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(ConfigError, match="'out' is not set"):
+        load_config(None, {"store": "a"})
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", "lr = "), ("a.json", "{"), ("b.json", "[1]"), ("c.toml", "\xff")])
+def test_an_unreadable_file_is_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=name):
+        load_config(tmp_path / name, BASE)
+    with pytest.raises(ConfigError, match="absent"):
+        load_config(tmp_path / "absent.toml", BASE)
+
+
+def test_defaults_fill_in_a_fanout_a_layer() -> None:
+    config = load_config(None, {**BASE, "layers": 3, "batch_size": 7})
+    assert config.fanout == config.eval_fanout == [10, 10, 10]
+    assert config.eval_batch_size == 7
+
+
+def test_differences_are_the_keys_that_change_a_loss() -> None:
+    one, two = load_config(None, BASE), load_config(None, {**BASE, "lr": 1, "memory": "3GB", "epochs": 5, "fanout": "3,3"})
+    assert one.differences(two) == ["lr", "fanout", "eval_fanout"]
+    assert {name for each in classes().values() for name in each.model_fields} >= FREE_TO_CHANGE

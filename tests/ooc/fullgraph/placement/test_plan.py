@@ -1,0 +1,213 @@
+"""Where intermediates go: against trying everything, against plans that treat all alike, and against memory."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise, product
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc.fullgraph.ir import Fate, Placement, Program, Value
+from ooc.fullgraph.placement.costs import Load, Profile, Ranges
+from ooc.fullgraph.placement.plan import Room, StepPlan, plan_step, predict, static_placements
+from ooc.fullgraph.placement.search import search, unbeaten
+from stores.errors import BudgetError
+from stores.sizes import parse_bytes
+from tests.ooc.fullgraph.chains import chain, profile
+
+MOST_TRIED = 200
+
+
+def seconds_of(program: Program, known: Profile, placement: Placement, room: Room) -> float:
+    try:
+        return predict(program, known, placement, room).seconds
+    except BudgetError:
+        return inf
+
+
+def ways(value: Value) -> list[tuple[Fate, Fate]]:
+    """(fate, where it stands while it is used) of a value."""
+    kept = [(fate, fate) for fate in value.fates if fate is not Fate.RECOMPUTED]
+    if Fate.RECOMPUTED not in value.fates:
+        return kept
+    passing = (Fate.RETAINED, Fate.DISK) if value.kind == "rows" else (Fate.DISK,)
+    return [*kept, *((Fate.RECOMPUTED, tier) for tier in passing)]
+
+
+def best_of_all(program: Program, known: Profile, room: Room) -> float:
+    """The least seconds of any placement there is."""
+    names = [value.name for value in program.values]
+    least = inf
+    for picked in product(*map(ways, program.values)):
+        fates = {name: fate for name, (fate, _) in zip(names, picked, strict=True)}
+        passing = {name: tier for name, (fate, tier) in zip(names, picked, strict=True) if fate is Fate.RECOMPUTED}
+        least = min(least, seconds_of(program, known, Placement(fates, passing), room))
+    return least
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Program, Profile, Room]:
+    """Chains of up to four layers whose placements can all be tried."""
+    layers = draw(st.integers(1, 4))
+    widths = draw(st.lists(st.sampled_from([2, 4, 8, 16]), min_size=layers + 1, max_size=layers + 1))
+    host, initial, saved = draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([0, 4]))
+    constant = draw(st.booleans())
+    program = chain(widths, saved=saved, constant=constant, initial=initial)
+    fates, count = {}, 1
+    for value in draw(st.permutations(program.values)):
+        allowed = [fate for fate in value.fates if host or fate is not Fate.HOST]
+        lasts = value.name == "initial"  # read at every layer: never made again where it can be kept
+        some = draw(st.lists(st.sampled_from(allowed), min_size=1, max_size=4, unique=True))
+        some = [Fate.RETAINED, Fate.DISK, Fate.RECOMPUTED] if lasts else some
+        number = len(some) + (Fate.RECOMPUTED in some and value.kind == "rows")
+        if count * number > MOST_TRIED:
+            some, number = [some[0]], 1 + (some[0] is Fate.RECOMPUTED and value.kind == "rows")
+        fates[value.name], count = tuple(some), count * number
+    program = chain(widths, saved=saved, constant=constant, initial=initial, fates=fates)
+    known = profile(
+        program, draw(st.lists(st.integers(0, 40), min_size=5, max_size=9)), draw(st.sampled_from([0.0, 0.5, 1.0])), host
+    )
+    total = sum(value.nbytes for value in program.values)
+    room = [int(total * draw(st.floats(low, 1))) for low in (0.02, 0.0, 0.3)]
+    return program, known, Room(room[0], room[1] if host else 0, room[2])
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems())
+def test_the_search_finds_what_trying_everything_finds(problem: tuple[Program, Profile, Room]) -> None:
+    program, known, room = problem
+    least = best_of_all(program, known, room)
+    found = search(program, known, room.bytes)
+    if least == inf:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.exact
+        assert seconds_of(program, known, found.placement, room) == least
+
+
+@settings(deadline=None, max_examples=25)
+@given(problems(), st.floats(1, 4))
+def test_a_plan_fits_and_no_plan_that_treats_all_alike_is_faster(problem: tuple[Program, Profile, Room], more: float) -> None:
+    program, known, room = problem
+    room = Room(*(int(more * nbytes) for nbytes in room.bytes))
+    static = [seconds_of(program, known, each, room) for each in static_placements(program, known).values()]
+    if min(static) == inf and search(program, known, room.bytes) is None:
+        return
+    plan = plan_step(program, known, room)
+    assert plan.seconds <= min(static)
+    assert all(used <= there for used, there in zip(plan.peak, room.bytes, strict=True))
+    assert predict(program, known, plan.placement, room).runs == plan.runs
+
+
+def test_deep_models_are_planned_in_time_and_within_the_bounds() -> None:
+    program = chain([16] * 32 + [4], saved=8)
+    known = profile(program, [3, 5, 2, 7, 1], speed=18)
+    total = sum(value.nbytes for value in program.values)
+    before = inf
+    for share in (0.02, 0.1, 0.3, 0.7, 1.1):
+        plan = plan_step(program, known, Room(int(total * share), 0, 10 * total))
+        assert plan.seconds <= min([before, *(each for each in plan.static.values() if each is not None)])
+        before = plan.seconds
+    assert before == plan.static["all retained"] < inf
+
+
+@settings(deadline=None, max_examples=15)
+@given(problems(), st.floats(1, 2))
+def test_more_memory_never_makes_a_plan_slower(problem: tuple[Program, Profile, Room], more: float) -> None:
+    program, known, room = problem
+    found = search(program, known, room.bytes)
+    if found is None:
+        return
+    larger = replace(room, device=int(more * room.device))
+    again = search(program, known, larger.bytes)
+    assert again is not None
+    before, after = (seconds_of(program, known, each.placement, own) for each, own in ((found, room), (again, larger)))
+    assert after <= before
+
+
+@pytest.mark.parametrize(("device", "disk", "named"), [(30_000, 10**8, ("--memory",)), (100_000, 10**6, ("disk", "--memory"))])
+def test_what_does_not_fit_names_what_would_do(device: int, disk: int, named: tuple[str, ...]) -> None:
+    program = chain([8, 16, 16, 4])
+    known = profile(program, [3, 5])
+    with pytest.raises(BudgetError) as error:
+        plan_step(program, known, Room(device, 0, disk))
+    advice = str(error.value).split(": give ")[1].split(" or ")
+    assert len(advice) == len(named)
+    for each, word in zip(advice, named, strict=True):
+        assert word in each
+        more = int(1.01 * parse_bytes("".join(each.split(" ")[:2])))
+        more_memory = "--memory" in each
+        room = Room(device + more * more_memory, 0, disk + more * (not more_memory))
+        assert plan_step(program, known, room).seconds > 0
+
+
+def test_a_plan_is_the_same_from_json() -> None:
+    program = chain([8, 16, 16, 4], saved=4)
+    plan = plan_step(program, profile(program, [3, 5, 2]), Room(10**6, 0, 10**8))
+    again = StepPlan.of(json.loads(json.dumps(plan.asdict())))
+    assert again == plan
+    assert json.loads(json.dumps(plan.asdict()))["seconds"] == plan.seconds
+
+
+def test_passes_are_as_few_as_the_memory_allows_and_parts_hide_behind_the_longest() -> None:
+    load = Load((3.0, 0.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 2.0), Ranges(8, 100.0))
+    assert [float(load.ranges.passes(left)) for left in (-1, 99, 100, 300, 399, 400, 800, 10**6)] == [
+        inf,
+        inf,
+        8,
+        3,
+        3,
+        2,
+        1,
+        1,
+    ]
+    assert float(load.seconds(800, hidden=1.0)) == 3.0 + 2.0  # rows are computed once their sums are there
+    assert float(load.seconds(800, hidden=0.0)) == 3.0 + 1.0 + 1.5 + 2.0
+    assert float(load.seconds(400, hidden=0.5)) == (3.0 + 0.5 * 1.0) + (4.0 + 0.5 * 2.0)
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.integers(0, 2_000),
+    st.integers(0, 300),
+    st.integers(-10, 9_000),
+)
+def test_ranges_are_as_large_as_fits_where_sources_are_shared(
+    units: int, own: int, source: int, most: int, least: int, left: int
+) -> None:
+    ranges = Ranges(units, float(own + source), float(source), float(most), float(least))
+
+    def taken(count: int) -> int:
+        return min(source * count, most) + own * count
+
+    fits = int(ranges.fits(left))
+    allowed = [count for count in range(units + 1) if max(taken(count) if count else 0, least, 0) <= left]
+    assert fits == max(allowed, default=0)
+    assert float(ranges.taken(fits)) == taken(fits)
+    assert float(ranges.passes(left)) == (-(-units // fits) if fits else inf)
+
+
+@pytest.mark.parametrize(("degree", "passes"), [(1, 1), (4, 3), (16, 8), (16, 400), (2, 2_000)])
+def test_rows_are_gathered_as_often_as_ranges_meet_them(degree: int, passes: int) -> None:
+    rng, nodes = np.random.default_rng(degree), 20_000
+    cut = np.linspace(0, nodes, passes + 1).astype(int)
+    source = rng.integers(0, nodes, (nodes, degree))
+    met = sum(len(np.union1d(source[a:b], np.arange(a, b))) for a, b in pairwise(cut))
+    ranges = Ranges(nodes, 1.0, met=float(degree))
+    assert float(ranges.meetings(passes)) == pytest.approx(met / nodes, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30))
+def test_states_go_on_unless_one_that_is_alike_beats_them(states: list[tuple[int, int, int, int]]) -> None:
+    states = sorted(states)  # by what is alike, then by seconds
+    alike, held = np.array([each[0] for each in states]), np.array([each[2:] for each in states], np.float64)
+    expected = [
+        not any(a[0] == b[0] and a[2] <= b[2] and a[3] <= b[3] for a in states[:number]) for number, b in enumerate(states)
+    ]
+    assert unbeaten(alike, held).tolist() == expected

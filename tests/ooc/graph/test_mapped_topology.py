@@ -1,0 +1,75 @@
+"""What keeps a mapped topology small: parts touched are counted, whoever touches them."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ooc.graph.blocks import Subgraph
+from ooc.graph.mapped_topology import Topology, _parts, slot_bytes
+from stores.graph import Graph
+
+PART = 2**14
+
+
+def graph_of(degree: list[int]) -> Graph:
+    indptr = np.concatenate([[0], np.cumsum(degree)])
+    num_edges = int(indptr[-1])
+    return Graph.from_arrays(indptr, np.zeros(num_edges, np.int32), {"weight": np.ones(num_edges, np.float32)})
+
+
+def subgraph_of(slot: list[int], node: int = 0) -> Subgraph:
+    slots = np.array(slot, np.int64)
+    ends = np.array([0, len(slot)])
+    return Subgraph(np.array([node]), ends, np.zeros(len(slot), np.int64), slots, (1, 0), (len(slot),))
+
+
+def counting_forgets(graph: Graph, monkeypatch) -> list[Graph]:
+    forgotten: list[Graph] = []
+    monkeypatch.setattr(Graph, "forget", lambda self: forgotten.append(self))
+    return forgotten
+
+
+def test_slots_are_given_back_once_past_the_bound_by_all_loaders_together(monkeypatch):
+    graph = graph_of([4 * PART])
+    forgotten = counting_forgets(graph, monkeypatch)
+    part_bytes = slot_bytes(graph, ["weight"]) // 4
+    assert part_bytes == PART * 8  # int32 indices and float32 weights
+    one, other = (Topology(graph, None, 2 * part_bytes, 0, columns=["weight"]) for _ in range(2))
+    for _ in range(3):
+        one.trim(subgraph_of([0, 5, PART - 1]))
+        other.trim(subgraph_of([PART]))
+    assert forgotten == []
+    one.trim(subgraph_of([2 * PART]))
+    assert forgotten == [graph]
+    other.trim(subgraph_of([0, PART]))  # counted anew
+    assert forgotten == [graph]
+    Topology(graph_of([4 * PART]), None, 2 * part_bytes, 0, columns=["weight"]).trim(
+        subgraph_of([0])
+    )  # another graph's count is its own
+    assert forgotten == [graph]
+
+
+def test_a_topology_that_fits_is_never_given_back(monkeypatch):
+    graph = graph_of([3 * PART + 1])
+    forgotten = counting_forgets(graph, monkeypatch)
+    topology = Topology(graph, None, slot_bytes(graph, []), 0)
+    topology.trim(subgraph_of([0, PART, 2 * PART, 3 * PART]))
+    assert forgotten == []
+
+
+def test_draws_by_weight_touch_every_slot_of_the_nodes_they_expand(monkeypatch):
+    graph = graph_of([4 * PART, 10])
+    forgotten = counting_forgets(graph, monkeypatch)
+    topology = Topology(graph, "weight", 2 * PART * 8, 0)
+    topology.trim(subgraph_of([4 * PART], node=1))
+    assert forgotten == []
+    topology.trim(subgraph_of([0], node=0))
+    assert forgotten == [graph]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5 * PART), st.integers(0, 3 * PART)), max_size=8))
+def test_parts_are_those_of_the_ranges(ranges):
+    first = np.array([begin for begin, _ in ranges], np.int64)
+    size = np.array([size for _, size in ranges], np.int64)
+    wanted = {slot // PART for begin, size in ranges for slot in (*range(begin, begin + size, PART), begin + size - 1) if size}
+    assert set((_parts(first, first + size) // PART).tolist()) == wanted

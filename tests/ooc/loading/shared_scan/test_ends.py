@@ -1,0 +1,162 @@
+"""Sweeps: failures come in order, and an epoch left halfway leaves nothing behind."""
+
+import dataclasses
+import gc
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from ooc.loading import shared_scan as sweeps
+from ooc.loading.feature_cache import shelf_of
+from ooc.runtime.clock import Clock
+from ooc.runtime.keyed_random import Cursor
+from stores.arrays.rows import ArrayRows
+from stores.dataset import Dataset
+from stores.errors import BudgetError, StoreError
+from tests.ooc.batches import same
+from tests.ooc.loading.shared_scan.scanning import in_memory, loader_of, outcome, piece_threads
+from tests.ooc.loading.test_superbatch import Behind, Broken
+from tests.waiting import NoMoreThreads, eventually, no_threads
+
+
+@pytest.mark.parametrize("bad", [3, 47, 155, 299])
+def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x: Any, bad: int) -> None:
+    want = in_memory(path)[0][:15]
+    first = next(step for step, batch in enumerate(in_memory(path, summing=None)[0]) if bad in batch.n_id)
+    loader = loader_of(ds)
+    loader._work = dataclasses.replace(loader._work, x=Behind(Broken(x, bad)))
+    got = []
+    with pytest.raises(StoreError, match=f"row {bad} cannot") as caught:
+        got.extend(loader)
+    assert caught.value.__notes__ == [f"in stage 'sum' at step {first} of the pipeline"]
+    assert same(got, want[:first])
+    assert not shelf_of(loader._work.x)._sweeps
+
+
+@pytest.mark.parametrize("failing", [0, 1, 11])
+def test_a_failing_sample_comes_after_the_batches_before_it(path: Any, ds: Dataset, failing: int) -> None:
+    loader = loader_of(ds)
+    work = loader._work
+    sample = work.sample
+
+    class Failing(type(work)):  # type: ignore[misc]
+        def sample(self, cursor: Cursor) -> Any:
+            if cursor.step == failing:
+                raise BudgetError("mine")
+            return sample(cursor)
+
+    loader._work = Failing(**{field.name: getattr(work, field.name) for field in dataclasses.fields(work)})
+    got, message, notes = outcome(loader)
+    assert (message, notes) == ("mine", [f"in stage 'sample' at step {failing} of the pipeline"])
+    assert same(got, in_memory(path)[0][:failing])
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 14])
+@pytest.mark.parametrize("how", ["closed", "dropped", "raised"])
+def test_an_epoch_left_halfway_leaves_nothing(path: Any, ds: Dataset, taken: int, how: str) -> None:
+    loader = loader_of(ds)
+    rows = loader._work.x
+
+    def leave() -> None:
+        epoch = iter(loader)
+        for _ in range(taken):
+            next(epoch)
+        if how == "closed":
+            epoch.close()
+            epoch.close()
+            assert list(epoch) == []
+        if how == "raised":
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with suppress(ZeroDivisionError):
+            leave()
+        gc.collect()
+        assert eventually(lambda: no_threads() and not piece_threads())
+        assert not shelf_of(rows)._sweeps
+    loader.set_epoch(0)
+    assert same(list(loader), in_memory(path)[0][:15])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("at", range(6))
+def test_an_epoch_that_cannot_begin_leaves_nothing(path: Any, ds: Dataset, monkeypatch: Any, at: int, error: Any) -> None:
+    loader = loader_of(ds)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread, start=NoMoreThreads(at, error): start(thread))
+        with pytest.raises(type(error)):
+            iter(loader)
+    assert eventually(lambda: no_threads() and not piece_threads())
+    assert not shelf_of(loader._work.x)._sweeps
+    loader.set_epoch(0)
+    assert same(list(loader), in_memory(path)[0][:15])
+
+
+def test_an_epoch_after_one_that_was_dropped_has_all_the_memory(
+    path: Any, ds: Dataset, x: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the reads under way still take."""
+    pools, reading, slow = [], threading.Event(), threading.Event()
+    chain = sweeps._chain
+    monkeypatch.setattr(sweeps, "_chain", lambda *a: (pools.append(a[4]), chain(*a))[1])
+
+    class Slow(ArrayRows):
+        def read(self, ids: Any, out: Any, at: Any = None) -> int:
+            reading.set()
+            slow.wait(60)
+            return super().read(ids, out, at)
+
+    loader = loader_of(ds)
+    loader._work = dataclasses.replace(loader._work, x=Behind(Slow(x)))
+    epoch = iter(loader)
+    assert reading.wait(60)
+    del epoch
+    threading.Timer(0.2, slow.set).start()
+    loader.set_epoch(0)
+    assert same(list(loader), in_memory(path)[0][:15])
+    assert pools == [loader.budget.batches] * 2
+
+
+def test_a_collection_in_the_middle_of_a_request_to_read_stops_the_sweeper(ds: Dataset) -> None:
+    """By the thread that makes the request, in which the collection of a dropped epoch may happen."""
+    loader = loader_of(ds)
+    sweeper = sweeps.Sweeper(loader._work, loader._work.x, Clock(), loader.budget.batches)
+
+    def request() -> None:
+        with sweeper._readers._shutdown_lock:
+            sweeper.stop()
+
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    sweeper.close()
+
+
+def test_closing_waits_for_the_reads_under_way(ds: Dataset, x: Any) -> None:
+    """The rows may be closed next."""
+    reading, slow, under_way = threading.Event(), threading.Event(), []
+
+    class Slow(ArrayRows):
+        def read(self, ids: Any, out: Any, at: Any = None) -> int:
+            under_way.append(1)
+            reading.set()
+            slow.wait(60)
+            under_way.pop()
+            return super().read(ids, out, at)
+
+    loader = loader_of(ds)
+    loader._work = dataclasses.replace(loader._work, x=Behind(Slow(x)))
+    epoch = iter(loader)
+    assert reading.wait(60)
+    closing = threading.Thread(target=epoch.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    slow.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert not under_way
+    assert not piece_threads()

@@ -1,0 +1,193 @@
+"""Waiting batches -> sweeps -> pieces: entries by row and in order, every row once, within the bytes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc.graph.aggregation import Summing
+from ooc.loading import shared_scan_plan as sweepplan
+from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.shared_scan_plan import Draft, Rest, Sweep, Waiting, pieces, sweeps, waiting
+from ooc.loading.work import PIECE_BYTES, PIECES
+from ooc.runtime.budget import SweepSize
+from ooc.runtime.buffers import Buffers
+from ooc.runtime.keyed_random import Cursor
+from stores.arrays.lmdb_rows import write_lmdb_rows
+from stores.build import write_store
+from stores.dataset import Dataset
+from stores.graph import Graph
+from tests.conftest import random_edges
+from tests.ooc.loading.test_feature_gather import write_features
+from tests.ooc.loading.test_superbatch import foreign_features
+
+N, E, F = 300, 3000, 21
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: Any) -> dict[str, Path]:
+    """The same features written by ours and others, by name."""
+    folder = tmp_path_factory.mktemp("features")
+    x = np.random.default_rng(0).standard_normal((N, F), dtype=np.float32)
+    write_lmdb_rows(folder / "lmdb", x)
+    foreign_features(folder / "foreign", x)
+    own = {kind: write_features(folder / kind, kind, x)[0] for kind in ("float32", "float16")}
+    return {**own, "lmdb": folder / "lmdb", "foreign": folder / "foreign"}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: Any) -> Path:
+    graph = Graph.from_edges(*random_edges(N, E), N)
+    x = np.zeros((N, F), np.float32)
+    return write_store(tmp_path_factory.mktemp("plan") / "t.ooc", graph, x=x)
+
+
+def waits_of(ds: Dataset, fanout: list[int], batch_size: int) -> tuple[Any, list[Waiting]]:
+    """The work of a loader, and its batches, all sampled."""
+    loader = NeighborLoader(ds, fanout, batch_size=batch_size, shuffle=True, summing=Summing("expanded", 8))
+    work = loader._work
+    return work, [waiting(work, work.sample(Cursor(0, step))) for step in range(len(loader))]
+
+
+def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> Waiting:
+    """A batch of `size` edges and 1 to 4 destinations that wants rows below `top`."""
+    d = min(int(rng.integers(1, 5)), top)
+    row = rng.integers(0, top, size).astype(np.int64 if top > 2**31 else np.int32)
+    target = np.sort(rng.integers(0, d, size)).astype(np.int32)
+    edge = rng.random(size if weighed else 0).astype(np.float32)
+    node = rng.choice(min(top, 50), d, replace=False).astype(np.int64)
+    drawn: Any = type("Drawn", (), {"subgraph": type("Nodes", (), {"node": node})})
+    return Waiting(Rest(drawn, np.ones(d, np.float32)), row, target, edge, SweepSize(d, 3 * d, size + d, size, 1))
+
+
+def sweep_of(batches: list[Waiting], root_bytes: int = 3) -> Sweep:
+    draft = Draft(1 << 60, root_bytes)
+    assert all(draft.add(batch) for batch in batches)
+    return draft.finish()
+
+
+def entries_of(sweep: Sweep) -> list[tuple[int, int, float]]:
+    """(row, sum, factor) of each edge, in order."""
+    factor = sweep.edge if len(sweep.edge) else np.ones(len(sweep.target), np.float32)
+    row = np.repeat(sweep.row, np.diff(sweep.first))
+    return [(r, to, f) for r, to, f in zip(row.tolist(), sweep.target.tolist(), factor.tolist(), strict=True) if to >= 0]
+
+
+def kept_by(sweep: Sweep) -> dict[int, int]:
+    """The row in each place that keeps one."""
+    row = np.repeat(sweep.row, np.diff(sweep.first)).tolist()
+    kept = [(~to, r) for r, to in zip(row, sweep.target.tolist(), strict=True) if to < 0]
+    assert len(dict(kept)) == len(kept)
+    return dict(kept)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    top=st.sampled_from([1, 50, 5000, 2**30, 2**40]),
+    seed=st.integers(0, 99),
+    weighed=st.booleans(),
+)
+def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int, weighed: bool) -> None:
+    """int32 and int64 rows, batches without edges, with factors and without; one batch of them by itself."""
+    rng = np.random.default_rng(seed)
+    batches = [drawn_at_random(rng, size, top, weighed) for size in sizes]
+    sweep = sweep_of(batches)
+    start = np.cumsum([0, *(batch.rest.num_rows for batch in batches)]).tolist()
+    node = np.concatenate([batch.rest.drawn.subgraph.node for batch in batches])
+    wanted = []
+    for batch, base in zip(batches, start[:-1], strict=True):
+        factor = batch.edge if len(batch.edge) else np.ones(len(batch.row), np.float32)
+        wanted.append(list(zip(batch.row.tolist(), (batch.target + base).tolist(), factor.tolist(), strict=True)))
+    assert entries_of(sweep) == sorted([entry for each in wanted for entry in each], key=lambda entry: entry[0])
+    assert sweep.start.tolist() == start
+    assert sweep.num_rows == start[-1]
+    assert sweep.row.tolist() == sorted({*node.tolist(), *(row for each in wanted for row, _, _ in each)})
+    assert [kept_by(sweep)[place] for place in sweep.own.tolist()] == node.tolist()
+    assert sweep.num_roots == len(kept_by(sweep)) == len(set(node.tolist()))
+    assert sweep.size == SweepSize(start[-1], 3 * sweep.num_roots, sum(sizes) + start[-1], max(sizes), 1, 0, len(sizes))
+    for k in range(len(batches)):
+        alone = sweep.only(k)
+        assert entries_of(alone) == sorted([(row, to - start[k], f) for row, to, f in wanted[k]], key=lambda entry: entry[0])
+        assert [kept_by(alone)[place] for place in alone.own.tolist()] == node[start[k] : start[k + 1]].tolist()
+        assert alone.num_roots == sweep.num_roots
+
+
+@pytest.mark.parametrize("source", ["float32", "float16", "lmdb", "foreign"])
+@pytest.mark.parametrize(("piece_bytes", "plan_rows"), [(PIECE_BYTES, 2**18), (4096, 2**18), (9000, 70), (1, 1)])
+def test_pieces_hold_every_row_once_in_order(
+    path: Path, features: Any, monkeypatch: pytest.MonkeyPatch, source: str, piece_bytes: int, plan_rows: int
+) -> None:
+    monkeypatch.setattr(sweepplan, "PLAN_ROWS", plan_rows)
+    with Dataset.open(path, features={"x": features[source]}) as ds:
+        rows = ds.stored("x")
+        stored = np.empty((N, F), rows.dtype)
+        rows.read(np.arange(N), stored)
+        sweep = sweep_of(waits_of(ds, [1], 3)[1][:20])
+        assert 20 < len(sweep.row) < N
+        done: list[int] = []
+        for piece in pieces(sweep, rows, piece_bytes):
+            found, nbytes = piece.read(rows, Buffers(1))
+            assert nbytes > 0
+            assert (piece.plan is None) == (source in ("lmdb", "foreign"))
+            for row, at in zip(piece.row, piece.row_at, strict=True):
+                assert np.array_equal(found[at : at + F].view(rows.dtype), stored[row])
+            assert np.array_equal(piece.first, sweep.first[len(done) : len(done) + len(piece.row) + 1])
+            done += piece.row.tolist()
+        assert done == sweep.row.tolist()
+
+
+@settings(deadline=None, max_examples=30)
+@given(batch_size=st.integers(1, 60), pool=st.integers(10**5, 10**7))
+def test_sweeps_hold_all_batches_in_order_within_their_bytes(path: Path, batch_size: int, pool: int) -> None:
+    with Dataset.open(path) as ds:
+        work, waits = waits_of(ds, [4, 3], batch_size)
+    made = list(sweeps(iter(waits), pool, work.root_bytes))
+    assert [id(batch) for sweep in made for batch in sweep.batches] == [id(batch.rest) for batch in waits]
+    at = 0
+    for sweep in made:
+        own = waits[at : at + len(sweep.batches)]
+        at += len(own)
+        entries = sum(batch.row.nbytes + batch.target.nbytes + batch.edge.nbytes for batch in own)
+        sums = 4 * (sweep.num_rows + sweep.num_roots) * F
+        need = 2 * sums + 3 * entries + max(batch.share.activations for batch in own) + PIECES * work.piece_bytes
+        assert len(own) == 1 or need <= sweep.size.nbytes <= pool
+        assert sweep.size.sums > 4 * sweep.num_rows * F
+        assert sweep.size.roots == 4 * sweep.num_roots * F
+        assert sweep.size.entries >= entries
+
+
+def test_a_failure_comes_after_the_sweep_before_it(path: Path) -> None:
+    with Dataset.open(path) as ds:
+        waits = waits_of(ds, [4, 3], 20)[1]
+
+    def failing() -> Any:
+        yield from waits[:2]
+        raise ZeroDivisionError("mine")
+
+    found = sweeps(failing(), 10**9, 4 * F)
+    assert len(next(found).batches) == 2
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        next(found)
+    assert list(sweeps(iter([]), 10**9, 4 * F)) == []
+
+
+def test_two_batches_take_what_freed_blocks_were_to_have_and_more_do_not() -> None:
+    """And copies of destinations' rows: none of one batch, one of two, two of three and more."""
+    rng = np.random.default_rng(0)
+    one = drawn_at_random(rng, 10, 50, False)
+    share = SweepSize(sums=100, roots=0, entries=0, activations=50, besides=5, copied=10)
+    batch = replace(one, share=share)
+    sizes = []
+    joined = share
+    for _ in range(3):
+        sizes.append(joined.nbytes)
+        joined = joined.joined(share, 0)
+    assert sizes == [255, 465, 675]
+    for pool, blocks, want in ((465, 0, 2), (465, 400, 2), (464, 0, 1), (675, 0, 3), (675, 1, 2), (676, 1, 3)):
+        made = sweeps(iter([batch] * 3), pool, 0, blocks)
+        assert len(next(made).batches) == want, (pool, blocks)

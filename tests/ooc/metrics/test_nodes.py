@@ -1,0 +1,183 @@
+"""Losses and scores against scipy-free float64 references written out here."""
+
+import numpy as np
+import pytest
+import torch
+
+from ooc.metrics import nodes as metrics
+from ooc.metrics.nodes import Loss, Scores, class_weights, metric_names
+from stores.errors import ConfigError
+
+RNG = np.random.default_rng(0)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    e = np.exp(logits - logits.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def auroc(score: np.ndarray, positive: np.ndarray) -> float:
+    """Probability that a positive scores above a negative, ties half."""
+    p, n = score[positive], score[~positive]
+    return float((p[:, None] > n).mean() + 0.5 * (p[:, None] == n).mean())
+
+
+def average_precision(score: np.ndarray, positive: np.ndarray) -> float:
+    order = np.argsort(-score, kind="stable")
+    hit = positive[order]
+    return float((np.cumsum(hit) / np.arange(1, len(hit) + 1))[hit].mean())
+
+
+def f1(predicted: np.ndarray, positive: np.ndarray) -> float:
+    true = (predicted & positive).sum()
+    return float(2 * true / (predicted.sum() + positive.sum()))
+
+
+def in_batches(scores: Scores, logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
+    for first in range(0, len(logits), 37):
+        rows = slice(first, first + 37)
+        scores.update(torch.from_numpy(logits[rows]), torch.from_numpy(labels[rows]))
+    return scores.compute()
+
+
+def test_multiclass_scores_leave_unknown_labels_out() -> None:
+    logits, labels = RNG.standard_normal((200, 4)), RNG.integers(-1, 4, 200)
+    found = in_batches(Scores("multiclass", 4, 200), logits, labels)
+    known = labels >= 0
+    p, y = softmax(logits[known]), labels[known]
+    assert list(found) == metric_names("multiclass")
+    assert found["accuracy"] == pytest.approx((p.argmax(1) == y).mean())
+    assert found["f1_micro"] == pytest.approx(found["accuracy"])
+    assert found["loss"] == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean(), rel=1e-5)
+    each = range(4)
+    assert found["f1_macro"] == pytest.approx(np.mean([f1(p.argmax(1) == c, y == c) for c in each]), rel=1e-5)
+    assert found["recall_macro"] == pytest.approx(np.mean([(p.argmax(1) == c)[y == c].mean() for c in each]), rel=1e-5)
+    assert found["auroc"] == pytest.approx(np.mean([auroc(p[:, c], y == c) for c in each]), rel=1e-5)
+    expected = np.mean([average_precision(p[:, c], y == c) for c in each])
+    assert found["average_precision"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_binary_scores() -> None:
+    logits, labels = RNG.standard_normal((300, 1)), RNG.integers(-1, 2, 300).astype(np.int8)
+    found = in_batches(Scores("binary", 2, 300), logits, labels)
+    known = labels >= 0
+    score, positive = logits[known, 0], labels[known] == 1
+    assert list(found) == metric_names("binary")
+    assert found["auroc"] == pytest.approx(auroc(score, positive), rel=1e-5)
+    assert found["average_precision"] == pytest.approx(average_precision(score, positive), rel=1e-5)
+    assert found["f1"] == pytest.approx(f1(score > 0, positive), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(((score > 0) == positive).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("unknown", [-1, np.nan])
+def test_multilabel_scores_leave_single_unknown_labels_out(unknown: float) -> None:
+    logits, labels = RNG.standard_normal((250, 3)), RNG.integers(0, 2, (250, 3)).astype(np.float32)
+    labels[RNG.random((250, 3)) < 0.2] = unknown
+    found = in_batches(Scores("multilabel", 3, 250), logits, labels)
+    known = labels >= 0
+    columns = [(logits[known[:, c], c], labels[known[:, c], c] == 1) for c in range(3)]
+    assert found["auroc"] == pytest.approx(np.mean([auroc(s, p) for s, p in columns]), rel=1e-5)
+    assert found["f1_macro"] == pytest.approx(np.mean([f1(s > 0, p) for s, p in columns]), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(((logits > 0) == (labels == 1))[known].mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_binned_ranking_scores_are_close_to_exact_ones(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    classes = 2 if task == "binary" else 30
+    logits = 3 * RNG.standard_normal((2000, 1 if task == "binary" else classes))
+    labels = RNG.integers(-1, classes, 2000) if task != "multilabel" else RNG.integers(-1, 2, (2000, classes))
+    exact = in_batches(Scores(task, classes, 2000), logits, labels)
+    monkeypatch.setattr(metrics, "EXACT_SCORES", 10)
+    binned = in_batches(Scores(task, classes, 2000), logits, labels)
+    for name in ("auroc", "average_precision"):
+        assert binned[name] == pytest.approx(exact[name], abs=1e-2)
+        assert binned[name] != exact[name]
+    assert {name: binned[name] for name in ("loss", "accuracy")} == {name: exact[name] for name in ("loss", "accuracy")}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+def test_ranking_scores_leave_out_classes_without_positives_or_negatives(
+    monkeypatch: pytest.MonkeyPatch, task: str, exact: bool
+) -> None:
+    if not exact:
+        monkeypatch.setattr(metrics, "EXACT_SCORES", 10)
+    logits = RNG.standard_normal((300, 5))
+    if task == "multiclass":
+        labels = RNG.choice([0, 1, 3], 300)
+        columns = [(softmax(logits)[:, c], labels == c) for c in (0, 1, 3)]
+    else:
+        labels = RNG.integers(0, 2, (300, 5))
+        labels[:, 2], labels[:, 4] = 0, 1
+        columns = [(logits[:, c], labels[:, c] == 1) for c in (0, 1, 3)]
+    found = in_batches(Scores(task, 5, 300), logits, labels)
+    tolerance = 1e-4 if exact else 1e-2
+    assert found["auroc"] == pytest.approx(np.mean([auroc(s, p) for s, p in columns]), abs=tolerance)
+    assert found["average_precision"] == pytest.approx(np.mean([average_precision(s, p) for s, p in columns]), abs=tolerance)
+
+
+def test_ranking_scores_of_one_class_alone_are_undefined() -> None:
+    found = in_batches(Scores("binary", 2, 10), RNG.standard_normal((10, 1)), np.ones(10, np.int64))
+    assert (found["auroc"], found["average_precision"]) == (None, None)
+    assert found["accuracy"] is not None
+
+
+def test_no_known_label_gives_no_score() -> None:
+    scores = Scores("multiclass", 3, 2)
+    scores.update(torch.zeros(2, 3), torch.tensor([-1, -1]))
+    assert set(scores.compute().values()) == {None}
+
+
+def test_losses_count_known_labels_alone() -> None:
+    logits = torch.from_numpy(RNG.standard_normal((6, 3)))
+    labels = torch.tensor([0, -1, 2, 1, -1, 0])
+    keep = labels >= 0
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    expected = torch.nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)(logits[keep].float(), labels[keep])
+    torch.testing.assert_close(Loss("multiclass", weight, 0.1)(logits, labels), expected)
+
+    many = torch.tensor([[1.0, float("nan"), 0.0], [0.0, 1.0, -1.0]])
+    p = torch.sigmoid(logits[:2].float())
+    each = -(many * p.log() + (1 - many) * (1 - p).log())
+    torch.testing.assert_close(Loss("multilabel")(logits[:2], many), each[many >= 0].mean())
+    torch.testing.assert_close(Loss("binary")(logits[:2, :1], many[:, 0]), each[:, 0].mean())
+
+
+@pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel"])
+def test_a_batch_without_labels_has_a_zero_loss_with_a_gradient(task: str) -> None:
+    logits = torch.randn(3, 1 if task == "binary" else 2, requires_grad=True)
+    labels = torch.full((3, 2) if task == "multilabel" else (3,), -1)
+    loss = Loss(task)(logits, labels)
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+def test_class_weights() -> None:
+    labels = torch.tensor([0, 0, 0]), torch.tensor([1, -1])  # in pieces
+    assert class_weights("none", "multiclass", 2, labels) is None
+    balanced = class_weights("balanced", "multiclass", 2, labels)
+    assert balanced is not None
+    assert (balanced * torch.tensor([3, 1])).tolist() == pytest.approx([2, 2])
+    positives = class_weights("balanced", "binary", 2, labels)
+    assert positives is not None
+    assert positives.tolist() == [3]
+    with pytest.raises(ConfigError, match="3 numbers"):
+        class_weights([1.0, 2.0, 3.0], "multiclass", 2, labels)
+
+
+@pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parts_of_a_loss_add_up_to_its_mean(task: str, weighted: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    channels = 1 if task == "binary" else 4
+    logits = torch.randn(50, channels, generator=rng)
+    shape = (50, 4) if task == "multilabel" else (50,)
+    labels = torch.randint(-1, 4 if task == "multiclass" else 2, shape, generator=rng)
+    weights = torch.rand(channels, generator=rng) + 0.5 if weighted else None
+    loss = Loss(task, weights, label_smoothing=0.1)
+    parts = [slice(0, 7), slice(7, 8), slice(8, 50)]
+    total = sum(loss.weight(labels[part]) for part in parts)
+    found = sum(float(loss.part(logits[part], labels[part])) for part in parts) / total
+    assert found == pytest.approx(float(loss(logits, labels)), rel=1e-6)

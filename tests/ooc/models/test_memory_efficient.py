@@ -1,0 +1,86 @@
+"""Layers written by hand against autograd's: the same values and gradients, and less kept for the backward pass."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ooc.graph.blocks import Block
+from ooc.models.builders import full_blocks
+from ooc.models.memory_efficient import Relu, sage_layer, two_products
+
+N, E, WIDE, OUT = 40, 300, 7, 5
+
+
+def leaf(*shape: int, wanted: bool = True) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).requires_grad_(wanted)
+
+
+def block(seed: int) -> Block:
+    torch.manual_seed(seed)
+    return full_blocks(torch.randint(N, (2, E)), N, 1)[0]
+
+
+def gradients(out: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
+    torch.manual_seed(9)
+    (out * torch.randn_like(out)).sum().backward()
+    found = [each.grad for each in leaves]
+    for each in leaves:
+        each.grad = None
+    return found
+
+
+def same(own: list[Tensor | None], wanted: list[Tensor | None]) -> bool:
+    return all((a is None) == (b is None) for a, b in zip(own, wanted, strict=True)) and all(
+        torch.allclose(a, b) for a, b in zip(own, wanted, strict=True) if a is not None and b is not None
+    )
+
+
+@pytest.mark.parametrize("x_wanted", [True, False])
+def test_two_products_are_two_linear_maps_added(x_wanted: bool) -> None:
+    near, root = leaf(N, WIDE, wanted=x_wanted), leaf(N, WIDE, wanted=x_wanted)
+    weights = leaf(OUT, WIDE), leaf(OUT), leaf(OUT, WIDE)
+    leaves = [near, root, *weights]
+    own, wanted = two_products(near, root, *weights), F.linear(near, weights[0], weights[1]) + F.linear(root, weights[2])
+    assert torch.allclose(own, wanted)
+    assert same(gradients(own, leaves), gradients(wanted, leaves))
+
+
+@pytest.mark.parametrize("x_wanted", [True, False])
+def test_a_sage_layer_is_the_sum_over_edges_and_two_linear_maps(x_wanted: bool) -> None:
+    whole = block(1)
+    x, value = leaf(N, WIDE, wanted=x_wanted), torch.rand(whole.edge_index.size(1), dtype=torch.float64)
+    weights = leaf(OUT, WIDE), leaf(OUT), leaf(OUT, WIDE)
+    leaves = [x, *weights]
+    source, target = whole.edge_index
+    near = torch.zeros(N, WIDE, dtype=torch.float64).index_add(0, target, x[source] * value[:, None])
+    wanted = F.linear(near, weights[0], weights[1]) + F.linear(x, weights[2])
+    own = sage_layer(x, value, (whole.edge_index, whole.indptr), *weights)
+    assert torch.allclose(own, wanted)
+    assert same(gradients(own, leaves), gradients(wanted, leaves))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_relu_is_torch_s_and_keeps_a_byte_a_number(training: bool) -> None:
+    base = torch.randn(N, WIDE)
+    base[0, :3] = torch.tensor([0.0, -0.0, float("nan")])
+    base.requires_grad_(training)
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        own = Relu()(base * 1)
+    wanted = nn.ReLU()(base * 1)
+    assert torch.equal(own.nan_to_num(-1), wanted.nan_to_num(-1))
+    if training:
+        assert [tensor.dtype for tensor in kept if tensor.numel() > 1] == [torch.bool]
+        assert same(gradients(own.nan_to_num(0), [base]), gradients(wanted.nan_to_num(0), [base]))
+
+
+def test_relu_stops_infinite_gradients_where_the_number_was_cut() -> None:
+    x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
+    Relu()(x * 1).backward(torch.full((3,), torch.inf))
+    assert x.grad.tolist() == [0, 0, torch.inf]

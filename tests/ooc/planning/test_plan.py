@@ -1,0 +1,379 @@
+"""Plans: windows replayed are the windows trained on, and the laws of time, memory and bytes hold."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc.graph.memory_shares import budget_of
+from ooc.loading import neighbor_loader as loaders
+from ooc.loading.feature_cache import Residents
+from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.superbatch_plan import Grouping
+from ooc.models.builders import build_model, summing_of
+from ooc.planning.plan import Run, advise, plan
+from ooc.planning.profile import Profile, regroup
+from ooc.planning.simulate_scans import Scan, Sweeps, follow
+from ooc.planning.simulate_superbatches import Costs, Load, Pace, Replay, simulate
+from ooc.planning.trials import apart, batches_of, lengths_of
+from ooc.training.checkpoint import read_plan
+from ooc.training.node_loop import plan as plan_of
+from ooc.training.node_loop import train
+from stores.build import write_store
+from stores.dataset import Dataset
+from stores.errors import BudgetError, ConfigError
+from stores.graph import Graph
+from stores.io.read_plan import ReadCost
+from tests.conftest import MakeStore, random_edges
+from tests.ooc.runs import configure, curve
+from tests.waiting import eventually, no_threads
+
+N, E, F = 8000, 40000, 256
+
+
+@pytest.fixture(scope="module")
+def ds(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    x = np.random.default_rng(0).standard_normal((N, F), dtype=np.float32)
+    path = write_store(tmp_path_factory.mktemp("plans") / "test.ooc", Graph.from_edges(*random_edges(N, E), N), x=x)
+    with Dataset.open(path) as opened:
+        yield opened
+
+
+def replayed(loader: NeighborLoader, pool_bytes: int, steps: int | None = None) -> Any:
+    work = apart(loader.work)
+    drawn = list(batches_of(work, 0, steps or len(loader)))
+    return regroup(Grouping(work, pool_bytes, 1, Residents.none()), drawn, lengths_of(work.x))
+
+
+@pytest.mark.parametrize("room", [1.6, 3.0, 100.0])
+def test_what_is_replayed_is_what_is_read(ds: Dataset, room: float) -> None:
+    """In as many windows, to the row, whether one batch fits or all of them."""
+    probe = NeighborLoader(ds, [3, 3], batch_size=64, shuffle=True, seed=1)
+    largest = max(probe.work.nbytes(drawn) for drawn in batches_of(probe.work, 0, len(probe)))
+    budget = dataclasses.replace(budget_of(ds), max_batch=int(largest * room), in_flight=2 * int(largest * room))
+    with Dataset.open(ds.path) as fresh:
+        loader = NeighborLoader(fresh, [3, 3], batch_size=64, shuffle=True, seed=1, budget=budget)
+        found = replayed(loader, budget.batches)
+        asked = sum(batch.num_nodes for batch in loader)
+        assert sum(load.rows_read for load in found.loads) == loader.rows_read
+        assert sum(int(load.asked.sum()) for load in found.loads) == asked == loader.rows_asked
+        assert len(found.loads) == loader.times()["read"]["items"]
+        assert sum(load.nbytes for load in found.loads) == pytest.approx(loader.bytes_read, rel=0.05)
+    if room == 1.6:
+        assert len(found.loads) > 5
+
+
+def test_sweeps_are_replayed_to_the_row_too(ds: Dataset) -> None:
+    """Where a model's first layer sums, and the rows do not fit."""
+    summing = summing_of(build_model("sage", F, 16, 3, 2))
+    options: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 1, "summing": summing, "edge_ids": False}
+    budget = dataclasses.replace(budget_of(ds), max_batch=2 * 10**6, in_flight=4 * 10**6)
+    with Dataset.open(ds.path) as fresh:
+        loader = NeighborLoader(fresh, [3, 3], budget=budget, **options)
+        pool = budget.batches + loader.work.spare_bytes
+        found = replayed(loader, pool)
+        assert isinstance(found, Sweeps)
+        assert len(found.scans) > 2
+        some = replayed(loader, pool, int(2.5 * found.scans[0].batches))
+        assert loader.rows_read == loader.rows_asked == 0, "what is replayed is not read"
+        steps = sum(1 for _ in loader)
+        assert sum(scan.batches for scan in found.scans) == steps
+        assert sum(scan.rows_read for scan in found.scans) == loader.rows_read
+        assert sum(scan.asked for scan in found.scans) == loader.rows_asked
+        assert sum(scan.nbytes for scan in found.scans) == pytest.approx(loader.bytes_read, rel=0.05)
+    whole = found.epoch(sweep_costs(), steps)
+    assert whole.rows_read == loader.rows_read
+    assert some.epoch(sweep_costs(), steps).rows_read == pytest.approx(loader.rows_read, rel=0.05)
+    assert found.epoch(sweep_costs(), 2 * steps).nbytes == pytest.approx(2 * loader.bytes_read, rel=0.1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(pool=st.integers(2 * 10**6, 40 * 10**6), more=st.integers(0, 40 * 10**6))
+def test_more_memory_reads_no_more_than_each_row_once_a_window(ds: Dataset, pool: int, more: int) -> None:
+    loader = NeighborLoader(ds, [3, 3], input_nodes=np.arange(0, N, 4), batch_size=64, shuffle=True, seed=1)
+    small, large = replayed(loader, pool), replayed(loader, pool + more)
+    assert len(large.loads) <= len(small.loads)
+    assert sum(load.rows_read for load in large.loads) <= 1.02 * sum(load.rows_read for load in small.loads)
+    for found in (small, large):
+        rows = sum(load.rows_read for load in found.loads)
+        assert len(found.residents.node) <= rows <= sum(int(load.asked.sum()) for load in found.loads)
+
+
+def load(batches: int, rows_read: int, freed: list[int], limit: int, idle: int = 0) -> Load:
+    asked = np.full(batches, max(1, rows_read // batches))
+    return Load(asked, rows_read, rows_read, rows_read * 512, limit, 1000, 0, idle, np.array(freed))
+
+
+def costs(step_s: float = 0.1, read_s: float = 1e-6, **other: float) -> Costs:
+    base: dict[str, Any] = {"sample_s": 0.01, "group_s": 0.0, "collate_s": 0.01, "cpu_s": 0.0, "read_cpu": 0.0, "cores": 2}
+    return Costs(step_s=step_s, together_s=step_s, read=ReadCost(read_s, 1e-18), **{**base, **other})
+
+
+def windows_of(count: int, batches: int, rows: int) -> list[Load]:
+    """`count` windows of the same size that share nothing; each fills the memory by half."""
+    last = [[0] * batches] * (count == 1) or [[rows // batches] * batches] * (count - 1) + [[0] * batches]
+    return [load(batches, rows, freed, limit=2 * rows) for freed in last]
+
+
+def test_a_slow_model_hides_the_disk_and_a_slow_disk_the_model() -> None:
+    loads = windows_of(6, 10, 100_000)
+    model = simulate(loads, costs(step_s=1.0, read_s=1e-6)).done[-1]
+    assert model == pytest.approx(60, rel=0.02), "the model is never waited for"
+    disk = simulate(loads, costs(step_s=0.001, read_s=1e-4)).done[-1]
+    assert disk == pytest.approx(60, rel=0.02), "the disk never waits"
+    both = simulate(loads, costs(step_s=1.0, read_s=1e-4)).done[-1]
+    assert 69 < both < 75, "they overlap, but for the first window"
+
+
+def test_without_room_reading_waits_for_the_model() -> None:
+    """Memory for one window: its rows make room at the model's pace, and the last of the next can only be read at the end."""
+    freed = [0] * 9 + [100_000]
+    tight = [load(10, 100_000, freed, limit=100_000), load(10, 100_000, [0] * 10, limit=100_000)]
+    found = simulate(tight, costs(step_s=1.0, read_s=1e-5))
+    assert found.done[9] == pytest.approx(1 + 10, abs=0.3)
+    assert found.done[10] == pytest.approx(1 + 9 + 1 + 1, abs=0.3), "reads once the tenth batch is gathered"
+    assert found.peak_rows == 100_000
+
+
+costs_drawn = st.builds(
+    costs,
+    step_s=st.floats(1e-4, 1),
+    read_s=st.floats(0, 1e-4),
+    sample_s=st.floats(0, 0.5),
+    group_s=st.floats(0, 0.5),
+    collate_s=st.floats(0, 0.5),
+    cpu_s=st.floats(0, 2),
+)
+
+
+@given(found=costs_drawn, count=st.integers(1, 6), batches=st.integers(1, 8), rows=st.integers(8, 200_000))
+def test_no_stage_is_faster_than_its_work_and_all_are_no_slower_than_one_after_the_other(
+    found: Costs, count: int, batches: int, rows: int
+) -> None:
+    loads = windows_of(count, batches, rows // batches * batches)
+    line = simulate(loads, found)
+    n = count * batches
+    reading = sum(found.read_s(each) for each in loads)
+    computing = sum(found.batch_s(each) * each.batches for each in loads)
+    assert line.read_s == pytest.approx(reading)
+    assert (np.diff(line.done) >= 0).all()
+    least = max(reading, computing, n * found.collate_s, n * max(found.sample_s, found.group_s))
+    most = reading + computing + n * (found.collate_s + max(found.sample_s, found.group_s))
+    assert least * (1 - 1e-9) <= line.done[-1] <= most * (1 + 1e-9) + 1e-9
+
+
+def test_an_epoch_goes_on_like_its_windows() -> None:
+    loads = windows_of(8, 10, 100_000)
+    found = Replay((*loads, load(3, 30_000, [0] * 3, 200_000)), 0, Residents.none())
+    disk = costs(step_s=0.001, read_s=1e-4)
+    epoch = found.epoch(disk, steps=1000)
+    assert epoch.steps == pytest.approx(1000)
+    assert epoch.rows_read == pytest.approx(1000 * 10_000)
+    assert epoch.seconds == pytest.approx(1000, rel=0.02)
+    exact = Replay(tuple(loads), 0, Residents.none()).epoch(disk, steps=80)
+    assert exact.seconds == pytest.approx(simulate(loads, disk).done[-1])
+
+
+def sweep_costs(batch_s: float = 0.1, byte_s: float = 1e-9, beside: float = 1.0) -> Costs:
+    """`beside`: how much slower both are side by side."""
+    alone = byte_s / 1e-9
+    pace = Pace(alone, alone * beside, batch_s * beside, reading=1.0, summing=0.5)
+    return dataclasses.replace(costs(batch_s), sample_s=0.001, pace=pace)
+
+
+def scan(batches: float, nbytes: float = 1e9) -> Scan:
+    return Scan(
+        batches, 100 * batches, 50 * batches, nbytes, nbytes * 1e-9, 1000 * batches, 10 * batches, 20 * batches, 25 * batches
+    )
+
+
+def test_sweeps_are_made_beside_the_one_that_serves() -> None:
+    scans = [scan(10)] * 6
+    model = follow(scans, sweep_costs(batch_s=1.0, byte_s=1e-9)).done
+    assert model[-1] == pytest.approx(0.01 + 1 + 60), "the first is waited for, the others are there in time"
+    disk = follow(scans, sweep_costs(batch_s=0.01, byte_s=1e-8)).done
+    assert disk[-1] == pytest.approx(0.01 + 60 + 0.1), "made one after the other, and the last serves alone"
+    slow = follow(scans, sweep_costs(batch_s=1.0, byte_s=1e-9, beside=2.0)).done
+    assert slow[-1] == pytest.approx(0.01 + 1 + 60 + 5, abs=0.01), "each second of making costs a batch half a second"
+
+
+@given(
+    batches=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    batch_s=st.floats(1e-3, 1),
+    byte_s=st.floats(1e-11, 1e-8),
+    beside=st.floats(1, 3),
+)
+def test_sweeps_take_no_less_than_either_and_no_more_than_one_after_the_other(
+    batches: list[int], batch_s: float, byte_s: float, beside: float
+) -> None:
+    found = sweep_costs(batch_s, byte_s, beside)
+    scans = [scan(count, 1e7 * count) for count in batches]
+    line = follow(scans, found)
+    serving, making, drawing = sum(batches) * batch_s, sum(each.nbytes for each in scans) * byte_s, sum(batches) * 0.001
+    assert len(line.done) == len(scans)
+    assert (np.diff(line.done) >= 0).all()
+    assert max(serving, making) * (1 - 1e-9) <= line.done[-1] <= (beside * (serving + making) + drawing) * (1 + 1e-9)
+    assert making * (1 - 1e-9) <= sum(line.making) <= beside * making * (1 + 1e-9)
+
+
+def test_half_the_batches_read_more_than_half_the_bytes(ds: Dataset) -> None:
+    """And twice as many less than twice: the pages of a file are wanted more than once."""
+    rows = ds.stored("x")
+    whole = rows.shape[0] * rows.row_bytes
+    batch_bytes = [scan(10, nbytes=whole / 2).part(batches, rows).nbytes for batches in (1, 5, 10, 20, 100)]
+    assert batch_bytes[2] == pytest.approx(whole / 2)
+    assert batch_bytes[1] == pytest.approx(whole * (1 - 0.5**0.5))
+    assert batch_bytes[3] == pytest.approx(whole * 0.75)
+    assert batch_bytes == sorted(batch_bytes)
+    assert batch_bytes[-1] <= whole
+
+
+def test_what_sweeps_hold_grows_to_three_of_them(ds: Dataset) -> None:
+    """Two with sums, and one whose entries are put in order."""
+    rows = ds.stored("x")
+    peaks = [Sweeps((scan(10),) * count, 10, rows).peak_bytes(10 * count) for count in (1, 2, 3, 9)]
+    assert peaks == sorted(peaks)
+    assert peaks[2] == peaks[3] == 2 * 10_000 + 3 * 100 + 250 + 2 * 200
+    assert Sweeps((scan(10),), 10, rows).peak_bytes(1000) == peaks[3], "also where the sample ended in the first"
+
+
+def profile_of(loads: list[Load], found: Costs, **others: Replay) -> Profile:
+    return Profile(
+        steps=sum(each.batches for each in loads),
+        costs=found,
+        replays=(Replay(tuple(loads), 0, Residents.none()),),
+        others=others,
+        asked=1000.0,
+        evaluations={},
+        sampled_nbytes=0.0,
+        unmapped=0,
+        resident=10**9,
+        seconds=1.0,
+    )
+
+
+def test_a_plan_names_the_bottleneck_and_what_would_help(ds: Dataset) -> None:
+    loads, run = windows_of(4, 10, 100_000), Run(40, 40, 512, {})
+    half = Replay(tuple(windows_of(4, 10, 50_000)), 0, Residents.none())
+    made = plan(profile_of(loads, costs(0.01, 1e-4), **{"--memory 9GB": half}), budget_of(ds), run)
+    assert made.prediction.bottleneck == "read"
+    assert "Reading takes" in made.advice
+    assert "--memory 9GB" in made.advice
+    assert made.others["--memory 9GB"] == pytest.approx(made.prediction.seconds_per_epoch / 2, rel=0.1)
+    assert made.prediction.read_amplification == pytest.approx(1)
+    slow = plan(profile_of(loads, costs(5.0, 1e-6), **{"--memory 9GB": half}), budget_of(ds), run)
+    assert slow.prediction.bottleneck == "consumer"
+    assert "memory" not in slow.advice
+    assert json.loads(json.dumps(slow.asdict()))["prediction"]["bottleneck"] == "consumer"
+
+
+def test_advice_is_only_what_pays() -> None:
+    assert "--memory" in advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"--memory 4GB": 6.0})
+    assert "4GB" not in advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"--memory 4GB": 9.5})
+
+
+def test_training_is_the_same_with_and_without_a_plan(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    planned = train(configure(store, tmp_path / "a", dropout=0.5, norm="batch", plan=True))
+    plain = train(configure(store, tmp_path / "b", dropout=0.5, norm="batch", plan=False))
+    assert curve(tmp_path / "a") == curve(tmp_path / "b")
+    assert planned["metrics"] == plain["metrics"]
+    assert (planned["rows_read"], planned["rows_asked"]) == (plain["rows_read"], plain["rows_asked"])
+    assert plain["plan"]["predicted"] is None
+    assert read_plan(tmp_path / "b") is None
+    assert planned["plan"]["predicted"]["rows_asked"] > 0
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 3}, {"epochs": 1}, {"epochs": 3}])
+def test_a_runs_rows_are_predicted_to_the_row(make_store: MakeStore, tmp_path: Path, limit: dict[str, int]) -> None:
+    summary = train(configure(make_store(), tmp_path / "run", eval_splits=["test"], plan=True, **limit))
+    predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
+    assert predicted["rows_read"] == pytest.approx(actual["rows_read"], rel=0.1)
+    if limit != {"epochs": 3}:  # in later epochs some rows are there from the validation in between
+        assert predicted["rows_read"] == actual["rows_read"]
+        assert predicted["rows_asked"] == actual["rows_asked"]
+        assert predicted["bytes_read"] == actual["bytes_read"]
+        assert predicted["hit_rate"] == actual["hit_rate"]
+    assert set(predicted["stages"]) == set(actual["stages"]) == {"sample", "group", "read", "collate", "consumer"}
+    assert summary["plan"]["advice"].endswith(".")
+
+
+def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaders, "sweeps_pay", lambda rows, pool: True)
+    config = configure(make_store(), tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"], plan=True)
+    summary = train(config)
+    predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
+    for name in ("rows_read", "rows_asked", "bytes_read", "hit_rate"):
+        assert predicted[name] == actual[name]
+    assert set(predicted["stages"]) == set(actual["stages"]) == {"sample", "group", "read", "sum", "collate", "consumer"}
+    assert predicted["evaluate_seconds"] > 0
+    assert eventually(no_threads)
+    plain = config.model_copy(update={"out": tmp_path / "plain", "plan": False})
+    train(plain)
+    assert curve(config.out) == curve(plain.out)
+
+
+_TRAINING = """
+import json, sys
+from pathlib import Path
+from ooc.runtime.memory import resident_bytes
+from ooc.training.node_loop import train
+from tests.ooc.runs import configure
+
+store, out = map(Path, sys.argv[1:])
+before = resident_bytes()[0]
+settings = {"model": "gat", "batch_size": 4096, "fanout": [3, 2], "max_steps": 8, "eval_splits": ["val"], "plan": True}
+plan = train(configure(store, out, **settings))["plan"]
+print(json.dumps([plan[each]["peak_rss_bytes"] - before for each in ("predicted", "actual")]))
+"""
+
+
+def test_the_peak_is_predicted_beyond_what_stood_before(make_store: MakeStore, tmp_path: Path) -> None:
+    """Rows of 60 MB pass through the memory, all of them kept; a process of its own, as freed memory is used again."""
+    nodes = 60_000
+    x = np.random.default_rng(1).standard_normal((nodes, 256), np.float32)
+    store = make_store(num_nodes=nodes, num_edges=3 * nodes, x=x, splits={"train": np.arange(nodes)})
+    command = [sys.executable, "-c", _TRAINING, str(store), str(tmp_path / "run")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    predicted, actual = json.loads(done.stdout.splitlines()[-1])
+    assert actual > 60e6
+    assert predicted == pytest.approx(actual, rel=0.3)
+
+
+def test_rows_in_memory_are_planned_too(make_store: MakeStore, tmp_path: Path) -> None:
+    summary = train(configure(make_store(), tmp_path / "run", in_memory=True, plan=True))
+    predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
+    for name in ("hit_rate", "read_amplification", "read_bytes_per_second"):
+        assert predicted[name] is None
+        assert actual[name] is None
+    assert predicted["bytes_read"] == actual["bytes_read"] == 0
+
+
+def test_a_resumed_run_keeps_its_plan(make_store: MakeStore, tmp_path: Path) -> None:
+    config = configure(make_store(), tmp_path / "run", max_steps=3, plan=True)
+    train(config)
+    before = (tmp_path / "run" / "plan.json").read_bytes()
+    summary = train(config.model_copy(update={"max_steps": 6}), resume=True)
+    assert (tmp_path / "run" / "plan.json").read_bytes() == before
+    assert summary["plan"]["predicted"] == json.loads(before)["prediction"]
+    (tmp_path / "run" / "plan.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"plan\.json: not valid JSON"):
+        read_plan(tmp_path / "run")
+
+
+def test_a_plan_writes_nothing_and_refuses_too_little_memory(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    made = plan_of(configure(store, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    assert made.prediction.evaluate_seconds > 0
+    with pytest.raises(BudgetError, match="give at least"):
+        plan_of(configure(store, tmp_path / "run", memory="100MB"))

@@ -1,0 +1,121 @@
+"""The page: self-contained, whole, and true to the run's numbers."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+
+from ooc.report.page import STYLE, loss_figure, memory_figure, running_mean, stages_figure, validation_figure, write_report
+from ooc.training.node_loop import train
+from stores.errors import ConfigError
+from tests.conftest import MakeStore
+from tests.ooc.training.test_train import configure
+
+
+@pytest.fixture(autouse=True)
+def _style() -> Iterator[None]:
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def texts(svg: str) -> list[str]:
+    """All text in a figure; parsing it also shows that it is well-formed."""
+    return [text.strip() for element in ElementTree.fromstring(svg).iter() for text in [element.text or ""] if text.strip()]
+
+
+def test_the_page_of_a_run_holds_its_numbers_and_loads_nothing(make_store: MakeStore, tmp_path: Path) -> None:
+    summary = train(configure(make_store(), tmp_path / "run", memory="4GB", plan=True))
+    page = write_report(tmp_path / "run").read_text()
+    assert f"{summary['metrics']['test']['accuracy']:.4f}" in page
+    for title in (
+        "Training loss",
+        "Validation",
+        "Where the time went",
+        "Memory",
+        "Predicted and actual",
+        "Stages over time",
+        "Settings",
+    ):
+        assert f"<h2>{title}" in page
+    assert page.count("<svg") == 5
+    assert "budget 4 GB" in page
+    assert summary["plan"]["advice"] in page
+    assert not re.search(r"<(script|link|img|iframe)|@import|url\(http", page)
+    targets = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert all(target.startswith("#") for target in targets), targets
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "fan-out 3, 3, batches of 8,"),
+        ({"mode": "history", "parts": 4, "parts_per_batch": 2}, "histories, 2 parts a batch,"),
+        ({"mode": "history", "parts": 4, "history": "zero"}, "zeros for histories, 1 part a batch,"),
+        ({"mode": "cluster", "parts": 4}, "clusters, 1 part a batch,"),
+        ({"mode": "saint", "roots": 5, "walk_length": 3}, "GraphSAINT, 5 walks of 3 a batch,"),
+        ({"mode": "saint", "roots": 5, "saint": "node"}, "GraphSAINT, 5 nodes a batch,"),
+    ],
+    ids=str,
+)
+def test_the_page_says_what_batches_are_made_of(
+    make_store: MakeStore, tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    given = {"epochs": 1, "layers": 2, **({"fanout": []} if settings else {}), **settings}
+    train(configure(make_store(), tmp_path / "run", **given))
+    page = write_report(tmp_path / "run").read_text()
+    assert words in page
+    kept = settings.get("mode") == "history" and "history" not in settings
+    assert ("histories read" in page) == ("histories written" in page) == kept
+
+
+def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
+    lines = [{"epoch": 0, "step": step, "loss": 1 / (step + 1)} for step in range(7)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"epoch": 0, "ste')
+    page = write_report(tmp_path).read_text()
+    assert "Not finished" in page
+    assert page.count("<svg") == 1
+
+
+def test_names_are_escaped(make_store: MakeStore, tmp_path: Path) -> None:
+    out = tmp_path / "<b>&"
+    train(configure(make_store(), out, epochs=1))
+    page = write_report(out).read_text()
+    assert "<h1>&lt;b&gt;&amp;</h1>" in page
+
+
+def test_a_folder_that_is_no_run_and_a_broken_summary_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a run"):
+        write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"summary\.json: not valid JSON"):
+        write_report(tmp_path)
+
+
+def test_a_long_loss_curve_is_thinned(tmp_path: Path) -> None:
+    steps = [{"loss": 1.0} for _ in range(50_000)]
+    assert len(loss_figure(steps)) < 200_000
+
+
+def test_running_mean_against_a_loop() -> None:
+    values = np.random.default_rng(0).random(23)
+    expected = [values[max(0, i - 4) : i + 5].mean() for i in range(23)]
+    np.testing.assert_allclose(running_mean(values, 4), expected)
+
+
+def test_figures_name_what_they_show() -> None:
+    stage = {"work_s": 1.0, "wait_s": 2.0}
+    assert {"sample", "consumer (model)", "work", "wait"} <= set(texts(stages_figure({"sample": stage, "consumer": stage})))
+    readings = [{"name": "training", "before": 10**6, "peak": 3 * 10**6, "after": 2 * 10**6}]
+    summary: dict[str, Any] = {"memory": readings, "memory_budget_bytes": 4 * 10**6, "peak_rss_bytes": 3 * 10**6}
+    assert {"training: peak", "3 MB", "budget 4 MB"} <= set(texts(memory_figure(summary)))
+    epochs = [{"epoch": e, "val": {"accuracy": 0.5, "auroc": None, "loss": 1.0}} for e in range(3)]
+    found = texts(validation_figure(epochs, best_epoch=1))
+    assert "accuracy" in found
+    assert "auroc" not in found

@@ -1,0 +1,170 @@
+"""Predictions and embeddings of a trained run against the model on the whole graph; exact scores while training."""
+
+import errno
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import zarr
+
+from ooc.cli.main import main
+from ooc.layerwise.sweep import LayerSweep
+from ooc.metrics.nodes import Scores, out_channels
+from ooc.models.builders import full_blocks
+from ooc.training import infer as infer_module
+from ooc.training.infer import embed, infer, predictions
+from ooc.training.node_loop import train
+from ooc.training.open_run import make_model
+from stores.arrays.zarr_write import Appender
+from stores.dataset import Dataset
+from stores.errors import ConfigError, StoreError
+from tests.conftest import MakeStore
+from tests.ooc.runs import configure
+
+
+def trained(make_store: MakeStore, tmp_path: Path, num_nodes: int = 50, **settings: Any) -> tuple[Path, Path]:
+    store = make_store(num_nodes=num_nodes)
+    train(configure(store, tmp_path / "run", epochs=2, plan=False, **settings))
+    return store, tmp_path / "run"
+
+
+def outputs(store: Path, run: Path, **settings: Any) -> torch.Tensor:
+    """The run's model on the whole graph."""
+    config = configure(store, run, epochs=2, plan=False, **settings)
+    with Dataset.open(store) as ds:
+        model = make_model(config, ds.num_features, out_channels(str(ds.task), ds.num_classes or 2)).eval()
+        model.load_state_dict(torch.load(run / "model.pt", weights_only=True)["model"])
+        graph, x = ds.graph, torch.empty(ds.num_nodes, ds.num_features)
+        ds.rows("x").read(np.arange(ds.num_nodes), x.numpy())
+        target = np.repeat(np.arange(ds.num_nodes), np.diff(graph.indptr))
+        edges = torch.from_numpy(np.stack([np.asarray(graph.indices, np.int64), target]))
+        with torch.inference_mode():
+            return model(x, full_blocks(edges, ds.num_nodes, config.layers))
+
+
+def test_predictions_of_every_node(make_store: MakeStore, tmp_path: Path, capsys: Any) -> None:
+    store, run = trained(make_store, tmp_path)
+    out = tmp_path / "predictions.parquet"
+    assert main(["infer", str(store), "--checkpoint", str(run), "--out", str(out), "--memory", "4GB"]) == 0
+    assert "50 nodes" in capsys.readouterr().out
+    table, expected = pq.read_table(out), outputs(store, run)
+    assert table["id"].to_pylist() == list(range(50))
+    assert table["class"].to_pylist() == expected.argmax(1).tolist()
+    np.testing.assert_allclose(table["probabilities"].to_pylist(), expected.softmax(1), atol=1e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.parquet", "run", "test.ooc"]
+    with pytest.raises(StoreError, match="exists already"):
+        infer(store, run, out)
+
+
+def test_embeddings_of_a_layer(make_store: MakeStore, tmp_path: Path) -> None:
+    store, run = trained(make_store, tmp_path, model="gcnii", layers=3, fanout=[3, 3, 3])
+    made = embed(store, run, tmp_path / "e.zarr", layer=3)
+    rows = zarr.open_group(tmp_path / "e.zarr", mode="r")["x"][:]
+    assert rows.shape == (made.rows, made.columns) == (50, 8)
+    state = torch.load(run / "model.pt", weights_only=True)["model"]
+    logits = torch.from_numpy(rows) @ state["decoder.lin.weight"].T + state["decoder.lin.bias"]
+    torch.testing.assert_close(logits, outputs(store, run, model="gcnii", layers=3, fanout=[3, 3, 3]), atol=1e-4, rtol=1e-4)
+    with Dataset.open(store, features={"x": tmp_path / "e.zarr" / "x"}) as ds:
+        assert ds.num_features == 8
+    with pytest.raises(ConfigError, match="layers 1 to 3"):
+        embed(store, run, tmp_path / "f.zarr", layer=4)
+
+
+def test_a_kill_after_the_output_was_there(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sweep's folder still stood: the same call removes it, without doing anything twice; another one is refused."""
+    store, run = trained(make_store, tmp_path, num_nodes=9000, max_steps=2)
+    monkeypatch.setattr(infer_module, "LayerSweep", partial(LayerSweep, room=300_000))
+    monkeypatch.setattr(LayerSweep, "discard", LayerSweep.close)
+    table, group = tmp_path / "p.parquet", tmp_path / "e.zarr"
+    made, other = infer(store, run, table), embed(store, run, group)
+    assert made.reading.startswith("engine ")
+    assert (tmp_path / "p.parquet.sweep").is_dir()
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="exists already"):
+        embed(store, run, group, layer=2)
+    assert infer(store, run, table) == replace(made, bytes_read=0, bytes_written=0)
+    assert embed(store, run, group) == replace(other, bytes_read=0, bytes_written=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.zarr", "p.parquet", "run", "test.ooc"]
+
+
+@pytest.mark.parametrize("write", [infer, embed])
+def test_an_output_that_cannot_be_written_leaves_nothing_half(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any
+) -> None:
+    store, run = trained(make_store, tmp_path)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Appender, "append", full)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(StoreError, match=r"No space left.*free some space"):
+        write(store, run, tmp_path / "output")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "test.ooc"]
+
+
+@pytest.mark.parametrize("write", [infer, embed])
+def test_two_into_one_output(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any) -> None:
+    """The second is refused while the first is at it, be it wholly in memory; what the first writes is whole."""
+    store, run = trained(make_store, tmp_path)
+    for name in ("_write_parquet", "_write_zarr"):
+        real = getattr(infer_module, name)
+
+        def writing(*arguments: Any, real: Any = real) -> None:
+            with pytest.raises(StoreError, match="another process is at a sweep"):
+                write(store, run, tmp_path / "output")
+            real(*arguments)
+            with pytest.raises(StoreError, match="another process is at a sweep"):
+                write(store, run, tmp_path / "output")
+
+        monkeypatch.setattr(infer_module, name, writing)
+    assert write(store, run, tmp_path / "output").rows == 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["output", "run", "test.ooc"]
+
+
+def test_tables_by_task() -> None:
+    logits = torch.tensor([[2.0, -1.0, 0.5], [-3.0, -2.0, -1.0]])
+    many = predictions(["a", "b"], logits, "multilabel")
+    assert many["id"].to_pylist() == ["a", "b"]
+    assert many["classes"].to_pylist() == [[0, 2], []]
+    np.testing.assert_allclose(many["probabilities"].to_pylist(), logits.sigmoid())
+    one = predictions(np.array([4, 9]), torch.tensor([[1.0], [-1.0]]), "binary")
+    assert one["class"].to_pylist() == [1, 0]
+    np.testing.assert_allclose(one["probability"].to_pylist(), torch.tensor([1.0, -1.0]).sigmoid())
+
+
+def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> None:
+    store, run = trained(make_store, tmp_path)
+    other = make_store("other.ooc", x=np.zeros((50, 3), np.float32))
+    with pytest.raises(ConfigError, match="does not fit"):
+        infer(other, run, tmp_path / "p.parquet")
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        infer(store, tmp_path, tmp_path / "p.parquet")
+    with pytest.raises(ConfigError, match="directory does not exist"):
+        infer(store, run, tmp_path / "absent" / "p.parquet")
+    assert not list(tmp_path.glob("p.parquet*"))
+
+
+@pytest.mark.parametrize("model", ["sage", "gat"])
+def test_training_scores_all_splits_by_one_sweep(make_store: MakeStore, tmp_path: Path, model: str) -> None:
+    store = make_store()
+    summary = train(configure(store, tmp_path / "run", epochs=2, model=model, evaluate="layerwise"))
+    logits = outputs(store, tmp_path / "run", model=model)
+    with Dataset.open(store) as ds:
+        for split, found in summary["metrics"].items():
+            node = ds.split(split)
+            scores = Scores("multiclass", 3, len(node))
+            scores.update(logits[node], torch.from_numpy(np.asarray(ds.labels[node])))
+            assert found == pytest.approx(scores.compute(), abs=1e-5)
+    assert set(summary["metrics"]) == {"train", "val", "test"}
+    assert not (tmp_path / "run" / "sweep").exists()
+
+
+def test_sampled_settings_mean_nothing_layerwise(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="eval_fanout"):
+        configure(tmp_path, tmp_path / "run", evaluate="layerwise", eval_fanout=[2, 2])

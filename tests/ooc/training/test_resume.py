@@ -1,0 +1,149 @@
+"""Runs that end early and go on: to the bit, whatever the memory; nothing is lost."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ooc.layerwise import shape as sweepshape
+from ooc.loading import neighbor_loader as loaders
+from ooc.runtime.budget import divide
+from ooc.training.checkpoint import read_metrics
+from ooc.training.node_loop import train
+from stores.errors import BudgetError, ConfigError
+from tests.conftest import MakeStore
+from tests.ooc.runs import InterruptAt, KillAt, Killed, configure, curve, tight
+
+
+@pytest.mark.parametrize(("every", "killed_at"), [(1, 0), (1, 2), (1, 11), (3, 3), (3, 7), (None, 5)])
+def test_resume_continues_to_the_bit(make_store: MakeStore, tmp_path: Path, every: int | None, killed_at: int) -> None:
+    store = make_store()
+    whole, cut = (
+        configure(store, tmp_path / name, checkpoint_every=every, accumulate=2, grad_clip=1.0, norm="batch")
+        for name in ("whole", "cut")
+    )
+    summary = train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(killed_at))
+    resumed = train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+    assert resumed["metrics"] == summary["metrics"]
+    one, two = (torch.load(c.out / "model.pt")["model"] for c in (whole, cut))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    if every == 1:
+        assert resumed["processes"] == (2 if killed_at > 1 else 1)
+
+
+@pytest.mark.parametrize("killed_at", [0, 23, 60])
+def test_features_larger_than_the_memory_train_evaluate_and_resume(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    """Windows that give up rows, over epochs and the evaluations between them: the curve of all rows in memory."""
+    store = make_store(num_nodes=600, num_edges=3000, x=np.random.default_rng(3).standard_normal((600, 64), np.float32))
+    settings: dict[str, Any] = {"batch_size": 12, "checkpoint_every": 7}
+    whole = train(configure(store, tmp_path / "whole", in_memory=True, **settings))
+    small = dataclasses.replace(divide(10**9, baseline=0), max_batch=90_000, in_flight=1)
+    monkeypatch.setattr(loaders, "divide", lambda *_, **__: small)
+    cut = configure(store, tmp_path / "cut", **settings)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(killed_at))
+    resumed = train(cut, resume=True)
+    assert curve(cut.out) == curve(tmp_path / "whole")
+    assert resumed["metrics"] == whole["metrics"]
+    assert resumed["rows_read"] > 600  # rows were given up and read again
+
+
+def test_settings_that_were_refused_are_not_those_of_the_next_resume(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, out = make_store(), tmp_path / "run"
+    train(configure(store, out, evaluate="layerwise", max_steps=3))
+    before = (out / "config.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(sweepshape, "ALLOWED", 2**50)
+        with pytest.raises(BudgetError, match="are left for a sweep"):
+            train(configure(store, out, evaluate="layerwise", max_steps=5, memory=tight()), resume=True)
+    assert (out / "config.json").read_bytes() == before
+    train(configure(store, out, evaluate="layerwise", max_steps=5, memory=tight()), resume=True)
+    assert (out / "config.json").read_bytes() != before
+
+
+def test_ctrl_c_keeps_a_checkpoint_of_that_very_step(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    train(configure(store, tmp_path / "whole"))
+    config = configure(store, tmp_path / "cut")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, watcher=InterruptAt(5))
+    assert len(read_metrics(config.out)[0]) == 6
+    state = torch.load(config.out / "checkpoint.pt")["state"]
+    assert (state["epoch"], state["step"], state["total_steps"]) == (1, 2, 6)
+    train(config, resume=True)
+    assert curve(config.out) == curve(tmp_path / "whole")
+
+
+def test_a_run_can_be_extended(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    train(configure(store, tmp_path / "whole", max_steps=10))
+    short = configure(store, tmp_path / "cut", max_steps=6)
+    assert train(short)["total_steps"] == 6
+    assert train(short.model_copy(update={"max_steps": 10}), resume=True)["total_steps"] == 10
+    assert curve(short.out) == curve(tmp_path / "whole")
+
+
+def test_resume_against_something_else_is_refused_and_touches_nothing(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    config = configure(store, tmp_path / "run")
+    train(config)
+    before = {path.name: path.read_bytes() for path in config.out.iterdir()}
+    other = make_store("other.ooc", seed=1)
+    for update, words in (
+        ({"store": other}, "another store"),
+        ({"model": "gin"}, "model = 'sage', not 'gin'"),
+        ({"lr": 0.5}, "lr = 0.01, not 0.5"),
+        ({"hidden": 16}, "hidden"),
+        ({"features": {"x": "elsewhere.zarr"}}, "features"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            train(config.model_copy(update=update), resume=True)
+    with pytest.raises(ConfigError, match="exists already"):
+        train(config)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not a run"):
+        train(config.model_copy(update={"out": tmp_path / "mine"}), resume=True)
+    assert {path.name: path.read_bytes() for path in config.out.iterdir()} == before
+
+
+def test_a_module_of_the_users_own_trains_and_resumes(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    own = {"model": "tests.ooc.training.test_train:Net", "model_args": {"width": 5}, "epochs": 2}
+    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
+    train(whole)
+    assert torch.load(whole.out / "model.pt")["model"]["first.lin_l.weight"].shape == (5, 8)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(5))
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+    with pytest.raises(ConfigError, match="model_args"):
+        train(cut.model_copy(update={"model_args": {"width": 6}}), resume=True)
+
+
+def test_a_start_killed_while_its_configuration_was_written_can_be_resumed(make_store: MakeStore, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".config.json.123.tmp").write_text('{"sto')
+    (out / "metrics.jsonl").touch()
+    train(configure(make_store(), out, epochs=1), resume=True)
+    assert (out / "summary.json").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+def test_a_run_cut_inside_a_group_of_batches_is_extended_to_the_bit(make_store: MakeStore, tmp_path: Path, cut: int) -> None:
+    store, settings = make_store(), {"accumulate": 3, "epochs": 2}
+    train(configure(store, tmp_path / "whole", **settings))
+    train(configure(store, tmp_path / "run", max_steps=cut, **settings))
+    train(configure(store, tmp_path / "run", **settings), resume=True)
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")

@@ -1,0 +1,265 @@
+"""Training: a plain loop written out here gives the same losses; resuming gives them to the bit; nothing is lost."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.nn import SAGEConv
+
+from ooc.runtime.keyed_random import Purpose, key
+from ooc.training import checkpoint, compose
+from ooc.training import run as baserun
+from ooc.training.checkpoint import read_metrics
+from ooc.training.node_loop import train
+from stores.dataset import Dataset
+from stores.errors import ConfigError, OocError
+from tests.conftest import MakeStore
+from tests.ooc.runs import configure, curve
+
+
+def test_losses_equal_those_of_a_plain_loop(make_store: MakeStore, tmp_path: Path) -> None:
+    """Full-graph PyG-style training by hand: full fan-out, one batch an epoch, no dropout."""
+    from ooc.models.builders import full_blocks
+
+    store = make_store()
+    settings = {"fanout": [-1, -1], "batch_size": 64, "dropout": 0.0, "weight_decay": 1e-3}
+    config = configure(store, tmp_path / "run", **settings)
+    summary = train(config)
+    steps, epochs = read_metrics(tmp_path / "run")
+
+    with Dataset.open(store, in_memory=True) as ds:
+        graph, x, seeds = ds.graph, torch.from_numpy(ds.rows("x").array), torch.from_numpy(ds.split("train"))
+        y, val = torch.from_numpy(np.asarray(ds.labels)).long(), torch.from_numpy(ds.split("val"))
+        target = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+        blocks = full_blocks(torch.from_numpy(np.stack([graph.indices, target])).long(), graph.num_nodes, 2)
+    model = compose.make_model(config, x.shape[1], 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=1e-3)
+    for epoch in range(config.epochs):
+        loss = torch.nn.functional.cross_entropy(model(x, blocks)[seeds], y[seeds])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert steps[epoch]["loss"] == pytest.approx(loss.item(), rel=1e-4)
+        accuracy = (model(x, blocks)[val].argmax(1) == y[val]).float().mean().item()
+        assert epochs[epoch]["val"]["accuracy"] == pytest.approx(accuracy)
+    best = max(epochs, key=lambda line: line["val"]["accuracy"])
+    assert summary["metrics"]["val"] == best["val"]
+    assert summary["best_epoch"] == best["epoch"]
+
+
+def test_every_step_is_logged_once_and_the_summary_is_whole(make_store: MakeStore, tmp_path: Path) -> None:
+    summary = train(configure(make_store(), tmp_path / "run"))
+    steps, epochs = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in steps] == list(range(12))
+    assert [line["epoch"] for line in steps] == [e for e in range(3) for _ in range(4)]
+    assert [line["epoch"] for line in epochs] == [0, 1, 2]
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["seconds_per_epoch"] == pytest.approx(4 * summary["seconds_per_batch"])
+    assert summary["peak_rss_bytes"] > 1e8
+    assert 30 <= summary["rows_read"] <= 50  # seeds are 30 nodes of 50; a row that fits is read once
+    assert summary["bytes_read"] > 0
+    assert {"sample", "read", "collate", "consumer"} <= set(summary["stages"])
+    assert all(stage["work_s"] >= 0 for stage in summary["stages"].values())
+    items = {name: stage["items"] for name, stage in summary["stages"].items()}
+    assert 0 < items.pop("read") == items.pop("group") <= 12  # windows of some batches each
+    assert set(items.values()) == {12}
+    assert set(summary["metrics"]) == {"train", "val", "test"}
+    assert [reading["name"] for reading in summary["memory"]] == ["training", "scoring"]
+
+
+def test_in_memory_and_threads_of_the_loader_change_nothing(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    for name, settings in {
+        "disk": {},
+        "ram": {"in_memory": True},
+        "mmap": {"engine": "mmap"},
+        "small": {"memory": "4GB"},
+    }.items():
+        train(configure(store, tmp_path / name, **settings))
+        assert curve(tmp_path / name) == curve(tmp_path / "disk")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"train_split": "training"}, "no split 'training'"),
+        ({"eval_splits": ["holdout"]}, "no split 'holdout'"),
+        ({"monitor": "f1"}, "monitor = 'f1'"),
+        ({"class_weights": [1.0]}, "class_weights"),
+        ({"model": "no.such:Net"}, r"no\.such"),
+        ({"model": "sage", "model_args": {"k": 1}}, "model_args"),
+        ({"memory": "50MB"}, "memory"),
+        ({"weight_attr": "weight"}, "weight"),
+        ({"device": "cuda"}, "CUDA"),
+    ],
+)
+def test_a_refused_run_leaves_no_directory(make_store: MakeStore, tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    if settings == {"device": "cuda"} and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(OocError, match=words) as caught:
+        train(configure(make_store(), tmp_path / "run", **settings))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_diverging_loss_ends_the_run_in_one_line(make_store: MakeStore, tmp_path: Path) -> None:
+    with pytest.raises(OocError, match=r"the loss is .* lower --lr"):
+        train(configure(make_store(), tmp_path / "run", lr=1e30, optimizer="sgd"))
+
+
+def test_patience_stops_early_and_the_best_model_is_scored(make_store: MakeStore, tmp_path: Path) -> None:
+    config = configure(make_store(), tmp_path / "run", epochs=60, patience=3, monitor="loss", lr=0.1)
+    summary = train(config)
+    _, epochs = read_metrics(config.out)
+    losses = [line["val"]["loss"] for line in epochs]
+    assert len(epochs) == summary["best_epoch"] + 1 + 3 < 60
+    assert min(losses) == losses[summary["best_epoch"]] == summary["metrics"]["val"]["loss"]
+
+
+def test_eval_every_skips_epochs_but_not_the_last(make_store: MakeStore, tmp_path: Path) -> None:
+    train(configure(make_store(), tmp_path / "run", eval_every=2))
+    assert ["val" in line for line in read_metrics(tmp_path / "run")[1]] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("task", "num_classes", "labels"),
+    [
+        ("binary", 2, np.random.default_rng(0).integers(-1, 2, 50)),
+        ("multilabel", 4, np.random.default_rng(0).integers(-1, 2, (50, 4))),
+    ],
+)
+def test_other_tasks_train(make_store: MakeStore, tmp_path: Path, task: str, num_classes: int, labels: Any) -> None:
+    store = make_store(y=labels, task=task, num_classes=num_classes)
+    config = configure(store, tmp_path / "run", epochs=30, lr=0.02, dropout=0.0, class_weights="balanced", label_smoothing=0.05)
+    summary = train(config)
+    steps, _ = read_metrics(config.out)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert summary["monitor"] == "auroc"
+    assert summary["metrics"]["train"]["auroc"] > 0.7
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"activation_checkpointing": True},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        {"replace": True},
+        {"model": "gat", "heads": 4, "residual": True, "norm": "layer"},
+        {"model": "gcn", "rescale": False},
+        {"model": "gin", "input_dropout": 0.1},
+        {"model": "gcnii", "layers": 16, "fanout": [1] * 16, "alpha": 0.2, "theta": 0.4},
+        {"model": "appnp", "alpha": 0.3},
+        {"model": "sgc", "input_dropout": 0.1},
+    ],
+)
+def test_options_reach_the_computation(make_store: MakeStore, tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Each setting trains; all but recomputation, which must not, change the curve against the plain model's."""
+    store = make_store()
+    plain = {name: settings[name] for name in ("model", "heads") if name in settings}
+    train(configure(store, tmp_path / "run", **settings))
+    train(configure(store, tmp_path / "plain", **plain))
+    same = curve(tmp_path / "run") == curve(tmp_path / "plain")
+    assert same == ("activation_checkpointing" in settings)
+
+
+class Net(torch.nn.Module):
+    """What a PyG user brings: forward(x, edge_index)."""
+
+    def __init__(self, in_channels: int, out_channels: int, width: int = 3) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(in_channels, width), SAGEConv(width, out_channels)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def test_accumulation_makes_the_gradient_of_the_joint_batch(make_store: MakeStore, tmp_path: Path) -> None:
+    """Six batches of 5 in two groups of three step as two batches of 15 do, without dropout and shuffle apart."""
+    store = make_store()
+    settings = {"dropout": 0.0, "fanout": [-1, -1], "epochs": 1, "optimizer": "sgd", "lr": 0.1}
+    train(configure(store, tmp_path / "split", batch_size=5, accumulate=3, **settings))
+    train(configure(store, tmp_path / "joint", batch_size=15, **settings))
+    one, two = (torch.load(tmp_path / name / "model.pt")["model"] for name in ("split", "joint"))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
+
+
+def test_parameters_depend_on_the_seed_alone(make_store: MakeStore, tmp_path: Path) -> None:
+    config = configure(make_store(), tmp_path / "run")
+    torch.manual_seed(1)
+    one = compose.make_model(config, 8, 3).state_dict()
+    torch.manual_seed(2)
+    two = compose.make_model(config, 8, 3).state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert key(5, Purpose.INIT) != key(6, Purpose.INIT)
+
+
+def test_by_default_checkpoints_take_little_of_the_time(make_store: MakeStore, tmp_path: Path, monkeypatch: Any) -> None:
+    """Within CHECKPOINT_SECONDS only the last one is written, and with none between there is one a step."""
+    saves: list[int] = []
+    save = baserun.checkpoint.save
+    monkeypatch.setattr(baserun.checkpoint, "save", lambda *a: (saves.append(1), save(*a))[1])
+    monkeypatch.setattr(baserun, "CHECKPOINT_SECONDS", 3600.0)
+    train(configure(make_store(), tmp_path / "rare"))
+    assert len(saves) == 2  # the checkpoint and model.pt
+    saves.clear()
+    monkeypatch.setattr(baserun, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(baserun, "CHECKPOINT_SHARE", 0.0)
+    train(configure(make_store("b.ooc"), tmp_path / "often"))
+    assert len(saves) == 12 + 3 + 1
+
+
+def test_a_second_run_into_a_directory_leaves_the_first_untouched(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, out = make_store(), tmp_path / "run"
+    make_loss = compose.make_loss
+
+    def overtaken(*arguments: Any) -> Any:  # the second has found the name free when the first takes it
+        monkeypatch.setattr(compose, "make_loss", make_loss)
+        train(configure(store, out, epochs=1))
+        return make_loss(*arguments)
+
+    monkeypatch.setattr(compose, "make_loss", overtaken)
+    with pytest.raises(ConfigError, match="exists already"):
+        train(configure(store, out, epochs=2))
+    assert json.loads((out / "config.json").read_text())["epochs"] == 1
+    assert (out / "summary.json").exists()
+
+
+def test_a_full_disk_at_the_start_is_named_and_leaves_nothing(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, value: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    store = make_store()
+    monkeypatch.setattr(checkpoint, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(configure(store, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_without_features_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no features"):
+        train(configure(make_store(x=None), tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_histories_are_made_when_nothing_else_is_refused(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have files and a thread, which a run that fails while it is composed would leave."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    settings: dict[str, Any] = {"mode": "history", "parts": 4, "fanout": [], "layers": 2, "tensorboard": True}
+    with pytest.raises(ConfigError, match=r"pip install 'ooc\[tensorboard\]'"):
+        train(configure(make_store(), tmp_path / "run", **settings))
+    assert not [thread for thread in threading.enumerate() if thread.name == "ooc-history"]
+    assert not (tmp_path / "run").exists()

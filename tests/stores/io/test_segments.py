@@ -1,0 +1,55 @@
+"""Maps over shard files: warming and forgetting change no byte, and what is not mapped is left alone."""
+
+from pathlib import Path
+
+import numpy as np
+
+from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
+from stores.arrays.zarr_write import Appender
+from stores.io.segments import forget, mapping_of, warm
+
+
+def mapped(folder: Path, array: np.ndarray) -> np.ndarray:
+    with Appender(folder, "a", array.shape[1:], array.dtype, chunk_bytes=8192, shard_bytes=65536) as appender:
+        appender.append(array)
+    rows = open_zarr_rows(folder, "a", engine="mmap")
+    assert isinstance(rows, ShardedRows)
+    try:
+        return rows.map()
+    finally:
+        rows.close()
+
+
+def resident_pages(address: int, nbytes: int) -> int:
+    """Pages of the range that this process has mapped, from its smaps."""
+    inside = False
+    total = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head and not head.endswith(":"):
+            low, high = (int(part, 16) for part in head.split("-"))
+            inside = low >= address and high <= address + nbytes
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total // 4096
+
+
+def test_warm_and_forget_keep_the_bytes(tmp_path: Path) -> None:
+    wanted = np.random.default_rng(0).integers(0, 1 << 40, 40000)
+    array = mapped(tmp_path, wanted)
+    holder = mapping_of(array[5:9].view(np.uint8))
+    assert holder is not None
+    assert warm(array) >= wanted.nbytes
+    np.testing.assert_array_equal(array, wanted)
+    assert resident_pages(holder.address, holder.nbytes) >= wanted.nbytes // 4096
+    forget(array)
+    assert resident_pages(holder.address, holder.nbytes) == 0
+    np.testing.assert_array_equal(array, wanted)
+
+
+def test_memory_is_left_alone() -> None:
+    array = np.arange(100000)
+    assert mapping_of(array) is None
+    assert warm(array) == 0
+    forget(array)
+    np.testing.assert_array_equal(array, np.arange(100000))

@@ -1,0 +1,1 @@
+"""Benchmarks of layer-wise passes, exact steps and node memory."""

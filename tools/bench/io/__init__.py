@@ -1,0 +1,1 @@
+"""Benchmarks of engines, topology, ingest, append and temporal reads."""

@@ -1,0 +1,1 @@
+"""Runs and appends that are killed anywhere and go on."""

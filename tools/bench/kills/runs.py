@@ -1,0 +1,281 @@
+"""kill -9 in a push, a refresh, a sweep, a checkpoint, a step, a run on events or windows: no damage, the same bits at the end.
+
+    python -m tools.bench.kills.runs WORK --kills 100 [--places push refresh sweep] [--seed 7]
+
+For each place, runs are killed again and again until --kills of the kills fell inside it: a moment after it was entered for a
+random time, told by memory that outlives the process (`tools.bench.lib.killed_process`), not by the clock. After every kill
+what lies on the disk is checked beside a run that nobody killed: the histories, rolled back, are those of that run at the same
+checkpoint; a sweep's rows up to the node that it noted are that run's rows. At last the run is let through: its directory then
+has the same files with the same bytes, metrics.jsonl among them. Prints JSON; exits with 1 and keeps WORK where something
+differs.
+"""
+
+import random
+import shutil
+import time
+from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.bench.lib import leftovers as remains
+from tools.bench.lib.killed_process import Difference, Places, command, end_of, fork, killed_inside
+
+TEMPORAL = ("events", "windows")
+PLACES = ("push", "refresh", "sweep", "checkpoint", "training", *TEMPORAL)
+_WITHIN = ("undo log", "rows", "commit", "saving", "noting", "edges", "removal", "roll-back", "scoring")
+"""What a kill inside a place may hit"""
+_A_RUN = 12
+"""Kills of one run at most: then it is let through, and another one begins"""
+_MODELS = ("gcnii", "sage", "gcn", "gat")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that is killed. command: of `ooc`, which is called again and again; nth: the most entries of the place that a life
+    is let through; share: of a stay there, which the kill comes within."""
+
+    place: str
+    name: str
+    command: list[str]
+    nth: int
+    share: float
+
+
+@dataclass
+class Tally:
+    """What befell the runs that are killed at one place."""
+
+    kills: int = 0
+    elsewhere: int = 0
+    """kills that fell outside of it, by a moment"""
+    runs: int = 0
+    checked: int = 0
+    """kills behind which there was something on the disk to check"""
+    within: Counter[str] = field(default_factory=Counter)
+    """of the kills inside: what they hit"""
+
+
+def make_store(path: Path, nodes: int) -> Path:
+    """A random graph of that size with a hub, 32 features and three classes."""
+    from stores.build import write_store
+    from stores.graph import Graph
+
+    rng = np.random.default_rng(0)
+    src, dst = rng.integers(0, nodes, (2, 5 * nodes))
+    dst[: nodes // 4] = 7
+    order = rng.permutation(nodes)
+    return write_store(
+        path,
+        Graph.from_edges(src, dst, nodes),
+        x=rng.standard_normal((nodes, 32), dtype=np.float32),
+        y=rng.integers(0, 3, nodes),
+        task="multiclass",
+        num_classes=3,
+        splits={name: order[k::3] for k, name in enumerate(("train", "val", "test"))},
+    )
+
+
+def make_events(path: Path) -> Path:
+    """2,000 events between 100 nodes, with two columns."""
+    from stores.ingest import IngestSpec, ingest
+
+    rng = np.random.default_rng(0)
+    ends, values = rng.integers(0, 100, (2000, 2)), rng.standard_normal((2000, 2))
+    lines = [f"{a},{b},{t},{x:.3f},{y:.3f}" for t, ((a, b), (x, y)) in enumerate(zip(ends, values, strict=True))]
+    path.with_suffix(".csv").write_text("\n".join(["src,dst,t,m0,m1", *lines]))
+    ingest(IngestSpec(out=path, edges=str(path.with_suffix(".csv")), time="t", edge_features=["msg=m*"], undirected=True))
+    return path
+
+
+def event_flags(seed: int, **settings: Any) -> list[str]:
+    """Flags of a run on those events, with a memory of the nodes."""
+    every = {"mode": "events", "hidden": 16, "memory-dim": 16, "time-dim": 8, "num-neighbors": 5, "batch-size": 50, "epochs": 2}
+    every |= {"past": ("event", "batch")[seed % 2], "threads": 1, "seed": seed} | settings
+    return [part for name, value in every.items() for part in (f"--{name}", str(value))]
+
+
+def window_flags(seed: int, **settings: Any) -> list[str]:
+    """Flags of a run on windows of those events, in which nodes, or weights, carry something."""
+    every = {"mode": "snapshots", "by": "count", "window": 150, "stride": 100, "hidden": 16, "identity": 8, "epochs": 2}
+    every |= {"model": ("roland", "recurrent", "roland", "evolvegcn")[seed % 4], "dropout": 0.2, "threads": 1, "seed": seed}
+    return [*(part for name, value in (every | settings).items() for part in (f"--{name}", str(value))), "--live"]
+
+
+def train_flags(seed: int, **settings: Any) -> list[str]:
+    """Flags of `ooc train`, the settings' last."""
+    every = {"hidden": 32, "layers": 3, "threads": 1, "seed": seed, "evaluate": "layerwise", "eval_every": 100} | settings
+    return ["--no-plan", *[part for name, value in every.items() for part in (f"--{name.replace('_', '-')}", str(value))]]
+
+
+def case_of(place: str, work: Path, store: Path, seed: int) -> Case:
+    """The run of that seed that is killed inside that place."""
+    name, model = f"{place}{seed}", _MODELS[seed % 4]
+    histories = {"mode": "history", "parts": 12, "history_lag": seed % 3, "history_dtype": ("float16", "float32")[seed % 2]}
+    settings: dict[str, Any] = {"model": model, "checkpoint_every": 2 + seed % 2}
+    if place in TEMPORAL:
+        flags = {"events": event_flags, "windows": window_flags}[place](seed, **{"checkpoint-every": 4 + seed % 2})
+        return Case(place, name, ["train", str(work / "events.ooc"), *flags, "--out", "run", "--resume"], 1, 1.0)
+    if place == "sweep":
+        return Case(place, name, sweep_command(work, store, model, ("infer", "embed")[seed % 2]), 1, 0.5)
+    if place == "training":
+        batches = {"fanout": "4,4,4", "batch_size": 500, "epochs": 1, "norm": "batch"}
+        flags = train_flags(seed, **settings | batches | {"evaluate": "sampled"})
+    else:
+        flags = train_flags(seed, **settings | histories | {"refresh": 3 if place == "push" else 1, "epochs": 4})
+    nth, share = {"push": (8, 1.0), "refresh": (2, 0.5), "checkpoint": (4, 1.0), "training": (1, 0.3)}[place]
+    return Case(place, name, ["train", str(store), *flags, "--out", "run", "--resume"], nth, share)
+
+
+def sweep_command(work: Path, store: Path, model: str, verb: str) -> list[str]:
+    """A sweep over all nodes by one of the models that `warm` trains."""
+    out = {"infer": "p.parquet", "embed": "e.zarr"}[verb]
+    return [verb, str(store), "--checkpoint", str(work / f"model-{model}"), "--out", out]
+
+
+def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
+    """One life of a run in `folder`, in a process of its own; record: where an unkilled one keeps what it has on its way."""
+    import os
+
+    import torch
+
+    import ooc.layerwise.scores
+    import ooc.layerwise.sweep
+    import ooc.training.infer
+    import ooc.training.temporal_run as temporal
+    from ooc.cli import main as cli
+    from ooc.history import history
+    from ooc.history.rows import Resident
+    from ooc.layerwise import row_files as sweepfiles
+    from ooc.training import checkpoint
+    from ooc.training import history_upkeep as upkeep
+    from ooc.training import node_loop as train
+    from ooc.training import node_run as run
+    from ooc.training.event_stream import EventStream
+    from ooc.training.window_stream import WindowStream
+    from stores.arrays.mutable_rows import DiskRows
+    from stores.arrays.undo_log import UndoLog
+
+    watched: list[tuple[Any, str, str]] = [
+        (history.History, "_write", "push"), (upkeep, "refresh", "refresh"), (ooc.layerwise.sweep.LayerSweep, "run", "sweep"),
+        (run.Job, "checkpoint", "checkpoint"), (train, "fit", "training"), (UndoLog, "_protect", "undo log"),
+        (DiskRows, "store", "rows"), (sweepfiles, "write_range", "rows"), (UndoLog, "commit", "commit"),
+        (checkpoint, "save", "saving"), (sweepfiles.Files, "note", "noting"), (UndoLog, "_put_back", "roll-back"),
+        (ooc.layerwise.sweep.LayerSweep, "_open_tiles", "edges"), (ooc.layerwise.sweep.LayerSweep, "discard", "removal"),
+        (sweepfiles.Files, "keep_only", "removal"), (temporal, "fit", case.place if case.place in TEMPORAL else "training"),
+        (EventStream, "score", "scoring"), (WindowStream, "score", "scoring"),
+    ]  # fmt: skip
+    if not case.name.endswith("0"):  # rows of the memory are read and written as if they were too many for RAM
+        setattr(Resident, "nbytes", lambda *_: 1 << 62)  # noqa: B010 - for mypy
+    for owner, function, name in watched:
+        places.watch(owner, function, name)
+    room = (
+        24 << 20 if "gat" in " ".join(case.command) else 2 << 20
+    )  # memory for a few ranges of nodes: sweeps are of many steps
+    for module in (ooc.training.infer, ooc.layerwise.scores, upkeep):
+        setattr(module, "LayerSweep", partial(ooc.layerwise.sweep.LayerSweep, room=room))  # noqa: B010 - for mypy
+    if record is not None:
+        remains.record(record)
+    torch.set_num_threads(1)
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    return cli.main(case.command)
+
+
+def through(work: Path, case: Case, folder: Path, places: Places, record: Path | None = None) -> None:
+    """A life that nobody ends; a sweep that is through already, killed on its way out, is refused."""
+    places.reset()
+    wanted = 2 if remains.swept(folder) else 0
+    code = end_of(fork(partial(live, case, folder, places, record), work / "log"))
+    if code != wanted:
+        raise Difference(f"{case.name}: exit code {code}; see {work / 'log'}")
+
+
+def kill_often(work: Path, case: Case, chance: random.Random, most: int, places: Places, tally: Tally) -> None:
+    """A run that nobody kills, and the same one killed until `most` kills are counted, it is through, or it is enough."""
+    whole, cut, record = (work / f"{case.name}-{name}" for name in ("whole", "cut", "record"))
+    record.mkdir(parents=True)
+    through(work, case, whole, places, record)
+    stay, killed = places.seconds(case.place) * case.share, 0
+    tally.runs += 1
+    while killed < _A_RUN and tally.kills < most:
+        places.reset()
+        child = fork(partial(live, case, cut, places, None), work / "log")
+        code = killed_inside(child, places, case.place, chance.randint(1, case.nth), chance.uniform(0, stay))
+        if code == 0:
+            break
+        if code > 0:
+            raise Difference(f"{case.name}: exit code {code} after a kill; see {work / 'log'}")
+        killed += 1
+        hit = places.inside()
+        tally.kills += case.place in hit
+        tally.elsewhere += case.place not in hit
+        if case.place in hit:
+            tally.within.update([name for name in _WITHIN if name in hit] or ["between"])
+        tally.checked += _checked(work, case, cut, record)
+        if remains.swept(cut):
+            break
+    through(work, case, cut, places)
+    found = remains.differences(whole, cut)
+    if found:
+        raise Difference(f"{case.name}: killed {killed} times, and then other than never killed: {', '.join(found)}")
+    for folder in (whole, cut, record):
+        shutil.rmtree(folder)
+
+
+def _checked(work: Path, case: Case, cut: Path, record: Path) -> bool:
+    """Check what a killed run left, in a process of its own. Whether there was something."""
+    code = end_of(fork(partial(remains.check, cut, record, work / "scratch"), work / "log"))
+    shutil.rmtree(work / "scratch", ignore_errors=True)
+    if code not in (0, remains.NOTHING):
+        raise Difference(f"{case.name}: damaged by a kill; see {work / 'log'}")
+    return code == 0
+
+
+def warm(work: Path, store: Path, places: Places) -> None:
+    """Import and compile, by doing all of it once; the models that sweeps are of are trained thus."""
+    import torch
+
+    from ooc.cli import main as cli
+    from ooc.training.node_loop import train as _  # noqa: F401 - so that forks do not import it
+
+    torch.set_num_threads(1)
+    for model in _MODELS:
+        flags = train_flags(1, model=model, mode="history", parts=12, refresh=1, epochs=1)
+        if cli.main(["train", str(store), "--out", str(work / f"model-{model}"), *flags]):
+            raise Difference("training fails")
+    if cli.main(["train", str(store), "--out", str(work / "sampled"), *train_flags(1, fanout="4,4,4", max_steps=3)]):
+        raise Difference("training fails")
+    for name, flags in (("events", event_flags(1)), ("windows", window_flags(1))):
+        if cli.main(["train", str(work / "events.ooc"), "--out", str(work / name), *flags, "--max-steps", "3"]):
+            raise Difference("training fails")
+    for verb in ("infer", "embed"):
+        case = Case("sweep", f"warm-{verb}", sweep_command(work, store, "gcnii", verb), 1, 0)
+        through(work, case, work / case.name, places)
+
+
+def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int) -> dict[str, Any]:
+    """All of it; see the module's text."""
+    places = Places(*PLACES, *_WITHIN)
+    work.mkdir(parents=True)
+    store = make_store(work / "graph.ooc", nodes)
+    make_events(work / "events.ooc")
+    with (work / "log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
+        warm(work, store, places)
+    found: dict[str, Any] = {"seed": seed, "nodes": nodes, "places": {}}
+    for place in chosen:
+        chance, tally, began = random.Random(f"{seed} {place}"), Tally(), time.perf_counter()
+        while tally.kills < kills:
+            kill_often(work, case_of(place, work, store, tally.runs), chance, kills, places, tally)
+        seconds = time.perf_counter() - began
+        found["places"][place] = {**vars(tally), "within": dict(tally.within.most_common()), "seconds": round(seconds, 1)}
+    shutil.rmtree(work)
+    return found
+
+
+if __name__ == "__main__":
+    command(__doc__, PLACES, 10_000, kill)

@@ -1,0 +1,1 @@
+"""Scripts to copy: the demo, and training on events and snapshots."""

@@ -1,0 +1,14 @@
+"""The stores that published scores are repeated on."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+
+def ingest(npz: Path, store: Path, **options: Any) -> None:
+    """Build a store from an npz file, anew."""
+    from stores.ingest import IngestSpec
+    from stores.ingest import ingest as build
+
+    shutil.rmtree(store, ignore_errors=True)
+    build(IngestSpec(out=store, npz=npz, **options))
