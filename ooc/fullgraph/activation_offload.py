@@ -33,7 +33,7 @@ _PIECE_BYTES = 8 * 2**20
 """copied and written at a time: a range of a layer that gathers keeps tensors of a hundred megabytes"""
 
 
-class Held(NamedTuple):
+class OffloadedTensor(NamedTuple):
     """A tensor on disk. pieces: (file, offset, bytes), whole pages each."""
 
     pieces: list[tuple[int, int, int]]
@@ -41,7 +41,7 @@ class Held(NamedTuple):
     dtype: torch.dtype
 
 
-class Spool:
+class OffloadFile:
     """Tensors on disk, in files of 64 MB below `folder` that are written front to back and used again after `clear`.
 
     >>> held = spool.put(tensor)
@@ -67,7 +67,7 @@ class Spool:
         if not self._files:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def put(self, tensor: Tensor) -> Held:
+    def put(self, tensor: Tensor) -> OffloadedTensor:
         """Write a copy of it in the background. Raises StoreError where the disk is full or an earlier write failed."""
         values = tensor.detach().contiguous().cpu()
         size = values.numel() * values.element_size()
@@ -81,7 +81,7 @@ class Spool:
             self._submit(self._file(number), at, copy)
             pieces.append((number, at, count))
             done, self._end = done + count, self._end + count
-        return Held(pieces, values.shape, values.dtype)
+        return OffloadedTensor(pieces, values.shape, values.dtype)
 
     def _submit(self, file: PageFile, at: int, data: NDArray[np.uint8]) -> None:
         while len(self._pending) >= _PENDING:
@@ -114,7 +114,7 @@ class Spool:
         if failure is not None:
             raise failure
 
-    def get(self, held: Held) -> Tensor:
+    def get(self, held: OffloadedTensor) -> Tensor:
         """Read it, once `drain` has returned. Thread-safe."""
         began = perf_counter()
         buffer = self._buffers.empty((sum(count for _, _, count in held.pieces),), np.dtype(np.uint8))
@@ -167,13 +167,13 @@ class _Exit(torch.autograd.Function):
         return None, None, *(ctx.handed.get(name) for name in ctx.names)
 
 
-class Live:
+class PendingChunk:
     """A chunk on its way: what it gave, and what autograd keeps for its way down.
 
     compute: of the inputs `given`; wanted: those that a gradient is asked of; own: storages of parameters, by address; spool:
     where what is kept goes, None for memory. After `run`, `down` is to be called once, with the inputs again.
 
-    >>> live = Live(function, {"near": near}, {"near"}, own, None)
+    >>> live = PendingChunk(function, {"near": near}, {"near"}, own, None)
     >>> live.down({"near": near}, {"rows1": gradient})["near"]
     """
 
@@ -183,10 +183,10 @@ class Live:
         given: Tensors,
         wanted: Iterable[str],
         own: set[int],
-        spool: Spool | None,
+        spool: OffloadFile | None,
     ) -> None:
         self._given, self._own, self._spool = dict(given), own, spool
-        self._kept: list[Tensor | Held] = []
+        self._kept: list[Tensor | OffloadedTensor] = []
         self._caught: Tensors = {}
         self._handed: Tensors = {}
         self.asked: set[str] = set()
@@ -240,7 +240,7 @@ class Live:
     def fetch(self) -> None:
         """Read what is on disk; in any thread, before `down`."""
         if self._spool is not None:
-            self._kept = [self._spool.get(kept) if isinstance(kept, Held) else kept for kept in self._kept]
+            self._kept = [self._spool.get(kept) if isinstance(kept, OffloadedTensor) else kept for kept in self._kept]
 
     def down(self, given: Tensors, grads: Tensors) -> Tensors:
         """Gradients of the inputs that wanted one, from those of the outputs (others have none); parameters' are added up."""
@@ -260,7 +260,7 @@ class Live:
         self._caught.clear()
 
 
-class Waiting:
+class PendingChunks:
     """Chunks between their way up and their way down. nbytes: of memory that all of them take.
 
     >>> waiting.add("layer0", 8192, live); waiting.of("layer0")[8192].down(given, grads)
@@ -268,18 +268,18 @@ class Waiting:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._of: dict[str, dict[int, Live]] = {}
+        self._of: dict[str, dict[int, PendingChunk]] = {}
 
-    def add(self, op: str, first: int, live: Live) -> None:
+    def add(self, op: str, first: int, live: PendingChunk) -> None:
         """One that came up."""
         self._of.setdefault(op, {})[first] = live
         self.nbytes += live.nbytes
 
-    def of(self, op: str) -> dict[int, Live]:
+    def of(self, op: str) -> dict[int, PendingChunk]:
         """An op's, by their first destination."""
         return self._of.get(op, {})
 
-    def down(self, live: Live) -> None:
+    def down(self, live: PendingChunk) -> None:
         """One goes down now."""
         self.nbytes -= live.nbytes
         live.nbytes = 0

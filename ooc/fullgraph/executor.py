@@ -8,16 +8,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.fullgraph.activation_offload import Live, Spool, Waiting
+from ooc.fullgraph.activation_offload import OffloadFile, PendingChunk, PendingChunks
 from ooc.fullgraph.gradients import arriving, behind_norm, inputs_of, wanted_of
-from ooc.fullgraph.io_stats import COMPUTE, Traffic
-from ooc.fullgraph.ir import Fate, Op, Placement, Program
-from ooc.fullgraph.ops import Moments, Parts, Place, Tensors
+from ooc.fullgraph.io_stats import COMPUTE, IoStats
+from ooc.fullgraph.ir import Op, Placement, Program, TensorPlacement
+from ooc.fullgraph.ops import Moments, RangeOfNodes, StepModules, Tensors
 from ooc.fullgraph.program import FullShape
-from ooc.fullgraph.resume import Notes, State, statistics_of
-from ooc.fullgraph.scans import Chunk, SumOf, Walks, sum_rows
+from ooc.fullgraph.resume import StepLog, StepPosition, statistics_of
+from ooc.fullgraph.scans import NodeChunk, NodeScans, SumRequest, sum_rows
 from ooc.fullgraph.shape import hidden_norms, norm_of
-from ooc.fullgraph.value_store import Shelf, nothing
+from ooc.fullgraph.value_store import ValueStore, nothing
 from ooc.models.layers import recording_nothing
 from stores.errors import BudgetError, StoreError
 
@@ -28,11 +28,11 @@ LossOf = Callable[[int, Tensor], Tensor | None]
 """loss(first, logits [n, C]) -> the share of nodes first, first + 1, ... in the loss, None where none of them counts"""
 
 
-class Stepper:
+class Executor:
     """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; held: values that an earlier
     step made and that are good still, added to.
 
-    >>> Stepper(program, placement, shape, parts, shelf, walks, spool, traffic, room, held).run(loss)
+    >>> Executor(program, placement, shape, parts, shelf, walks, spool, traffic, room, held).run(loss)
     0.693
     """
 
@@ -41,14 +41,14 @@ class Stepper:
         program: Program,
         placement: Placement,
         shape: FullShape,
-        parts: Parts,
-        shelf: Shelf,
-        walks: Walks,
-        spool: Spool | None,
-        traffic: Traffic,
+        parts: StepModules,
+        shelf: ValueStore,
+        walks: NodeScans,
+        spool: OffloadFile | None,
+        traffic: IoStats,
         room: int,
         held: set[str],
-        notes: Notes | None = None,
+        notes: StepLog | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
         self.program, self.placement, self.shape, self.parts = program, placement, shape, parts
@@ -61,7 +61,7 @@ class Stepper:
         self._begun: set[str] = set()
         self._adds: set[str] = set()
         """gradients that this op adds to what others left, chunk by chunk"""
-        self._waiting = Waiting()
+        self._waiting = PendingChunks()
         self._uses = program.uses(placement)
         modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
         self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
@@ -87,14 +87,14 @@ class Stepper:
         finally:
             self._release()
 
-    def _resumed(self) -> State:
+    def _resumed(self) -> StepPosition:
         """Where to begin: at a note of this very step, with what it speaks of."""
         state = None if self._notes is None else self._notes.found()
         self.shelf.halves.clear()
         if state is None:
             if self._notes is not None:
                 self._notes.forget()
-            return State()
+            return StepPosition()
         self.loss = state.loss
         self._made |= set(state.made)
         self._begun |= set(state.begun)
@@ -102,7 +102,7 @@ class Stepper:
         state.put_back(self.parts)
         return state
 
-    def _note(self, op: Op, chunk: Chunk, moments: Moments | None = None) -> None:
+    def _note(self, op: Op, chunk: NodeChunk, moments: Moments | None = None) -> None:
         """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
         self.shelf.tidy()
         self._progress(op.name, chunk.place.stop, self.shape.sweep.num_nodes)
@@ -119,7 +119,7 @@ class Stepper:
         made = [name for name in self._made if name not in ("x", "edges") and self.shelf.on_disk(name)]
         self._drain()
         self.shelf.sync([*rows, *made, *begun])
-        state = State(
+        state = StepPosition(
             self._number,
             chunk.place.stop,
             self.loss,
@@ -179,23 +179,23 @@ class Stepper:
 
     def _stored(self, name: str) -> bool:
         """Whether a value is kept for the way down."""
-        return self.placement.fate(name) is not Fate.RECOMPUTED and bool(self._uses[name])
+        return self.placement.fate(name) is not TensorPlacement.RECOMPUTED and bool(self._uses[name])
 
-    def _forward(self, op: Op, place: Place, given: Tensors, again: bool) -> Tensors:
+    def _forward(self, op: Op, place: RangeOfNodes, given: Tensors, again: bool) -> Tensors:
         saved = next((name for name in op.writes if name.startswith("saved")), "")
         if again or not saved or not self._stored(saved):
             with torch.no_grad(), self._quiet(op, again):
                 return self._function(op, place)(given)
-        spool = self.spool if self.placement.fate(saved) is Fate.DISK else None
-        live = Live(self._function(op, place), given, wanted_of(self.shape, op), self._own, spool)
+        spool = self.spool if self.placement.fate(saved) is TensorPlacement.DISK else None
+        live = PendingChunk(self._function(op, place), given, wanted_of(self.shape, op), self._own, spool)
         self._waiting.add(op.name, place.first, live)
         self.shelf.trim(self._left())
         outputs, live.outputs = live.outputs, {}
         return outputs
 
-    def _turn(self, op: Op, chunk: Chunk, given: Tensors, loss: LossOf) -> None:
+    def _turn(self, op: Op, chunk: NodeChunk, given: Tensors, loss: LossOf) -> None:
         """A chunk of the last op: up to the loss, and down at once."""
-        live = Live(self._function(op, chunk.place), given, wanted_of(self.shape, op), self._own, None)
+        live = PendingChunk(self._function(op, chunk.place), given, wanted_of(self.shape, op), self._own, None)
         out, grads = live.outputs["out"].requires_grad_(), {}
         value = loss(chunk.place.first, out)
         if value is not None:
@@ -236,7 +236,9 @@ class Stepper:
                         self._waiting.down(live)
                     else:
                         with self._quiet(up, True):
-                            live = Live(self._function(up, chunk.place), given, wanted_of(self.shape, up), self._own, None)
+                            live = PendingChunk(
+                                self._function(up, chunk.place), given, wanted_of(self.shape, up), self._own, None
+                            )
                     caught = live.down(given, arriving(self.shape, self.parts, op, chunk.read))
                 self._leave(op, chunk, caught)
                 self._note(op, chunk)
@@ -268,7 +270,7 @@ class Stepper:
             self.shelf.halves[name] = self.shelf.other_half(name)
         self._begun |= {name for name in (*op.writes, op.scatters) if name[:1] == "g"}
 
-    def _leave(self, op: Op, chunk: Chunk, caught: Tensors) -> None:
+    def _leave(self, op: Op, chunk: NodeChunk, caught: Tensors) -> None:
         """Put the gradients of a chunk's inputs where the ops below find them."""
         index, place = op.layer, chunk.place
         if op.scatters and "rows" in caught:
@@ -297,10 +299,10 @@ class Stepper:
         inputs: dict[str, str],
         keep: bool,
         more: list[str],
-        lives: dict[int, Live],
+        lives: dict[int, PendingChunk],
         start: int,
         down: Op | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Iterator[NodeChunk]:
         """The chunks of an op from node `start` on, and what it reads; keep: whether its sums become a value."""
         summed, sweep = [], self.shape.sweep
         kind = sweep.layers[up.layer].kind
@@ -308,11 +310,11 @@ class Stepper:
         if near and near not in self._made:
             assert kind is not None
             self._ensure(up.summed)
-            summed.append(SumOf(near, up.summed, kind, False, keep))
+            summed.append(SumRequest(near, up.summed, kind, False, keep))
         if down is not None and down.summed:
             above = sweep.layers[down.layer + (down.kind not in ("map", "add"))].kind
             assert above is not None
-            summed.append(SumOf("gsum", down.summed, "sum" if above == "mean" else above, True, False))
+            summed.append(SumRequest("gsum", down.summed, "sum" if above == "mean" else above, True, False))
         made = {each.name for each in summed}
         names = list(dict.fromkeys(name for name in (*inputs.values(), *more) if name not in made))
         self.shelf.trim(0 if up.kind == "gather" else self._left())
@@ -323,7 +325,9 @@ class Stepper:
             if len(ranges) > 1 and hidden_norms(self.parts.layers[up.layer]):
                 raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
             return self.walks.gathered(up.summed, [*others, *more], [own for own in ranges if own[0] >= start], lives)
-        stay = [each for each in summed if each.keep and self.placement.fate(each.name) is not Fate.DISK]  # made where they are
+        stay = [
+            each for each in summed if each.keep and self.placement.fate(each.name) is not TensorPlacement.DISK
+        ]  # made where they are
         columns = sum(self.shelf.rows(each.source).shape[1] for each in summed if each not in stay)
         rows = sweep.num_nodes
         if columns:
@@ -334,14 +338,14 @@ class Stepper:
         """Bytes for sums, and for arrays that wait for their next use."""
         return self.room - self.shelf.memory_bytes - self._waiting.nbytes - self.walks.sum_bytes
 
-    def _given(self, inputs: dict[str, str], chunk: Chunk) -> Tensors:
+    def _given(self, inputs: dict[str, str], chunk: NodeChunk) -> Tensors:
         spooled = 0 if self.spool is None else self.spool.nbytes
         self.traffic.sample(
             self.shelf.memory_bytes + self._waiting.nbytes + self.walks.sum_bytes, self.shelf.disk.nbytes + spooled
         )
         return {part: torch.from_numpy(chunk.read["rows" if part == "rows" else name]) for part, name in inputs.items()}
 
-    def _function(self, op: Op, place: Place) -> Callable[[Tensors], Tensors]:
+    def _function(self, op: Op, place: RangeOfNodes) -> Callable[[Tensors], Tensors]:
         parts = self.parts
         made: dict[str, Callable[[Tensors], Tensors]] = {
             "map": lambda given: parts.map(given, place),
@@ -374,7 +378,7 @@ class Stepper:
             name, uses = value.name, self._uses[value.name]
             if name in ("x", "edges") or value.kind == "saved":
                 continue
-            kept = bool(uses) and (op.backward or self.placement.fate(name) is not Fate.RECOMPUTED)
+            kept = bool(uses) and (op.backward or self.placement.fate(name) is not TensorPlacement.RECOMPUTED)
             last = uses[-1] if kept else value.last_forward
             if last == op.name and not (value.constant and self._stored(name)):
                 self.shelf.drop(name)

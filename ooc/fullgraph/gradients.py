@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.fullgraph.ir import Op
-from ooc.fullgraph.ops import Parts, Tensors
+from ooc.fullgraph.ops import StepModules, Tensors
 from ooc.fullgraph.program import FullShape
 
 Array = NDArray[Any]
@@ -44,7 +44,7 @@ def behind_norm(shape: FullShape, op: Op) -> bool:
     return op.kind in ("sum", "gather") and bool(shape.layers[op.layer].norm)
 
 
-def arriving(shape: FullShape, parts: Parts, op: Op, read: dict[str, Array]) -> Tensors:
+def arriving(shape: FullShape, parts: StepModules, op: Op, read: dict[str, Array]) -> Tensors:
     """Gradients of what the op's forward gives, for a chunk; read: what the ops above left of it."""
     if behind_norm(shape, op):
         return {f"z{op.layer}": _through_norm(shape, parts, op.layer, read)}
@@ -70,7 +70,7 @@ def arriving(shape: FullShape, parts: Parts, op: Op, read: dict[str, Array]) -> 
     return found
 
 
-def _through_norm(shape: FullShape, parts: Parts, index: int, read: dict[str, Array]) -> Tensor:
+def _through_norm(shape: FullShape, parts: StepModules, index: int, read: dict[str, Array]) -> Tensor:
     """The gradient before a norm: directly, by the mean and by the variance of all rows."""
     found, nodes = parts.statistics[index], shape.sweep.num_nodes
     direct, z = torch.from_numpy(read[f"gz{index}"]), torch.from_numpy(read[f"z{index}"])

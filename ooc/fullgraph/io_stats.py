@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ooc.runtime.clock import Clock
-from ooc.runtime.trace import Sample, Spans
+from ooc.runtime.trace import MemorySample, Spans
 
 COMPUTE, ADD, READ, WRITE = "compute", "add", "read", "write"
 _MOST_SAMPLES = 1024
 """kept of a step: when there are so many, every two become one"""
 
 
-class Traffic:
+class IoStats:
     """Counts, thread-safe; bounded, as clocks keep so many spans (see `ooc.runtime.clock`). bytes_read, bytes_written: of the
     disk.
 
@@ -27,7 +27,7 @@ class Traffic:
     def __init__(self) -> None:
         self.bytes_read = self.bytes_written = 0
         self.seconds: dict[str, float] = {}
-        self.samples: list[Sample] = []
+        self.samples: list[MemorySample] = []
         self.ops: list[str] = []
         self._clocks: dict[str, Clock] = {}
         self._lock = threading.Lock()
@@ -57,9 +57,9 @@ class Traffic:
         kept."""
         now = time.perf_counter() - self._began
         if self.samples and now - self.samples[-1].seconds < self._every:
-            self.samples[-1] = _most(self.samples[-1], Sample(now, memory, disk))
+            self.samples[-1] = _most(self.samples[-1], MemorySample(now, memory, disk))
             return
-        self.samples.append(Sample(now, memory, disk))
+        self.samples.append(MemorySample(now, memory, disk))
         if len(self.samples) >= _MOST_SAMPLES:
             self.samples = [_most(*pair) for pair in zip(self.samples[::2], self.samples[1::2], strict=True)]
             self._every = 2 * now / _MOST_SAMPLES
@@ -100,5 +100,5 @@ class Traffic:
         return {lane: clock.busy_s for lane, clock in self._clocks.items()}
 
 
-def _most(first: Sample, second: Sample) -> Sample:
-    return Sample(first.seconds, max(first.memory, second.memory), max(first.disk, second.disk))
+def _most(first: MemorySample, second: MemorySample) -> MemorySample:
+    return MemorySample(first.seconds, max(first.memory, second.memory), max(first.disk, second.disk))

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 
-class Fate(StrEnum):
+class TensorPlacement(StrEnum):
     """Where a value is from its last use on the way up to its use on the way down."""
 
     RETAINED = "retained"
@@ -51,7 +51,7 @@ class Value:
     made_by: str
     last_forward: str
     backward: tuple[str, ...]
-    fates: tuple[Fate, ...]
+    fates: tuple[TensorPlacement, ...]
     constant: bool = False
 
 
@@ -126,7 +126,7 @@ class Program:
         order = {op.name: number for number, op in enumerate(self.ops)}
         found = {value.name: set(value.backward) for value in self.values}
         for value in reversed(self.values):  # each after those that it is made of
-            if placement.fate(value.name) is Fate.RECOMPUTED and value.kind in ("rows", "sums"):
+            if placement.fate(value.name) is TensorPlacement.RECOMPUTED and value.kind in ("rows", "sums"):
                 for name in self.inputs(value.name):
                     found[name] |= found[value.name]
         return {name: tuple(sorted(ops, key=order.__getitem__)) for name, ops in found.items()}
@@ -150,18 +150,18 @@ class Placement:
     (DISK where it is not named). ranges: bytes for the two ranges of a "gather" op that are in memory at a time, without what
     autograd keeps of them, by op; where an op is not named, half the room.
 
-    >>> Placement({"rows1": Fate.DISK, "near1": Fate.RECOMPUTED}).standing("near1")
+    >>> Placement({"rows1": TensorPlacement.DISK, "near1": TensorPlacement.RECOMPUTED}).standing("near1")
     """
 
-    fates: Mapping[str, Fate]
-    passing: Mapping[str, Fate] = field(default_factory=dict)
+    fates: Mapping[str, TensorPlacement]
+    passing: Mapping[str, TensorPlacement] = field(default_factory=dict)
     ranges: Mapping[str, int] = field(default_factory=dict)
 
-    def fate(self, name: str) -> Fate:
+    def fate(self, name: str) -> TensorPlacement:
         """Of a value; RETAINED where none is given."""
-        return self.fates.get(name, Fate.RETAINED)
+        return self.fates.get(name, TensorPlacement.RETAINED)
 
-    def standing(self, name: str) -> Fate:
+    def standing(self, name: str) -> TensorPlacement:
         """The tier that a value is in while it is used: RETAINED, HOST or DISK."""
         fate = self.fate(name)
-        return self.passing.get(name, Fate.DISK) if fate is Fate.RECOMPUTED else fate
+        return self.passing.get(name, TensorPlacement.DISK) if fate is TensorPlacement.RECOMPUTED else fate

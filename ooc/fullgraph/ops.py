@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.shape import norm_of
-from ooc.graph.aggregation import Sums
+from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import Block
 from ooc.graph.range_blocks import own_block
-from ooc.models.dropout import Draws, Of, dropout
+from ooc.models.dropout import DropoutKeys, Of, dropout
 from stores.graph import Graph
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Place:
+class RangeOfNodes:
     """Destinations first:stop. at: int64[n], where sources' rows and edges' stand in those of all (see
-    `ooc.models.dropout.Draws`)."""
+    `ooc.models.dropout.DropoutKeys`)."""
 
     first: int
     stop: int
@@ -35,10 +35,10 @@ class Place:
     block: Block | None = None
 
 
-def own_place(graph: Graph, first: int, stop: int, device: torch.device, *, edges: bool) -> Place:
+def own_place(graph: Graph, first: int, stop: int, device: torch.device, *, edges: bool) -> RangeOfNodes:
     """Of a chunk that needs no other rows; edges: whether its layer asks for what the graph says of its nodes."""
     block = own_block(graph, first, stop, device) if edges else None
-    return Place(first, stop, {"sources": np.arange(first, stop)}, block)
+    return RangeOfNodes(first, stop, {"sources": np.arange(first, stop)}, block)
 
 
 @dataclass
@@ -49,18 +49,20 @@ class Statistics:
     var: Tensor
 
 
-class Parts:
+class StepModules:
     """A model's parts, in the order of a step. draws: the step's dropout.
 
     >>> parts.layer(0, {"near": near, "root": root}, place)["rows1"]
     """
 
-    def __init__(self, parts: tuple[nn.Module | None, list[Any], nn.Module | None], shape: FullShape, draws: Draws) -> None:
+    def __init__(
+        self, parts: tuple[nn.Module | None, list[Any], nn.Module | None], shape: FullShape, draws: DropoutKeys
+    ) -> None:
         self.encoder, self.layers, self.decoder = parts
         self.shape, self.draws = shape, draws
         self.statistics: dict[int, Statistics] = {}
 
-    def map(self, given: Tensors, place: Place) -> Tensors:
+    def map(self, given: Tensors, place: RangeOfNodes) -> Tensors:
         """given: "x". What stands before the first layer."""
         h = given["x"]
         if self.encoder is not None:
@@ -69,7 +71,7 @@ class Parts:
         made = self._read(0, h, place)
         return {**made, "initial": h} if self.shape.initial_apart else made
 
-    def layer(self, index: int, given: Tensors, place: Place) -> Tensors:
+    def layer(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
         """given: "near" and "root", or "rows" of all sources; perhaps "initial"."""
         layer, block = self.layers[index], place.block
         assert block is not None
@@ -86,10 +88,10 @@ class Parts:
             h = own(given["near"], given["root"], block)
         else:
             own = layer.convolved if split else layer
-            h = own(Sums(given["near"], given["root"]), block, *extra)
+            h = own(FirstLayerAggregates(given["near"], given["root"]), block, *extra)
         return {f"z{index}": h} if split else self._after(index, h, place)
 
-    def norm(self, index: int, given: Tensors, place: Place) -> Tensors:
+    def norm(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
         """given: "z", and "root" with a residual."""
         layer, found = self.layers[index], self.statistics[index]
         root = given.get("root", given["z"])
@@ -99,7 +101,7 @@ class Parts:
         h = layer.finished(given["z"], root, normaliser(layer, found))
         return self._after(index, h, place)
 
-    def _after(self, index: int, h: Tensor, place: Place) -> Tensors:
+    def _after(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
         """Rows of a layer as the next one reads them, or as the loss does."""
         if index + 1 < len(self.layers):
             return self._read(index + 1, h, place)
@@ -108,7 +110,7 @@ class Parts:
         with self.draws.part("decoder", self._own(place)):
             return {"out": self.decoder(h)}
 
-    def _read(self, index: int, h: Tensor, place: Place) -> Tensors:
+    def _read(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
         layer, shape = self.layers[index], self.shape
         if shape.sweep.layers[index].kind is None:
             return {shape.rows(index): h}
@@ -120,7 +122,7 @@ class Parts:
         return {shape.rows(index): near} if root is near else {shape.rows(index): near, shape.root(index): root}
 
     @staticmethod
-    def _own(place: Place) -> dict[Of, NDArray[np.int64]]:
+    def _own(place: RangeOfNodes) -> dict[Of, NDArray[np.int64]]:
         return {"sources": place.at["sources"][: place.stop - place.first]}
 
 

@@ -10,11 +10,11 @@ which later layers return to, as "ginitial".
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ooc.fullgraph.ir import Fate, Op, OpKind, Program, Value, ValueKind
-from ooc.layerwise.plan import SweepShape, cell_rows, narrows, needs_initial
+from ooc.fullgraph.ir import Op, OpKind, Program, TensorPlacement, Value, ValueKind
+from ooc.layerwise.plan import ModelShape, cell_rows, narrows, needs_initial
 
-KEPT = (Fate.RETAINED, Fate.DISK)
-ANY = (*KEPT, Fate.RECOMPUTED)
+KEPT = (TensorPlacement.RETAINED, TensorPlacement.DISK)
+ANY = (*KEPT, TensorPlacement.RECOMPUTED)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class FullLayer:
 class FullShape:
     """A model in training on a graph. itemsize: bytes of a number; encoder_trains: whether the encoder has parameters."""
 
-    sweep: SweepShape
+    sweep: ModelShape
     layers: tuple[FullLayer, ...]
     itemsize: int
     encoder_trains: bool

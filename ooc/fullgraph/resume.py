@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ooc.fullgraph.ops import Parts, Statistics
+from ooc.fullgraph.ops import Statistics, StepModules
 from stores.io.atomic import sync_dir, write_file
 
 NOTE = "step.pt"
@@ -20,7 +20,7 @@ LEAST_SECONDS = 5.0
 
 
 @dataclass
-class State:
+class StepPosition:
     """Op number `op` is done up to node `next`. made, begun: values that stand on disk, whole or as far as they are; keys:
     of dropout; statistics: of norms over all nodes, by layer: mean, variance, and what the loss says of them so far; moments:
     those that are being gathered; halves: which file of a gradient that is added to holds what was added last."""
@@ -35,7 +35,7 @@ class State:
     moments: list[Any] | None = None
     halves: dict[str, int] = field(default_factory=dict)
 
-    def put_back(self, parts: Parts) -> None:
+    def put_back(self, parts: StepModules) -> None:
         """Let a step's parts go on as they were: its draws, its statistics, and torch's generator behind the draws."""
         parts.draws.keys.update(self.keys)
         for _ in range(sum(map(len, self.keys.values()))):
@@ -48,16 +48,16 @@ class State:
             parts.statistics[index] = found
 
 
-def statistics_of(parts: Parts) -> dict[int, list[Tensor | None]]:
-    """A step's statistics so far, as of `State`."""
+def statistics_of(parts: StepModules) -> dict[int, list[Tensor | None]]:
+    """A step's statistics so far, as of `StepPosition`."""
     return {
         index: [each.mean.detach(), each.var.detach(), each.mean.grad, each.var.grad]
         for index, each in parts.statistics.items()
     }
 
 
-class Notes:
-    """Keeps `State`s of steps of a model in `folder`, with the gradients so far and the buffers.
+class StepLog:
+    """Keeps `StepPosition`s of steps of a model in `folder`, with the gradients so far and the buffers.
 
     key: tells a step from one with other parameters, other random numbers or over other data.
 
@@ -72,7 +72,7 @@ class Notes:
         """Whether it is time for one."""
         return time.monotonic() - self._last >= LEAST_SECONDS
 
-    def keep(self, state: State) -> None:
+    def keep(self, state: StepPosition) -> None:
         """Once all that it speaks of is durable."""
         grads = {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
         content = io.BytesIO()
@@ -81,7 +81,7 @@ class Notes:
         write_file(self._path, content.getvalue())
         self._last = time.monotonic()
 
-    def found(self) -> State | None:
+    def found(self) -> StepPosition | None:
         """The state to go on from, the model's gradients and buffers as they were; None where there is none of this step."""
         if not self._path.exists():
             return None
@@ -89,7 +89,7 @@ class Notes:
             kept = torch.load(io.BytesIO(self._path.read_bytes()), weights_only=True)
             if kept["key"] != self._key:
                 return None
-            state = State(**kept["state"])
+            state = StepPosition(**kept["state"])
         except (
             RuntimeError,
             ValueError,

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.fullgraph.activation_offload import MOST_KEPT, Live
-from ooc.fullgraph.io_stats import ADD, Traffic
-from ooc.fullgraph.ops import Place, own_place
+from ooc.fullgraph.activation_offload import MOST_KEPT, PendingChunk
+from ooc.fullgraph.io_stats import ADD, IoStats
+from ooc.fullgraph.ops import RangeOfNodes, own_place
 from ooc.fullgraph.program import FullShape
-from ooc.fullgraph.value_store import Shelf
-from ooc.graph.aggregation import Code, Kind
+from ooc.fullgraph.value_store import ValueStore
+from ooc.graph.aggregation import Kind, RowDecoder
 from ooc.graph.range_blocks import gathered_block
-from ooc.layerwise.aggregator import Adder
+from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import Tiles, rows_over
 from ooc.layerwise.plan import CHUNK_ROWS, cell_rows
 from ooc.layerwise.shape import gather_ranges
@@ -35,7 +35,7 @@ _DEPTH = 2
 """Chunks whose inputs are read ahead"""
 
 
-class SumOf(NamedTuple):
+class SumRequest(NamedTuple):
     """Sums to be made: `name` for the chunks, of the rows of `source`; back: along the edges turned round; keep: as a value."""
 
     name: str
@@ -45,26 +45,26 @@ class SumOf(NamedTuple):
     keep: bool
 
 
-class Chunk(NamedTuple):
+class NodeChunk(NamedTuple):
     """Destinations, what was read for them by names of values, and what waits for its way down. ends: whether a walk can begin
     behind it."""
 
-    place: Place
+    place: RangeOfNodes
     read: dict[str, Array]
-    live: Live | None
+    live: PendingChunk | None
     ends: bool
 
 
-class Walks:
+class NodeScans:
     """Goes through the nodes. tiles: the edges both ways, of a graph whose layers sum."""
 
     def __init__(
         self,
         dataset: Dataset,
         shape: FullShape,
-        shelf: Shelf,
+        shelf: ValueStore,
         tiles: tuple[Tiles, Tiles] | None,
-        traffic: Traffic,
+        traffic: IoStats,
         device: torch.device,
     ) -> None:
         self._dataset, self._graph, self._shape, self._shelf = dataset, dataset.graph, shape, shelf
@@ -88,8 +88,8 @@ class Walks:
     # --- row by row ---
 
     def rows(
-        self, names: list[str], sums: list[SumOf], rows: int, live: Mapping[int, Live], start: int, *, edges: bool
-    ) -> Iterator[Chunk]:
+        self, names: list[str], sums: list[SumRequest], rows: int, live: Mapping[int, PendingChunk], start: int, *, edges: bool
+    ) -> Iterator[NodeChunk]:
         """Destinations from `start` on, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a
         time; live: what waits, by first destination; edges: whether the layer asks for what the graph says of its nodes."""
         nodes = self._shape.sweep.num_nodes
@@ -121,12 +121,12 @@ class Walks:
                 self.sum_bytes -= buffer.nbytes
                 self._shelf.give(buffer)
 
-    def _adder(self, sums: SumOf) -> Adder:
+    def _adder(self, sums: SumRequest) -> SumKernel:
         assert self._tiles is not None
         tiles = self._tiles[sums.back]
-        return Adder(tiles, self._graph, sums.kind, self._threads, self._shelf.dtype, self._traffic.read)
+        return SumKernel(tiles, self._graph, sums.kind, self._threads, self._shelf.dtype, self._traffic.read)
 
-    def _buffer(self, sums: SumOf, count: int, own: list[Array]) -> Array:
+    def _buffer(self, sums: SumRequest, count: int, own: list[Array]) -> Array:
         """Room for a range's sums: where they are to stand, if that is memory, else one that is added to `own`."""
         if sums.keep:
             kept = self._shelf.open(sums.name)
@@ -136,21 +136,21 @@ class Walks:
         self.sum_bytes += own[-1].nbytes
         return own[-1]
 
-    def _sum(self, sums: SumOf, adder: Adder, buffer: Array, first: int, stop: int) -> Array:
+    def _sum(self, sums: SumRequest, adder: SumKernel, buffer: Array, first: int, stop: int) -> Array:
         whole = len(buffer) == self._shape.sweep.num_nodes
         made: Array = buffer[first:stop] if whole else buffer[: stop - first]
         encoding = self._dataset.encoding("x") if sums.source == "x" else Encoding.plain(np.dtype(np.float32))
         with self._traffic.timed(ADD):
-            adder.add(self._shelf.rows(sums.source), Code.of(encoding), first, stop, made)
+            adder.add(self._shelf.rows(sums.source), RowDecoder.of(encoding), first, stop, made)
             adder.scale(first, made)
         return made
 
     def _chunks(
-        self, names: list[str], made: dict[str, Array], first: int, stop: int, live: Mapping[int, Live], edges: bool
-    ) -> Iterator[Chunk]:
+        self, names: list[str], made: dict[str, Array], first: int, stop: int, live: Mapping[int, PendingChunk], edges: bool
+    ) -> Iterator[NodeChunk]:
         cell = cell_rows(self._shape.sweep)
 
-        def read(at: int) -> Chunk:
+        def read(at: int) -> NodeChunk:
             end = min(at + CHUNK_ROWS, stop)
             found = {name: self._shelf.read(name, at, end) for name in names}
             found |= {name: sums[at - first : end - first] for name, sums in made.items()}
@@ -158,7 +158,7 @@ class Walks:
             if waiting is not None:
                 waiting.fetch()
             ends = end == stop or (not made and end % (UNIT_CELLS * cell) == 0)
-            return Chunk(own_place(self._graph, at, end, self._device, edges=edges), found, waiting, ends)
+            return NodeChunk(own_place(self._graph, at, end, self._device, edges=edges), found, waiting, ends)
 
         return ahead(self._readers, read, range(first, stop, CHUNK_ROWS), _DEPTH)
 
@@ -169,11 +169,11 @@ class Walks:
         return list(gather_ranges(self._graph, self._shape.sweep.layers[layer], memory, 0))
 
     def gathered(
-        self, source: str, names: list[str], ranges: list[tuple[int, int]], live: Mapping[int, Live]
-    ) -> Iterator[Chunk]:
+        self, source: str, names: list[str], ranges: list[tuple[int, int]], live: Mapping[int, PendingChunk]
+    ) -> Iterator[NodeChunk]:
         """Range by range, with the rows of all sources under "rows". source: value; names: others to read."""
 
-        def read(own: tuple[int, int]) -> Chunk:
+        def read(own: tuple[int, int]) -> NodeChunk:
             first, stop = own
             whole = stop - first == self._shape.sweep.num_nodes  # not the last range alone, where a step goes on
             place = self.place(first, stop, whole)
@@ -185,20 +185,20 @@ class Walks:
             waiting = live.get(first)
             if waiting is not None:
                 waiting.fetch()
-            return Chunk(place, found, waiting, True)
+            return NodeChunk(place, found, waiting, True)
 
         return one_ahead(self._readers, read, ranges)
 
-    def place(self, first: int, stop: int, whole: bool) -> Place:
+    def place(self, first: int, stop: int, whole: bool) -> RangeOfNodes:
         """A range with its edges; that of the whole graph is kept."""
         if whole and "place" in self._whole:
-            place: Place = self._whole["place"]
+            place: RangeOfNodes = self._whole["place"]
             return place
         graph = self._graph
         node, block = gathered_block(graph, first, stop, *self._slots(first, stop), self._device)
         slots = np.arange(int(graph.indptr[first]), int(graph.indptr[stop]))
         edges = np.concatenate([slots, graph.num_edges + np.arange(first, stop)])
-        place = Place(first, stop, {"sources": node, "edges": edges}, block)
+        place = RangeOfNodes(first, stop, {"sources": node, "edges": edges}, block)
         if whole:
             self._whole["place"] = place
         return place

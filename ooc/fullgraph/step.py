@@ -6,22 +6,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from ooc.fullgraph.activation_offload import Spool
-from ooc.fullgraph.executor import LossOf, Progress, Stepper
-from ooc.fullgraph.io_stats import Traffic
-from ooc.fullgraph.ir import Fate, Placement
-from ooc.fullgraph.ops import Parts
+from ooc.fullgraph.activation_offload import OffloadFile
+from ooc.fullgraph.executor import Executor, LossOf, Progress
+from ooc.fullgraph.io_stats import IoStats
+from ooc.fullgraph.ir import Placement, TensorPlacement
+from ooc.fullgraph.ops import StepModules
 from ooc.fullgraph.program import FullShape, build
-from ooc.fullgraph.resume import Notes, key_of
-from ooc.fullgraph.scans import Walks
+from ooc.fullgraph.resume import StepLog, key_of
+from ooc.fullgraph.scans import NodeScans
 from ooc.fullgraph.shape import dtype_of, full_shape, hidden_norms
-from ooc.fullgraph.value_store import Shelf
+from ooc.fullgraph.value_store import ValueStore
 from ooc.graph.memory_shares import budget_of
-from ooc.layerwise.edge_order import SweepEdges
+from ooc.layerwise.edge_order import EdgeTiles
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.plan import CHUNK_ROWS, cell_rows
 from ooc.layerwise.shape import ALLOWED, besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of, room_in
-from ooc.models.dropout import Draws
+from ooc.models.dropout import DropoutKeys
 from ooc.runtime.memory import Tidy, keep_large_blocks, resident_bytes
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
@@ -67,17 +67,17 @@ class FullGraph:
         self._training = model.training
         self.room = self._room_in(memory, beside) if room is None else room
         self.program = build(self.shape)
-        self.traffic = Traffic()
+        self.traffic = IoStats()
         keep_large_blocks()  # a chunk's activations, made and freed in one thread
         tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))  # that much is allocated between two looks
         dtype = np.dtype(f"float{8 * self.shape.itemsize}")
-        self.shelf = Shelf(folder, engine, dataset, self.shape, dtype, self.traffic, tidy)
+        self.shelf = ValueStore(folder, engine, dataset, self.shape, dtype, self.traffic, tidy)
         self.disk: int | None = None
         """bytes that values may take on disk at a time; None: as many as all that stand there in a step"""
         self._held: set[str] = set()
         self._tiles: tuple[Tiles, Tiles] | None = None
-        self._spool = None if folder is None else Spool(folder / "saved", self.traffic.written, self.traffic.read)
-        self._walks: Walks | None = None
+        self._spool = None if folder is None else OffloadFile(folder / "saved", self.traffic.written, self.traffic.read)
+        self._walks: NodeScans | None = None
         self._check(dtype_of(model))
         self.placement = self._default() if placement is None else placement
 
@@ -117,10 +117,10 @@ class FullGraph:
     def _default(self) -> Placement:
         total = self.most_bytes
         if total <= self.room:
-            return Placement({value.name: Fate.RETAINED for value in self.program.values})
+            return Placement({value.name: TensorPlacement.RETAINED for value in self.program.values})
         if self._folder is None:
             raise BudgetError(f"{format_bytes(total)} do not fit {format_bytes(self.room)}: give exact training a folder")
-        fates = {v.name: Fate.RECOMPUTED if v.kind == "saved" else Fate.DISK for v in self.program.values}
+        fates = {v.name: TensorPlacement.RECOMPUTED if v.kind == "saved" else TensorPlacement.DISK for v in self.program.values}
         return Placement(fates)
 
     def step(self, loss: LossOf, progress: Progress = lambda what, done, total: None) -> float:
@@ -140,10 +140,10 @@ class FullGraph:
         self.shelf.place(self.placement)
         self.shelf.frees = self.disk is not None and self._disk_bytes > self.disk
         walks = self._open_walks(progress)
-        notes = None if self._folder is None else Notes(self._folder, self.model, key_of(self.model, self._placed))
+        notes = None if self._folder is None else StepLog(self._folder, self.model, key_of(self.model, self._placed))
         self.traffic.restart()
-        parts = Parts(self._parts, self.shape, Draws())
-        stepper = Stepper(
+        parts = StepModules(self._parts, self.shape, DropoutKeys())
+        stepper = Executor(
             self.program,
             self.placement,
             self.shape,
@@ -170,13 +170,13 @@ class FullGraph:
         ranges = [(name, placement.ranges.get(name, self.room // 2)) for name in gathering]
         return f"{self.dataset.fingerprint} {sorted(placement.fates.items())} {sorted(placement.passing.items())} {ranges}"
 
-    def _open_walks(self, progress: Progress) -> Walks:
+    def _open_walks(self, progress: Progress) -> NodeScans:
         if self._walks is not None:
             return self._walks
         sweep = self.shape.sweep
         if any(layer.kind for layer in sweep.layers):
             files = self.shelf.files("edges")
-            edges = SweepEdges(self.dataset, files, piece_rows_of(sweep), cell_rows(sweep), weighted=sweep.slot_bytes > 8)
+            edges = EdgeTiles(self.dataset, files, piece_rows_of(sweep), cell_rows(sweep), weighted=sweep.slot_bytes > 8)
 
             def done(count: int) -> None:
                 progress("edges", count, sweep.num_edges)
@@ -184,7 +184,7 @@ class FullGraph:
             self._tiles = edges.forth(done), edges.back(done)
             self.traffic.bytes_read += edges.bytes_read
             self.traffic.bytes_written += edges.bytes_written
-        self._walks = Walks(self.dataset, self.shape, self.shelf, self._tiles, self.traffic, torch.device("cpu"))
+        self._walks = NodeScans(self.dataset, self.shape, self.shelf, self._tiles, self.traffic, torch.device("cpu"))
         return self._walks
 
     @property
@@ -196,13 +196,17 @@ class FullGraph:
     def _disk_bytes(self) -> int:
         """Of all values that stand on disk at any time of a step."""
         added = self.program.added_to
-        standing = [v for v in self.program.values if v.kind != "features" and self.placement.standing(v.name) is Fate.DISK]
+        standing = [
+            v for v in self.program.values if v.kind != "features" and self.placement.standing(v.name) is TensorPlacement.DISK
+        ]
         return sum(value.nbytes * (1 + (value.name in added)) for value in standing)
 
     @property
     def held_bytes(self) -> int:
         """Of the memory that a step leaves to the next one: features, edges and sums that do not change."""
-        return sum(v.nbytes for v in self.program.values if v.constant and self.placement.standing(v.name) is Fate.RETAINED)
+        return sum(
+            v.nbytes for v in self.program.values if v.constant and self.placement.standing(v.name) is TensorPlacement.RETAINED
+        )
 
     def trim(self) -> None:
         """Give up the memory that waits to be used again, but no values."""

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from ooc.fullgraph.activation_offload import MOST_KEPT
-from ooc.fullgraph.io_stats import Traffic
-from ooc.fullgraph.ir import Fate, Placement
+from ooc.fullgraph.io_stats import IoStats
+from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.program import FullShape
 from ooc.layerwise.row_files import Files, Kept, Writer
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
@@ -25,7 +25,7 @@ _ADDED_ROWS = 8192
 """read, added to and written at a time: whole pages"""
 
 
-class Shelf:
+class ValueStore:
     """Where every value stands. dtype: of rows, sums and gradients; tidy: to be called now and then, see
     `ooc.runtime.memory.Tidy`.
 
@@ -40,7 +40,7 @@ class Shelf:
         dataset: Dataset,
         shape: FullShape,
         dtype: np.dtype[Any],
-        traffic: Traffic,
+        traffic: IoStats,
         tidy: Tidy,
     ) -> None:
         self.memory = Files(None, engine, in_ram=True)
@@ -68,7 +68,7 @@ class Shelf:
     def place(self, placement: Placement) -> None:
         """Where values are put from now on."""
         self.placement = placement
-        retained = placement.fates.get("x") in (Fate.RETAINED, Fate.HOST)
+        retained = placement.fates.get("x") in (TensorPlacement.RETAINED, TensorPlacement.HOST)
         stored = self._dataset.stored("x")
         if retained and not isinstance(self._x, ArrayRows):  # else it is in the data set's memory already
             self.trim()
@@ -80,7 +80,7 @@ class Shelf:
 
     def files(self, name: str) -> Files:
         """The tier that a value is in."""
-        return self.disk if self.placement.standing(name) is Fate.DISK else self.memory
+        return self.disk if self.placement.standing(name) is TensorPlacement.DISK else self.memory
 
     def rows(self, name: str) -> Rows:
         """A value's rows, made where there are none."""
@@ -249,13 +249,13 @@ class Shelf:
 
 
 def _dense(node: NDArray[np.int64], row_bytes: int) -> bool:
-    """Whether pages of some rows are at least half of those that `Shelf._add_through` goes through."""
+    """Whether pages of some rows are at least half of those that `ValueStore._add_through` goes through."""
     pages = len(np.unique(node * row_bytes // PAGE_BYTES)) * max(PAGE_BYTES, row_bytes)
     return 2 * pages >= len(np.unique(node // _ADDED_ROWS)) * _ADDED_ROWS * row_bytes
 
 
 def nothing() -> int:
-    """`Shelf.left` between steps."""
+    """`ValueStore.left` between steps."""
     return 0
 
 

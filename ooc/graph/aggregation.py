@@ -34,7 +34,7 @@ _AHEAD, _LINE = 8, 16
 """entries between a sum's being asked for and added to; float32 of a cache line"""
 
 
-class Sums(NamedTuple):
+class FirstLayerAggregates(NamedTuple):
     """What stands in place of a batch's x; tensors in a batch, arrays before. d: destinations of the first layer."""
 
     near: Any
@@ -57,14 +57,14 @@ class Factors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Summing:
+class PreAggregation:
     """The sum that a model's first layer makes of its neighbors; see `ooc.models.convs` for what each kind means.
 
     kind: "mean"; "sum"; "expanded", where each edge counts for as many as it stands for; "gcn", the symmetric normalisation
     with expanded edges. channels: width of the rows that the layer makes of it. more_rows: that a step holds of those, for
     each destination, beside what the sum's own layer does (`held_bytes`): those of norms, for instance.
 
-    >>> factors = Summing("mean", 256).factors(graph, subgraph)
+    >>> factors = PreAggregation("mean", 256).factors(graph, subgraph)
     """
 
     kind: Kind
@@ -78,7 +78,7 @@ class Summing:
 
         num_nodes: of the sampled batch, per hop.
 
-        >>> Summing("mean", 256).held_bytes([1024, 9000, 80000], 128)  # 2.5 rows for 1024 + 10024 destinations
+        >>> PreAggregation("mean", 256).held_bytes([1024, 9000, 80000], 128)  # 2.5 rows for 1024 + 10024 destinations
         28282880
         """
         rows = 2.5 + (self.kind in ("sum", "expanded")) + self.more_rows
@@ -145,7 +145,7 @@ def without_last_hop(subgraph: Subgraph) -> Subgraph:
     )
 
 
-class Code(NamedTuple):
+class RowDecoder(NamedTuple):
     """How a kernel makes float32 of stored values; see `stores.arrays.encoding.Encoding`."""
 
     tag: NDArray[Any]
@@ -155,7 +155,7 @@ class Code(NamedTuple):
     """float32[f] of int8, else empty"""
 
     @classmethod
-    def of(cls, encoding: Encoding) -> "Code":
+    def of(cls, encoding: Encoding) -> "RowDecoder":
         """Of rows whose values are float32."""
         return cls(np.empty(0, _TAGS[encoding.name]), encoding.scale)
 
@@ -180,7 +180,7 @@ def _value(row: Any, j: Any, tag: Any, scale: Any) -> Any:
 
 
 def gathered(
-    rows: NDArray[Any], code: Code, at: NDArray[Any], subgraph: Subgraph, factors: Factors, near: Floats, root: Floats
+    rows: NDArray[Any], code: RowDecoder, at: NDArray[Any], subgraph: Subgraph, factors: Factors, near: Floats, root: Floats
 ) -> None:
     """The sums of a batch whose rows lie in memory: node i's is rows[at[i]].
 

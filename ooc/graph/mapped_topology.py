@@ -24,7 +24,7 @@ def _part_bytes(graph: Graph, columns: Collection[str]) -> int:
     return _PART_SLOTS * sum(array.itemsize for array in (graph.indices, *(graph.columns[name] for name in columns)))
 
 
-class Touched:
+class MappedRanges:
     """Which parts of a graph's slot arrays this process may have mapped in since they were last given back.
 
     A page fault maps the cached pages around it too (the kernel's fault-around, 64 KiB), so parts are counted as large. Counted
@@ -54,7 +54,7 @@ class Touched:
             return over
 
 
-_touched: "weakref.WeakKeyDictionary[Graph, Touched]" = weakref.WeakKeyDictionary()
+_touched: "weakref.WeakKeyDictionary[Graph, MappedRanges]" = weakref.WeakKeyDictionary()
 _touched_lock = threading.Lock()
 
 
@@ -83,7 +83,7 @@ class Topology:
         self._most = max_mapped // self._part_bytes
         with _touched_lock:
             if graph not in _touched:
-                _touched[graph] = Touched(graph)
+                _touched[graph] = MappedRanges(graph)
             self._touched = _touched[graph]
         self._lock = threading.Lock()
 

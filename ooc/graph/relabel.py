@@ -1,4 +1,4 @@
-"""`Union`: the distinct nodes of many batches, numbered as they come up."""
+"""`RelabelTable`: the distinct nodes of many batches, numbered as they come up."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from stores.prefetch import AHEAD, prefetch
 _TABLE_LEAST = 2**10
 
 
-class Union:
+class RelabelTable:
     """Node ids of several batches, each once and numbered as it first came up: a hash table that grows.
 
-    >>> union = Union()
+    >>> union = RelabelTable()
     >>> union.add(np.array([7, 3])), union.add(np.array([9, 7])), union.size
     (array([0, 1], dtype=int32), array([2, 0], dtype=int32), 3)
     """

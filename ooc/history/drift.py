@@ -49,7 +49,7 @@ _CHANCE = 2.5
 
 
 @dataclass(frozen=True)
-class Drifted:
+class LayerDrift:
     """What was measured of each inner layer, relative to the norm of the rows computed anew."""
 
     error: list[float]
@@ -60,7 +60,7 @@ class Drifted:
     """drift that may be measured where there is none; 0 without dropout"""
 
     @classmethod
-    def of(cls, layers: "Sequence[Sums]") -> "Drifted":
+    def of(cls, layers: "Sequence[SquaredNorms]") -> "LayerDrift":
         """By what was summed up over the sample."""
         squares = np.array([layer.squares() for layer in layers])
         return cls(*np.sqrt(np.maximum(squares, 0.0)).T.tolist())
@@ -80,7 +80,7 @@ class Drifted:
         return {"drift": self.drift, "drift_error": self.error, "drift_noise": self.noise, "drift_chance": self.chance}
 
 
-class Sums(NamedTuple):
+class SquaredNorms(NamedTuple):
     """Sums over nodes, averages over draws a, b, ...: of squared norms, and what chance is reckoned by."""
 
     error: float
@@ -98,7 +98,7 @@ class Sums(NamedTuple):
     """y = c(a + b)"""
 
     @classmethod
-    def of(cls, history: Tensor, draws: Sequence[Tensor]) -> "Sums":
+    def of(cls, history: Tensor, draws: Sequence[Tensor]) -> "SquaredNorms":
         """history, draws: float64[nodes, width]."""
         a, b, c = draws
         own = torch.stack([draw.square().sum(1) for draw in draws])
@@ -133,20 +133,20 @@ class Drift:
     device: torch.device
     precision: str
 
-    def measure(self, key: int, max_bytes: int) -> Drifted:
+    def measure(self, key: int, max_bytes: int) -> LayerDrift:
         """The error of each inner layer over a sample of nodes, and what of it is dropout's (see above).
 
         key: of the sample and of what is drawn. Where the memory is so small that fewer nodes are computed together, the draws
         are others. Raises BudgetError where the neighbors of one node of it do not fit `max_bytes`.
         """
         layers = len(self.history.rows)
-        sums = np.zeros((layers, len(Sums._fields)))
+        sums = np.zeros((layers, len(SquaredNorms._fields)))
         row_bytes = drift_row_bytes(self.ds.num_features, [rows.shape[1] for rows in self.history.rows])
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices), _drawing(self.model), autocast(self.device, self.precision):
             for field in drift_sample(self.ds.graph, key, layers, max_bytes, row_bytes):
                 sums += self._sums(field, key)
-        return Drifted.of([Sums(*layer) for layer in sums.tolist()])
+        return LayerDrift.of([SquaredNorms(*layer) for layer in sums.tolist()])
 
     def _sums(self, field: Subgraph, key: int) -> NDArray[np.float64]:
         """float64[layers, 7]: of the field's seeds."""
@@ -154,7 +154,7 @@ class Drift:
         first = moved(block_of(self.ds.graph, field, torch.from_numpy(edge_index_of(field))), self.device)
         blocks = blocks_of(first, field.num_nodes, field.num_edges)
         x = self._read(self.ds.rows("x"), field.node).to(self.device)
-        found: list[Sums] = []
+        found: list[SquaredNorms] = []
         for start in range(len(self.history.rows) - len(blocks) + 1):
             below = self._read(self.history.rows[start - 1], field.node).to(self.device).float() if start else None
             draws = []
@@ -163,7 +163,7 @@ class Drift:
                 draws.append(self._anew(blocks, x, start, below))
             for layer in range(len(found), start + len(blocks)):
                 drawn = [draw[layer - start] for draw in draws]
-                found.append(Sums.of(self._read(self.history.rows[layer], seeds).double(), drawn))
+                found.append(SquaredNorms.of(self._read(self.history.rows[layer], seeds).double(), drawn))
         return np.array(found)
 
     def _anew(self, blocks: list[Block], x: Tensor, start: int, below: Tensor | None) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ooc.graph.blocks import Block
 from ooc.history.grown import STALE, open_history
 from ooc.history.history import History
-from ooc.history.rows import Counts, Fetched
+from ooc.history.rows import HistoryCounts, PrefetchedRows
 from ooc.loading.part_loader import PartLoader
 from ooc.models.builders import full_blocks
 from ooc.models.layers import run_model
@@ -130,7 +130,7 @@ class Halo:
         if self.history is None:
             outside = len(batch.n_id) - batch.batch_size
             return [torch.zeros(1, 1).expand(outside, width) for width in self.widths]
-        fetched: Fetched = batch.halo
+        fetched: PrefetchedRows = batch.halo
         return [torch.from_numpy(rows) for rows in self.history.pull(fetched)]
 
     def begin_epoch(self) -> None:
@@ -154,7 +154,9 @@ class Halo:
 
     def spent(self) -> dict[str, int]:
         """Rows and bytes for the run's account (see `ooc.training.summary`)."""
-        counts = asdict(Counts() if self.history is None else replace(self.history.counts, bytes_logged=self.history.log.total))
+        counts = asdict(
+            HistoryCounts() if self.history is None else replace(self.history.counts, bytes_logged=self.history.log.total)
+        )
         return {"history_met": self.met, **{f"history_{name}": value for name, value in counts.items()}}
 
     def close(self) -> None:

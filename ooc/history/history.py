@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.history.rows import NEVER, Counts, Fetched, Hot, Push, Resident, most_asked
+from ooc.history.rows import NEVER, HistoryCounts, PrefetchedRows, Push, ResidentRows, ResidentSubset, most_asked
 from stores.arrays.mutable_rows import DiskRows
 from stores.arrays.rows import AnyArray, Ids
 from stores.arrays.undo_log import UndoLog
@@ -45,17 +45,17 @@ class History:
         max_bytes: int,
         step: int,
         floor: int = 0,
-        resident: Resident | None = None,
+        resident: ResidentRows | None = None,
     ) -> None:
         self.rows, self.steps, self.log, self.lag = rows, steps, log, lag
-        self.counts = Counts()
+        self.counts = HistoryCounts()
         self._max_bytes = max_bytes
         self._next = step  # the step whose push comes next
         self._floor = floor  # rows of earlier steps are forgotten
         self._written = step - 1 - lag
         self._pushes: list[Push] = []  # ascending: those pending, and those rows read before them may want
         self._waiting: dict[int, int] = {}  # step -> version of the rows fetched for it
-        self._hot: Hot | None = None
+        self._hot: ResidentSubset | None = None
         self._resident = resident
         self._chosen: Ids | None = None  # the hot rows' nodes while their rows are not held
         self._asked: NDArray[np.uint16] | None = np.zeros(steps.shape[0], np.uint16) if resident is None else None
@@ -92,7 +92,7 @@ class History:
         ]
         steps = DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap")  # one more than the step is kept
         log = UndoLog.open(path / "undo.log", [*rows, steps], 0)
-        held = Resident(rows, steps, empty=True) if resident and Resident.nbytes(rows, steps) <= max_bytes else None
+        held = ResidentRows(rows, steps, empty=True) if resident and ResidentRows.nbytes(rows, steps) <= max_bytes else None
         return cls(rows, steps, log, lag, max_bytes, 0, resident=held)
 
     @classmethod
@@ -111,7 +111,7 @@ class History:
         rows = [DiskRows.open(path / f"layer{layer}", engine) for layer in range(layers)]
         steps = DiskRows.open(path / "steps", "mmap")
         log = UndoLog.open(path / "undo.log", [*rows, steps], int(state["generation"]))
-        held = Resident(rows, steps, empty=False) if resident and Resident.nbytes(rows, steps) <= max_bytes else None
+        held = ResidentRows(rows, steps, empty=False) if resident and ResidentRows.nbytes(rows, steps) <= max_bytes else None
         history = cls(rows, steps, log, lag, max_bytes, int(state["step"]), int(state["floor"]), held)
         for each in state["pending"]:
             pushed = tuple(np.asarray(part) for part in each["rows"])
@@ -123,7 +123,7 @@ class History:
         """The step that pushes next."""
         return self._next
 
-    def fetch(self, step: int, ids: Ids) -> Fetched:
+    def fetch(self, step: int, ids: Ids) -> PrefetchedRows:
         """Read the rows of nodes `ids` (int64[k], ascending) for step `step`, ahead of it."""
         with self._changed:
             self._check()
@@ -136,7 +136,7 @@ class History:
             steps[forgotten] = NEVER
             for out in found:
                 out[forgotten] = 0
-        return Fetched(step, version, ids, tuple(found), steps)
+        return PrefetchedRows(step, version, ids, tuple(found), steps)
 
     def _read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
         """(every layer's rows, the steps as stored), from the disk, but for hot rows."""
@@ -149,7 +149,7 @@ class History:
         self.steps.read(ids, steps)
         return found, steps
 
-    def pull(self, fetched: Fetched) -> tuple[AnyArray, ...]:
+    def pull(self, fetched: PrefetchedRows) -> tuple[AnyArray, ...]:
         """[k, width] of every layer: the rows as step `fetched.step` is to see them. Once for each, in the steps' order."""
         with self._changed:
             self._check()
@@ -257,11 +257,11 @@ class History:
             ids = most_asked(asked, self._max_bytes // (sum(rows.row_bytes for rows in self.rows) + 8))
             self._chosen = ids if len(ids) else None
 
-    def _held(self, ids: Ids) -> Hot:
+    def _held(self, ids: Ids) -> ResidentSubset:
         held = [np.empty((len(ids), *rows.shape[1:]), rows.dtype) for rows in self.rows]
         for rows, out in zip(self.rows, held, strict=True):
             self.counts.bytes_read += rows.read(ids, out)
-        return Hot(ids, held)
+        return ResidentSubset(ids, held)
 
     def close(self) -> None:
         """End the writer, without what it has not written, and give everything back; idempotent."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.history.history import History
-from ooc.layerwise.stages import Tap
+from ooc.layerwise.stages import LayerObserver
 
 STAMP_ROWS = 2**20
 
@@ -32,7 +32,7 @@ class Refresh:
 
 @dataclass
 class Refresher:
-    """Shown what a sweep computes (see `ooc.layerwise.stages.Tap`), overwrites the histories by it.
+    """Shown what a sweep computes (see `ooc.layerwise.stages.LayerObserver`), overwrites the histories by it.
 
     commit: takes a checkpoint; before the sweep notes its progress, so that what it will not compute again is not undone.
     """
@@ -52,14 +52,14 @@ class Refresher:
         self.commit()
 
 
-class Sweep(Protocol):
-    """What computes every inner layer: `ooc.layerwise.sweep.LayerSweep`, `ooc.layerwise.scores.ExactScores`."""
+class LayerwiseRunner(Protocol):
+    """What computes every inner layer: `ooc.layerwise.sweep.LayerwisePass`, `ooc.layerwise.scores.ExactScores`."""
 
-    def run(self, *, tap: Tap | None, anew: bool) -> Any:
+    def run(self, *, tap: LayerObserver | None, anew: bool) -> Any:
         """Sweep, shown to `tap`; anew: whatever the sweep's folder holds, else from where it was interrupted on."""
 
 
-def refresh(sweep: Sweep, refresher: Refresher) -> None:
+def refresh(sweep: LayerwiseRunner, refresher: Refresher) -> None:
     """Overwrite all histories by exact rows, beginning where a killed refresh by the same parameters came to.
 
     A checkpoint is taken when it is through. Raises as the sweep does.

@@ -52,7 +52,7 @@ class Push:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class PrefetchedRows:
     """Rows read ahead for the pull of a step."""
 
     step: int
@@ -64,7 +64,7 @@ class Fetched:
     """int64[k]: the step that wrote each row, NEVER before any did"""
 
 
-class Hot:
+class ResidentSubset:
     """Rows kept in RAM beside those on disk: of the nodes that are pulled most often. ids: int64[h], ascending."""
 
     def __init__(self, ids: Ids, rows: Sequence[AnyArray]) -> None:
@@ -78,7 +78,7 @@ class Hot:
         return rows.read(ids[missing], out, missing) if len(missing) else 0
 
 
-class Resident:
+class ResidentRows:
     """All rows in RAM, with the step of each; the disk sees them at a checkpoint only. empty: nothing was written yet."""
 
     def __init__(self, rows: Sequence[DiskRows], steps: DiskRows, empty: bool) -> None:
@@ -115,7 +115,7 @@ class Resident:
 
 
 @dataclass
-class Counts:
+class HistoryCounts:
     """What histories gave and took."""
 
     pulled: int = 0

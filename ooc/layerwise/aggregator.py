@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ooc.graph.aggregation import Code, Floats, Kind, value
+from ooc.graph.aggregation import Floats, Kind, RowDecoder, value
 from ooc.layerwise.edge_tiles import SOURCE_BITS, Ints, Tiles
 from ooc.layerwise.row_files import Noted
 from ooc.runtime.buffers import Buffers
@@ -31,7 +31,7 @@ _SPARSE = 2
 """A piece is read whole where at least one in so many of its rows is wanted"""
 
 
-class Normal:
+class GCNNorm:
     """GCN's factor of a node in the whole graph, 1 / sqrt(degree with a self-loop), of a floating dtype; see
     `ooc.models.convs`."""
 
@@ -53,7 +53,7 @@ class Normal:
         return inverse
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
     """Rows in memory. value: their elements, as stored; row_at: int64[piece_rows], where each row begins among them."""
 
     first: int
@@ -63,12 +63,12 @@ class Piece(NamedTuple):
     weight: Floats
 
 
-class Adder:
-    """Adds rows to the sums of their out-neighbors. kind: "mean", "sum" or "gcn", as of `ooc.graph.aggregation.Summing`;
+class SumKernel:
+    """Adds rows to the sums of their out-neighbors. kind: "mean", "sum" or "gcn", as of `ooc.graph.aggregation.PreAggregation`;
     threads: that add; dtype: of the sums, float32 or float64; noted: is told of what was read, in the threads that read.
 
-    >>> adder = Adder(tiles, graph, "mean", threads=2)
-    >>> adder.add(rows, Code.of(encoding), 0, 8192, near)  # float32[8192, f]
+    >>> adder = SumKernel(tiles, graph, "mean", threads=2)
+    >>> adder.add(rows, RowDecoder.of(encoding), 0, 8192, near)  # float32[8192, f]
     >>> adder.scale(0, near)
     """
 
@@ -82,7 +82,7 @@ class Adder:
         noted: Noted = lambda nbytes, began: None,
     ) -> None:
         self._tiles, self._graph, self.kind, self._noted = tiles, graph, kind, noted
-        self._normal = Normal(graph, dtype)
+        self._normal = GCNNorm(graph, dtype)
         self._weighted = kind == "gcn" and tiles.weight is not None
         self._threads = threads
         self._buffers = Buffers(kept=AHEAD + 1, direct=True, least_bytes=1)
@@ -91,7 +91,7 @@ class Adder:
         self._lock = threading.Lock()
         self.bytes_read = self.edge_bytes_read = 0
 
-    def add(self, rows: Rows, code: Code, first: int, stop: int, near: NDArray[Any]) -> None:
+    def add(self, rows: Rows, code: RowDecoder, first: int, stop: int, near: NDArray[Any]) -> None:
         """Fill near [stop - first, f] with the sums of destinations first:stop over `rows` [N, f], all pieces of them.
 
         first: a multiple of the grid's cells. Mind `scale`.
@@ -112,7 +112,7 @@ class Adder:
         elif self.kind == "gcn":
             near *= self._normal(first, first + len(near))[:, None]
 
-    def _read(self, rows: Rows, number: int, low: int, high: int) -> Piece:
+    def _read(self, rows: Rows, number: int, low: int, high: int) -> RowPiece:
         """A piece of rows, or those of it that the edges low:high want."""
         piece_rows, width = self._tiles.grid.piece_rows, rows.shape[1]
         began, begin, end = perf_counter(), number * piece_rows, min((number + 1) * piece_rows, rows.shape[0])
@@ -129,7 +129,7 @@ class Adder:
         with self._lock:
             self.bytes_read += nbytes
             self.edge_bytes_read += edge_bytes
-        return Piece(begin, _bits(values), row_at, entry, weight if self._weighted else _ONES)
+        return RowPiece(begin, _bits(values), row_at, entry, weight if self._weighted else _ONES)
 
     def _some(self, rows: Rows, ids: Ints) -> tuple[AnyArray, Ints, int]:
         """(elements, where each of the rows `ids` begins among them, bytes read)."""
@@ -142,7 +142,7 @@ class Adder:
         nbytes = rows.read(ids, values)
         return values.reshape(-1), np.arange(len(ids)) * rows.shape[1], nbytes
 
-    def _scatter(self, piece: Piece, code: Code, factor: NDArray[Any], first: int, near: NDArray[Any]) -> None:
+    def _scatter(self, piece: RowPiece, code: RowDecoder, factor: NDArray[Any], first: int, near: NDArray[Any]) -> None:
         """Add a piece along its edges, the destinations shared out among threads."""
         entry, weight = piece.entry, piece.weight
         cuts = [_cut(entry, len(entry) * k // self._threads) for k in range(self._threads)] + [len(entry)]

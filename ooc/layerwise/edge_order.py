@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from ooc.graph.aggregation import Floats
-from ooc.layerwise.edge_tiles import NO_WEIGHT, SOURCE_BITS, EdgesInOrder, Grid, Ints, Slots, Tiles, count_entries, rows_over
+from ooc.layerwise.edge_tiles import (
+    NO_WEIGHT,
+    SOURCE_BITS,
+    EdgesInOrder,
+    Ints,
+    SlotReader,
+    TileGrid,
+    Tiles,
+    count_entries,
+    rows_over,
+)
 from ooc.layerwise.row_files import Files
 from stores.dataset import Dataset
 from stores.io.atomic import sync_dir, write_file
@@ -20,11 +30,11 @@ _PART = 1 << 21
 """entries that are sorted at a time"""
 
 
-class SweepEdges:
+class EdgeTiles:
     """Opens tiles (see `ooc.layerwise.edge_tiles`) in `files`. piece_rows, cell_rows: of the grid; weighted: with the edges'
     weights.
 
-    >>> edges = SweepEdges(dataset, files, 16384, 8192, weighted=False)
+    >>> edges = EdgeTiles(dataset, files, 16384, 8192, weighted=False)
     >>> forth, back = edges.forth(print), edges.back(print)
     """
 
@@ -47,7 +57,9 @@ class SweepEdges:
             return forth
         return self._open(BACK, lambda slots: OutEdges(forth), progress)
 
-    def _open(self, names: tuple[str, str], order: Callable[[Slots], EdgesInOrder], progress: Callable[[int], None]) -> Tiles:
+    def _open(
+        self, names: tuple[str, str], order: Callable[[SlotReader], EdgesInOrder], progress: Callable[[int], None]
+    ) -> Tiles:
         folder = self._files.folder
         about: dict[str, Any] = {
             "store": self._dataset.fingerprint,
@@ -56,7 +68,7 @@ class SweepEdges:
         }
         note, firsts = f"{names[0]}.json", f"{names[0]}.npy"
         if folder is not None and (folder / note).exists() and json.loads((folder / note).read_bytes()) == about:
-            return self._tiles(names, Grid(self._piece_rows, self._cell_rows, np.load(folder / firsts)))
+            return self._tiles(names, TileGrid(self._piece_rows, self._cell_rows, np.load(folder / firsts)))
         if folder is not None and (folder / note).exists():  # those that are there are overwritten
             (folder / note).unlink()
             sync_dir(folder)
@@ -71,11 +83,13 @@ class SweepEdges:
             write_file(folder / note, json.dumps(about).encode())
         return tiles
 
-    def _deal(self, names: tuple[str, str], order: Callable[[Slots], EdgesInOrder], progress: Callable[[int], None]) -> Tiles:
+    def _deal(
+        self, names: tuple[str, str], order: Callable[[SlotReader], EdgesInOrder], progress: Callable[[int], None]
+    ) -> Tiles:
         """Put the edges in order: one reading of the slots to count, one of `order`."""
         graph, dataset = self._dataset.graph, self._dataset
         weight = rows_over(graph.columns["weight"], lambda: dataset.edge_rows("weight")) if self._weighted else None
-        slots = Slots(graph, rows_over(graph.indices, lambda: dataset.edge_rows("indices")), weight)
+        slots = SlotReader(graph, rows_over(graph.indices, lambda: dataset.edge_rows("indices")), weight)
         ordered = order(slots)
         grid = count_entries(slots, self._piece_rows, self._cell_rows, reverse=ordered is not slots)
         tiles = self._tiles(names, grid)
@@ -83,7 +97,7 @@ class SweepEdges:
         self.bytes_read += slots.bytes_read + (ordered.bytes_read if isinstance(ordered, OutEdges) else 0)
         return tiles
 
-    def _tiles(self, names: tuple[str, str], grid: Grid) -> Tiles:
+    def _tiles(self, names: tuple[str, str], grid: TileGrid) -> Tiles:
         entry = self._files.rows(names[0], (grid.size,), "int64")
         return Tiles(grid, entry, self._files.rows(names[1], (grid.size,), "float32") if self._weighted else None)
 

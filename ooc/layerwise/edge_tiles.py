@@ -43,7 +43,7 @@ NO_WEIGHT: Floats = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
-class Grid:
+class TileGrid:
     """Where the entries of each piece and range of destinations are to stand. PURE but for the numbers it is made from.
 
     piece_rows: sources of a piece, a power of two; cell_rows: destinations of a cell of the grid; first: int64[pieces,
@@ -69,7 +69,7 @@ class Grid:
         return self.first.nbytes
 
     @classmethod
-    def of_counts(cls, piece_rows: int, cell_rows: int, counts: Ints) -> "Grid":
+    def of_counts(cls, piece_rows: int, cell_rows: int, counts: Ints) -> "TileGrid":
         """counts: int64[pieces, cells], entries of each."""
         first = np.zeros((len(counts), counts.shape[1] + 1), np.int64)
         np.cumsum(counts, axis=1, out=first[:, 1:])
@@ -93,10 +93,10 @@ class EdgesInOrder(Protocol):
     """Edges by ascending node, each one's ends on the other side ascending."""
 
     def parts(self) -> Iterator[tuple[int, Ints, Ints, Floats]]:
-        """See `Slots.parts`."""
+        """See `SlotReader.parts`."""
 
 
-class Slots:
+class SlotReader:
     """The graph's slots read front to back: sources of consecutive destinations, each one's ascending, with their weights.
 
     columns: `indices`, and `weight` where sums are weighted, as Rows or arrays.
@@ -145,25 +145,25 @@ class Slots:
         return first, indptr, source, weight
 
 
-def count_entries(slots: Slots, piece_rows: int, cell_rows: int, reverse: bool = False) -> Grid:
+def count_entries(slots: SlotReader, piece_rows: int, cell_rows: int, reverse: bool = False) -> TileGrid:
     """One reading of the slots: how many entries each piece and cell has. reverse: of the edges turned round."""
     num_nodes = slots.graph.num_nodes
     counts = np.zeros((-(-num_nodes // piece_rows), -(-num_nodes // cell_rows)), np.int64)
     shift = piece_rows.bit_length() - 1
     for first, indptr, source, _ in slots.parts(ordered=False):
         _count(first, indptr, source, shift, cell_rows, reverse, counts)
-    return Grid.of_counts(piece_rows, cell_rows, counts)
+    return TileGrid.of_counts(piece_rows, cell_rows, counts)
 
 
 class Tiles:
-    """Entries on disk or in memory, by piece; see `Grid` and `SOURCE_BITS`.
+    """Entries on disk or in memory, by piece; see `TileGrid` and `SOURCE_BITS`.
 
     >>> tiles = Tiles(grid, entries, weight)
     >>> for piece, low, high in tiles.spans(0, num_nodes):
     ...     entry, weight, nbytes = tiles.read(low, high)
     """
 
-    def __init__(self, grid: Grid, entry: Any, weight: Any | None) -> None:
+    def __init__(self, grid: TileGrid, entry: Any, weight: Any | None) -> None:
         self.grid, self.entry, self.weight = grid, entry, weight
         self._buffers = Buffers(kept=8, direct=True, least_bytes=1)
 
@@ -197,7 +197,7 @@ class Tiles:
         return written
 
     def spans(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(piece, its first entry, one past its last) of the edges to destinations first:stop (see `Grid.span`), in order.
+        """(piece, its first entry, one past its last) of the edges to destinations first:stop (see `TileGrid.span`), in order.
 
         No span is longer than two million entries: a piece with more comes several times.
         """

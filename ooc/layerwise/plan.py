@@ -44,7 +44,7 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
-class SweepShape:
+class ModelShape:
     """A model on a graph. x_bytes: of a row of features on disk; x_plain: whether sums can be made of it as it is; encoded:
     columns after the encoder, 0 without one; slot_bytes: of an edge in the tiles (`ooc.layerwise.edge_tiles`)."""
 
@@ -73,7 +73,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class LayerwisePlan:
     """How a sweep goes. memory: bytes for sums, or for the rows of a gathering layer; in_ram: everything stays in memory;
     mapped: the features pass a map of their own first (encoder, narrowing, or a dtype that is not summed)."""
 
@@ -91,7 +91,7 @@ class SweepPlan:
         """Bytes read and written in all."""
         return self.map_bytes + self.tile_bytes + sum(layer.read + layer.written for layer in self.layers)
 
-    def moved(self, shape: "SweepShape") -> tuple[int, int]:
+    def moved(self, shape: "ModelShape") -> tuple[int, int]:
         """(bytes read, bytes written): of a sweep in memory the features, and twice the sources of all edges."""
         summed = any(layer.kind for layer in shape.layers)
         if self.in_ram:
@@ -106,12 +106,12 @@ class SweepPlan:
         return asdict(self)
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> "SweepPlan":
+    def of(cls, data: dict[str, Any]) -> "LayerwisePlan":
         """From what `asdict` gave."""
         return cls(**{**data, "layers": tuple(LayerPlan(**layer) for layer in data["layers"])})
 
 
-def plan_sweep(shape: SweepShape, memory: int) -> SweepPlan:
+def plan_sweep(shape: ModelShape, memory: int) -> LayerwisePlan:
     """The cheapest sweep in `memory` bytes, beside what reading and writing need anyway.
 
     Which layers narrow first does not depend on the memory, nor does any result of layers that sum. Raises BudgetError where
@@ -124,20 +124,20 @@ def plan_sweep(shape: SweepShape, memory: int) -> SweepPlan:
     if ram_bytes(shape) <= memory:
         every = -(-max(1, shape.num_nodes) // cell_rows(shape)) * cell_rows(shape)
         plans = [LayerPlan(each, 1, every if layer.kind else 0, 0, 0) for layer, each in zip(shape.layers, narrow, strict=True)]
-        return SweepPlan(memory, True, mapped, tuple(plans), 0, 0)
+        return LayerwisePlan(memory, True, mapped, tuple(plans), 0, 0)
     layers = tuple(_plan_layer(shape, memory, narrow, index, mapped) for index in range(len(shape.layers)))
     columns = _stored(shape, 0, narrow) + (shape.encoded or shape.x_width) * (narrow[0] and needs_initial(shape))
     map_bytes = shape.num_nodes * (shape.x_bytes + columns * _FLOAT) if mapped else 0
     tiles = shape.num_edges * (2 * 8 + shape.slot_bytes) if any(layer.kind for layer in shape.layers) else 0
-    return SweepPlan(memory, False, mapped, layers, map_bytes, tiles)
+    return LayerwisePlan(memory, False, mapped, layers, map_bytes, tiles)
 
 
-def cell_rows(shape: SweepShape) -> int:
+def cell_rows(shape: ModelShape) -> int:
     """Ranges of destinations begin at multiples of it."""
     return cell_rows_of(shape.num_nodes, CHUNK_ROWS)
 
 
-def ram_bytes(shape: SweepShape) -> int:
+def ram_bytes(shape: ModelShape) -> int:
     """Bytes of a sweep that keeps everything in memory: sums, two layers' rows, the features, the edges."""
     widest = max([shape.x_width, shape.encoded, shape.out, *[max(layer.width, layer.out) for layer in shape.layers]])
     kept = shape.num_nodes * _FLOAT * 4 * widest
@@ -145,11 +145,11 @@ def ram_bytes(shape: SweepShape) -> int:
     return kept + rows + shape.num_nodes * shape.x_bytes + 3 * shape.num_edges * shape.slot_bytes
 
 
-def needs_initial(shape: SweepShape) -> bool:
+def needs_initial(shape: ModelShape) -> bool:
     return any(layer.needs_initial for layer in shape.layers)
 
 
-def narrows(shape: SweepShape, index: int) -> bool:
+def narrows(shape: ModelShape, index: int) -> bool:
     """Whether layer `index` maps before it sums: where fewer columns pass; of the features as they are, half the bytes."""
     layer = shape.layers[index]
     if layer.narrow is None:
@@ -159,7 +159,7 @@ def narrows(shape: SweepShape, index: int) -> bool:
     return sum(layer.narrow) < layer.width
 
 
-def _plan_layer(shape: SweepShape, memory: int, narrow: Sequence[bool], index: int, mapped: bool) -> LayerPlan:
+def _plan_layer(shape: ModelShape, memory: int, narrow: Sequence[bool], index: int, mapped: bool) -> LayerPlan:
     layer, nodes = shape.layers[index], shape.num_nodes
     theirs = index == 0 and not mapped
     near, root = layer.narrow if narrow[index] and layer.narrow is not None else (layer.width, 0)
@@ -174,7 +174,7 @@ def _plan_layer(shape: SweepShape, memory: int, narrow: Sequence[bool], index: i
     return LayerPlan(narrow[index], blocks, rows, read + own + beside, written + summed)
 
 
-def _stored(shape: SweepShape, index: int, narrow: Sequence[bool]) -> int:
+def _stored(shape: ModelShape, index: int, narrow: Sequence[bool]) -> int:
     """Columns that are written for layer `index` to read; the result's beyond the last."""
     if index == len(shape.layers):
         return shape.out
@@ -182,7 +182,7 @@ def _stored(shape: SweepShape, index: int, narrow: Sequence[bool]) -> int:
     return sum(layer.narrow) if narrow[index] and layer.narrow is not None else layer.width
 
 
-def _cheapest(shape: SweepShape, memory: int, width: int, row_bytes: int, theirs: bool) -> tuple[int, int, int, int]:
+def _cheapest(shape: ModelShape, memory: int, width: int, row_bytes: int, theirs: bool) -> tuple[int, int, int, int]:
     """(blocks, destinations at a time, bytes read for the sums, bytes of sums written) of a layer; theirs: the store's rows."""
     nodes, cell, best = shape.num_nodes, cell_rows(shape), None
     most = 1 if theirs else max(1, width // _LEAST_BLOCK)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ooc.layerwise.plan import ram_bytes
-from ooc.layerwise.stages import Tap
-from ooc.layerwise.sweep import LayerSweep
+from ooc.layerwise.stages import LayerObserver
+from ooc.layerwise.sweep import LayerwisePass
 from ooc.metrics.nodes import Scores
 from stores.arrays.rows import Rows
 from stores.dataset import Dataset
@@ -20,7 +20,7 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 2**17, 2**24
 class ExactScores:
     """Scores of a model by its outputs over all in-edges of every node; a sweep serves all splits till the parameters change.
 
-    folder: for what does not fit the memory; beside: bytes of it that others keep meanwhile. Raises as `LayerSweep` does.
+    folder: for what does not fit the memory; beside: bytes of it that others keep meanwhile. Raises as `LayerwisePass` does.
 
     >>> exact = ExactScores(model, ds, Path("run/sweep"))
     >>> exact.score("val")["accuracy"]
@@ -29,7 +29,7 @@ class ExactScores:
 
     def __init__(self, model: nn.Module, dataset: Dataset, folder: Path, engine: str = "auto", beside: int = 0) -> None:
         self._dataset, self.beside = dataset, beside
-        self._sweep = LayerSweep(model, dataset, folder, engine=engine, beside=beside)
+        self._sweep = LayerwisePass(model, dataset, folder, engine=engine, beside=beside)
         self._swept: tuple[str, Rows] | None = None
 
     @property
@@ -51,10 +51,10 @@ class ExactScores:
             scores.update(torch.from_numpy(logits), torch.from_numpy(np.asarray(labels[node])))
         return scores.compute()
 
-    def run(self, *, tap: Tap | None = None, anew: bool = False) -> Rows:
+    def run(self, *, tap: LayerObserver | None = None, anew: bool = False) -> Rows:
         """The outputs of all nodes: a sweep's, or those there are for the parameters, where no `tap` is to be shown the way.
 
-        Of `tap` and `anew` see `LayerSweep.run`.
+        Of `tap` and `anew` see `LayerwisePass.run`.
         """
         key = self._sweep.fingerprint()
         if tap is not None or self._swept is None or self._swept[0] != key:

@@ -13,7 +13,7 @@ from ooc.graph.blocks import Block
 from ooc.graph.memory_shares import budget_of
 from ooc.layerwise.aggregator import AHEAD
 from ooc.layerwise.edge_tiles import ENTRIES_AT_ONCE, MOST_PIECE_ROWS
-from ooc.layerwise.plan import CHUNK_ROWS, LayerShape, SweepShape
+from ooc.layerwise.plan import CHUNK_ROWS, LayerShape, ModelShape
 from ooc.models.builders import Model, full_blocks
 from ooc.models.contexts import evaluating
 from ooc.models.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
@@ -71,7 +71,7 @@ def over_rows(module: nn.Module) -> str:
     return next((name for each in module.modules() if (name := own_norm(each))), "")
 
 
-def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> SweepShape:
+def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> ModelShape:
     """The shape of a sweep that ends with layer `upto` (its own output), by default with the model's.
 
     Widths are those of a graph of two nodes, on which the model runs once. Raises ConfigError where the model or the features
@@ -86,7 +86,7 @@ def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> Swe
         widths = _widths(encoder, layers, decoder, dataset.num_features, graph.weight_sum is not None)
     shapes = tuple(_layer_shape(layer, *widths[index : index + 2]) for index, layer in enumerate(layers))
     weighted = graph.weight_sum is not None and any(shape.kind == "gcn" for shape in shapes)
-    return SweepShape(
+    return ModelShape(
         num_nodes=dataset.num_nodes,
         num_edges=dataset.num_edges,
         x_bytes=dataset.stored("x").row_bytes,
@@ -135,14 +135,14 @@ def _layer_shape(layer: nn.Module, width: int, out: int) -> LayerShape:
     return LayerShape(width, out, None, None, needs_initial, 4 * (3 * width + 3 * wide), per_edge)
 
 
-def piece_rows_of(shape: SweepShape) -> int:
+def piece_rows_of(shape: ModelShape) -> int:
     """Sources of a piece: a power of two."""
     widest = max([shape.x_bytes, 4 * shape.encoded, *[4 * layer.width for layer in shape.layers]])
     rows = 1 << max(0, PIECE_BYTES // widest).bit_length() >> 1
     return min(max(rows, _LEAST_PIECE_ROWS), MOST_PIECE_ROWS)
 
 
-def besides_bytes(shape: SweepShape, graph: Graph) -> int:
+def besides_bytes(shape: ModelShape, graph: Graph) -> int:
     """Memory that a sweep takes beside the sums: pieces and chunks on their way, edges, pointers, what is computed on."""
     widest = max([shape.x_width, shape.encoded, shape.out, *[max(layer.width, layer.out) for layer in shape.layers]])
     pieces = (AHEAD + 2) * piece_rows_of(shape) * max(shape.x_bytes, 4 * widest)
@@ -166,7 +166,7 @@ def room_in(dataset: Dataset, besides: int, what: str, memory: int | None, besid
     return left - besides
 
 
-def check_hub(graph: Graph, shape: SweepShape, memory: int) -> None:
+def check_hub(graph: Graph, shape: ModelShape, memory: int) -> None:
     """Raise BudgetError, naming the node, where one has too many in-edges for a layer that gathers: before any is computed.
 
     memory: bytes for two ranges of nodes, see `gather_ranges`.

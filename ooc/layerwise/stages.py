@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ooc.graph.aggregation import Code, Floats, Kind, Sums
+from ooc.graph.aggregation import FirstLayerAggregates, Floats, Kind, RowDecoder
 from ooc.graph.range_blocks import columns_of, gathered_block, own_block
-from ooc.layerwise.aggregator import Adder
+from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import Tiles, rows_over
-from ooc.layerwise.plan import CHUNK_ROWS, SweepPlan, SweepShape
+from ooc.layerwise.plan import CHUNK_ROWS, LayerwisePlan, ModelShape
 from ooc.layerwise.row_files import Files, Kept, Writer
 from ooc.layerwise.shape import gather_ranges
 from ooc.models.layers import as_input
@@ -38,7 +38,7 @@ _DEPTH = 2
 _FLOAT32 = Encoding.plain(np.dtype(np.float32))
 
 
-class Stage(NamedTuple):
+class LayerStage(NamedTuple):
     """kind: "map" (features), "sum" (of one block of columns, onto disk), "layer" (rows from sums), "gather" (rows from
     sources); layer: of the model; block: of columns."""
 
@@ -53,7 +53,7 @@ class Stage(NamedTuple):
         return named.get(self.kind, f"layer {self.layer}")
 
 
-class Tap(Protocol):
+class LayerObserver(Protocol):
     """Is shown what every layer gives, as it is made: each layer's rows in ascending order, chunk by chunk."""
 
     def rows(self, layer: int, first: int, values: Floats) -> None:
@@ -63,14 +63,14 @@ class Tap(Protocol):
         """Before a sweep notes how far it came: what was shown up to here is not shown again after a crash."""
 
 
-class Source(NamedTuple):
+class StoredSource(NamedTuple):
     """Rows by columns, as they are stored."""
 
     rows: list[Rows]
     encoding: Encoding
 
 
-class Chunk(NamedTuple):
+class ChunkInputs(NamedTuple):
     """Inputs of destinations first:stop; float32[stop - first, ...], None for what is not needed or in memory already."""
 
     first: int
@@ -86,12 +86,12 @@ class Runner:
     def __init__(
         self,
         parts: tuple[nn.Module | None, list[nn.Module], nn.Module | None],
-        shape: SweepShape,
-        plan: SweepPlan,
+        shape: ModelShape,
+        plan: LayerwisePlan,
         dataset: Dataset,
         files: Files,
         tiles: Tiles | None,
-        tap: Tap | None = None,
+        tap: LayerObserver | None = None,
     ) -> None:
         self.tap = tap
         self.encoder, layers, self.decoder = parts
@@ -121,7 +121,7 @@ class Runner:
         self._readers.shutdown(cancel_futures=True)
         self._writer.close()
 
-    def run(self, stage: Stage, start: int) -> Iterator[int]:
+    def run(self, stage: LayerStage, start: int) -> Iterator[int]:
         """Go on with a stage from node `start`; yields how far its rows are written (not yet synced)."""
         walk = {"map": self._map, "sum": self._sum, "layer": self._layer, "gather": self._gather}[stage.kind]
         for stop in walk(stage, start):
@@ -130,7 +130,7 @@ class Runner:
 
     # --- what stands where ---
 
-    def names(self, stage: Stage) -> list[str]:
+    def names(self, stage: LayerStage) -> list[str]:
         """The rows that a stage writes."""
         if stage.kind == "sum":
             return [f"sum{stage.layer}.{stage.block}"]
@@ -138,7 +138,7 @@ class Runner:
         own = ["initial"] if stage.kind == "map" and self._initial_apart else []
         return own + [name for name, _ in self._kept(following)]
 
-    def wanted(self, stage: Stage) -> set[str]:
+    def wanted(self, stage: LayerStage) -> set[str]:
         """The rows that a stage and those after it read, and what it writes."""
         names = {"out", *self.names(stage)}
         names |= {f"sum{stage.layer}.{block}" for block in range(self.plan.layers[stage.layer].blocks)}
@@ -165,21 +165,21 @@ class Runner:
         """Rows of that name, made where there are none."""
         return self.files.rows(name, (self.shape.num_nodes, columns))
 
-    def _source(self, index: int, part: str) -> Source:
+    def _source(self, index: int, part: str) -> StoredSource:
         """What layer `index` reads as its `near` or `root`."""
         if index == 0 and not self.plan.mapped:
-            return Source([self.dataset.stored("x")], self.dataset.encoding("x"))
+            return StoredSource([self.dataset.stored("x")], self.dataset.encoding("x"))
         named = [(name, columns) for name, columns in self._kept(index) if name.startswith(part)]
-        return Source([self.open(*each) for each in named], _FLOAT32) if named else self._source(index, "near")
+        return StoredSource([self.open(*each) for each in named], _FLOAT32) if named else self._source(index, "near")
 
-    def _initial(self) -> Source:
+    def _initial(self) -> StoredSource:
         if self._initial_apart:
-            return Source([self.open("initial", self.shape.encoded or self.shape.x_width)], _FLOAT32)
+            return StoredSource([self.open("initial", self.shape.encoded or self.shape.x_width)], _FLOAT32)
         return self._source(0, "near")
 
     # --- chunks ---
 
-    def _floats(self, source: Source, first: int, stop: int) -> Floats:
+    def _floats(self, source: StoredSource, first: int, stop: int) -> Floats:
         """float32[stop - first, columns of all its rows]."""
         parts = []
         for rows in source.rows:
@@ -192,15 +192,15 @@ class Runner:
             parts.append(values.astype(np.float32, copy=False))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
-    def _chunks(self, index: int, first: int, stop: int, near: Source | None) -> Iterator[Chunk]:
+    def _chunks(self, index: int, first: int, stop: int, near: StoredSource | None) -> Iterator[ChunkInputs]:
         """Inputs of layer `index` for destinations first:stop, chunk by chunk, read ahead; near: sums on disk."""
         root = self._source(index, "root")
         initial = self._initial() if self.shape.layers[index].needs_initial else None
 
-        def read(at: int) -> Chunk:
+        def read(at: int) -> ChunkInputs:
             end = min(at + CHUNK_ROWS, stop)
             own = [None if each is None else self._floats(each, at, end) for each in (near, root, initial)]
-            return Chunk(at, end, *own)
+            return ChunkInputs(at, end, *own)
 
         return ahead(self._readers, read, range(first, stop, CHUNK_ROWS), _DEPTH)
 
@@ -208,7 +208,7 @@ class Runner:
         tensor: Tensor = as_input(torch.from_numpy(array).to(self._device), *self._present)
         return tensor
 
-    def _computed(self, index: int, chunk: Chunk, near: Floats) -> Tensor:
+    def _computed(self, index: int, chunk: ChunkInputs, near: Floats) -> Tensor:
         """Rows of layer `index` from its destinations' sums."""
         layer = self.layers[index]
         assert chunk.root is not None, "a layer that sums has its destinations' rows too"
@@ -219,7 +219,7 @@ class Runner:
             out = layer.joined(near_rows, root, block)
         else:
             extra = () if chunk.initial is None else (self._tensor(chunk.initial),)
-            out = layer(Sums(near_rows, root), block, *extra)
+            out = layer(FirstLayerAggregates(near_rows, root), block, *extra)
         return out
 
     def _put(self, following: int, first: int, h: Tensor) -> None:
@@ -242,9 +242,9 @@ class Runner:
 
     # --- stages ---
 
-    def _map(self, stage: Stage, start: int) -> Iterator[int]:
+    def _map(self, stage: LayerStage, start: int) -> Iterator[int]:
         """The features through the encoder, and as the first layer reads them."""
-        source, nodes = Source([self.dataset.stored("x")], self.dataset.encoding("x")), self.shape.num_nodes
+        source, nodes = StoredSource([self.dataset.stored("x")], self.dataset.encoding("x")), self.shape.num_nodes
 
         def read(at: int) -> tuple[int, Floats]:
             return at, self._floats(source, at, min(at + CHUNK_ROWS, nodes))
@@ -259,7 +259,7 @@ class Runner:
             if number % UNIT_CHUNKS == 0 or first + len(x) == nodes:
                 yield first + len(x)
 
-    def _sum(self, stage: Stage, start: int) -> Iterator[int]:
+    def _sum(self, stage: LayerStage, start: int) -> Iterator[int]:
         """The sums of one block of columns, range by range, onto disk."""
         source = self._source(stage.layer, "near")
         rows = source.rows[stage.block]
@@ -269,14 +269,14 @@ class Runner:
                 self._writer.put(out, at, near[at - first : min(at + CHUNK_ROWS, stop) - first])
             yield stop
 
-    def _layer(self, stage: Stage, start: int) -> Iterator[int]:
+    def _layer(self, stage: LayerStage, start: int) -> Iterator[int]:
         """Rows of a layer from its sums: made here, or on disk."""
         index, nodes, plan = stage.layer, self.shape.num_nodes, self.plan.layers[stage.layer]
         source = self._source(index, "near")
         if plan.blocks > 1:
             summed = [self.open(f"sum{index}.{block}", rows.shape[1]) for block, rows in enumerate(source.rows)]
             unit = UNIT_CHUNKS * CHUNK_ROWS
-            for chunk in self._chunks(index, start, nodes, Source(list(summed), _FLOAT32)):
+            for chunk in self._chunks(index, start, nodes, StoredSource(list(summed), _FLOAT32)):
                 assert chunk.near is not None
                 self._put(index + 1, chunk.first, self._computed(index, chunk, chunk.near))
                 if chunk.stop % unit == 0 or chunk.stop == nodes:
@@ -288,19 +288,19 @@ class Runner:
                 self._put(index + 1, chunk.first, self._computed(index, chunk, sums))
             yield stop
 
-    def _passes(self, stage: Stage, start: int, rows: Rows, encoding: Encoding) -> Iterator[tuple[int, int, Floats]]:
+    def _passes(self, stage: LayerStage, start: int, rows: Rows, encoding: Encoding) -> Iterator[tuple[int, int, Floats]]:
         """(first, stop, the finished sums of destinations first:stop over `rows`), range by range."""
         kind: Kind | None = self.shape.layers[stage.layer].kind
         assert self.tiles is not None
         assert kind is not None
         nodes, step = self.shape.num_nodes, self.plan.layers[stage.layer].rows
-        adder = Adder(self.tiles, self.dataset.graph, kind, self._threads)
+        adder = SumKernel(self.tiles, self.dataset.graph, kind, self._threads)
         buffer = np.empty((min(step, nodes), rows.shape[1]), np.float32)
         try:
             for first in range(start, nodes, step):
                 stop = min(first + step, nodes)
                 near = buffer[: stop - first]
-                adder.add(rows, Code.of(encoding), first, stop, near)
+                adder.add(rows, RowDecoder.of(encoding), first, stop, near)
                 adder.scale(first, near)
                 yield first, stop, near
         finally:
@@ -308,7 +308,7 @@ class Runner:
             self._count(adder.bytes_read + adder.edge_bytes_read)
             self.edge_bytes_read += adder.edge_bytes_read
 
-    def _gather(self, stage: Stage, start: int) -> Iterator[int]:
+    def _gather(self, stage: LayerStage, start: int) -> Iterator[int]:
         """Rows of a layer from those of all its sources, for as many destinations as memory has sources' rows for."""
         index, shape = stage.layer, self.shape.layers[stage.layer]
         source, graph = self._source(index, "near"), self.dataset.graph

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ooc.layerwise.edge_order import FORTH, SweepEdges
+from ooc.layerwise.edge_order import FORTH, EdgeTiles
 from ooc.layerwise.edge_tiles import Tiles
-from ooc.layerwise.plan import CHUNK_ROWS, SweepPlan, cell_rows, plan_sweep
+from ooc.layerwise.plan import CHUNK_ROWS, LayerwisePlan, cell_rows, plan_sweep
 from ooc.layerwise.row_files import Files
 from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, piece_rows_of, room_in, shape_of
-from ooc.layerwise.stages import Runner, Stage, Tap
+from ooc.layerwise.stages import LayerObserver, LayerStage, Runner
 from ooc.loading.feature_cache import shelf_of
 from ooc.models.contexts import evaluating
 from stores.arrays.rows import Rows
@@ -38,14 +38,14 @@ _SAME_MEMORY = 1.1
 
 
 @dataclass
-class Spent:
+class PassBytes:
     """Bytes on disk, of this process."""
 
     read: int = 0
     written: int = 0
 
 
-class LayerSweep:
+class LayerwisePass:
     """Sweeps of a model over a data set; `run` gives the rows of all nodes.
 
     folder: where rows and progress are kept, unless everything fits the memory; None: in memory. memory: bytes for the whole
@@ -54,7 +54,7 @@ class LayerSweep:
     In evaluation mode, float32. Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too
     little.
 
-    >>> with closing(LayerSweep(model, ds, Path("run/sweep"))) as sweep:
+    >>> with closing(LayerwisePass(model, ds, Path("run/sweep"))) as sweep:
     ...     rows = sweep.run()  # Rows [N, classes]
     """
 
@@ -84,7 +84,7 @@ class LayerSweep:
         self._folder = folder
         if folder is not None:
             shutil.rmtree(removed_path(folder), ignore_errors=True)
-        self.spent = Spent()
+        self.spent = PassBytes()
         self._tiles: Tiles | None = None
 
     def _check_norms(self) -> None:
@@ -107,7 +107,7 @@ class LayerSweep:
         before = self.files.progress()
         if before is None or before.get("key") != key:
             return None
-        kept = SweepPlan.of(before["plan"])
+        kept = LayerwisePlan.of(before["plan"])
         if kept.memory > self._room * _SAME_MEMORY:
             return None
         self.plan = kept
@@ -127,18 +127,20 @@ class LayerSweep:
         return hashed.hexdigest()
 
     @property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[LayerStage]:
         """What is done, in order, after the edges are put in order."""
-        stages = [Stage("map", 0)] if self.plan.mapped else []
+        stages = [LayerStage("map", 0)] if self.plan.mapped else []
         for index, (layer, plan) in enumerate(zip(self.shape.layers, self.plan.layers, strict=True)):
             if layer.kind is None:
-                stages.append(Stage("gather", index))
+                stages.append(LayerStage("gather", index))
                 continue
-            stages += [Stage("sum", index, block) for block in range(plan.blocks)] if plan.blocks > 1 else []
-            stages.append(Stage("layer", index))
+            stages += [LayerStage("sum", index, block) for block in range(plan.blocks)] if plan.blocks > 1 else []
+            stages.append(LayerStage("layer", index))
         return stages
 
-    def run(self, progress: Progress = lambda what, done, total: None, *, tap: Tap | None = None, anew: bool = False) -> Rows:
+    def run(
+        self, progress: Progress = lambda what, done, total: None, *, tap: LayerObserver | None = None, anew: bool = False
+    ) -> Rows:
         """Sweep, from where an earlier process was interrupted on; float32 Rows [N, columns], good until the next run.
 
         tap: is shown every layer's rows; anew: from the beginning in any case, as one that was not shown to `tap` must be.
@@ -170,7 +172,7 @@ class LayerSweep:
         finally:
             sweeping.end()
 
-    def _run_stage(self, runner: Runner, number: int, stage: Stage, node: int, key: str, progress: Progress) -> None:
+    def _run_stage(self, runner: Runner, number: int, stage: LayerStage, node: int, key: str, progress: Progress) -> None:
         self.files.keep_only({*FORTH, *runner.wanted(stage)})
         if node >= self.shape.num_nodes:
             return
@@ -183,7 +185,7 @@ class LayerSweep:
 
     def _open_tiles(self, progress: Progress) -> Tiles:
         """The edges in the sweep's order: those an earlier sweep left in the folder, or dealt out now."""
-        edges = SweepEdges(
+        edges = EdgeTiles(
             self.dataset, self.files, piece_rows_of(self.shape), cell_rows(self.shape), weighted=self.shape.slot_bytes > 8
         )
         try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ooc.graph.aggregation import Sums
+from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import Block, Subgraph, blocks_of, summed_block
 from ooc.loading.feature_gather import Gather
 from stores.graph import Graph
@@ -21,7 +21,7 @@ AnyArray = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledBatch:
     """A sampled batch without its rows. `last`: no further part of this step follows (see `split_seeds`)."""
 
     step: int
@@ -32,11 +32,11 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedBatch:
     """A sampled batch with its rows."""
 
-    drawn: Drawn
-    x: AnyArray | Sums | None
+    drawn: SampledBatch
+    x: AnyArray | FirstLayerAggregates | None
     """[n, *feature shape] of `Gather.gathered`, or the sums of the first layer: `drawn` then has the hops before the last"""
     y: AnyArray | None
     """[n] or [n, C]"""
@@ -113,7 +113,7 @@ class Collator:
         """Whether a batch's slots are met again; read: its columns come with it (`Subgraph.columns`)."""
         return bool(self.columns and not read) or (self.edge_ids and "edge_id" not in self.graph.columns)
 
-    def __call__(self, loaded: Loaded, input_id: NDArray[np.int64]) -> Data:
+    def __call__(self, loaded: LoadedBatch, input_id: NDArray[np.int64]) -> Data:
         subgraph = loaded.drawn.subgraph
         edge_index = torch.from_numpy(edge_index_of(subgraph))
         first = block_of(self.graph, subgraph, edge_index, self.induced)
@@ -137,7 +137,7 @@ class Collator:
         data.input_id = torch.from_numpy(input_id)
         data.batch_size = len(input_id)
         data.blocks = blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
-        if isinstance(loaded.x, Sums):
+        if isinstance(loaded.x, FirstLayerAggregates):
             data.blocks.insert(0, summed_block(first))
         return data
 

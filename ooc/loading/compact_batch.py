@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from ooc.loading.collate import Drawn
+from ooc.loading.collate import SampledBatch
 
 _NOTHING = np.empty(0, np.int64)
 _WIDE = {"edge_id": np.int64}
@@ -15,10 +15,10 @@ _WIDE = {"edge_id": np.int64}
 
 
 @dataclass(frozen=True)
-class Packed:
+class CompactBatch:
     """A sampled batch in a window, in a third of its size: nodes are rows of the window, and numbers are int32."""
 
-    drawn: Drawn
+    drawn: SampledBatch
     """its subgraph has no arrays"""
     row: NDArray[np.int32]
     """int32[n]: where its nodes stand among the window's"""
@@ -34,26 +34,26 @@ class Packed:
         arrays = (self.drawn.position, self.row, self.indptr, self.source, self.slot, stands_for, *self.columns.values())
         return sum(array.nbytes for array in arrays if array is not None)
 
-    def unpack(self, node: NDArray[Any]) -> Drawn:
+    def unpack(self, node: NDArray[Any]) -> SampledBatch:
         """The batch as it was drawn, but for slots that nobody needs; node: [u], the window's."""
         bare = self.drawn.subgraph
         node, indptr, source, slot = (array.astype(np.int64) for array in (node[self.row], self.indptr, self.source, self.slot))
         columns = {name: array.astype(_WIDE.get(name, array.dtype)) for name, array in self.columns.items()}
         subgraph = Subgraph(node, indptr, source, slot, bare.num_nodes, bare.num_edges, bare.stands_for, columns)
-        return Drawn(self.drawn.step, self.drawn.last, self.drawn.position, subgraph)
+        return SampledBatch(self.drawn.step, self.drawn.last, self.drawn.position, subgraph)
 
-    def renumbered(self, rank: NDArray[np.int32]) -> "Packed":
+    def renumbered(self, rank: NDArray[np.int32]) -> "CompactBatch":
         """The batch with its nodes numbered anew: row r of the window is now rank[r] (int32[u])."""
-        return Packed(self.drawn, rank[self.row], self.indptr, self.source, self.slot, self.columns)
+        return CompactBatch(self.drawn, rank[self.row], self.indptr, self.source, self.slot, self.columns)
 
 
-def pack(drawn: Drawn, row: NDArray[np.int32], slots: bool) -> Packed:
+def pack(drawn: SampledBatch, row: NDArray[np.int32], slots: bool) -> CompactBatch:
     """The batch with its nodes at `row` (int32[n]) of the window; slots: whether anybody needs those it was drawn from."""
     full = drawn.subgraph
     bare = Subgraph(_NOTHING, _NOTHING, _NOTHING, _NOTHING, full.num_nodes, full.num_edges, full.stands_for)
     indptr, source, slot = (narrow(array) for array in (full.indptr, full.source, full.slot if slots else _NOTHING))
     columns = {name: narrow(array) if name in _WIDE else array for name, array in full.columns.items()}
-    return Packed(Drawn(drawn.step, drawn.last, drawn.position, bare), row, indptr, source, slot, columns)
+    return CompactBatch(SampledBatch(drawn.step, drawn.last, drawn.position, bare), row, indptr, source, slot, columns)
 
 
 def narrow(array: NDArray[np.int64]) -> NDArray[Any]:

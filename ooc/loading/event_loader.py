@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch_geometric.data import TemporalData
 
 from ooc.graph.memory_shares import budget_of
-from ooc.graph.relabel import Union
+from ooc.graph.relabel import RelabelTable
 from ooc.loading.base import Epoch, Loader
 from ooc.loading.feature_gather import Gather
-from ooc.runtime.budget import Budget, Room, words_for
+from ooc.runtime.budget import BatchRoom, Budget, words_for
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.pipeline import Stage
@@ -64,7 +64,7 @@ class Sampled(NamedTuple):
 
 
 @dataclass
-class Moved:
+class EventBytes:
     """Bytes read from the disk, each counted by one thread; rows of features asked for."""
 
     events: int = 0
@@ -92,7 +92,7 @@ class EventWork:
     shared: bool
     transform: Callable[[Any], Any] | None
     buffers: Buffers = field(default_factory=lambda: Buffers(2))
-    moved: Moved = field(default_factory=Moved)
+    moved: EventBytes = field(default_factory=EventBytes)
 
     def borders(self, start: int) -> Iterator[tuple[int, int]]:
         """(first, last) event of every batch, from event `start` on."""
@@ -125,12 +125,12 @@ class EventWork:
         nodes, times = queries(block, negative)
         query = np.arange(len(nodes))
         if self.shared:
-            asked = Union()
+            asked = RelabelTable()
             query = asked.add(nodes).astype(np.int64)
             nodes = asked.nodes()
             times = np.full(len(nodes), block.time[0])
         found = self.sampler.sample(nodes, times, key(self.seed, Purpose.SAMPLE, epoch))
-        union = Union()
+        union = RelabelTable()
         entry = union.add(found.node).astype(np.int64)
         return Sampled(Batch(block.first, block, negative), found, union.nodes(), entry, query)
 
@@ -254,7 +254,7 @@ class EventLoader(Loader):
         wanted = tuple(held.columns if columns is None else columns)
         check_names(held, wanted, FIELDS)
         x = data.stored("x") if features and data.num_features else None
-        most = Room(self.budget.max_batch, 5, self.budget)
+        most = BatchRoom(self.budget.max_batch, 5, self.budget)
         self._work = EventWork(
             events=held,
             columns=wanted,
@@ -284,7 +284,7 @@ class EventLoader(Loader):
         return self._work.last - self._work.first
 
     @property
-    def moved(self) -> Moved:
+    def moved(self) -> EventBytes:
         """What was read so far, for batches not yet delivered too."""
         return self._work.moved
 

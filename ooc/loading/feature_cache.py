@@ -1,6 +1,6 @@
 """Feature rows in memory, between windows and between epochs: the slots they lie in, and which of them to give up.
 
-Decisions are made ahead, while windows are put together (`Residents`, pure); reading only carries them out. So which rows are
+Decisions are made ahead, while windows are put together (`CachedNodes`, pure); reading only carries them out. So which rows are
 read is a function of the batches and the budget, never of timing.
 """
 
@@ -96,7 +96,7 @@ class RowPool:
 
 
 @dataclass(frozen=True)
-class Change:
+class CacheChange:
     """What one window does to the rows in memory."""
 
     carried: NDArray[np.int32]
@@ -110,13 +110,13 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Residents:
+class CachedNodes:
     """PURE: the nodes whose rows are in memory once the windows so far are read.
 
     A window may give up what it does not need itself, the least used of late first. (With the next window known only,
     Belady's rule keeps what that one needs; how often a row was used, halved with every window, stands for the rest.)
 
-    >>> residents, change = Residents.none().take(np.array([3, 7]), np.ones(2, np.float32), limit=2, before=np.empty(0, int))
+    >>> residents, change = CachedNodes.none().take(np.array([3, 7]), np.ones(2, np.float32), limit=2, before=np.empty(0, int))
     >>> residents.take(np.array([5, 7]), np.ones(2, np.float32), limit=2, before=np.array([3, 7]))[1].evicted
     array([3])
     """
@@ -126,13 +126,13 @@ class Residents:
     heat: NDArray[np.float32]
 
     @classmethod
-    def none(cls) -> "Residents":
+    def none(cls) -> "CachedNodes":
         """Nothing in memory yet."""
         return cls(np.empty(0, np.int32), np.empty(0, np.float32))
 
     def take(
         self, node: NDArray[Any], uses: NDArray[np.float32], limit: int, before: NDArray[Any]
-    ) -> tuple["Residents", Change]:
+    ) -> tuple["CachedNodes", CacheChange]:
         """The rows in memory with a window's, and how that comes about.
 
         node: [u], the window's, ascending; uses: float32[u], batches that use each; limit: rows in memory at most,
@@ -152,8 +152,8 @@ class Residents:
         stay, new = np.flatnonzero(keep).astype(np.int32), np.flatnonzero(carried < 0).astype(np.int32)
         merged = np.concatenate([self.node[stay], node[new]])
         order = np.argsort(merged, kind="stable")  # two ascending runs
-        change = Change(carried, evicted, out[used_before < 0], np.concatenate([stay, ~new])[order])
-        return Residents(merged[order], np.concatenate([heat[stay], uses[new]])[order]), change
+        change = CacheChange(carried, evicted, out[used_before < 0], np.concatenate([stay, ~new])[order])
+        return CachedNodes(merged[order], np.concatenate([heat[stay], uses[new]])[order]), change
 
     def _coldest(self, may_go: NDArray[np.bool_], count: int) -> NDArray[np.int32]:
         """int32[max(0, count)], ascending: positions of so many rows that may go, the coldest."""
@@ -171,20 +171,20 @@ class RowCache:
     """The pool with what lies in it; lives as long as the data set, lent to one pipeline at a time."""
 
     pool: RowPool
-    residents: Residents = field(default_factory=Residents.none)
+    residents: CachedNodes = field(default_factory=CachedNodes.none)
     slot: Slots = field(default_factory=lambda: np.empty(0, np.int32))
     """int32[r]: where the rows of `residents` lie"""
 
     def clear(self) -> None:
         """Forget all rows, whoever left slots taken."""
-        self.residents, self.slot = Residents.none(), np.empty(0, np.int32)
+        self.residents, self.slot = CachedNodes.none(), np.empty(0, np.int32)
         self.pool.clear()
 
 
-class Lease:
+class CacheLease:
     """A cache in the hands of one pipeline. shelf: where it goes back to, None for a cache that nobody else is to have."""
 
-    def __init__(self, cache: RowCache, shelf: "Shelf | None") -> None:
+    def __init__(self, cache: RowCache, shelf: "CacheRegistry | None") -> None:
         self.cache = cache
         self._shelf = shelf
         self._over = False
@@ -199,7 +199,7 @@ class Lease:
             if not self._over:
                 self.cache.pool.close()
 
-    def end(self, residents: Residents | None, slot: Slots) -> None:
+    def end(self, residents: CachedNodes | None, slot: Slots) -> None:
         """Give the cache back with what lies in it; None: nobody knows (the pipeline was stopped halfway). Once: later it
         may be another's."""
         with self._lock:
@@ -214,11 +214,11 @@ class Lease:
             self._shelf.put()
 
 
-class Sweeping:
+class ScanLease:
     """A reader that keeps no rows (`ooc.loading.shared_scan`), as long as it goes on. alone: whether nobody else read them
     when it began."""
 
-    def __init__(self, shelf: "Shelf", alone: bool) -> None:
+    def __init__(self, shelf: "CacheRegistry", alone: bool) -> None:
         self._shelf, self.alone = shelf, alone
         self.stopping = False
         """whether it is about to end"""
@@ -232,19 +232,19 @@ class Sweeping:
         self._shelf.leave(self)
 
 
-class Shelf:
+class CacheRegistry:
     """Where the rows' cache waits for the next pipeline over the same rows; and who reads those rows now.
 
     The first pipeline has the memory of all; one that begins meanwhile must do with less, whichever way they read.
     """
 
     def __init__(self) -> None:
-        self._sweeps: weakref.WeakSet[Sweeping] = weakref.WeakSet()  # one that an interrupt took from its owner is none
+        self._sweeps: weakref.WeakSet[ScanLease] = weakref.WeakSet()  # one that an interrupt took from its owner is none
         self._cache: RowCache | None = None
-        self._lease: Lease | None = None
+        self._lease: CacheLease | None = None
         self._changed = threading.Condition()
 
-    def lend(self, count: int, rows: Rows) -> Lease | None:
+    def lend(self, count: int, rows: Rows) -> CacheLease | None:
         """The cache, of `count` slots; None while another pipeline reads. Waits for those that are stopping."""
         with self._changed:
             self._changed.wait_for(self._settled, STOPPING_SECONDS)
@@ -254,19 +254,19 @@ class Shelf:
                 self._cache = None  # before the next one is made
                 self._cache = RowCache(RowPool(count, rows.shape[1:], rows.dtype))
             self._cache.pool.open()
-            self._lease = Lease(self._cache, self)
+            self._lease = CacheLease(self._cache, self)
             return self._lease
 
-    def begin_sweeps(self) -> Sweeping:
+    def begin_sweeps(self) -> ScanLease:
         """A reader begins that keeps no rows: those that wait here go. Waits for those that are stopping."""
         with self._changed:
             self._changed.wait_for(self._settled, STOPPING_SECONDS)
-            begun = Sweeping(self, self._lease is None and not self._sweeps)
+            begun = ScanLease(self, self._lease is None and not self._sweeps)
             self._cache = None if self._lease is None else self._cache
             self._sweeps.add(begun)
             return begun
 
-    def leave(self, sweeping: Sweeping) -> None:
+    def leave(self, sweeping: ScanLease) -> None:
         """One that began has ended."""
         with self._changed:
             self._sweeps.discard(sweeping)
@@ -283,19 +283,19 @@ class Shelf:
             self._changed.notify_all()
 
 
-_shelves: "weakref.WeakKeyDictionary[Rows, Shelf]" = weakref.WeakKeyDictionary()
+_shelves: "weakref.WeakKeyDictionary[Rows, CacheRegistry]" = weakref.WeakKeyDictionary()
 _shelves_lock = threading.Lock()
 
 
-def own_cache(count: int, rows: Rows) -> Lease:
+def own_cache(count: int, rows: Rows) -> CacheLease:
     """A cache that goes with its pipeline."""
-    return Lease(RowCache(RowPool(count, rows.shape[1:], rows.dtype)), None)
+    return CacheLease(RowCache(RowPool(count, rows.shape[1:], rows.dtype)), None)
 
 
-def shelf_of(rows: Rows) -> Shelf:
+def shelf_of(rows: Rows) -> CacheRegistry:
     """The shelf of these rows, the same for all loaders over them; it goes with them."""
     with _shelves_lock:
-        return _shelves.setdefault(rows, Shelf())
+        return _shelves.setdefault(rows, CacheRegistry())
 
 
 @kernel

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ooc.graph.aggregation import Sums
+from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.runtime.buffers import Buffers
 from stores.arrays.encoding import DecodedRows, Encoding
 from stores.arrays.rows import AnyArray, Ids, Rows
@@ -57,10 +57,10 @@ class Gather:
         """Whether values are float32 from the gathering on: what sums can be made of."""
         return self.gathered == np.float32 and self.dtype in (None, torch.float32)
 
-    def tensor(self, gathered: AnyArray | Sums) -> Any:
+    def tensor(self, gathered: AnyArray | FirstLayerAggregates) -> Any:
         """`x`, over the same memory where its dtype allows."""
-        if isinstance(gathered, Sums):
-            return Sums(*map(torch.from_numpy, gathered))
+        if isinstance(gathered, FirstLayerAggregates):
+            return FirstLayerAggregates(*map(torch.from_numpy, gathered))
         x = torch.from_numpy(gathered)
         if self.kept and self.encoding.name == "bfloat16":
             x = x.view(torch.bfloat16)

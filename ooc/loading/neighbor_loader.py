@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from ooc.graph.aggregation import Summing
+from ooc.graph.aggregation import PreAggregation
 from ooc.graph.mapped_topology import Topology
 from ooc.graph.memory_shares import LOCKSTEP_SHARE, WARM_SHARE, budget_of
 from ooc.loading.arguments import check_pyg_arguments, fanout_of, input_nodes_of, weight_column_of
@@ -24,11 +24,11 @@ from ooc.loading.collate import Collator
 from ooc.loading.feature_gather import Gather
 from ooc.loading.shared_scan_plan import sweeps_pay
 from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, Work
-from ooc.runtime.budget import SHARES, Budget, Room
+from ooc.runtime.budget import SHARES, BatchRoom, Budget
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.memory import keep_large_blocks, return_large_blocks
 from ooc.runtime.transfer import pins
-from ooc.sampling import Lockstep, NeighborSampler
+from ooc.sampling import NeighborSampler, OnDiskFrontier
 from stores.arrays.rows import ArrayRows
 from stores.arrays.zarr_rows import ShardedRows
 from stores.dataset import Dataset
@@ -48,7 +48,7 @@ def make_work(
     transform: Callable[[Data], Any] | None,
     pin_memory: bool,
     device: torch.device | None,
-    summing: Summing | None,
+    summing: PreAggregation | None,
     threads: int,
 ) -> Work:
     """The stages' work over a data set. sampling: fan-out, replace, weight column; threads: that draw."""
@@ -72,16 +72,16 @@ def make_work(
     else:  # the memory is filled to the brim
         return_large_blocks()
     # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
-    own = Room(budget.max_batch, SHARES, budget)
+    own = BatchRoom(budget.max_batch, SHARES, budget)
     most_drawn, most = own, own
     if sweeping:
-        most_drawn, most = Room(budget.batches // 2, 2, budget), Room(budget.batches + spare, 1, budget)
+        most_drawn, most = BatchRoom(budget.batches // 2, 2, budget), BatchRoom(budget.batches + spare, 1, budget)
     limit: dict[str, Any] = {"max_bytes": most_drawn, "row_bytes": per_node, "expanded_bytes": per_expanded}
     sampler = NeighborSampler(ds.graph, *sampling, **limit)
     lockstep = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
-        lockstep = Lockstep(sampler, ds.edge_rows("indices"), columns, budget.batches // LOCKSTEP_SHARE)
+        lockstep = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.batches // LOCKSTEP_SHARE)
     topology = Topology(ds.graph, sampling[2], mapped, warm, lockstep is None, collator.columns)
     to_cuda = device is not None and device.type == "cuda"
     buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
@@ -154,7 +154,7 @@ class NeighborLoader(BatchLoader):
         edge_ids: bool = True,
         split_seeds: bool = False,
         budget: Budget | None = None,
-        summing: Summing | None = None,
+        summing: PreAggregation | None = None,
         sample_threads: int = 1,
         read_threads: int = 2,
         **arguments: Any,
@@ -165,7 +165,7 @@ class NeighborLoader(BatchLoader):
             raise ConfigError(f"batch_size, world, rank and the threads must be whole numbers, not {numbers}")
         if batch_size < 1 or world < 1 or not 0 <= rank < world or min(sample_threads, read_threads) < 1:
             raise ConfigError("batch_size, world and the threads must be 1 or more, and rank one of 0..world-1")
-        if not (summing is None or isinstance(summing, Summing)):
+        if not (summing is None or isinstance(summing, PreAggregation)):
             raise ConfigError(f"summing must be what `ooc.models.summing_of(model)` gives, not {summing!r}")
         if split_seeds and shuffle:
             raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")

@@ -18,9 +18,9 @@ from ooc.graph.mapped_topology import Topology
 from ooc.graph.memory_shares import WARM_SHARE, budget_of
 from ooc.loading.arguments import InputNodes
 from ooc.loading.base import BatchLoader
-from ooc.loading.collate import Collator, Drawn, Loaded
+from ooc.loading.collate import Collator, LoadedBatch, SampledBatch
 from ooc.loading.feature_gather import Gather
-from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, Read, Work
+from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, ReadCounts, Work
 from ooc.runtime.budget import Budget
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import steps_of
@@ -38,10 +38,10 @@ _WIDTHS_ALIVE = 3
 
 
 @runtime_checkable
-class Counting(Protocol):
+class CountingSampler(Protocol):
     """A sampler that reads edges from the disk, and counts them."""
 
-    def counting(self, read: Read) -> Sampler:
+    def counting(self, read: ReadCounts) -> Sampler:
         """The same sampler, whose bytes are counted in `read`."""
 
 
@@ -60,10 +60,10 @@ class PartSampler:
     """where the edges are read from, None: the graph's arrays"""
     max_bytes: int | None = None
     row_bytes: int = 0
-    read: Read = field(default_factory=Read)
+    read: ReadCounts = field(default_factory=ReadCounts)
     """where the bytes are counted"""
 
-    def counting(self, read: Read) -> "PartSampler":
+    def counting(self, read: ReadCounts) -> "PartSampler":
         """The same sampler, whose bytes are counted in `read`."""
         return replace(self, read=read)
 
@@ -91,10 +91,10 @@ class PartWork(Work):
     def apart(self) -> Self:
         """See `Work.apart`: what the sampler reads is counted there too."""
         work, sampler = super().apart(), self.sampler
-        assert isinstance(sampler, Counting), f"{sampler} counts nowhere what it reads"
+        assert isinstance(sampler, CountingSampler), f"{sampler} counts nowhere what it reads"
         return replace(work, sampler=sampler.counting(work.read))
 
-    def labels(self, drawn: Drawn) -> AnyArray | None:
+    def labels(self, drawn: SampledBatch) -> AnyArray | None:
         """[n] or [n, C] of the batch's own nodes, unknown (-1, NaN) where they are not to be trained on."""
         if self.y is None:
             return None
@@ -105,11 +105,11 @@ class PartWork(Work):
             y[~self.train.contains(node)] = -1 if y.dtype.kind == "i" else np.nan
         return y
 
-    def activation_bytes(self, drawn: Drawn) -> int:
+    def activation_bytes(self, drawn: SampledBatch) -> int:
         """Bytes that the model needs beside a batch."""
         return max(self.nbytes(drawn), _WIDTHS_ALIVE * 4 * self.width * len(drawn.subgraph.node))
 
-    def collate(self, loaded: Loaded) -> tuple[int, Any]:
+    def collate(self, loaded: LoadedBatch) -> tuple[int, Any]:
         """(steps done with this batch, the batch): all layers share one block."""
         drawn = loaded.drawn
         batch: Data = self.collator(loaded, drawn.subgraph.node[: drawn.subgraph.num_nodes[0]])
@@ -190,7 +190,7 @@ def _work(
     mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
     edges = None if mapped else Edges(ds.edge_rows("indices"), {name: ds.edge_rows(name) for name in collator.columns})
     topology = Topology(graph, None, max(0, budget.topology - graph.indptr.nbytes), warm, mapped, collator.columns)
-    read = Read()
+    read = ReadCounts()
     sampler = PartSampler(graph, parts, halo, edges, budget.max_batch, row_bytes, read)
     to_cuda = device is not None and device.type == "cuda"
     buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)

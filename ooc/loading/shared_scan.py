@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.aggregation import Floats, Sums, scale_rows, scatter_sums
-from ooc.loading.collate import Loaded
-from ooc.loading.feature_cache import SECOND_SHARE, Sweeping, shelf_of
-from ooc.loading.shared_scan_plan import AHEAD, Piece, Rest, Sweep, Waiting, pieces, sweeps, waiting
+from ooc.graph.aggregation import FirstLayerAggregates, Floats, scale_rows, scatter_sums
+from ooc.loading.collate import LoadedBatch
+from ooc.loading.feature_cache import SECOND_SHARE, ScanLease, shelf_of
+from ooc.loading.shared_scan_plan import AHEAD, BatchRemainder, ScanPiece, SharedScan, WaitingBatch, pieces, sweeps, waiting
 from ooc.loading.work import PIECES, Work
 from ooc.runtime.budget import COPIES
 from ooc.runtime.buffers import Buffers, leased
@@ -45,12 +45,12 @@ class Stopped(Exception):
     """Somebody waited for memory of a pipeline that was closed; only a pipeline's threads ever see it."""
 
 
-class SumsMemory:
+class AggregateBuffers:
     """Two buffers for sums, taken in turn; one comes back when nobody refers to an array over it any more.
 
     Memory that was never written costs nothing. A consumer that keeps its batches makes a third one necessary, and so on.
 
-    >>> memory = SumsMemory()
+    >>> memory = AggregateBuffers()
     >>> near, roots = memory.take(rows=1000, roots=900, width=128, turn=0)  # float32[1000, 128], float32[900, 128]
     """
 
@@ -98,20 +98,20 @@ class SumsMemory:
             self._changed.notify_all()
 
 
-class RootCopies:
+class SelfRowBuffers:
     """Buffers for batches' own copies of their destinations' rows: as many as are alive at once, then used again.
 
     One comes back as the consumer lets go of its batch, which is when the copy after the next is made; a consumer that keeps
     its batches gets more of them.
 
-    >>> RootCopies(COPIES).take(rows=900, width=128).shape
+    >>> SelfRowBuffers(COPIES).take(rows=900, width=128).shape
     (900, 128)
     """
 
     def __init__(self, count: int) -> None:
         self._free: deque[Floats] = deque([np.empty(0, np.float32)] * count, maxlen=count)
         self._kept = False
-        self._changed = threading.Condition()  # over an RLock, as in `SumsMemory`
+        self._changed = threading.Condition()  # over an RLock, as in `AggregateBuffers`
 
     def take(self, rows: int, width: int) -> Floats:
         """float32[rows, width], uninitialised."""
@@ -130,14 +130,14 @@ class RootCopies:
 
 
 @dataclass(frozen=True)
-class Made:
+class FinishedScan:
     """A sweep's batches whose sums stand in memory, or of its first `done` batches, and what the next one failed on.
 
-    start, own: as of `Sweep`. near: float32[rows, f], neighbors' sums of all its batches, one behind the other; roots:
+    start, own: as of `SharedScan`. near: float32[rows, f], neighbors' sums of all its batches, one behind the other; roots:
     float32[num_roots, f], the destinations' own rows, which batches share.
     """
 
-    batches: tuple[Rest, ...]
+    batches: tuple[BatchRemainder, ...]
     start: NDArray[np.int64]
     own: NDArray[np.int32]
     near: Floats
@@ -146,7 +146,7 @@ class Made:
     error: Exception | None
 
 
-class Sweeper:
+class ScanReader:
     """Makes sums, sweep by sweep: pieces of the file are read by threads of its own, and added up by the caller's.
 
     pool: bytes for all sweeps; where one takes what freed blocks were to have of it, the C library keeps none any more.
@@ -154,7 +154,7 @@ class Sweeper:
 
     def __init__(self, work: Work, rows: Rows, clock: Clock, pool: int = 1 << 62) -> None:
         self._work, self._rows, self._pool = work, rows, pool
-        self.memory = SumsMemory()
+        self.memory = AggregateBuffers()
         self._turn = 0
         self._returns = False
         self._code = work.code
@@ -163,7 +163,7 @@ class Sweeper:
         self._clock, self._lock = clock, threading.Lock()
         self._stopped = False
 
-    def make(self, sweep: Sweep) -> Made:
+    def make(self, sweep: SharedScan) -> FinishedScan:
         """The sums of a sweep's batches. Where that fails, batch by batch as far as it goes."""
         if sweep.size.nbytes > self._pool - self._work.kept_bytes and not self._returns:
             self._returns = return_large_blocks()
@@ -177,9 +177,9 @@ class Sweeper:
             raise
         except Exception as failure:
             done, error = self._one_by_one(sweep, near, roots, failure)
-        return Made(sweep.batches, sweep.start, sweep.own, near, roots, done, error)
+        return FinishedScan(sweep.batches, sweep.start, sweep.own, near, roots, done, error)
 
-    def _one_by_one(self, sweep: Sweep, near: Floats, roots: Floats, failure: Exception) -> tuple[int, Exception | None]:
+    def _one_by_one(self, sweep: SharedScan, near: Floats, roots: Floats, failure: Exception) -> tuple[int, Exception | None]:
         """(batches whose sums are made, what the next one fails on)."""
         if len(sweep.batches) == 1:
             return 0, failure
@@ -192,16 +192,16 @@ class Sweeper:
                 return done, error
         return len(sweep.batches), None  # it went well the second time
 
-    def _add_all(self, sweep: Sweep, near: Floats, roots: Floats) -> None:
+    def _add_all(self, sweep: SharedScan, near: Floats, roots: Floats) -> None:
         near[:] = 0
         self.add_up(sweep, near, roots, pieces(sweep, self._rows, self._work.piece_bytes))
 
-    def add_up(self, sweep: Sweep, near: Floats, roots: Floats, todo: Iterator[Piece]) -> None:
+    def add_up(self, sweep: SharedScan, near: Floats, roots: Floats, todo: Iterator[ScanPiece]) -> None:
         """Read pieces of a sweep, a few ahead, and add them up in their order.
 
         near: float32[rows, f], its neighbors' sums so far, zeros at first; roots: float32[num_roots, f], the rows it keeps.
         """
-        under_way: deque[tuple[Piece, Future[NDArray[Any]]]] = deque()
+        under_way: deque[tuple[ScanPiece, Future[NDArray[Any]]]] = deque()
         try:
             for piece in [*islice(todo, PIECES)]:
                 under_way.append((piece, self._submit(piece)))
@@ -219,12 +219,12 @@ class Sweeper:
         finally:
             wait([read for _, read in under_way if not read.cancel()])  # whoever closes the loader may close the rows next
 
-    def _submit(self, piece: Piece) -> "Future[NDArray[Any]]":
+    def _submit(self, piece: ScanPiece) -> "Future[NDArray[Any]]":
         if self._stopped:
             raise Stopped
         return self._readers.submit(self._read, piece)
 
-    def _read(self, piece: Piece) -> NDArray[Any]:
+    def _read(self, piece: ScanPiece) -> NDArray[Any]:
         """The values of a piece's extents, or of its rows one behind the other."""
         start = time.perf_counter()
         values, nbytes = piece.read(self._rows, self._buffers)
@@ -246,14 +246,14 @@ class Sweeper:
         self._readers.shutdown()
 
 
-class Server:
+class ScanServer:
     """Hands out the batches of sweeps, in order."""
 
-    def __init__(self, work: Work, sweeper: Sweeper) -> None:
+    def __init__(self, work: Work, sweeper: ScanReader) -> None:
         self._work, self._sweeper = work, sweeper
-        self._copies = RootCopies(COPIES)
+        self._copies = SelfRowBuffers(COPIES)
 
-    def serve(self, made: Iterator[Made]) -> Iterator["Served"]:
+    def serve(self, made: Iterator[FinishedScan]) -> Iterator["ScannedBatch"]:
         """The batches of sweeps, one after the other, with their sums."""
         step = 0
         for turn in range(1 << 62):
@@ -263,14 +263,14 @@ class Server:
                 return
             for k in range(one.done):
                 mine = slice(int(one.start[k]), int(one.start[k + 1]))
-                yield Served(one.batches[k], one.near[mine], one.roots, one.own[mine], k == 0)
+                yield ScannedBatch(one.batches[k], one.near[mine], one.roots, one.own[mine], k == 0)
             step += one.done
             if one.error is not None:
                 one.error.add_note(f"in stage 'sum' at step {step} of the pipeline")
                 raise one.error
             del one  # while the next one is waited for
 
-    def collate(self, served: "Served") -> tuple[int, Any]:
+    def collate(self, served: "ScannedBatch") -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
         rest, near, roots, own, first = served
         scale_rows(near, rest.scale)
@@ -280,13 +280,13 @@ class Server:
         else:
             root = self._work.buffers.empty(near.shape, near.dtype) if pinned else self._copies.take(*near.shape)
             np.take(roots, own, axis=0, out=root, mode="clip")
-        return self._work.collate(Loaded(rest.drawn, Sums(near, root), self._work.labels(rest.drawn)))
+        return self._work.collate(LoadedBatch(rest.drawn, FirstLayerAggregates(near, root), self._work.labels(rest.drawn)))
 
 
-class Served(NamedTuple):
+class ScannedBatch(NamedTuple):
     """A batch of a sweep: near, float32[d, f], is its own; its destinations' rows are roots[own]; first: of its sweep."""
 
-    rest: Rest
+    rest: BatchRemainder
     near: Floats
     roots: Floats
     own: NDArray[np.int32]
@@ -315,7 +315,7 @@ def swept(
         pool //= SECOND_SHARE
         work = work.sharing(pool, SECOND_SHARE)
     try:
-        sweeper = Sweeper(work, rows, own["read"], pool)
+        sweeper = ScanReader(work, rows, own["read"], pool)
         return _chain(work, cursors, sweeper, sweeping, pool, (threads, alone, split), own)
     except BaseException:
         sweeping.end()
@@ -325,14 +325,14 @@ def swept(
 def _chain(
     work: Work,
     cursors: Iterator[Cursor],
-    sweeper: Sweeper,
-    sweeping: Sweeping,
+    sweeper: ScanReader,
+    sweeping: ScanLease,
     pool: int,
     sampling: tuple[int, bool, bool],
     own: dict[str, Clock],
 ) -> Pipeline:
     """The three pipelines of `swept`; where one cannot be made, those before it have ended."""
-    server = Server(work, sweeper)
+    server = ScanServer(work, sweeper)
 
     def stop() -> None:
         sweeping.stop()
@@ -380,5 +380,5 @@ def _sampled(work: Work, cursors: Iterator[Cursor], sampling: tuple[int, bool, b
     return Pipeline(source, [stage], max_bytes=1, max_items=threads, clocks={"sample": clock})
 
 
-def _sample(work: Work, cursor: Cursor) -> Waiting:
+def _sample(work: Work, cursor: Cursor) -> WaitingBatch:
     return waiting(work, work.sample(cursor))

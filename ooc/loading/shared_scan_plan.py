@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats
-from ooc.graph.relabel import Union
-from ooc.loading.collate import Drawn
+from ooc.graph.relabel import RelabelTable
+from ooc.loading.collate import SampledBatch
 from ooc.loading.compact_batch import narrow
 from ooc.loading.work import Work
-from ooc.runtime.budget import SweepSize
+from ooc.runtime.budget import ScanSize
 from ooc.runtime.buffers import Buffers
 from stores.arrays.rows import AnyArray, Rows
 from stores.arrays.zarr_rows import ShardedRows
@@ -28,10 +28,10 @@ PLAN_ROWS = 2**18
 _DIGIT = 12  # bits of a pass of the radix sort: two passes up to 16 M rows, its counters in the processor's nearest caches
 
 
-class Rest(NamedTuple):
+class BatchRemainder(NamedTuple):
     """What remains of a sampled batch beside its sums. scale: float32[d], what each sum is multiplied by, or empty for ones."""
 
-    drawn: Drawn
+    drawn: SampledBatch
     """without its last hop"""
     scale: Floats
 
@@ -42,32 +42,32 @@ class Rest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingBatch:
     """A sampled batch that waits for its sums.
 
     row: int32|int64[e], the row that an edge into the first layer's destinations needs; target: int32[e], the destination;
     edge: float32[e], what the edge counts for, or empty. share: its part of a sweep's memory.
     """
 
-    rest: Rest
+    rest: BatchRemainder
     row: NDArray[Any]
     target: NDArray[np.int32]
     edge: Floats
-    share: SweepSize
+    share: ScanSize
 
 
-def waiting(work: Work, drawn: Drawn) -> Waiting:
+def waiting(work: Work, drawn: SampledBatch) -> WaitingBatch:
     """What a sampled batch wants of the rows."""
     subgraph = drawn.subgraph
     factors, rest = work.factors(drawn)
     row = np.empty(len(subgraph.source), subgraph.node.dtype)
     np.take(subgraph.node, subgraph.source, out=row, mode="clip")
     target = np.repeat(np.arange(len(subgraph.indptr) - 1, dtype=np.int32), np.diff(subgraph.indptr))
-    return Waiting(Rest(rest, factors.target), narrow(row), target, factors.edge, work.share_of_sweep(drawn))
+    return WaitingBatch(BatchRemainder(rest, factors.target), narrow(row), target, factors.edge, work.share_of_sweep(drawn))
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SharedScan:
     """Batches whose sums are made in one pass.
 
     start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1]; own: int32[rows of sums], where each
@@ -76,7 +76,7 @@ class Sweep:
     row; edge: float32 of each entry, what it counts for, or empty.
     """
 
-    batches: tuple[Rest, ...]
+    batches: tuple[BatchRemainder, ...]
     start: NDArray[np.int64]
     own: NDArray[np.int32]
     num_roots: int
@@ -84,7 +84,7 @@ class Sweep:
     first: NDArray[Any]
     target: NDArray[np.int32]
     edge: Floats
-    size: SweepSize
+    size: ScanSize
     """what its batches take of the memory"""
 
     @property
@@ -92,7 +92,7 @@ class Sweep:
         """Rows of sums."""
         return int(self.start[-1])
 
-    def only(self, k: int) -> "Sweep":
+    def only(self, k: int) -> "SharedScan":
         """A sweep for batch k alone, which keeps destinations' rows in the same places."""
         base, stop = int(self.start[k]), int(self.start[k + 1])
         kept = np.zeros(self.num_roots, np.bool_)
@@ -107,7 +107,7 @@ class Sweep:
         return _grouped(self.batches[k : k + 1], start, self.own[base:stop], self.num_roots, (row, target, edge), self.size)
 
 
-class Draft:
+class ScanDraft:
     """A sweep in the making.
 
     pool: bytes for all that sweeps have in memory; root_bytes: of a destination's own row; kept: of the pool, for other ends
@@ -116,13 +116,13 @@ class Draft:
 
     def __init__(self, pool: int, root_bytes: int, kept: int = 0) -> None:
         self._pool, self._root_bytes, self._kept = pool, root_bytes, kept
-        self._batches: list[Waiting] = []
+        self._batches: list[WaitingBatch] = []
         self._own: list[NDArray[np.int32]] = []
         self._roots = [0]
-        self._union = Union()
-        self._size: SweepSize | None = None
+        self._union = RelabelTable()
+        self._size: ScanSize | None = None
 
-    def add(self, batch: Waiting) -> bool:
+    def add(self, batch: WaitingBatch) -> bool:
         """Take a batch in, unless the sweep is full; the first always fits. False: finish, this draft takes no more."""
         own = self._union.add(batch.rest.drawn.subgraph.node)
         roots = self._union.size * self._root_bytes
@@ -135,7 +135,7 @@ class Draft:
         self._size = size
         return True
 
-    def finish(self) -> Sweep:
+    def finish(self) -> SharedScan:
         """Its entries in file order; those of one row stay in the order of batches, destinations and edges.
 
         What waited is given up as it is sorted, so that at most two copies are in memory.
@@ -155,24 +155,24 @@ class Draft:
 
 
 Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
-"""row, target and edge, as in `Sweep`"""
+"""row, target and edge, as in `SharedScan`"""
 
 
 def _grouped(
-    batches: tuple[Rest, ...],
+    batches: tuple[BatchRemainder, ...],
     start: NDArray[np.int64],
     own: NDArray[np.int32],
     num_roots: int,
     entries: Entries,
-    size: SweepSize,
-) -> Sweep:
+    size: ScanSize,
+) -> SharedScan:
     """A sweep of entries in file order."""
     row, target, edge = entries
     distinct = _distinct(row)
     ends = np.int32 if len(row) < 2**31 else np.int64
     rows, first = np.empty(distinct, row.dtype), np.empty(distinct + 1, ends)
     _group(row, rows, first)
-    return Sweep(batches, start, own, num_roots, rows, first, target, edge, size)
+    return SharedScan(batches, start, own, num_roots, rows, first, target, edge, size)
 
 
 @kernel
@@ -263,12 +263,12 @@ def _move(
             edge_out[to] = edge[i]
 
 
-def sweeps(batches: Iterator[Waiting], pool: int, root_bytes: int, kept: int = 0) -> Iterator[Sweep]:
+def sweeps(batches: Iterator[WaitingBatch], pool: int, root_bytes: int, kept: int = 0) -> Iterator[SharedScan]:
     """Sweeps of consecutive batches, none left out, each of as many as fit `pool` bytes, but of one at least.
 
-    root_bytes, kept: see `Draft`. A failure comes after the sweep of the batches before it.
+    root_bytes, kept: see `ScanDraft`. A failure comes after the sweep of the batches before it.
     """
-    draft: Draft | None = None
+    draft: ScanDraft | None = None
     failure: BaseException | None = None
     while True:
         try:
@@ -279,13 +279,13 @@ def sweeps(batches: Iterator[Waiting], pool: int, root_bytes: int, kept: int = 0
             failure = error
             break
         if draft is None:
-            draft = Draft(pool, root_bytes, kept)
+            draft = ScanDraft(pool, root_bytes, kept)
         if not draft.add(batch):
             sweep = draft.finish()
             draft = None  # what a generator refers to stays in memory while the sweep is under way
             yield sweep
             del sweep
-            draft = Draft(pool, root_bytes, kept)
+            draft = ScanDraft(pool, root_bytes, kept)
             draft.add(batch)
         del batch
     if draft is not None:
@@ -300,7 +300,7 @@ def sweeps_pay(rows: Rows, pool: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ScanPiece:
     """A part of a pass. row_at: int64[p], where each row begins among the values read; first: int64[p + 1], its entries."""
 
     row: NDArray[np.int64]
@@ -324,7 +324,7 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint16) if dtype == np.float16 else dtype
 
 
-def pieces(sweep: Sweep, rows: Rows, piece_bytes: int) -> Iterator[Piece]:
+def pieces(sweep: SharedScan, rows: Rows, piece_bytes: int) -> Iterator[ScanPiece]:
     """The pieces of a pass, in file order, each of about so many bytes."""
     most = PLAN_ROWS if isinstance(rows, ShardedRows) else max(1, piece_bytes // rows.row_bytes)
     for begin in range(0, len(sweep.row), most):
@@ -333,10 +333,10 @@ def pieces(sweep: Sweep, rows: Rows, piece_bytes: int) -> Iterator[Piece]:
         if isinstance(rows, ShardedRows):
             yield from _planned(row, first, rows, piece_bytes)
         else:
-            yield Piece(row, np.arange(len(row)) * rows.shape[1], first, None)
+            yield ScanPiece(row, np.arange(len(row)) * rows.shape[1], first, None)
 
 
-def _planned(row: NDArray[np.int64], first: NDArray[np.int64], rows: ShardedRows, piece_bytes: int) -> Iterator[Piece]:
+def _planned(row: NDArray[np.int64], first: NDArray[np.int64], rows: ShardedRows, piece_bytes: int) -> Iterator[ScanPiece]:
     """The pieces of rows `row` (ascending), whose entries begin at `first`: runs of whole extents."""
     plan = rows.plan(row)
     ends = np.cumsum(plan.length)
@@ -347,5 +347,5 @@ def _planned(row: NDArray[np.int64], first: NDArray[np.int64], rows: ShardedRows
         row_at = plan.row_at[a:b] - done
         extents = plan.offset[begin:stop], plan.length[begin:stop]
         part = ReadPlan(plan.row_bytes, *extents, row_at, np.arange(b - a), plan.first[begin : stop + 1] - a)
-        yield Piece(row[a:b], row_at // rows.dtype.itemsize, first[a : b + 1], part)
+        yield ScanPiece(row[a:b], row_at // rows.dtype.itemsize, first[a : b + 1], part)
         begin, done = stop, int(ends[stop - 1])

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from torch_geometric.data import Data
 
 from ooc.graph.memory_shares import budget_of
-from ooc.graph.relabel import Union
+from ooc.graph.relabel import RelabelTable
 from ooc.loading.base import Epoch, Loader
 from ooc.loading.event_loader import check_names
 from ooc.loading.feature_gather import Gather
-from ooc.runtime.budget import Budget, Room, words_for
+from ooc.runtime.budget import BatchRoom, Budget, words_for
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.pipeline import Stage
 from ooc.sampling.event_labels import last_labels
-from ooc.sampling.time_windows import CountWindows, TimeWindows, Window, windows
+from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, windows
 from stores.arrays.rows import AnyArray, Rows
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
@@ -43,17 +43,17 @@ _NODE_BYTES = 8 + 8 + 4 + 8
 """of a node beside its features and label: its id, and the table that numbers it"""
 
 
-class Read(NamedTuple):
+class ReadSnapshot(NamedTuple):
     """A window on its way, and its events."""
 
-    window: Window
+    window: TimeWindow
     events: EventBlock
 
 
-class Cut(NamedTuple):
+class CutSnapshot(NamedTuple):
     """A window on its way: its events, its nodes (int64[n], in the order they come up), and edge_index int64[2, k] by them."""
 
-    window: Window
+    window: TimeWindow
     events: EventBlock
     node: NDArray[np.int64]
     edge_index: NDArray[np.int64]
@@ -79,7 +79,7 @@ class Snapshots:
     buffers: Buffers = field(default_factory=lambda: Buffers(2))
     reads: Buffers = field(default_factory=lambda: Buffers(READERS, direct=True))
 
-    def nbytes(self, window: Window) -> int:
+    def nbytes(self, window: TimeWindow) -> int:
         """Bytes of the window's batch at most. Raises BudgetError for more than there may be."""
         count = window.last - window.first
         labels = 8 if self.y is None else 8 * int(np.prod(self.y.shape[1:], dtype=np.int64))
@@ -108,26 +108,26 @@ class Snapshots:
         columns = list(self.columns)
         reader = Reader(self.events, columns, self._memory) if self.overlap else None
 
-        def read(window: Window) -> Read:
+        def read(window: TimeWindow) -> ReadSnapshot:
             if reader is not None:
-                return Read(window, reader.read(window.first, window.last))
-            return Read(window, self.events.read(window.first, window.last, columns, self._memory))
+                return ReadSnapshot(window, reader.read(window.first, window.last))
+            return ReadSnapshot(window, self.events.read(window.first, window.last, columns, self._memory))
 
         return Stage("read", read, READERS if reader is None else 1, nbytes=self.nbytes)
 
     def _memory(self, nbytes: int) -> NDArray[np.uint8]:
         return self.reads.empty((nbytes,), np.dtype(np.uint8))
 
-    def number(self, read: Read) -> Cut:
+    def number(self, read: ReadSnapshot) -> CutSnapshot:
         """Its nodes, and its ends by them."""
         window, block = read
-        union = Union(min(2 * len(block), self.num_nodes))
+        union = RelabelTable(min(2 * len(block), self.num_nodes))
         edge_index = np.empty((2, len(block)), np.int64)
         for ends, number in zip((block.src, block.dst), edge_index, strict=True):
             union.add(ends, number)
-        return Cut(window, block, union.nodes(), edge_index)
+        return CutSnapshot(window, block, union.nodes(), edge_index)
 
-    def collate(self, cut: Cut) -> tuple[int, Any]:
+    def collate(self, cut: CutSnapshot) -> tuple[int, Any]:
         """(the number of the window behind it, its batch)."""
         window, block, node, edge_index = cut
         data = Data(edge_index=torch.from_numpy(edge_index), num_nodes=len(node))
@@ -200,7 +200,7 @@ class SnapshotLoader(Loader):
         overlap = self.windows.stride < self.windows.length
         x = data.stored("x") if features and data.num_features else None
         gather = None if x is None else Gather(data.encoding("x"))
-        most = Room(self.budget.max_batch, 5, self.budget)
+        most = BatchRoom(self.budget.max_batch, 5, self.budget)
         y = data.labels if labels is True else None
         self._work = Snapshots(events, wanted, label, overlap, gather, x, y, data.num_nodes, most, transform)
         self._start = self._next = 0

@@ -22,10 +22,10 @@ from ooc.graph.mapped_topology import Topology
 from ooc.graph.memory_shares import WARM_SHARE, budget_of
 from ooc.loading.arguments import InputNodes, check_pyg_arguments
 from ooc.loading.base import PREFETCH, BatchLoader
-from ooc.loading.collate import Collator, Drawn, Loaded
+from ooc.loading.collate import Collator, LoadedBatch, SampledBatch
 from ooc.loading.feature_gather import Gather
 from ooc.loading.part_loader import PartSampler, PartWork
-from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, Read
+from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, ReadCounts
 from ooc.runtime.budget import Budget
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor
@@ -38,7 +38,7 @@ from stores.dataset import Dataset
 from stores.errors import ConfigError
 from stores.io.segments import mapping_of
 
-MakeSampler = Callable[[Edges | None, int, int, Read], Sampler]
+MakeSampler = Callable[[Edges | None, int, int, ReadCounts], Sampler]
 """Makes the sampler from where its edges are read, bytes of a batch at most, bytes of a node's features and labels, and the
 account of what is read"""
 
@@ -49,7 +49,7 @@ class InducedWork(PartWork):
 
     norm: Normalisation | None = None
 
-    def sample(self, cursor: Cursor) -> Drawn:
+    def sample(self, cursor: Cursor) -> SampledBatch:
         """The batch at `cursor`; of GraphSAINT's with what its edges stand for."""
         drawn = super().sample(cursor)
         if self.norm is None:
@@ -58,7 +58,7 @@ class InducedWork(PartWork):
         self.read.add_topology(nbytes)
         return replace(drawn, subgraph=replace(drawn.subgraph, stands_for=stands_for))
 
-    def collate(self, loaded: Loaded) -> tuple[int, Any]:
+    def collate(self, loaded: LoadedBatch) -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
         steps, batch = super().collate(loaded)
         node = loaded.drawn.subgraph.node
@@ -138,7 +138,7 @@ def _work(
     warm = budget.memory // WARM_SHARE
     mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
     edges = None if mapped else Edges(ds.edge_rows("indices"), {name: ds.edge_rows(name) for name in collator.columns})
-    read, to_cuda = Read(), device is not None and device.type == "cuda"
+    read, to_cuda = ReadCounts(), device is not None and device.type == "cuda"
     return InducedWork(
         order=order,
         sampler=make_sampler(edges, budget.max_batch, row_bytes, read),
@@ -205,7 +205,7 @@ class ClusterLoader(_SubgraphLoader):
         if not isinstance(batch_size, Integral) or not 1 <= batch_size <= count:
             raise ConfigError(f"a batch of {batch_size} parts: give 1 to {count}, as many as there are")
 
-        def make_sampler(edges: Edges | None, most: int, row_bytes: int, read: Read) -> Sampler:
+        def make_sampler(edges: Edges | None, most: int, row_bytes: int, read: ReadCounts) -> Sampler:
             return PartSampler(data.graph, self.parts, False, edges, most, row_bytes, read)
 
         super().__init__(
@@ -239,9 +239,9 @@ class _OfKey:
     """GraphSAINT's sampler as the pipeline calls it: a step's key is all that a subgraph depends on."""
 
     sampler: SaintSampler
-    read: Read
+    read: ReadCounts
 
-    def counting(self, read: Read) -> "_OfKey":
+    def counting(self, read: ReadCounts) -> "_OfKey":
         """The same sampler, whose bytes are counted in `read`."""
         return replace(self, read=read)
 
@@ -301,7 +301,7 @@ class SaintLoader(_SubgraphLoader):
             raise ConfigError(f"num_steps {steps} and sample_coverage {sample_coverage} must be more than 0")
         made: list[SaintSampler] = []
 
-        def make_sampler(edges: Edges | None, most: int, row_bytes: int, read: Read) -> Sampler:
+        def make_sampler(edges: Edges | None, most: int, row_bytes: int, read: ReadCounts) -> Sampler:
             made.append(SaintSampler(data.graph, self.how, edges, most, row_bytes))
             return _OfKey(made[0], read)
 

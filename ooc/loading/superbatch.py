@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.loading.collate import Drawn, Loaded
-from ooc.loading.feature_cache import SECOND_SHARE, Lease, PoolClosed, Residents, RowPool, Slots, own_cache, shelf_of
-from ooc.loading.superbatch_plan import AHEAD, Grouping, Sketch, Window
+from ooc.loading.collate import LoadedBatch, SampledBatch
+from ooc.loading.feature_cache import SECOND_SHARE, CachedNodes, CacheLease, PoolClosed, RowPool, Slots, own_cache, shelf_of
+from ooc.loading.superbatch_plan import AHEAD, Superbatch, SuperbatchPlanner, SuperbatchSketch
 from ooc.loading.work import Work
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
@@ -28,10 +28,10 @@ PIECE_ROWS = 2**15, 2**18
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledSuperbatch:
     """A window that was read."""
 
-    window: Window
+    window: Superbatch
     slot: Slots
     """int32[u]: where its rows lie in the pool; valid for the first `done` batches"""
     idle: Slots
@@ -42,24 +42,24 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Portion:
+class SuperbatchPart:
     """Batch number k of a window."""
 
-    filled: Filled
+    filled: FilledSuperbatch
     k: int
 
 
 class Reader:
     """Reads windows, in their order, into the pool.
 
-    slot: int32[r], where the rows in memory lie, in the order of `Residents.node`.
+    slot: int32[r], where the rows in memory lie, in the order of `CachedNodes.node`.
     """
 
     def __init__(self, work: Work, pool: RowPool, slot: Slots) -> None:
         self._work, self._pool, self.slot = work, pool, slot
         self.begun = False
 
-    def read(self, window: Window) -> Filled:
+    def read(self, window: Superbatch) -> FilledSuperbatch:
         """The rows that are not in memory yet, each once. Where that fails, batch by batch as far as it goes."""
         self.begun = True
         self._pool.give(self.slot[window.early])
@@ -75,9 +75,9 @@ class Reader:
         except Exception as failure:
             done, error = self._one_by_one(window.sketch, slot, failure)
         self.slot = _moved(window.source, self.slot, slot)
-        return Filled(window, slot, self.slot[window.idle], done, error)
+        return FilledSuperbatch(window, slot, self.slot[window.idle], done, error)
 
-    def _load(self, sketch: Sketch, row: NDArray[np.int64], slot: Slots) -> None:
+    def _load(self, sketch: SuperbatchSketch, row: NDArray[np.int64], slot: Slots) -> None:
         """Read rows `row` (ascending) of the window, in pieces as large as there is room for."""
         work, pool = self._work, self._pool
         assert work.x is not None
@@ -95,7 +95,7 @@ class Reader:
             slot[piece] = own
             begin += len(piece)
 
-    def _one_by_one(self, sketch: Sketch, slot: Slots, failure: Exception) -> tuple[int, Exception | None]:
+    def _one_by_one(self, sketch: SuperbatchSketch, slot: Slots, failure: Exception) -> tuple[int, Exception | None]:
         """(batches that can be served, what the next one fails on)."""
         if len(sketch.batches) == 1:
             return 0, failure
@@ -110,27 +110,27 @@ class Reader:
         return len(sketch.batches), None  # it went well the second time
 
 
-class Server:
+class SuperbatchServer:
     """Takes the batches out of windows, in order, and gives rows back that are not needed any more."""
 
     def __init__(self, work: Work, pool: RowPool) -> None:
         self._work, self._pool = work, pool
-        self.final: Residents | None = None
+        self.final: CachedNodes | None = None
         """what lies in memory, once the last batch is gathered"""
 
-    def serve(self, windows: Iterator[Filled]) -> Iterator[Portion]:
+    def serve(self, windows: Iterator[FilledSuperbatch]) -> Iterator[SuperbatchPart]:
         """The batches of windows, one after the other."""
         step = 0
         for filled in windows:
             for k in range(filled.done):
-                yield Portion(filled, k)
+                yield SuperbatchPart(filled, k)
             step += filled.done
             if filled.error is not None:
                 filled.error.add_note(f"in stage 'read' at step {step} of the pipeline")
                 raise filled.error
             del filled  # while the next one is waited for
 
-    def collate(self, portion: Portion) -> tuple[int, Any]:
+    def collate(self, portion: SuperbatchPart) -> tuple[int, Any]:
         """(steps done with this batch, the batch); its rows are gathered from the pool. One thread, in order."""
         filled, k, pool = portion.filled, portion.k, self._pool
         window = filled.window
@@ -144,12 +144,12 @@ class Server:
             self.final = window.final
         return self._work.collate(loaded)
 
-    def _gather(self, drawn: Drawn, at: Slots) -> Loaded:
+    def _gather(self, drawn: SampledBatch, at: Slots) -> LoadedBatch:
         work, rows = self._work, self._pool.rows
         if work.summing is not None:
             return work.summed(drawn, rows, at)
         assert work.collator.gather is not None
-        return Loaded(drawn, work.collator.gather.take(rows, at, work.buffers), work.labels(drawn))
+        return LoadedBatch(drawn, work.collator.gather.take(rows, at, work.buffers), work.labels(drawn))
 
 
 def _moved(source: NDArray[np.int32], before: Slots, own: Slots) -> Slots:
@@ -183,7 +183,7 @@ def windowed(
         raise
 
 
-def _lent(work: Work, pool: int) -> tuple[Lease, int]:
+def _lent(work: Work, pool: int) -> tuple[CacheLease, int]:
     """The rows' cache, and the bytes for this pipeline; a second one at the same time has a cache and room of its own."""
     rows = work.x
     assert rows is not None
@@ -195,12 +195,12 @@ def _lent(work: Work, pool: int) -> tuple[Lease, int]:
 
 
 def _chain(
-    work: Work, cursors: Iterator[Cursor], lease: Lease, pool: int, threads: int, split: bool, clocks: dict[str, Clock]
+    work: Work, cursors: Iterator[Cursor], lease: CacheLease, pool: int, threads: int, split: bool, clocks: dict[str, Clock]
 ) -> Pipeline:
     """The three pipelines of `windowed`; where one cannot be made, those before it have ended."""
     cache = lease.cache
-    grouping = Grouping(work, pool, threads, cache.residents)
-    reader, server = Reader(work, cache.pool, cache.slot), Server(work, cache.pool)
+    grouping = SuperbatchPlanner(work, pool, threads, cache.residents)
+    reader, server = Reader(work, cache.pool, cache.slot), SuperbatchServer(work, cache.pool)
     own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "collate", CONSUMER)}
     with ExitStack() as unfinished:
         sampled = _sampled(work, cursors, threads, split, own["sample"])

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.relabel import Union, by_last_use
-from ooc.loading.collate import Drawn
-from ooc.loading.compact_batch import Packed, narrow, pack
-from ooc.loading.feature_cache import Residents, shared_rows
+from ooc.graph.relabel import RelabelTable, by_last_use
+from ooc.loading.collate import SampledBatch
+from ooc.loading.compact_batch import CompactBatch, narrow, pack
+from ooc.loading.feature_cache import CachedNodes, shared_rows
 from ooc.loading.work import Work
 
 FIRST_BYTES, GROWTH = 2**30, 4
@@ -29,10 +29,10 @@ WINDOWS = 4
 
 
 @dataclass(frozen=True)
-class Sketch:
+class SuperbatchSketch:
     """A window's batches, before it is known what lies in memory."""
 
-    batches: tuple[Packed, ...]
+    batches: tuple[CompactBatch, ...]
     node: NDArray[Any]
     """[u], ascending; int32 where that is enough"""
     last: NDArray[np.int32]
@@ -44,13 +44,13 @@ class Sketch:
 
 
 @dataclass(frozen=True)
-class Window:
+class Superbatch:
     """Batches whose rows are read together, and what becomes of the rows in memory before and after."""
 
-    sketch: Sketch
+    sketch: SuperbatchSketch
     carried: NDArray[np.int32]
     source: NDArray[np.int32]
-    """see `ooc.loading.feature_cache.Change`"""
+    """see `ooc.loading.feature_cache.CacheChange`"""
     early: NDArray[np.int32]
     """of an epoch's first window: what it gives up itself of the rows that were in memory, as positions"""
     idle: NDArray[np.int32]
@@ -59,21 +59,21 @@ class Window:
     """the rows of this window that the next gives up, by their last use"""
     first: NDArray[np.int64]
     """int64[batches + 1]: gone[first[k]:first[k + 1]] are not needed after batch k"""
-    final: Residents | None
+    final: CachedNodes | None
     """of the last window: what lies in memory afterwards"""
 
 
 class _Draft:
     """A window in the making."""
 
-    def __init__(self, grouping: "Grouping", most_rows: int) -> None:
+    def __init__(self, grouping: "SuperbatchPlanner", most_rows: int) -> None:
         self._grouping, self._most_rows = grouping, most_rows
-        self._union = Union()
-        self._batches: list[Packed] = []
+        self._union = RelabelTable()
+        self._batches: list[CompactBatch] = []
         self._last, self._uses = np.empty(0, np.int32), np.empty(0, np.float32)
         self._size = self._kept = self._most_nodes = self._batch = self._active = self._drawing = self._limit = 0
 
-    def add(self, drawn: Drawn) -> bool:
+    def add(self, drawn: SampledBatch) -> bool:
         """Take a batch in, unless the window is full; the first always fits. False: finish, this draft takes no more."""
         number = self._union.add(drawn.subgraph.node)
         packed = pack(drawn, number, self._grouping.work.needs_slots)
@@ -95,12 +95,12 @@ class _Draft:
         self._size, self._kept, self._limit = size, kept, max(limit, size)
         return True
 
-    def finish(self) -> Sketch:
+    def finish(self) -> SuperbatchSketch:
         node, rank = self._union.ascending(self._size)
         batches = tuple(batch.renumbered(rank) for batch in self._batches)
         last, uses = np.empty(self._size, np.int32), np.empty(self._size, np.float32)
         last[rank], uses[rank] = self._last[: self._size], self._uses[: self._size]
-        return Sketch(batches, narrow(node), last, uses, self._limit)
+        return SuperbatchSketch(batches, narrow(node), last, uses, self._limit)
 
 
 def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
@@ -113,7 +113,7 @@ def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Grouping:
+class SuperbatchPlanner:
     """How sampled batches become windows."""
 
     work: Work
@@ -121,7 +121,7 @@ class Grouping:
     """for all windows and batches that are alive at once"""
     drawing: int
     """batches being drawn at once"""
-    residents: Residents
+    residents: CachedNodes
     """what lies in memory before the first window"""
     first_bytes: int = FIRST_BYTES
     growth: int = GROWTH
@@ -143,7 +143,7 @@ class Grouping:
         besides = (AHEAD + 1) * batch + active + drawn + WINDOWS * kept
         return max(0, self.pool_bytes - besides) // (self.row_bytes + ROW_BYTES)
 
-    def sketches(self, batches: Iterator[Drawn]) -> Iterator[Sketch]:
+    def sketches(self, batches: Iterator[SampledBatch]) -> Iterator[SuperbatchSketch]:
         """Windows of consecutive batches, none left out. A failure comes after the window of the batches before it."""
         most_rows = max(1, self.first_bytes // self.row_bytes)
         draft: _Draft | None = None
@@ -168,7 +168,7 @@ class Grouping:
         if failure is not None:
             raise failure
 
-    def windows(self, batches: Iterator[Drawn]) -> Iterator[Window]:
+    def windows(self, batches: Iterator[SampledBatch]) -> Iterator[Superbatch]:
         """Each window once the next one is known, so that it knows which of its rows that one gives up."""
         residents, before, held = self.residents, np.empty(0, np.int32), None
         failure: BaseException | None = None
@@ -193,17 +193,17 @@ class Grouping:
 
 
 def _linked(
-    sketch: Sketch,
+    sketch: SuperbatchSketch,
     carried: NDArray[np.int32],
     source: NDArray[np.int32],
     early: NDArray[np.int32],
     evicted: NDArray[Any],
     idle: NDArray[np.int32],
-    final: Residents | None,
-) -> Window:
+    final: CachedNodes | None,
+) -> Superbatch:
     """The window, `evicted` and `idle` being what the next one gives up."""
     going = np.empty(len(sketch.node), np.int32)
     gone = np.empty(int(shared_rows(sketch.node, evicted, going)), np.int32)
     first = np.zeros(len(sketch.batches) + 1, np.int64)
     by_last_use(sketch.last, going, gone, first)
-    return Window(sketch, carried, source, early, idle, gone, first, final)
+    return Superbatch(sketch, carried, source, early, idle, gone, first, final)

@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch_geometric.data import Data
 
-from ooc.graph.aggregation import Code, Factors, Summing, Sums, gathered, without_last_hop
+from ooc.graph.aggregation import Factors, FirstLayerAggregates, PreAggregation, RowDecoder, gathered, without_last_hop
 from ooc.graph.blocks import Sampler, Subgraph
 from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import InputNodes
-from ooc.loading.collate import Collator, Drawn, Loaded
-from ooc.runtime.budget import Room, SweepSize, words_for
+from ooc.loading.collate import Collator, LoadedBatch, SampledBatch
+from ooc.runtime.budget import BatchRoom, ScanSize, words_for
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.transfer import pin
-from ooc.sampling import Lockstep
+from ooc.sampling import OnDiskFrontier
 from stores.arrays.rows import AnyArray, ArrayRows, Rows
 from stores.errors import BudgetError
 
@@ -51,7 +51,7 @@ class Order:
 
 
 @dataclass
-class Read:
+class ReadCounts:
     """What was read so far, for batches not yet delivered too."""
 
     asked: int = 0
@@ -104,33 +104,33 @@ class Work:
     pin: bool
     """for copies of the user's own"""
     topology: Topology
-    lockstep: Lockstep | None = None
+    lockstep: OnDiskFrontier | None = None
     """where the edges stay on disk"""
-    summing: Summing | None = None
+    summing: PreAggregation | None = None
     """what of x batches hold in its place"""
     sweeping: bool = False
     """whether sums are made in sweeps; `max_bytes` is then that of a sweep"""
     kept_bytes: int = 0
     """of a sweep's memory, for freed blocks that the C library keeps, and buffers of reads; see
-    `ooc.loading.shared_scan_plan.Draft`"""
+    `ooc.loading.shared_scan_plan.ScanDraft`"""
     spare_bytes: int = 0
     """of these, the buffers of reads, which sweeps have beside the batches' memory, as theirs go past them"""
     drawing: int = 1
     """batches drawn at once"""
-    read: Read = field(default_factory=Read)
+    read: ReadCounts = field(default_factory=ReadCounts)
     buffers: Buffers = field(default_factory=lambda: Buffers(BUFFERS_KEPT))
 
     def apart(self) -> Self:
         """The same work with counters and buffers of its own."""
-        return replace(self, read=Read(), buffers=Buffers(BUFFERS_KEPT))
+        return replace(self, read=ReadCounts(), buffers=Buffers(BUFFERS_KEPT))
 
     def sharing(self, pool: int, parts: int) -> "Work":
         """The same work for a pipeline of sweeps that has `pool` bytes, one of so many parts of all."""
-        room = Room(pool, parts, self.max_bytes.budget) if isinstance(self.max_bytes, Room) else pool
+        room = BatchRoom(pool, parts, self.max_bytes.budget) if isinstance(self.max_bytes, BatchRoom) else pool
         lockstep = self.lockstep
         if lockstep is not None and lockstep.max_bytes is not None:
             own = lockstep.max_bytes // parts
-            lockstep = Lockstep(lockstep.sampler, lockstep.indices, lockstep.columns, own, lockstep.at_once)
+            lockstep = OnDiskFrontier(lockstep.sampler, lockstep.indices, lockstep.columns, own, lockstep.at_once)
         kept, spare = self.kept_bytes // parts, self.spare_bytes // parts
         return replace(self, max_bytes=room, lockstep=lockstep, kept_bytes=kept, spare_bytes=spare)
 
@@ -139,11 +139,11 @@ class Work:
         sample = [] if split else [Stage("sample", self.sample, sample_threads)]
         return [*sample, Stage("read", self.load, read_threads, nbytes=self.nbytes), Stage("collate", self.collate)]
 
-    def sample(self, cursor: Cursor) -> Drawn:
+    def sample(self, cursor: Cursor) -> SampledBatch:
         """The batch at `cursor`, whole. Raises BudgetError where it does not fit the memory."""
         return self._draw(cursor, self.order.positions(cursor), last=True)
 
-    def sampled(self, cursors: Iterator[Cursor], split: bool) -> Iterator[Drawn]:
+    def sampled(self, cursors: Iterator[Cursor], split: bool) -> Iterator[SampledBatch]:
         """The batches of `cursors`, drawn many together, hop by hop, while the edges stay on disk.
 
         As many as fit the lockstep's memory. The batches before one that fails come first; split: see `split`.
@@ -177,14 +177,14 @@ class Work:
                 yield drawn
             del found  # before the next ones are drawn
 
-    def _draw(self, cursor: Cursor, position: NDArray[np.int64], last: bool) -> Drawn:
+    def _draw(self, cursor: Cursor, position: NDArray[np.int64], last: bool) -> SampledBatch:
         self.topology.warm()
         subgraph = self.sampler.sample(self.order.nodes.ids(position), self.order.key(cursor))
         return self._checked(cursor, position, last, subgraph)
 
-    def _checked(self, cursor: Cursor, position: NDArray[np.int64], last: bool, subgraph: Subgraph) -> Drawn:
+    def _checked(self, cursor: Cursor, position: NDArray[np.int64], last: bool, subgraph: Subgraph) -> SampledBatch:
         self.topology.trim(subgraph)
-        drawn = Drawn(cursor.step, last, position, subgraph)
+        drawn = SampledBatch(cursor.step, last, position, subgraph)
         # The sampler has not counted what collation adds.
         need = self.share_of_sweep(drawn).nbytes if self.sweeping else self.nbytes(drawn)
         if need > self.max_bytes:
@@ -195,7 +195,7 @@ class Work:
         self.read.ask(len(subgraph.node))
         return drawn
 
-    def split(self, cursors: Iterator[Cursor]) -> Iterator[Drawn]:
+    def split(self, cursors: Iterator[Cursor]) -> Iterator[SampledBatch]:
         """Sampled batches; where one does not fit, its halves in order. All parts of a step share its draws.
 
         A node's draw is the same in every part as long as it is met at the same hop. Where fan-outs differ by hop, a node
@@ -221,7 +221,7 @@ class Work:
         """Whether a sampled batch's slots are met again."""
         return self.collator.needs_slots(read=self.lockstep is not None)
 
-    def nbytes(self, drawn: Drawn) -> int:
+    def nbytes(self, drawn: SampledBatch) -> int:
         """Bytes of the batch from here to the model."""
         subgraph = drawn.subgraph
         if self.summing is not None:
@@ -237,7 +237,7 @@ class Work:
         """Of a piece of a sweep's pass, about."""
         return min(PIECE_BYTES, self.max_bytes // _PIECE_SHARE)
 
-    def share_of_sweep(self, drawn: Drawn) -> SweepSize:
+    def share_of_sweep(self, drawn: SampledBatch) -> ScanSize:
         """The part of the memory that the batch takes in a sweep."""
         subgraph = drawn.subgraph
         expanded = len(subgraph.indptr) - 1
@@ -247,7 +247,7 @@ class Work:
         entry = row + 4 + factor + 2  # the target, and a part of where each row's entries begin
         drawing = 4 * self.drawing * subgraph.nbytes if self.lockstep is None else self.lockstep.max_bytes or 0
         roots = self.root_bytes * expanded
-        return SweepSize(
+        return ScanSize(
             sums=self._summed_bytes(subgraph)
             - roots
             + rest
@@ -265,14 +265,14 @@ class Work:
         assert self.x is not None
         return 4 * self.x.shape[1]
 
-    def activation_bytes(self, drawn: Drawn) -> int:
+    def activation_bytes(self, drawn: SampledBatch) -> int:
         """Bytes that the model needs beside a batch: as much again (hidden rows are about as wide as features, for fewer nodes
         each layer; measured, it is less), or what the rows made of sums take."""
         if self.summing is None or self.x is None:
             return self.nbytes(drawn)
         return self.summing.held_bytes(drawn.subgraph.num_nodes, self.x.shape[1])
 
-    def load(self, drawn: Drawn) -> Loaded:
+    def load(self, drawn: SampledBatch) -> LoadedBatch:
         """Features and labels of a sampled batch."""
         node, x = drawn.subgraph.node, None
         if self.summing is not None and isinstance(self.x, ArrayRows):
@@ -281,35 +281,35 @@ class Work:
             assert self.collator.gather is not None
             x, nbytes = self.collator.gather.read(self.x, node, self.buffers)
             self.read.add(len(node), nbytes)
-        return Loaded(drawn, x, self.labels(drawn))
+        return LoadedBatch(drawn, x, self.labels(drawn))
 
-    def summed(self, drawn: Drawn, rows: AnyArray, at: NDArray[Any]) -> Loaded:
+    def summed(self, drawn: SampledBatch, rows: AnyArray, at: NDArray[Any]) -> LoadedBatch:
         """The batch with its first layer's sums, of rows in memory: node i's is rows[at[i]]."""
         factors, rest = self.factors(drawn)
         sums = self.buffers.empty((2, len(drawn.subgraph.indptr) - 1, rows.shape[1]), np.dtype(np.float32))
         gathered(rows, self.code, at, drawn.subgraph, factors, sums[0], sums[1])
-        return Loaded(rest, Sums(sums[0], sums[1]), self.labels(rest))
+        return LoadedBatch(rest, FirstLayerAggregates(sums[0], sums[1]), self.labels(rest))
 
     @property
-    def code(self) -> Code:
+    def code(self) -> RowDecoder:
         """How sums read stored rows."""
         assert self.collator.gather is not None
-        return Code.of(self.collator.gather.encoding)
+        return RowDecoder.of(self.collator.gather.encoding)
 
-    def factors(self, drawn: Drawn) -> tuple[Factors, Drawn]:
+    def factors(self, drawn: SampledBatch) -> tuple[Factors, SampledBatch]:
         """What neighbors count for in the first layer's sums, and what remains of the batch beside them."""
         assert self.summing is not None
         factors = self.summing.factors(self.collator.graph, drawn.subgraph)
         return factors, replace(drawn, subgraph=without_last_hop(drawn.subgraph))
 
-    def labels(self, drawn: Drawn) -> AnyArray | None:
+    def labels(self, drawn: SampledBatch) -> AnyArray | None:
         """Labels of a sampled batch's nodes, [n] or [n, C]."""
         if self.y is None:
             return None
         y = np.asarray(self.y[drawn.subgraph.node])
         return y.astype(np.int64) if y.dtype.kind in "iu" else y  # torch's losses take classes so
 
-    def collate(self, loaded: Loaded) -> tuple[int, Any]:
+    def collate(self, loaded: LoadedBatch) -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
         drawn = loaded.drawn
         batch: Any = self.collator(loaded, self.order.nodes.input_id(drawn.position))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.relabel import Union
+from ooc.graph.relabel import RelabelTable
 from stores.errors import ConfigError
 
 Ids = NDArray[np.int64]
@@ -28,7 +28,7 @@ class EdgeBank:
         if num_nodes > 2**31:
             raise ConfigError(f"EdgeBank numbers pairs of at most {2**31} nodes, not of {num_nodes}: leave it out")
         self._num_nodes, self._window = num_nodes, window
-        self._pairs = Union()
+        self._pairs = RelabelTable()
         self._last = np.empty(0, np.float64)
 
     @property

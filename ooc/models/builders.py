@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch_geometric.utils import index_sort
 from torch_geometric.utils.sparse import index2ptr
 
-from ooc.graph.aggregation import Summing, Sums
+from ooc.graph.aggregation import FirstLayerAggregates, PreAggregation
 from ooc.graph.blocks import Block
 from ooc.models.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
-from ooc.models.layers import Between, Dense, Layer, Norm, run_model
+from ooc.models.layers import Between, DenseLayer, Layer, Norm, run_model
 from ooc.models.memory_efficient import Relu
 from ooc.models.propagation import BlockGCN2Conv, BlockPropagation
 from stores.errors import ConfigError
@@ -39,14 +39,18 @@ class Model(nn.Module):
         self.encoder, self.layers, self.decoder = encoder, nn.ModuleList(layers), decoder
 
     def forward(
-        self, x: Tensor | Sums, blocks: Sequence[Block], checkpoint: bool = False, between: Between | None = None
+        self,
+        x: Tensor | FirstLayerAggregates,
+        blocks: Sequence[Block],
+        checkpoint: bool = False,
+        between: Between | None = None,
     ) -> Tensor:
         """x: [blocks[0].num_src, in_channels] -> [blocks[-1].num_dst, out_channels]; see `run_layers`."""
         out: Tensor = run_model(self, x, blocks, checkpoint, between)
         return out
 
 
-def summing_of(model: nn.Module) -> Summing | None:
+def summing_of(model: nn.Module) -> PreAggregation | None:
     """The sum that the model's first layer makes of its neighbors' rows, where a loader can make it beforehand.
 
     None for other models (subclasses with a forward of their own too: it may meet the rows), for those with an encoder, which
@@ -64,7 +68,7 @@ def summing_of(model: nn.Module) -> Summing | None:
     first: Any = layers[0]
     if type(first.conv).forward not in _SUMMED or first.dropout:
         return None
-    found: Summing | None = first.conv.summing()
+    found: PreAggregation | None = first.conv.summing()
     return None if found is None else replace(found, more_rows=max(map(_more_rows, layers)))
 
 
@@ -80,7 +84,7 @@ def _more_rows(layer: Any) -> float:
 _OTHERS_ROWS = 3.0
 """of a layer of somebody else's"""
 _SUMMED = (BlockSAGEConv.forward, BlockGCNConv.forward, BlockGINConv.forward, BlockPropagation.forward)
-"""of the convolutions that take `Sums`"""
+"""of the convolutions that take `FirstLayerAggregates`"""
 
 
 def build_model(
@@ -194,13 +198,13 @@ def _gcnii(
         )
         for index in range(num_layers)
     ]
-    return Model(layers, Dense(width_in, hidden, dropouts[0], nn.ReLU()), Dense(hidden, width_out, dropouts[1]))
+    return Model(layers, DenseLayer(width_in, hidden, dropouts[0], nn.ReLU()), DenseLayer(hidden, width_out, dropouts[1]))
 
 
 def _appnp(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, rescale: bool, alpha: float) -> Model:
     """As published: a perceptron of two layers, then steps of propagation."""
     width_in, hidden, width_out = channels
-    encoder = nn.Sequential(Dense(width_in, hidden, dropouts[0], Relu()), Dense(hidden, width_out, dropouts[1]))
+    encoder = nn.Sequential(DenseLayer(width_in, hidden, dropouts[0], Relu()), DenseLayer(hidden, width_out, dropouts[1]))
     steps = [BlockPropagation(width_out, alpha, rescale) for _ in range(num_layers)]
     return Model([Layer(step, width_out, width_out) for step in steps], encoder=encoder)
 
@@ -210,7 +214,7 @@ def _sgc(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, re
     width_in, _, width_out = channels
     steps = [BlockPropagation(width_in, rescale=rescale) for _ in range(num_layers)]
     layers = [Layer(step, width_in, width_in, dropout=dropouts[0] if not index else 0.0) for index, step in enumerate(steps)]
-    return Model(layers, decoder=Dense(width_in, width_out, dropouts[1]))
+    return Model(layers, decoder=DenseLayer(width_in, width_out, dropouts[1]))
 
 
 def _check(name: str, hidden: int, num_layers: int, dropout: float, heads: int, output_heads: int) -> None:

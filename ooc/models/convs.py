@@ -21,7 +21,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import index_sort, softmax
 
-from ooc.graph.aggregation import Kind, Summing, Sums
+from ooc.graph.aggregation import FirstLayerAggregates, Kind, PreAggregation
 from ooc.graph.blocks import Block
 from ooc.graph.spmm import bag_sum, pointers
 from ooc.models.dropout import dropout
@@ -30,7 +30,7 @@ from ooc.models.memory_efficient import lean_here, sage_layer, two_products
 GATHER_COST = 16
 """Multiply-adds that take as long as gathering one number of a neighbor's row (measured on CPU, rows of 32 to 256 float32)."""
 
-# A convolution that sums names the kind of its sum over all in-edges, `sum_kind`, as of `ooc.graph.aggregation.Summing`.
+# A convolution that sums names the kind of its sum over all in-edges, `sum_kind`, as of `ooc.graph.aggregation.PreAggregation`.
 
 EDGES_AT_ONCE = 8192
 """Edges whose rows stand side by side at one time in attention's backward pass, so that they stay in the cache."""
@@ -130,10 +130,10 @@ def narrow_first(block: Block, in_channels: int, out_channels: int) -> bool:
     return gathered > (block.num_src - block.num_dst) * in_channels * out_channels
 
 
-def _summing(kind: Kind, in_channels: int, out_channels: int) -> Summing | None:
+def _summing(kind: Kind, in_channels: int, out_channels: int) -> PreAggregation | None:
     """The sum to make while loading; None where rows are better narrowed before they are summed, at an edge a source."""
     early = (in_channels - out_channels) * GATHER_COST > in_channels * out_channels
-    return None if early else Summing(kind, out_channels)
+    return None if early else PreAggregation(kind, out_channels)
 
 
 class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
@@ -152,7 +152,7 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
 
     sum_kind: Kind = "mean"
 
-    def summing(self) -> Summing | None:
+    def summing(self) -> PreAggregation | None:
         """See `ooc.models.summing_of`."""
         return _summing(self.sum_kind, self.in_channels, self.out_channels)
 
@@ -164,9 +164,9 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
         """The result from what `narrowed` made: the neighbors' mean, and the destination's own, [num_dst, out_channels]."""
         return near + root + self.lin_l.bias
 
-    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
+    def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
         weights = self.lin_l.weight, self.lin_l.bias, self.lin_r.weight
-        if isinstance(x, Sums):
+        if isinstance(x, FirstLayerAggregates):
             return two_products(*x, *weights) if lean_here(x.near) else self.lin_l(x.near) + self.lin_r(x.root)
         share = block.share
         if share is None:
@@ -198,7 +198,7 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 
     sum_kind: Kind = "gcn"
 
-    def summing(self) -> Summing | None:
+    def summing(self) -> PreAggregation | None:
         """See `ooc.models.summing_of`; degrees counted in the block are known only once there is one."""
         return _summing(self.sum_kind, self.in_channels, self.out_channels) if self.rescale else None
 
@@ -212,8 +212,8 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         out: Tensor = with_own_row(near, root, block) + self.bias
         return out
 
-    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
-        early = not isinstance(x, Sums) and narrow_first(block, self.in_channels, self.out_channels)
+    def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
+        early = not isinstance(x, FirstLayerAggregates) and narrow_first(block, self.in_channels, self.out_channels)
         out = propagated(self.lin(x) if early else x, block, self.rescale)
         return (out if early else self.lin(out)) + self.bias
 
@@ -246,9 +246,9 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         return value, weight[-block.num_src :][: block.num_dst]
 
 
-def propagated(x: Tensor | Sums, block: Block, rescale: bool) -> Tensor:
+def propagated(x: Tensor | FirstLayerAggregates, block: Block, rescale: bool) -> Tensor:
     """GCN's sum: x [num_src, f], times the normalised adjacency with self-loops: [num_dst, f]. rescale: see `BlockGCNConv`."""
-    if isinstance(x, Sums):
+    if isinstance(x, FirstLayerAggregates):
         return with_own_row(*x, block)
     exact = exact_dtype(x.dtype)
     value, root = BlockGCNConv.coefficients(block, exact) if rescale else BlockGCNConv.plain_coefficients(block)
@@ -280,12 +280,12 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
 
     sum_kind: Kind = "sum"
 
-    def summing(self) -> Summing | None:
+    def summing(self) -> PreAggregation | None:
         """See `ooc.models.summing_of`."""
-        return Summing("expanded" if self.rescale else "sum", self.nn[0].out_features)
+        return PreAggregation("expanded" if self.rescale else "sum", self.nn[0].out_features)
 
-    def forward(self, x: Tensor | Sums, block: Block) -> Tensor:
-        if isinstance(x, Sums):
+    def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
+        if isinstance(x, FirstLayerAggregates):
             return self.nn(x.near + (1 + self.eps) * x.root)
         near = weighted_sum(x, block, expansion(block) if self.rescale else None)
         return self.nn(near + (1 + self.eps) * x[: block.num_dst])

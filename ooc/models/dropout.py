@@ -6,7 +6,7 @@ generator, so that `torch.manual_seed` decides it, and recomputing with the gene
 pass draws the same numbers again from the key: no mask waits for it.
 
 An element's number depends on its place alone. So a matrix of all nodes can be dropped a few rows at a time, in any order and
-again: `Draws` knows the keys, and where rows stand.
+again: `DropoutKeys` knows the keys, and where rows stand.
 """
 
 import hashlib
@@ -75,14 +75,14 @@ class _Dropout(torch.autograd.Function):
         return _Dropout.apply(grad, *ctx.drawn), None, None, None  # type: ignore[no-untyped-call]
 
 
-class Draws:
+class DropoutKeys:
     """The keys of a model's dropout on a whole graph, for a walk through its nodes in ranges: within `part` the dropout of
     each range's rows is that of the same rows in all nodes' matrix.
 
     A part's n-th call has its key from torch's generator at the first range, as it would have it for all nodes at once.
     keys: by part, to go on with; they are all that is to be kept.
 
-    >>> draws = Draws()
+    >>> draws = DropoutKeys()
     >>> with draws.part("layer 0", {"sources": np.arange(8192, 16384)}):
     ...     rows = dropout(x, 0.5, training=True)  # float32[8192, f]
     """
@@ -154,7 +154,7 @@ def dropout(x: Tensor, p: float, training: bool, of: Of = "sources") -> Tensor:
     """`torch.nn.functional.dropout`: each element is 0 with probability p, else divided by 1 - p. On CUDA it is torch's.
 
     x: any shape, floating. The same torch seed gives the same zeros, whatever the number of threads. of: what the rows of x
-    belong to, see `Draws`.
+    belong to, see `DropoutKeys`.
 
     >>> torch.manual_seed(0)
     >>> dropout(torch.ones(4), 0.5, training=True)
@@ -170,7 +170,7 @@ def dropout(x: Tensor, p: float, training: bool, of: Of = "sources") -> Tensor:
 @torch.compiler.disable  # torch.compile cannot trace numba: it compiles what stands before and behind
 def _drawn(x: Tensor, dropped: int, of: Of) -> Tensor:
     """`dropout`, keyed by one draw from torch's generator."""
-    draws: Draws | None = getattr(_scope, "draws", None)
+    draws: DropoutKeys | None = getattr(_scope, "draws", None)
     key, row = (_key(), None) if draws is None else draws.next(x, of)
     out: Tensor = _Dropout.apply(x, key, dropped, row)  # type: ignore[no-untyped-call]
     return out

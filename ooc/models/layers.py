@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint as recompute
 from torch_geometric.nn import BatchNorm
 
-from ooc.graph.aggregation import Sums
+from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import Block
 from ooc.models.dropout import dropout
 from stores.errors import ConfigError, InputError
@@ -29,8 +29,8 @@ class Layer(nn.Module):
     """dropout -> convolution -> norm -> + residual -> activation, on one block.
 
     conv: a module (x [num_src, in_channels], block) -> [num_dst, out_channels]; one with a method `summing` also takes
-    `Sums` for x, and without dropout so does the layer; one with `needs_initial` takes `initial` too (see `run_layers`), and so
-    does the layer. The residual is the destination's own input
+    `FirstLayerAggregates` for x, and without dropout so does the layer; one with `needs_initial` takes `initial` too (see
+    `run_layers`), and so does the layer. The residual is the destination's own input
     row, through a linear map where the widths differ. The norm is of each row by itself ("layer") or over the rows of the
     batch ("batch"). Raises ConfigError for an unknown norm.
 
@@ -64,13 +64,13 @@ class Layer(nn.Module):
         """Whether `forward` takes `initial`."""
         return bool(getattr(self.conv, "needs_initial", False))
 
-    def forward(self, x: Tensor | Sums, block: Block, initial: Tensor | None = None) -> Tensor:
-        if not isinstance(x, Sums):
+    def forward(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor | None = None) -> Tensor:
+        if not isinstance(x, FirstLayerAggregates):
             x = dropout(x, self.dropout, self.training)
         out = self.convolved(x, block, initial)
-        return self.finished(out, x.root if isinstance(x, Sums) else x[: block.num_dst])
+        return self.finished(out, x.root if isinstance(x, FirstLayerAggregates) else x[: block.num_dst])
 
-    def convolved(self, x: Tensor | Sums, block: Block, initial: Tensor | None = None) -> Tensor:
+    def convolved(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor | None = None) -> Tensor:
         """The convolution alone, of rows that dropout has passed: [num_dst, out_channels]."""
         out: Tensor = self.conv(x, block, initial) if self.needs_initial else self.conv(x, block)
         return out
@@ -98,10 +98,10 @@ class Layer(nn.Module):
         return f"dropout={self.dropout}, residual={self.residual}"
 
 
-class Dense(nn.Module):
+class DenseLayer(nn.Module):
     """dropout -> linear map -> activation, row by row: what encoders and decoders are made of.
 
-    >>> Dense(1433, 64, dropout=0.5, activation=nn.ReLU())(torch.randn(10, 1433)).shape
+    >>> DenseLayer(1433, 64, dropout=0.5, activation=nn.ReLU())(torch.randn(10, 1433)).shape
     torch.Size([10, 64])
     """
 
@@ -137,7 +137,7 @@ Between = Callable[[int, Tensor], Tensor]
 
 def run_layers(
     layers: Sequence[nn.Module] | nn.ModuleList,
-    x: Tensor | Sums,
+    x: Tensor | FirstLayerAggregates,
     blocks: Sequence[Block],
     checkpoint: bool = False,
     *,
@@ -148,14 +148,15 @@ def run_layers(
 ) -> Any:
     """Run layer l on block l, input side first, and return the rows of the seeds.
 
-    x: [blocks[0].num_src, f], or `Sums` for a first layer that takes them; any dtype, converted to the parameters' outside of
-    autocast. Returns [blocks[-1].num_dst, g]. encoder, decoder: row by row, of x before the first layer and of the last one's
-    rows. A layer that has `needs_initial` is given also the rows of its destinations as they were before the first layer,
-    `initial` [num_dst, f0]: destinations are a prefix of the sources in every block, so those rows are a prefix too.
-    checkpoint: keep only what passes between the layers and compute the rest again in backward (Chen et al., 2016); the same
-    random numbers are drawn and batch statistics are recorded once, so the result does not change. between: the hook
-    between two layers (see `Between`): what is pushed and pulled there is pushed and pulled here. Raises ConfigError where
-    layers and blocks differ in number or an encoder meets `Sums`, InputError where x does not fit the first block.
+    x: [blocks[0].num_src, f], or `FirstLayerAggregates` for a first layer that takes them; any dtype, converted to the
+    parameters' outside of autocast. Returns [blocks[-1].num_dst, g]. encoder, decoder: row by row, of x before the first layer
+    and of the last one's rows. A layer that has `needs_initial` is given also the rows of its destinations as they were before
+    the first layer, `initial` [num_dst, f0]: destinations are a prefix of the sources in every block, so those rows are a
+    prefix too. checkpoint: keep only what passes between the layers and compute the rest again in backward (Chen et al.,
+    2016); the same random numbers are drawn and batch statistics are recorded once, so the result does not change. between:
+    the hook between two layers (see `Between`): what is pushed and pulled there is pushed and pulled here. Raises ConfigError
+    where layers and blocks differ in number or an encoder meets `FirstLayerAggregates`, InputError where x does not fit the
+    first block.
 
     >>> out = run_layers(model.layers, batch.x, batch.blocks)
     >>> out.shape
@@ -169,11 +170,11 @@ def run_layers(
         raise InputError(f"x has {x.size(0)} rows but the first block {blocks[0].num_src} sources: pass the rows of batch.n_id")
     out = as_input(x, *(part for part in (encoder, *layers, decoder) if part is not None))
     if encoder is not None:
-        if isinstance(out, Sums):
+        if isinstance(out, FirstLayerAggregates):
             raise ConfigError("a model with an encoder needs the rows of x: make no sums for it while loading")
         out = encoder(out)
     if initial is None:
-        initial = out.root if isinstance(out, Sums) else out
+        initial = out.root if isinstance(out, FirstLayerAggregates) else out
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         extra = (initial[: block.num_dst],) if getattr(layer, "needs_initial", False) else ()
         if checkpoint and torch.is_grad_enabled():
@@ -186,7 +187,11 @@ def run_layers(
 
 
 def run_model(
-    model: Any, x: Tensor | Sums, blocks: Sequence[Block], checkpoint: bool = False, between: Between | None = None
+    model: Any,
+    x: Tensor | FirstLayerAggregates,
+    blocks: Sequence[Block],
+    checkpoint: bool = False,
+    between: Between | None = None,
 ) -> Any:
     """`run_layers` of a module's `layers`, with its `encoder` and `decoder` where it has them."""
     encoder, decoder = getattr(model, "encoder", None), getattr(model, "decoder", None)
@@ -195,8 +200,8 @@ def run_model(
 
 def as_input(x: Any, *modules: nn.Module) -> Any:
     """x in the dtype that the modules compute in: their parameters', or under autocast any floating dtype as it is."""
-    if isinstance(x, Sums):
-        return Sums(as_input(x.near, *modules), as_input(x.root, *modules))
+    if isinstance(x, FirstLayerAggregates):
+        return FirstLayerAggregates(as_input(x.near, *modules), as_input(x.root, *modules))
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
         return x
     parameter = next((p for module in modules for p in module.parameters() if p.is_floating_point()), None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCN2Conv
 
-from ooc.graph.aggregation import Kind, Summing, Sums
+from ooc.graph.aggregation import FirstLayerAggregates, Kind, PreAggregation
 from ooc.graph.blocks import Block
 from ooc.models.convs import propagated
 
@@ -31,11 +31,11 @@ class BlockPropagation(nn.Module):
 
     sum_kind: Kind = "gcn"
 
-    def summing(self) -> Summing | None:
+    def summing(self) -> PreAggregation | None:
         """See `ooc.models.summing_of`."""
-        return Summing(self.sum_kind, self.channels) if self.rescale else None
+        return PreAggregation(self.sum_kind, self.channels) if self.rescale else None
 
-    def forward(self, x: Tensor | Sums, block: Block, initial: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor | None = None) -> Tensor:
         out = propagated(x, block, self.rescale)
         return out if initial is None else (1 - self.alpha) * out + self.alpha * initial
 
@@ -61,10 +61,10 @@ class BlockGCN2Conv(GCN2Conv):  # type: ignore[misc]
 
     sum_kind: Kind = "gcn"
 
-    def summing(self) -> Summing | None:
+    def summing(self) -> PreAggregation | None:
         """See `ooc.models.summing_of`."""
-        return Summing(self.sum_kind, self.channels) if self.rescale else None
+        return PreAggregation(self.sum_kind, self.channels) if self.rescale else None
 
-    def forward(self, x: Tensor | Sums, block: Block, initial: Tensor) -> Tensor:
+    def forward(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor) -> Tensor:
         out = (1 - self.alpha) * propagated(x, block, self.rescale) + self.alpha * initial
         return torch.addmm(out, out, self.weight1, beta=1 - self.beta, alpha=self.beta)

@@ -70,7 +70,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModeChoice:
     """The candidates, the one recommended, and why, in one sentence."""
 
     candidates: tuple[Candidate, ...]
@@ -88,7 +88,7 @@ class Choice:
         return {"candidates": told, "recommended": self.recommended, "reason": self.reason}
 
 
-def choose(candidates: Sequence[Candidate], layers: int) -> Choice:
+def choose(candidates: Sequence[Candidate], layers: int) -> ModeChoice:
     """Choose among `candidates`, one a mode, for a model of so many layers. Without one that fits, the first is named.
 
     >>> choose([Candidate("sampled", {}, seconds=60.0), Candidate("history", {}, seconds=5.0)], layers=8).recommended
@@ -99,10 +99,10 @@ def choose(candidates: Sequence[Candidate], layers: int) -> Choice:
     good = [each for each in fitting if _is_good(each)] or fitting[:1]
     if not good:
         first = ordered[0]
-        return Choice(tuple(ordered), first.mode, f"Nothing fits; for mode {first.mode}: {first.fix}.")
+        return ModeChoice(tuple(ordered), first.mode, f"Nothing fits; for mode {first.mode}: {first.fix}.")
     # The first that no later one is so much faster than.
     best = next(each for k, each in enumerate(good) if not any(_pays(other, each) for other in good[k + 1 :]))
-    return Choice(tuple(ordered), best.mode, _reason(best, ordered, layers))
+    return ModeChoice(tuple(ordered), best.mode, _reason(best, ordered, layers))
 
 
 def _is_good(candidate: Candidate) -> bool:

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ooc.loading.superbatch_plan import ROW_BYTES, WINDOWS
-from ooc.planning.profile import Evaluation, Profile
-from ooc.planning.simulate_scans import Sweeps
-from ooc.planning.simulate_superbatches import Costs, Replay, Share, simulate
+from ooc.planning.profile import Evaluation, RunProfile
+from ooc.planning.simulate_scans import SimulatedScans
+from ooc.planning.simulate_superbatches import BatchCosts, Share, SimulatedSuperbatches, simulate
 from ooc.runtime.budget import Budget
 from stores.sizes import format_bytes
 
@@ -16,7 +16,7 @@ WORTH = 0.1
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFacts:
     """What the planner must know of a run besides its profile."""
 
     steps_per_epoch: int
@@ -88,7 +88,7 @@ class Plan:
 
     budget: Budget
     prediction: Prediction
-    costs: Costs
+    costs: BatchCosts
     others: dict[str, float]
     """seconds an epoch with another setting"""
     advice: str
@@ -116,7 +116,7 @@ class Plan:
         return asdict(self)
 
 
-def plan(profile: Profile, budget: Budget, run: Run) -> Plan:
+def plan(profile: RunProfile, budget: Budget, run: RunFacts) -> Plan:
     """Predict `run`. More memory never means more bytes; the same profile gives the same plan.
 
     >>> print(plan(profile, budget, run).advice)
@@ -164,7 +164,9 @@ def hit_rate(rows_read: float, rows_asked: float) -> float | None:
     return 1 - rows_read / rows_asked if rows_asked else None
 
 
-def _shares(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) -> tuple[Share, Share]:
+def _shares(
+    replays: tuple[SimulatedSuperbatches | SimulatedScans, ...], profile: RunProfile, run: RunFacts
+) -> tuple[Share, Share]:
     """(the first epoch, all later ones together), histories included: they go on beside all else while the disk has time."""
     first, later = _epochs(replays, profile, run)
     exchange = profile.exchange
@@ -180,7 +182,7 @@ def _beside(share: Share, batch_s: float) -> Share:
     return replace(share, seconds=share.seconds + max(0.0, batch_s * share.steps - idle))
 
 
-def _pulling(first: Share, later: Share, profile: Profile) -> dict[str, float]:
+def _pulling(first: Share, later: Share, profile: RunProfile) -> dict[str, float]:
     """Seconds of reading histories, as a stage."""
     exchange = profile.exchange
     if exchange is None:
@@ -188,7 +190,7 @@ def _pulling(first: Share, later: Share, profile: Profile) -> dict[str, float]:
     return {"pull": exchange.pull_s(exchange.first) * first.steps + exchange.pull_s(exchange.later) * later.steps}
 
 
-def _histories(first: Share, later: Share, profile: Profile, run: Run) -> tuple[float, float]:
+def _histories(first: Share, later: Share, profile: RunProfile, run: RunFacts) -> tuple[float, float]:
     """Bytes read and written of histories."""
     exchange, upkeep = profile.exchange, run.upkeep
     if exchange is None:
@@ -199,7 +201,9 @@ def _histories(first: Share, later: Share, profile: Profile, run: Run) -> tuple[
     return read + upkeep.refresh_read, pushed + upkeep.refresh_written
 
 
-def _epochs(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) -> tuple[Share, Share]:
+def _epochs(
+    replays: tuple[SimulatedSuperbatches | SimulatedScans, ...], profile: RunProfile, run: RunFacts
+) -> tuple[Share, Share]:
     """(the first epoch, all later ones together)."""
     costs, first_steps = profile.costs, min(run.steps, run.steps_per_epoch)
     left = run.steps - first_steps
@@ -214,7 +218,7 @@ def _epochs(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) ->
         return first, Share()
     if len(replays) > 1:
         later = replays[1].epoch(costs, run.steps_per_epoch)
-    elif isinstance(begin, Sweeps):
+    elif isinstance(begin, SimulatedScans):
         later = begin.epoch(costs, run.steps_per_epoch)
     else:
         later = first if begin.covers(first_steps) else _steady(begin, costs, first_steps)
@@ -222,12 +226,12 @@ def _epochs(replays: tuple[Replay | Sweeps, ...], profile: Profile, run: Run) ->
     return first, first.scaled(emptied) + later.scaled(left - emptied)
 
 
-def _steady(windows: Replay, costs: Costs, steps: int) -> Share:
+def _steady(windows: SimulatedSuperbatches, costs: BatchCosts, steps: int) -> Share:
     """An epoch but for its beginning: what follows the batches replayed."""
     return windows.epoch(costs, 2 * steps).without(windows.epoch(costs, steps))
 
 
-def _stages(whole: Share, profile: Profile) -> dict[str, float]:
+def _stages(whole: Share, profile: RunProfile) -> dict[str, float]:
     """Seconds of work of every stage."""
     costs = profile.costs
     stages = {"sample": whole.steps * costs.sample_s, "group": whole.steps * costs.group_s, "read": whole.read_s}
@@ -235,12 +239,12 @@ def _stages(whole: Share, profile: Profile) -> dict[str, float]:
     return {**stages, **sums, "collate": whole.steps * costs.collate_s, "consumer": whole.model_s}
 
 
-def _evaluation(profile: Profile, run: Run) -> float:
+def _evaluation(profile: RunProfile, run: RunFacts) -> float:
     """Seconds of all evaluations."""
     return sum(run.scored.get(split, 0) * scoring_s(each, profile.costs) for split, each in profile.evaluations.items())
 
 
-def scoring_s(each: Evaluation, costs: Costs) -> float:
+def scoring_s(each: Evaluation, costs: BatchCosts) -> float:
     """Seconds of scoring a split once. costs: of training, which reads as fast."""
     if each.replay is None:
         return each.batches * each.batch_s
@@ -253,7 +257,7 @@ def scoring_s(each: Evaluation, costs: Costs) -> float:
     return each.replay.epoch(own, each.batches).seconds
 
 
-def peak_bytes(profile: Profile, run: Run) -> int:
+def peak_bytes(profile: RunProfile, run: RunFacts) -> int:
     """The most memory of the process: what it took to run the model, the rows or sums in memory beside it, in training or in
     scoring, and the edges still to be mapped."""
     steps = min(run.steps, run.steps_per_epoch)
@@ -267,9 +271,9 @@ def peak_bytes(profile: Profile, run: Run) -> int:
     return max(profile.resident + profile.unmapped + max(most, default=0) + held, run.upkeep.sweep_peak)
 
 
-def _held(each: Replay | Sweeps, costs: Costs, steps: float, row_bytes: int) -> int:
+def _held(each: SimulatedSuperbatches | SimulatedScans, costs: BatchCosts, steps: float, row_bytes: int) -> int:
     """Bytes of the rows or sums in memory, with what keeps order among them, at most."""
-    if isinstance(each, Sweeps):
+    if isinstance(each, SimulatedScans):
         return each.peak_bytes(steps)
     rows = simulate(each.loads, costs, each.before).peak_rows
     return rows * (row_bytes + ROW_BYTES) + WINDOWS * max(load.kept for load in each.loads)

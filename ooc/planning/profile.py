@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.aggregation import Sums
+from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.loading.base import BatchLoader
-from ooc.loading.collate import Drawn, Loaded
-from ooc.loading.feature_cache import Residents
-from ooc.loading.shared_scan_plan import Sweep
-from ooc.loading.superbatch_plan import Grouping
+from ooc.loading.collate import LoadedBatch, SampledBatch
+from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.shared_scan_plan import SharedScan
+from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.loading.work import Work
 from ooc.planning.scan_trial import try_sweep
-from ooc.planning.simulate_history import Exchange, HistoryShape, replay_histories
-from ooc.planning.simulate_scans import Sweeps, replay_sweeps
-from ooc.planning.simulate_superbatches import Costs, Lengths, Replay, replay
+from ooc.planning.simulate_history import HistoryShape, HistoryTraffic, replay_histories
+from ooc.planning.simulate_scans import SimulatedScans, replay_sweeps
+from ooc.planning.simulate_superbatches import BatchCosts, Lengths, SimulatedSuperbatches, replay
 from ooc.planning.trials import (
-    Sample,
-    Shown,
+    BatchSample,
+    StandInRows,
     Step,
-    Timed,
+    TimedLengths,
     apart,
     batches_of,
     cores,
@@ -61,16 +61,16 @@ FREE = ReadCost(0.0, 1e-18)
 
 
 @dataclass(frozen=True)
-class Profile:
+class RunProfile:
     """What was measured."""
 
     steps: int
     """batches of the first epoch that were sampled"""
-    costs: Costs
+    costs: BatchCosts
     """`read` costs nothing where rows are in memory"""
-    replays: tuple[Replay | Sweeps, ...]
+    replays: tuple[SimulatedSuperbatches | SimulatedScans, ...]
     """of the first epoch, and of the second where windows of the first were sampled whole; none where rows are in memory"""
-    others: dict[str, Replay | Sweeps]
+    others: dict[str, SimulatedSuperbatches | SimulatedScans]
     """the first epoch's with other settings, by what to do for them"""
     asked: float
     """rows a batch wants"""
@@ -84,7 +84,7 @@ class Profile:
     """most bytes of the process while the model was run, but for rows, sums and what only the profile held"""
     seconds: float
     """it took"""
-    exchange: Exchange | None = None
+    exchange: HistoryTraffic | None = None
     """with histories, where there are any"""
 
 
@@ -96,12 +96,12 @@ class Evaluation:
     batch_s: float
     """to compute a batch, and to sample and gather it where that is not told by `replay`"""
     sample_s: float
-    replay: Replay | Sweeps | None
+    replay: SimulatedSuperbatches | SimulatedScans | None
     """of its first batches; None where rows are in memory"""
 
 
 @dataclass(frozen=True)
-class Trial:
+class RunTrial:
     """What is profiled. step: runs the model on a batch, forward and backward; forward: without gradients, as for scores."""
 
     loader: BatchLoader
@@ -114,13 +114,13 @@ class Trial:
     histories: HistoryShape | None = None
 
 
-def profile(trial: Trial, seconds: float, variants: bool = True) -> Profile:
+def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfile:
     """Profile the first epoch of a run (and the second, where there is one and the first takes no longer).
 
     variants: also see what other settings would read. Takes about five times `seconds`, and no more memory than training.
     Raises what sampling or reading raises.
 
-    >>> profile(Trial(loader, {}, step, forward, steps=len(loader), epochs=5), seconds=1.0).costs.step_s
+    >>> profile(RunTrial(loader, {}, step, forward, steps=len(loader), epochs=5), seconds=1.0).costs.step_s
     0.024
     """
     begun = time.perf_counter()
@@ -134,17 +134,19 @@ def profile(trial: Trial, seconds: float, variants: bool = True) -> Profile:
     return replace(measured, seconds=time.perf_counter() - begun)
 
 
-def _in_memory(trial: Trial, work: Work, seconds: float) -> Profile:
+def _in_memory(trial: RunTrial, work: Work, seconds: float) -> RunProfile:
     """Where rows are in memory the profile is the pipeline itself, for a while."""
     loader, budget = trial.loader, trial.loader.budget
     pipeline, gather = pipeline_of(work, trial.steps, budget.in_flight, loader.prefetch, windows=False)
     found = run_together(pipeline, trial.step, gather, loader.prefetch, seconds)
-    sample = Sample(batches_of(apart(work), 0, trial.steps), min(MOST_DRAWN_BYTES, budget.batches // DRAWN_SHARE), seconds / 2)
+    sample = BatchSample(
+        batches_of(apart(work), 0, trial.steps), min(MOST_DRAWN_BYTES, budget.batches // DRAWN_SHARE), seconds / 2
+    )
     exchange = None if trial.histories is None else _exchange(trial, list(sample))
     sample.batches.clear()
-    costs = Costs(found.sample_s, 0.0, found.collate_s, found.step_s, found.seconds, found.cpu_s, FREE, 0.0, cores())
+    costs = BatchCosts(found.sample_s, 0.0, found.collate_s, found.step_s, found.seconds, found.cpu_s, FREE, 0.0, cores())
     steps = pipeline.clocks["sample"].items
-    return Profile(
+    return RunProfile(
         steps=steps,
         costs=costs,
         replays=(),
@@ -159,19 +161,19 @@ def _in_memory(trial: Trial, work: Work, seconds: float) -> Profile:
     )
 
 
-def _exchange(trial: Trial, drawn: list[Drawn]) -> Exchange | None:
+def _exchange(trial: RunTrial, drawn: list[SampledBatch]) -> HistoryTraffic | None:
     """What these batches, the first ones, pull from histories and push."""
     return None if trial.histories is None else replay_histories(trial.histories, drawn, len(drawn) == trial.steps)
 
 
-def _from_disk(trial: Trial, work: Work, seconds: float, variants: bool) -> Profile:
+def _from_disk(trial: RunTrial, work: Work, seconds: float, variants: bool) -> RunProfile:
     """Windows and sweeps are put together as in training and read in part; the model runs on rows that stand for the others."""
-    budget, steps, lengths = trial.loader.budget, trial.steps, Timed(lengths_of(work.x))
+    budget, steps, lengths = trial.loader.budget, trial.steps, TimedLengths(lengths_of(work.x))
     max_bytes = min(MOST_DRAWN_BYTES, budget.batches // DRAWN_SHARE)
-    grouping = Grouping(work, budget.batches + work.spare_bytes, trial.loader.threads[0], Residents.none())
+    grouping = SuperbatchPlanner(work, budget.batches + work.spare_bytes, trial.loader.threads[0], CachedNodes.none())
     regroup(grouping, batches_of(work, 0, 1), lengths_of(work.x))  # loads the kernels
     sampling = apart(work)
-    sample, seen = Sample(batches_of(sampling, 0, steps), max_bytes, seconds / 2), _First()
+    sample, seen = BatchSample(batches_of(sampling, 0, steps), max_bytes, seconds / 2), _First()
     begun = time.perf_counter()
     replays = [regroup(grouping, sample, lengths, lambda found: seen.add(found, sample))]
     group_s = (time.perf_counter() - begun - sample.total_s - lengths.total_s) / len(sample.batches)
@@ -182,16 +184,16 @@ def _from_disk(trial: Trial, work: Work, seconds: float, variants: bool) -> Prof
     if variants or group_s * count < CHEAP_SECONDS:
         others = {name: regroup(other, sample.batches, own) for name, other, own in variations(grouping, budget)}
     sample.batches.clear()
-    if whole and trial.epochs > 1 and isinstance(replays[0], Replay):
-        second = Sample(batches_of(apart(work), 1, steps), max_bytes, seconds)
+    if whole and trial.epochs > 1 and isinstance(replays[0], SimulatedSuperbatches):
+        second = BatchSample(batches_of(apart(work), 1, steps), max_bytes, seconds)
         later = regroup(replace(grouping, residents=replays[0].residents), second, lengths)
         replays += [later] if len(second.batches) == steps else []
         second.batches.clear()
     return_freed()
-    base = Costs(sample.batch_s, group_s, 0.0, 0.0, 0.0, 0.0, FREE, 0.0, cores())
+    base = BatchCosts(sample.batch_s, group_s, 0.0, 0.0, 0.0, 0.0, FREE, 0.0, cores())
     measure = _swept if work.sweeping else _windowed
     costs, resident, shown = measure(trial, work, seen.found, base, seconds)
-    return Profile(
+    return RunProfile(
         steps=count,
         costs=costs,
         replays=tuple(replays),
@@ -212,24 +214,28 @@ class _First:
     def __init__(self) -> None:
         self.found: Any = None
 
-    def add(self, found: Any, sample: Sample) -> None:
+    def add(self, found: Any, sample: BatchSample) -> None:
         """See `replay` and `replay_sweeps`."""
         self.found = found if self.found is None else self.found
         sample.windows += 1
 
 
-def regroup(grouping: Grouping, drawn: Any, lengths: Lengths, seen: Callable[[Any], None] = lambda _: None) -> Replay | Sweeps:
+def regroup(
+    grouping: SuperbatchPlanner, drawn: Any, lengths: Lengths, seen: Callable[[Any], None] = lambda _: None
+) -> SimulatedSuperbatches | SimulatedScans:
     """What training reads for batches `drawn`, counted: see `replay` and `replay_sweeps`."""
     if grouping.work.sweeping:
         return replay_sweeps(grouping.work, drawn, grouping.pool_bytes, lengths, seen)
     return replay(grouping, drawn, lengths, seen)
 
 
-def _windowed(trial: Trial, work: Work, ids: NDArray[np.int64], base: Costs, seconds: float) -> tuple[Costs, int, Work]:
+def _windowed(
+    trial: RunTrial, work: Work, ids: NDArray[np.int64], base: BatchCosts, seconds: float
+) -> tuple[BatchCosts, int, Work]:
     """(costs, bytes of the process beside its rows, the work on rows that stand for those on disk)."""
     budget = trial.loader.budget
     read, read_cpu, rows = read_cost(work.x, ids, budget.batches // ROWS_SHARE, seconds)
-    shown = apart(work, x=Shown(work.x, rows))
+    shown = apart(work, x=StandInRows(work.x, rows))
     pipeline, gather = pipeline_of(shown, trial.steps, budget.in_flight, TOGETHER, windows=True)
     found = run_together(pipeline, trial.step, gather, WARM_STEPS, seconds)
     costs = replace(
@@ -244,14 +250,14 @@ def _windowed(trial: Trial, work: Work, ids: NDArray[np.int64], base: Costs, sec
     return costs, found.peak - rows.nbytes, shown
 
 
-def _swept(trial: Trial, work: Work, sweep: Sweep, base: Costs, seconds: float) -> tuple[Costs, int, Work]:
+def _swept(trial: RunTrial, work: Work, sweep: SharedScan, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Work]:
     """The same for sweeps."""
     found = try_sweep(apart(work), sweep, trial.steps, trial.loader.threads[0], trial.step, seconds)
     costs = replace(base, collate_s=found.collate_s, step_s=found.step_s, together_s=found.together_s, pace=found.pace)
     return costs, found.resident, work
 
 
-def _evaluations(trial: Trial, shown: Work, seconds: float) -> dict[str, Evaluation]:
+def _evaluations(trial: RunTrial, shown: Work, seconds: float) -> dict[str, Evaluation]:
     """What scoring each split takes. shown: training's, for its rows."""
     return {
         split: evaluation(loader, apart(loader.work), shown, trial.forward, seconds / 4)
@@ -263,12 +269,12 @@ def evaluation(loader: BatchLoader, work: Work, shown: Work, forward: Step, seco
     """What scoring a split takes, from its first batches, as small as they have to be."""
     pool, threads, x = loader.budget.batches + work.spare_bytes, loader.threads[0], work.x
     most = min(MOST_DRAWN_BYTES, pool // DRAWN_SHARE)
-    sample = Sample(batches_of(work, 0, len(loader), split=True), most, seconds, patience=1)
-    found: Replay | Sweeps | None = None
+    sample = BatchSample(batches_of(work, 0, len(loader), split=True), most, seconds, patience=1)
+    found: SimulatedSuperbatches | SimulatedScans | None = None
     if x is None or isinstance(x, ArrayRows):
         drawn = list(islice(sample, EVALUATED))
     else:
-        found = regroup(Grouping(work, pool, threads, Residents.none()), sample, lengths_of(x))
+        found = regroup(SuperbatchPlanner(work, pool, threads, CachedNodes.none()), sample, lengths_of(x))
         drawn = sample.batches[:EVALUATED]
     batches, sample_s = len(loader) * sample.parts, sample.batch_s
     sample.batches.clear()
@@ -276,7 +282,7 @@ def evaluation(loader: BatchLoader, work: Work, shown: Work, forward: Step, seco
     return Evaluation(batches, batch_s + (0.0 if found else sample_s), sample_s, found)
 
 
-def _scored(work: Work, drawn: list[Drawn], forward: Step) -> float:
+def _scored(work: Work, drawn: list[SampledBatch], forward: Step) -> float:
     """Seconds to gather and score a batch, or to score it where its sums are made by sweeps."""
     taken = []
     while drawn:
@@ -291,15 +297,15 @@ def _scored(work: Work, drawn: list[Drawn], forward: Step) -> float:
     return min(taken, default=0.0)
 
 
-def _without_sums(work: Work, drawn: Drawn) -> Loaded:
+def _without_sums(work: Work, drawn: SampledBatch) -> LoadedBatch:
     """A batch with zeros for its first layer's sums."""
     assert work.x is not None
     _, rest = work.factors(drawn)
     near, root = np.zeros((2, len(rest.subgraph.node), work.x.shape[1]), np.float32)
-    return Loaded(rest, Sums(near, root), work.labels(rest))
+    return LoadedBatch(rest, FirstLayerAggregates(near, root), work.labels(rest))
 
 
-def variations(grouping: Grouping, budget: Budget) -> Iterator[tuple[str, Grouping, Lengths]]:
+def variations(grouping: SuperbatchPlanner, budget: Budget) -> Iterator[tuple[str, SuperbatchPlanner, Lengths]]:
     """Other settings worth knowing of: (what to do, how it would be grouped, how its rows would be read)."""
     x: Any = grouping.work.x
     for percent in (50, 100):
@@ -309,5 +315,5 @@ def variations(grouping: Grouping, budget: Budget) -> Iterator[tuple[str, Groupi
     if isinstance(x, ShardedRows) and x.dtype == np.float32:
         half = x.row_bytes // 2
         plan = partial(plan_by_cost, row_bytes=half, cost=x.cost, count=x.shape[0], alignment=x.engine.alignment)
-        work = replace(grouping.work, x=Shown(x, np.empty((1, *x.shape[1:]), np.float16)))
+        work = replace(grouping.work, x=StandInRows(x, np.empty((1, *x.shape[1:]), np.float16)))
         yield "float16 features (ooc ingest --dtype float16)", replace(grouping, work=work), lambda ids: plan(ids).length

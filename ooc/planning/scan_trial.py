@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ooc.graph.aggregation import Floats
-from ooc.loading.shared_scan import Made, Served, Server, Sweeper
-from ooc.loading.shared_scan_plan import AHEAD, Draft, Piece, Sweep, Waiting, pieces, waiting
+from ooc.loading.shared_scan import FinishedScan, ScannedBatch, ScanReader, ScanServer
+from ooc.loading.shared_scan_plan import AHEAD, ScanDraft, ScanPiece, SharedScan, WaitingBatch, pieces, waiting
 from ooc.loading.work import PIECES, Work
 from ooc.planning.simulate_scans import rest_bytes, table_bytes
-from ooc.planning.simulate_superbatches import Pace, cost_of
+from ooc.planning.simulate_superbatches import AggregationSpeed, cost_of
 from ooc.planning.trials import LEAST_STEPS, PATIENCE, Step, median_of
 from ooc.runtime.clock import Clock, noting_waits
 from ooc.runtime.keyed_random import Cursor
@@ -27,10 +27,10 @@ WARM_STEPS = 2
 
 
 @dataclass(frozen=True)
-class SweepTrial:
+class ScanTrial:
     """What was measured."""
 
-    pace: Pace
+    pace: AggregationSpeed
     together_s: float
     """a batch while no sums are made"""
     step_s: float
@@ -55,10 +55,10 @@ class _Pass:
 class _Maker:
     """Adds parts of a sweep up, and knows what they took."""
 
-    def __init__(self, work: Work, rows: Rows, sweep: Sweep) -> None:
+    def __init__(self, work: Work, rows: Rows, sweep: SharedScan) -> None:
         self._work, self._rows, self._sweep = work, rows, sweep
         self._clock, self._model_s = Clock(), 0.0
-        self.sweeper = Sweeper(work, rows, self._clock)
+        self.sweeper = ScanReader(work, rows, self._clock)
 
     def buffer(self) -> tuple[Floats, Floats]:
         """Zeros for a sweep's sums and the rows it keeps."""
@@ -66,7 +66,7 @@ class _Maker:
         near[:], roots[:] = 0, 0
         return near, roots
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ScanPiece]:
         """Of one pass."""
         cost = cost_of(self._rows)
         for piece in pieces(self._sweep, self._rows, self._work.piece_bytes):
@@ -79,7 +79,7 @@ class _Maker:
         """Read so far."""
         return self._work.read.nbytes
 
-    def make(self, sums: tuple[Floats, Floats], todo: Iterator[Piece]) -> _Pass:
+    def make(self, sums: tuple[Floats, Floats], todo: Iterator[ScanPiece]) -> _Pass:
         """Add pieces up."""
         before, model, reading, begun = self.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
         with noting_waits() as waits:
@@ -88,13 +88,13 @@ class _Maker:
         seconds = time.perf_counter() - begun
         return _Pass(seconds, self.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
 
-    def again(self, stop: threading.Event) -> Iterator[Piece]:
+    def again(self, stop: threading.Event) -> Iterator[ScanPiece]:
         """Pass after pass."""
         while not stop.is_set():
             yield from takewhile(lambda _: not stop.is_set(), self.pieces())
 
 
-def try_sweep(work: Work, sweep: Sweep, steps: int, threads: int, step: Step, seconds: float) -> SweepTrial:
+def try_sweep(work: Work, sweep: SharedScan, steps: int, threads: int, step: Step, seconds: float) -> ScanTrial:
     """Make a part of `sweep` for about `seconds`, serve its batches to `step` for as long, and then both at once.
 
     work: whose counters and buffers nobody else uses; steps: of the epoch; threads: that sample. In memory are the sums of two
@@ -114,16 +114,16 @@ def try_sweep(work: Work, sweep: Sweep, steps: int, threads: int, step: Step, se
     finally:
         maker.sweeper.close()
     known = sum(part.nbytes for part in (*made, *served)) + table_bytes(sweep) + sum(map(rest_bytes, sweep.batches))
-    return SweepTrial(*found, median_of(pipeline.clocks["collate"], WARM_STEPS), max(0, meter.peak - known))
+    return ScanTrial(*found, median_of(pipeline.clocks["collate"], WARM_STEPS), max(0, meter.peak - known))
 
 
-def _made(sweep: Sweep, sums: tuple[Floats, Floats]) -> Made:
-    return Made(sweep.batches, sweep.start, sweep.own, *sums, len(sweep.batches), None)
+def _made(sweep: SharedScan, sums: tuple[Floats, Floats]) -> FinishedScan:
+    return FinishedScan(sweep.batches, sweep.start, sweep.own, *sums, len(sweep.batches), None)
 
 
 def _beside(
     pipeline: Pipeline, maker: _Maker, sums: tuple[Floats, Floats], step: Step, alone: _Pass, seconds: float
-) -> tuple[Pace, float, float]:
+) -> tuple[AggregationSpeed, float, float]:
     """(the pace, a batch while no sums are made, the model's part of a batch while they are)."""
     runs = _runs(pipeline, step)
     taken_by(runs, WARM_STEPS, 0.0)
@@ -142,7 +142,7 @@ def _beside(
     slower = alone.seconds / alone.model_s
     byte_s = alone.model_s / max(1, alone.nbytes)
     together = float(np.median(quiet))
-    pace = Pace(
+    pace = AggregationSpeed(
         alone=slower,
         beside=max(slower, taken / (nbytes * byte_s)) if nbytes else slower,
         batch_s=max(together, float(np.median(busy))),
@@ -173,7 +173,7 @@ def taken_by(runs: Iterator[float], least: int, seconds: float) -> list[float]:
     return taken
 
 
-def _pipeline(work: Work, sweeper: Sweeper, made: Made, sampling: tuple[int, int]) -> Pipeline:
+def _pipeline(work: Work, sweeper: ScanReader, made: FinishedScan, sampling: tuple[int, int]) -> Pipeline:
     """Batches of a sweep, over and over; for each that is served another one is sampled and put in file order."""
     steps, threads = sampling
     cursors = (Cursor(0, step % steps) for step in count())
@@ -184,7 +184,7 @@ def _pipeline(work: Work, sweeper: Sweeper, made: Made, sampling: tuple[int, int
         source = work.sampled(cursors, False)
         stage = Stage("sample", lambda drawn: waiting(work, drawn))
     sampled = Pipeline(source, [stage], max_bytes=1, max_items=threads)
-    server = Server(work, sweeper)
+    server = ScanServer(work, sweeper)
     return Pipeline(
         _served(server.serve(repeat(made)), sampled),
         [Stage("collate", server.collate)],
@@ -194,9 +194,9 @@ def _pipeline(work: Work, sweeper: Sweeper, made: Made, sampling: tuple[int, int
     )
 
 
-def _served(batches: Iterator[Served], sampled: Iterator[Waiting]) -> Iterator[Served]:
+def _served(batches: Iterator[ScannedBatch], sampled: Iterator[WaitingBatch]) -> Iterator[ScannedBatch]:
     for batch, drawn in zip(batches, sampled, strict=False):
-        draft = Draft(1, 0)  # a sweep by itself
+        draft = ScanDraft(1, 0)  # a sweep by itself
         draft.add(drawn)
         draft.finish()
         yield batch

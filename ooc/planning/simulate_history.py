@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.history.rows import most_asked
-from ooc.loading.collate import Drawn
+from ooc.loading.collate import SampledBatch
 from stores.arrays.rows import Ids
 from stores.io.pages import PAGE_BYTES
 from stores.io.read_plan import ReadCost
@@ -63,7 +63,7 @@ class Pulls:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class HistoryTraffic:
     """What batches pull and push."""
 
     first: Pulls
@@ -89,7 +89,7 @@ class Exchange:
         return self.written * self.cost.byte_s
 
 
-def replay_histories(shape: HistoryShape, drawn: Sequence[Drawn], whole: bool) -> Exchange:
+def replay_histories(shape: HistoryShape, drawn: Sequence[SampledBatch], whole: bool) -> HistoryTraffic:
     """Count what the batches `drawn` pull and push; whole: they are those of an epoch.
 
     >>> replay_histories(shape, sample.batches, whole=True).first.nbytes
@@ -114,7 +114,7 @@ def replay_histories(shape: HistoryShape, drawn: Sequence[Drawn], whole: bool) -
         + _WRITERS * 2 * PIECE_BYTES
     )
     count = len(hot) if whole else min(most_hot, shape.num_nodes)
-    return Exchange(
+    return HistoryTraffic(
         first=first,
         later=later,
         written=float(np.mean([shape.written(ids) for ids in own])) if own else 0.0,

@@ -12,10 +12,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from ooc.loading.collate import Drawn
-from ooc.loading.shared_scan_plan import Rest, Sweep, Waiting, sweeps, waiting
+from ooc.loading.collate import SampledBatch
+from ooc.loading.shared_scan_plan import BatchRemainder, SharedScan, WaitingBatch, sweeps, waiting
 from ooc.loading.work import Work
-from ooc.planning.simulate_superbatches import Costs, Lengths, Share, cost_of, planned
+from ooc.planning.simulate_superbatches import BatchCosts, Lengths, Share, cost_of, planned
 from stores.arrays.rows import Rows
 
 MOST_FOLLOWED = 256
@@ -24,7 +24,7 @@ _ALL = 1 - 1e-6
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanLoad:
     """What a sweep asks of the disk and of the memory, or the mean of several. Of the memory: bytes."""
 
     batches: float
@@ -43,10 +43,10 @@ class Scan:
     table: float
     """its entries in file order, with the rows that they need"""
 
-    def part(self, batches: float, rows: Rows) -> "Scan":
+    def part(self, batches: float, rows: Rows) -> "ScanLoad":
         """The same with so many batches, each of which wants as large a share of the file, regardless of what others want."""
         times = batches / self.batches
-        return Scan(
+        return ScanLoad(
             batches,
             self.asked * times,
             _covered(self.rows_read, rows.shape[0], times),
@@ -67,16 +67,16 @@ def _covered(some: float, whole: float, times: float) -> float:
 
 
 @dataclass(frozen=True)
-class Sweeps:
+class SimulatedScans:
     """The sweeps of an epoch's first batches."""
 
-    scans: tuple[Scan, ...]
+    scans: tuple[ScanLoad, ...]
     """the last one may lack batches: the sample ended"""
     most: float
     """batches that fit a sweep"""
     rows: Rows
 
-    def of(self, steps: float) -> Sequence[Scan]:
+    def of(self, steps: float) -> Sequence[ScanLoad]:
         """The sweeps of an epoch of so many batches: those known, then their mean, then what is left."""
         ends = [0.0, *accumulate(scan.batches for scan in self.scans)]
         if ends[-1] >= steps:
@@ -89,7 +89,7 @@ class Sweeps:
         count, rest = divmod(left, typical.batches)
         return [*whole, *[typical] * int(count), *([typical.part(rest, self.rows)] if rest >= 1 else [])]
 
-    def epoch(self, costs: Costs, steps: float) -> Share:
+    def epoch(self, costs: BatchCosts, steps: float) -> Share:
         """What an epoch of `steps` batches takes."""
         if not steps:
             return Share()
@@ -117,13 +117,13 @@ class Sweeps:
         return round(most)
 
 
-def _mean(scans: Sequence[Scan]) -> Scan:
-    return Scan(*np.mean([list(vars(scan).values()) for scan in scans], axis=0).tolist())
+def _mean(scans: Sequence[ScanLoad]) -> ScanLoad:
+    return ScanLoad(*np.mean([list(vars(scan).values()) for scan in scans], axis=0).tolist())
 
 
 def replay_sweeps(
-    work: Work, drawn: Iterable[Drawn], pool: int, lengths: Lengths, seen: Callable[[Sweep], None] = lambda _: None
-) -> Sweeps:
+    work: Work, drawn: Iterable[SampledBatch], pool: int, lengths: Lengths, seen: Callable[[SharedScan], None] = lambda _: None
+) -> SimulatedScans:
     """Group `drawn` as training would, and count instead of reading; `seen` is called with each sweep.
 
     >>> sum(scan.rows_read for scan in replay_sweeps(work, drawn, pool, lambda ids: rows.plan(ids).length).scans)
@@ -131,7 +131,7 @@ def replay_sweeps(
     assert work.x is not None
     asked: deque[tuple[int, int]] = deque()
 
-    def waits() -> Iterator[Waiting]:
+    def waits() -> Iterator[WaitingBatch]:
         for batch in drawn:
             one = waiting(work, batch)
             asked.append((len(batch.subgraph.node), entry_bytes(one)))
@@ -143,7 +143,7 @@ def replay_sweeps(
         wanted = [asked.popleft() for _ in sweep.batches]
         extents, nbytes = planned(sweep.row.astype(np.int64), lengths)
         scans.append(
-            Scan(
+            ScanLoad(
                 batches=len(sweep.batches),
                 asked=sum(rows for rows, _ in wanted),
                 rows_read=len(sweep.row),
@@ -156,32 +156,32 @@ def replay_sweeps(
             )
         )
         seen(sweep)
-    return Sweeps(tuple(scans), most, work.x)
+    return SimulatedScans(tuple(scans), most, work.x)
 
 
-def batches_in(pool: int, sweep: Sweep) -> float:
+def batches_in(pool: int, sweep: SharedScan) -> float:
     """Batches like those of this sweep, which may lack some, that fit a sweep of `pool` bytes."""
     size, count = sweep.size, len(sweep.batches)
     return max(float(count), (pool - size.fixed) * count // max(1, size.kept))
 
 
-def rest_bytes(rest: Rest) -> int:
+def rest_bytes(rest: BatchRemainder) -> int:
     """Bytes of what remains of a batch beside its sums."""
     return rest.drawn.subgraph.nbytes + rest.drawn.position.nbytes + rest.scale.nbytes
 
 
-def entry_bytes(one: Waiting) -> int:
+def entry_bytes(one: WaitingBatch) -> int:
     """Bytes of a batch's entries."""
     return one.row.nbytes + one.target.nbytes + one.edge.nbytes
 
 
-def table_bytes(sweep: Sweep) -> int:
+def table_bytes(sweep: SharedScan) -> int:
     """Bytes of a sweep's entries in file order."""
     return sweep.row.nbytes + sweep.first.nbytes + sweep.target.nbytes + sweep.edge.nbytes
 
 
 @dataclass(frozen=True)
-class Followed:
+class ScanTimeline:
     """done: when each sweep's batches are through, in seconds from the first request; making, serving: seconds of each sweep's
     pass, and of its batches at the model."""
 
@@ -190,7 +190,7 @@ class Followed:
     serving: tuple[float, ...]
 
 
-def follow(scans: Sequence[Scan], costs: Costs) -> Followed:
+def follow(scans: Sequence[ScanLoad], costs: BatchCosts) -> ScanTimeline:
     """Make sweep after sweep while their batches are served: two buffers, so the third waits until the first is served.
 
     A sweep is put together once it is known who takes it: sampling begins when the last but one before it begins to serve.
@@ -229,10 +229,10 @@ def follow(scans: Sequence[Scan], costs: Costs) -> Followed:
             batches = scans[serving].batches if serving < count else 0.0
         if made > serving and len(grouped) == serving + 2 < count:  # begins to serve, so one more is put together
             grouped.append(max(grouped[-1], now) + scans[serving + 2].batches * rate)
-    return Followed(tuple(done), tuple(making), tuple(served))
+    return ScanTimeline(tuple(done), tuple(making), tuple(served))
 
 
-def _share(scans: Sequence[Scan], line: Followed, costs: Costs, begin: int) -> Share:
+def _share(scans: Sequence[ScanLoad], line: ScanTimeline, costs: BatchCosts, begin: int) -> Share:
     """What the sweeps from `begin` on take."""
     assert costs.pace is not None
     some, pace = scans[begin:], costs.pace

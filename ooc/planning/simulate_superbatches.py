@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.loading.collate import Drawn
-from ooc.loading.feature_cache import Residents
+from ooc.loading.collate import SampledBatch
+from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.superbatch import PIECE_ROWS
-from ooc.loading.superbatch_plan import Grouping
+from ooc.loading.superbatch_plan import SuperbatchPlanner
 from stores.io.read_plan import ReadCost
 
 Ids = NDArray[np.int64]
@@ -25,7 +25,7 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Load:
+class SuperbatchLoad:
     """What a window asks of the disk and of the memory."""
 
     asked: NDArray[np.int64]
@@ -50,16 +50,16 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Replay:
+class SimulatedSuperbatches:
     """The windows of an epoch's first batches."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[SuperbatchLoad, ...]
     before: int
     """rows in memory before the first window"""
-    residents: Residents
+    residents: CachedNodes
     """what is in memory after the last"""
 
-    def epoch(self, costs: "Costs", steps: float) -> "Share":
+    def epoch(self, costs: "BatchCosts", steps: float) -> "Share":
         """What an epoch of `steps` batches takes that begins with those replayed; the rest goes on like the last half of their
         windows.
 
@@ -86,8 +86,8 @@ class Replay:
 
 
 def replay(
-    grouping: Grouping, drawn: Iterable[Drawn], lengths: Lengths, seen: Callable[[Ids], None] = lambda _: None
-) -> Replay:
+    grouping: SuperbatchPlanner, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Callable[[Ids], None] = lambda _: None
+) -> SimulatedSuperbatches:
     """Group `drawn` as training would, and count instead of reading; `seen` is called with the rows that each window reads.
 
     >>> sum(load.rows_read for load in replay(grouping, drawn, lambda ids: rows.plan(ids).length).loads)
@@ -98,7 +98,7 @@ def replay(
         missing = sketch.node[window.carried < 0].astype(np.int64)
         extents, nbytes = planned(missing, lengths)
         loads.append(
-            Load(
+            SuperbatchLoad(
                 asked=np.array([len(batch.row) for batch in sketch.batches], np.int64),
                 rows_read=len(missing),
                 extents=extents,
@@ -112,7 +112,7 @@ def replay(
         )
         residents = window.final or residents
         seen(missing)
-    return Replay(tuple(loads), len(grouping.residents.node), residents)
+    return SimulatedSuperbatches(tuple(loads), len(grouping.residents.node), residents)
 
 
 def cost_of(x: Any) -> ReadCost:
@@ -127,7 +127,7 @@ def planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Pace:
+class AggregationSpeed:
     """How fast sums are made, by making some: reading and adding up together."""
 
     alone: float
@@ -143,7 +143,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Costs:
+class BatchCosts:
     """Measured seconds of a batch, or as they are named."""
 
     sample_s: float
@@ -162,14 +162,14 @@ class Costs:
     read_cpu: float
     """cores that reading keeps busy"""
     cores: int
-    pace: Pace | None = None
+    pace: AggregationSpeed | None = None
     """of sweeps, which do not read as `read` says"""
 
-    def read_s(self, load: Load) -> float:
+    def read_s(self, load: SuperbatchLoad) -> float:
         """Seconds that reading a window's rows takes."""
         return load.extents * self.read.read_s + load.nbytes * self.read.byte_s
 
-    def batch_s(self, load: Load) -> float:
+    def batch_s(self, load: SuperbatchLoad) -> float:
         """Seconds between two batches whose rows are there in time: reading and grouping want cores too."""
         cpu = self.cpu_s + self.group_s + self.read_cpu * self.read_s(load) / load.batches
         return max(self.together_s, cpu / self.cores)
@@ -210,7 +210,7 @@ class _Pool:
         return time, taken
 
 
-def simulate(loads: Sequence[Load], costs: Costs, before: int = 0) -> Timeline:
+def simulate(loads: Sequence[SuperbatchLoad], costs: BatchCosts, before: int = 0) -> Timeline:
     """Follow `ooc.loading.superbatch` through its three pipelines: sampling runs two windows ahead of reading, reading goes on
     while the batches of the window before make room, one batch is gathered ahead of the model.
 
@@ -281,7 +281,7 @@ def _values(share: Share) -> tuple[float, ...]:
     )
 
 
-def _share(loads: Sequence[Load], line: Timeline, costs: Costs, begin: int, end: int) -> Share:
+def _share(loads: Sequence[SuperbatchLoad], line: Timeline, costs: BatchCosts, begin: int, end: int) -> Share:
     """What the windows begin..end-1 take."""
     first, last = (sum(load.batches for load in loads[:w]) for w in (begin, end))
     some = loads[begin:end]

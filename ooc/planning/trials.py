@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.loading.collate import Drawn, Loaded
+from ooc.loading.collate import LoadedBatch, SampledBatch
 from ooc.loading.work import Work
 from ooc.planning.simulate_superbatches import Lengths, cost_of
 from ooc.runtime.clock import Clock
@@ -36,7 +36,7 @@ ENOUGH_WINDOWS, PATIENCE = 4, 8
 Step = Callable[[Any], None]
 
 
-class Shown:
+class StandInRows:
     """Rows in memory that stand for those on disk: as large, of the same shape, but each is one of a few real ones."""
 
     def __init__(self, like: Any, rows: AnyArray) -> None:
@@ -61,7 +61,7 @@ def apart(work: Work, **changed: Any) -> Work:
     return replace(work.apart(), **changed)
 
 
-def batches_of(work: Work, epoch: int, steps: int, split: bool = False) -> Iterator[Drawn]:
+def batches_of(work: Work, epoch: int, steps: int, split: bool = False) -> Iterator[SampledBatch]:
     """The batches of an epoch's first steps, sampled as training (split: as evaluation) samples them."""
     cursors = (Cursor(epoch, step) for step in range(steps))
     if work.lockstep is not None:
@@ -74,22 +74,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Sample:
+class BatchSample:
     """Iterates over batches, as many as fit bytes and seconds (one at least), and keeps them.
 
     The seconds are those since iteration began, whatever they were spent on; `patience` times as many until `ENOUGH_WINDOWS`,
     which are counted in `windows`, are known.
     """
 
-    def __init__(self, source: Iterator[Drawn], max_bytes: int, seconds: float, patience: int = PATIENCE) -> None:
-        self.batches: list[Drawn] = []
+    def __init__(self, source: Iterator[SampledBatch], max_bytes: int, seconds: float, patience: int = PATIENCE) -> None:
+        self.batches: list[SampledBatch] = []
         self.windows = 0
         self.whole = False
         """whether there are no more"""
         self._taken: list[float] = []
         self._source, self._max_bytes, self._seconds, self._patience = source, max_bytes, seconds, patience
 
-    def __iter__(self) -> Iterator[Drawn]:
+    def __iter__(self) -> Iterator[SampledBatch]:
         begun, left = time.perf_counter(), self._max_bytes
         while not self.batches or left > 0:
             asked = time.perf_counter()
@@ -129,7 +129,7 @@ def lengths_of(x: Any) -> Lengths:
     return lambda ids: np.full(len(ids), x.row_bytes, np.int64)
 
 
-class Timed:
+class TimedLengths:
     """`lengths` with a clock: planning reads is part of reading, not of grouping."""
 
     def __init__(self, lengths: Lengths) -> None:
@@ -168,7 +168,7 @@ def read_cost(x: Any, ids: NDArray[np.int64], max_bytes: int, seconds: float) ->
 
 
 @dataclass(frozen=True)
-class Together:
+class WarmBatchCosts:
     """What a batch takes where nothing waits for the disk: medians, in seconds."""
 
     seconds: float
@@ -180,7 +180,7 @@ class Together:
     """bytes of the process"""
 
 
-def run_together(pipeline: Pipeline, step: Step, gather: Sequence[str], warm: int, seconds: float) -> Together:
+def run_together(pipeline: Pipeline, step: Step, gather: Sequence[str], warm: int, seconds: float) -> WarmBatchCosts:
     """Run `step` on a pipeline's batches for about `seconds`, after half as long to warm up, in which the first
     `warm` fill caches.
 
@@ -203,7 +203,7 @@ def run_together(pipeline: Pipeline, step: Step, gather: Sequence[str], warm: in
     cpu = (at[-1][1] - at[warm][1]) / max(1, len(at) - 1 - warm)
     clocks = pipeline.clocks
     steps = median_of(clocks[CONSUMER], warm)
-    return Together(
+    return WarmBatchCosts(
         seconds=float(np.median(wall)) if len(wall) else steps,
         cpu_s=float(cpu),
         sample_s=median_of(clocks["sample"], warm) if "sample" in clocks else 0.0,
@@ -219,9 +219,9 @@ def median_of(clock: Clock, warm: int) -> float:
     return float(np.median([span.end - span.start for span in spans])) if spans else 0.0
 
 
-def load_shown(work: Work, drawn: Drawn) -> Loaded:
+def load_shown(work: Work, drawn: SampledBatch) -> LoadedBatch:
     """A batch with rows, or their sums, out of those that stand for the ones on disk."""
-    if work.summing is not None and isinstance(work.x, Shown):
+    if work.summing is not None and isinstance(work.x, StandInRows):
         return work.summed(drawn, work.x.rows, drawn.subgraph.node % len(work.x.rows))
     return work.load(drawn)
 

@@ -7,15 +7,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ooc.fullgraph.ir import Fate
+from ooc.fullgraph.ir import TensorPlacement
 from ooc.fullgraph.placement.costs import TIERS
 from ooc.fullgraph.placement.plan import PlannedRun, StepPlan
-from ooc.runtime.trace import Sample, Spans
+from ooc.runtime.trace import MemorySample, Spans
 from stores.sizes import format_bytes
 
 UP, DOWN, AGAIN, INK, GREY = "#2563a8", "#d9722b", "#8a6bb1", "#1f2933", "#c3cad3"
 LANES = ("computing", "host memory", "disk")
-NAMES = {Fate.RETAINED: "memory", Fate.HOST: "host memory", Fate.DISK: "disk"}
+NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.HOST: "host memory", TensorPlacement.DISK: "disk"}
 _LABELLED = 24
 """Ops at most whose names stand in the chart"""
 _NARROW = 0.035
@@ -83,7 +83,7 @@ def _went(axes: Axes, spans: Spans, ops: list[str], plan: StepPlan) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def memory_figure(plan: StepPlan, measured: Sequence[Sample] = ()) -> Figure:
+def memory_figure(plan: StepPlan, measured: Sequence[MemorySample] = ()) -> Figure:
     """Bytes of every tier over the step, against what there is of it. measured: of the step as it went.
 
     >>> memory_figure(plan).savefig("memory.png")
@@ -111,11 +111,11 @@ def memory_figure(plan: StepPlan, measured: Sequence[Sample] = ()) -> Figure:
     return figure
 
 
-def _followed(measured: Sequence[Sample], tier: Fate) -> list[int]:
+def _followed(measured: Sequence[MemorySample], tier: TensorPlacement) -> list[int]:
     """Bytes of a tier; of the host's there are none without a GPU."""
-    if tier is Fate.HOST:
+    if tier is TensorPlacement.HOST:
         return []
-    return [each.disk if tier is Fate.DISK else each.memory for each in measured]
+    return [each.disk if tier is TensorPlacement.DISK else each.memory for each in measured]
 
 
 _IN_SIGHT = 3.0

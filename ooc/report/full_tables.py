@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from ooc.fullgraph.ir import Fate, Program
+from ooc.fullgraph.ir import Program, TensorPlacement
 from ooc.fullgraph.placement.costs import MOVED, TIERS
 from ooc.fullgraph.placement.plan import TIER_NAMES, StepPlan
 from ooc.report.plan_tables import plain_table
@@ -23,7 +23,7 @@ def _values(program: Program, plan: StepPlan) -> Table:
     for value in program.values:
         fate = plan.placement.fate(value.name)
         words = str(fate)
-        if fate is Fate.RECOMPUTED and value.kind == "rows":
+        if fate is TensorPlacement.RECOMPUTED and value.kind == "rows":
             words += f", passing through {TIER_NAMES[plan.placement.standing(value.name)]}"
         found.add_row(value.name, value.kind, format_bytes(plan.sizes[value.name]), words)
     return found

@@ -114,7 +114,7 @@ def render(
     )
     environment.filters["score"] = lambda value: "-" if value is None else f"{value:.4f}"
     config = summary.get("config", {})
-    return environment.get_template("report.html.jinja").render(
+    return environment.get_template("page.html.jinja").render(
         name=name,
         finished=bool(summary),
         tiles=_tiles(summary) if summary else [("steps", f"{steps:,}"), ("epochs", f"{epochs:,}")],

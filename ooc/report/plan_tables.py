@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from ooc.planning.choose import Choice
+from ooc.planning.choose import ModeChoice
 from ooc.planning.plan import NAMES, Plan
 from stores.sizes import format_bytes
 
@@ -12,7 +12,7 @@ def tables(plan: Plan) -> list[Table]:
     return [_memory(plan), _stages(plan), _run(plan)]
 
 
-def compared(choice: Choice) -> Table:
+def compared(choice: ModeChoice) -> Table:
     """The modes beside one another, an epoch of each."""
     table = plain_table(
         "an epoch by mode", "mode", "seconds", "peak memory", "features", "edges", "histories read", "written", "loses"

@@ -22,19 +22,19 @@ SHARES = 5
 the model's activations, reckoned as large as a batch: hidden rows are about as wide as features, for fewer nodes each layer"""
 
 
-class Room(int):
+class BatchRoom(int):
     """Bytes that one batch may take: a part of what all have, so that a refusal can say what would do.
 
     parts: how many such parts there are; budget: the division that has them.
 
-    >>> words_for(3 * 10**8, Room(budget.batches // 2, 2, budget))
+    >>> words_for(3 * 10**8, BatchRoom(budget.batches // 2, 2, budget))
     '300 MB of 217 MB (half of what 2 GB of memory leaves for batches; about 2.21 GB would do)'
     """
 
     parts: int
     budget: "Budget"
 
-    def __new__(cls, nbytes: int, parts: int, budget: "Budget") -> "Room":
+    def __new__(cls, nbytes: int, parts: int, budget: "Budget") -> "BatchRoom":
         room = super().__new__(cls, nbytes)
         room.parts, room.budget = parts, budget
         return room
@@ -52,9 +52,10 @@ _PARTS = {
 
 
 def words_for(need: int, room: int) -> str:
-    """How much is wanted, and how much there is: "300 MB of 217 MB", and where a `Room` tells it, why and what would do."""
+    """How much is wanted, and how much there is: "300 MB of 217 MB", and where a `BatchRoom` tells it, why and what would
+    do."""
     words = f"{format_bytes(need)} of {format_bytes(room)}"
-    if not isinstance(room, Room):
+    if not isinstance(room, BatchRoom):
         return words
     memory = room.budget.memory
     enough = format_bytes((memory + room.parts * (need - room)) * _ROUND_UP)
@@ -62,7 +63,7 @@ def words_for(need: int, room: int) -> str:
 
 
 @dataclass(frozen=True)
-class SweepSize:
+class ScanSize:
     """What two sweeps (`ooc.loading.shared_scan_plan`) take, one serving batches while the other is made. Bytes."""
 
     sums: int
@@ -94,11 +95,11 @@ class SweepSize:
         """Of the batches that wait, in both."""
         return 2 * (self.sums + self.roots) + _ENTRY_COPIES * self.entries
 
-    def joined(self, other: "SweepSize", roots: int) -> "SweepSize":
+    def joined(self, other: "ScanSize", roots: int) -> "ScanSize":
         """With more batches; roots: of both together."""
         activations, besides = max(self.activations, other.activations), max(self.besides, other.besides)
         copied, batches = max(self.copied, other.copied), self.batches + other.batches
-        return SweepSize(self.sums + other.sums, roots, self.entries + other.entries, activations, besides, copied, batches)
+        return ScanSize(self.sums + other.sums, roots, self.entries + other.entries, activations, besides, copied, batches)
 
 
 @dataclass(frozen=True)

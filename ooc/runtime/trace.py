@@ -17,7 +17,7 @@ Spans = Mapping[str, Sequence[Span]]
 """by stage"""
 
 
-class Sample(NamedTuple):
+class MemorySample(NamedTuple):
     """seconds: since the beginning; memory, disk: the most bytes of values and sums there from then on."""
 
     seconds: float
@@ -36,7 +36,7 @@ def lanes(spans: Sequence[Span]) -> list[int]:
     return chosen
 
 
-def write_trace(run_dir: Path, spans: Spans, memory: Sequence[Sample] = ()) -> None:
+def write_trace(run_dir: Path, spans: Spans, memory: Sequence[MemorySample] = ()) -> None:
     """Write RUN/trace.json: complete events in microseconds since the first, a thread a stage and lane. memory: counters.
 
     >>> write_trace(Path("runs/cora"), loader.spans())
@@ -62,7 +62,7 @@ class Trace(NamedTuple):
     """What `write_trace` wrote. spans: in seconds since the first."""
 
     spans: dict[str, list[Span]]
-    memory: list[Sample]
+    memory: list[MemorySample]
 
 
 def read_trace(run_dir: Path) -> Trace:
@@ -78,7 +78,7 @@ def read_trace(run_dir: Path) -> Trace:
                 span = Span(event["args"]["item"], event["tid"], start, start + event["dur"] / 1e6)
                 found.spans.setdefault(event["cat"], []).append(span)
             if event["ph"] == "C" and event["name"] == _BYTES:
-                found.memory.append(Sample(event["ts"] / 1e6, event["args"]["memory"], event["args"]["disk"]))
+                found.memory.append(MemorySample(event["ts"] / 1e6, event["args"]["memory"], event["args"]["disk"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a trace that `ooc train` wrote ({error!r}); delete it") from None
     return found

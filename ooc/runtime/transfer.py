@@ -47,7 +47,7 @@ def walk(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 @dataclass
-class Region:
+class StorageRegion:
     """Bytes first:stop of the storage at `address`: all that a batch's tensors see of it."""
 
     storage: torch.UntypedStorage
@@ -64,17 +64,17 @@ class Region:
         return view.numpy()
 
 
-class Regions:
+class StorageRegions:
     """The arrays behind a batch's tensors, each once, and those tensors made again over copies of the arrays.
 
     Only plain tensors in CPU memory take part: others (sparse ones, subclasses, those with a gradient) stay as they are.
 
-    >>> regions = Regions(batch)
+    >>> regions = StorageRegions(batch)
     >>> regions.rebuilt({address: torch.from_numpy(region.bytes().copy()) for address, region in regions.at.items()})
     """
 
     def __init__(self, batch: Any) -> None:
-        self.at: dict[int, Region] = {}
+        self.at: dict[int, StorageRegion] = {}
         self.complete = True
         """whether everything in the batch that could be on a device takes part"""
         self._batch = batch
@@ -87,7 +87,7 @@ class Regions:
             storage = leaf.untyped_storage()
             first, stop = _bytes_seen(leaf)
             first = first // _ALIGN * _ALIGN
-            region = self.at.setdefault(storage.data_ptr(), Region(storage, first, stop))
+            region = self.at.setdefault(storage.data_ptr(), StorageRegion(storage, first, stop))
             region.first, region.stop = min(region.first, first), max(region.stop, stop)
             if storage.nbytes() > region.storage.nbytes():  # two storages over one array
                 region.storage = storage
@@ -128,7 +128,7 @@ def _bytes_seen(tensor: Tensor) -> tuple[int, int]:
     return first * tensor.element_size(), (last + 1) * tensor.element_size()
 
 
-def _packed(regions: Mapping[int, Region]) -> tuple[dict[int, int], int]:
+def _packed(regions: Mapping[int, StorageRegion]) -> tuple[dict[int, int], int]:
     """(where each region begins in one array that holds them all, that array's bytes)."""
     at, total = {}, 0
     for address, region in regions.items():
@@ -142,7 +142,7 @@ def pin(batch: Any) -> Any:
 
     torch's own because it knows which copies of the user's are still under way, and uses no memory again before.
     """
-    regions = Regions(batch)
+    regions = StorageRegions(batch)
     at, total = _packed(regions.at)
     piece = torch.empty(total, dtype=torch.uint8, pin_memory=True)
     copies = {}
@@ -153,13 +153,13 @@ def pin(batch: Any) -> Any:
 
 
 @dataclass
-class Resident:
+class ResidentBatch:
     """A batch on the device, and the memory that its tensors are views of."""
 
     batch: Any
     memory: list[Tensor]
     complete: bool
-    """see `Regions.complete`"""
+    """see `StorageRegions.complete`"""
 
 
 class Copier:
@@ -182,9 +182,9 @@ class Copier:
         self._leases = leases
         self._stream = torch.cuda.Stream(device) if self._on_cuda else None  # type: ignore[no-untyped-call]
 
-    def __call__(self, batch: Any) -> Resident:
+    def __call__(self, batch: Any) -> ResidentBatch:
         """The batch on the device, all copies done."""
-        regions = Regions(batch)
+        regions = StorageRegions(batch)
         with ExitStack() as stack:
             if self._stream is not None:
                 stack.enter_context(torch.cuda.device(self.device))
@@ -197,9 +197,9 @@ class Copier:
                     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the thread sleeps meanwhile
                     event.record(self._stream)
                     event.synchronize()
-            return Resident(regions.rebuilt(copies), [copy for _, copy in under_way], regions.complete)
+            return ResidentBatch(regions.rebuilt(copies), [copy for _, copy in under_way], regions.complete)
 
-    def _copies(self, regions: Regions, under_way: list[tuple[Tensor, Tensor]]) -> dict[int, Tensor]:
+    def _copies(self, regions: StorageRegions, under_way: list[tuple[Tensor, Tensor]]) -> dict[int, Tensor]:
         """uint8 tensors on the device by address of the regions they are copies of."""
         leased = {address for address in regions.at if self._leases is not None and self._leases.holds(address)}
         copies = {address: self._copy(regions.at[address].bytes(), under_way) for address in leased}
@@ -218,7 +218,7 @@ class Copier:
         under_way.append((torch.from_numpy(source), copy))
         return copy.copy_(under_way[-1][0], non_blocking=True)
 
-    def deliver(self, resident: Resident) -> Any:
+    def deliver(self, resident: ResidentBatch) -> Any:
         """The batch for the thread and stream that compute on it.
 
         torch is told of that stream: else it would take memory that the consumer lets go for the next copy while kernels

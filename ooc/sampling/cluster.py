@@ -35,7 +35,7 @@ class Edges(NamedTuple):
     """further ones whose entries come with the edges (`Subgraph.columns`)"""
 
 
-class Cut(NamedTuple):
+class InducedSubgraph(NamedTuple):
     """A subgraph cut out, and what that took."""
 
     subgraph: Subgraph
@@ -83,7 +83,7 @@ def cut(
     edges: Edges | None = None,
     max_bytes: int | None = None,
     row_bytes: int = 0,
-) -> Cut:
+) -> InducedSubgraph:
     """The subgraph of the nodes in `ranges` (int64[q, 2], [first, last) each, ascending and disjoint).
 
     halo=False: its nodes ascending, and the edges between them: num_nodes (n,), num_edges (e,). halo=True: all their in-edges,
@@ -102,7 +102,7 @@ def cut(
     work = _Cutting(graph, indptr, own, halo, edges, max_bytes, row_bytes)
     for index in range(len(own)):
         work.take(index)
-    return Cut(work.finish(), work.nbytes)
+    return InducedSubgraph(work.finish(), work.nbytes)
 
 
 class _Cutting:

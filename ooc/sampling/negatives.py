@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.sampling.kernels import stream_of, uniform
-from ooc.sampling.temporal_index import Slots, slots_of
+from ooc.sampling.temporal_index import TemporalIndex, slots_of
 from stores.arrays.rows import AnyArray, ArrayRows, Rows
 from stores.arrays.segment_rows import read_range
 from stores.dataset import Dataset
@@ -77,10 +77,10 @@ class HistoricalNegatives:
 
     drawn, random: negatives so far, and how many of them are random, since no other destination of the source was found.
 
-    >>> HistoricalNegatives(Slots(ds.graph), ds.events.rows("src"), RandomNegatives(0, ds.num_nodes))
+    >>> HistoricalNegatives(TemporalIndex(ds.graph), ds.events.rows("src"), RandomNegatives(0, ds.num_nodes))
     """
 
-    def __init__(self, slots: Slots, source: Rows, otherwise: RandomNegatives) -> None:
+    def __init__(self, slots: TemporalIndex, source: Rows, otherwise: RandomNegatives) -> None:
         self._slots, self._source, self.otherwise, self.ratio = slots, source, otherwise, otherwise.ratio
         self.drawn = self.random = 0
 

@@ -33,7 +33,7 @@ class HopCount(NamedTuple):
     degree: int
 
 
-class Need(NamedTuple):
+class HopBound(NamedTuple):
     """What a batch holds at most once a hop is expanded, known before anything is allocated for it."""
 
     edges: HopCount
@@ -105,14 +105,14 @@ class Table:
             self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
 
 
-class Scratch(threading.local):
+class ThreadTables(threading.local):
     """One table per thread that samples, shared by its samplers."""
 
     def __init__(self) -> None:
         self.table = Table()
 
 
-scratch = Scratch()
+scratch = ThreadTables()
 
 
 def _grown(array: NDArray[T], size: int, length: int) -> NDArray[T]:
@@ -122,7 +122,7 @@ def _grown(array: NDArray[T], size: int, length: int) -> NDArray[T]:
     return grown
 
 
-class Draft:
+class SubgraphBuilder:
     """A subgraph in the making: buffers that grow hop by hop to what the next hop needs at most.
 
     A hop is three steps of `NeighborSampler`: `draw` fills `slot`, someone puts `indices[slot]` into `source`, and `number`
@@ -245,27 +245,28 @@ class NeighborSampler:
         """Whether draws are by weight."""
         return self.weight is not None
 
-    def begin(self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None) -> Draft:
-        """A batch of `seeds` before its first hop; columns: see `Draft`. Raises InputError for a seed that is no node."""
-        return Draft(self._check(seeds), self.weighted, columns or {})
+    def begin(self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None) -> SubgraphBuilder:
+        """A batch of `seeds` before its first hop; columns: see `SubgraphBuilder`. Raises InputError for a seed that is no
+        node."""
+        return SubgraphBuilder(self._check(seeds), self.weighted, columns or {})
 
-    def need(self, draft: Draft, hop: int) -> Need:
+    def need(self, draft: SubgraphBuilder, hop: int) -> HopBound:
         """What expanding hop `hop` takes at most. Raises BudgetError where that may exceed `max_bytes`."""
         stop, done, batch_size = sum(draft.num_nodes), sum(draft.num_edges), draft.num_nodes[0]
         start = stop - draft.num_nodes[-1]
         count = count_hop(self.indptr, draft.node, start, stop, self.fanout[hop], self.replace)
         most_nodes = min(stop + count.edges, self.num_nodes + batch_size)
-        need = Need(count, most_nodes, done + count.edges, stop)
+        need = HopBound(count, most_nodes, done + count.edges, stop)
         self._check_bytes(hop, need, batch_size)
         return need
 
-    def draw(self, draft: Draft, hop: int, key: int, need: Need) -> None:
+    def draw(self, draft: SubgraphBuilder, hop: int, key: int, need: HopBound) -> None:
         """Step 1 of a hop: draw slots at the nodes of hop `hop`; reads indptr (and weights), no edges."""
         stop = sum(draft.num_nodes)
         draft.grow(need.num_nodes, need.num_edges, need.num_expanded)
         self._draw(draft, stop - draft.num_nodes[-1], stop, hop, np.uint64(key & (2**64 - 1)), need.edges)
 
-    def number(self, draft: Draft, table: Table) -> None:
+    def number(self, draft: SubgraphBuilder, table: Table) -> None:
         """Step 3 of a hop: local ids for `draft.source`; sources not met before become hop `hop + 1`.
 
         table: holds the nodes so far.
@@ -276,7 +277,7 @@ class NeighborSampler:
         draft.num_nodes.append(int(size) - stop)
         draft.num_edges.append(last - first)
 
-    def _draw(self, draft: Draft, start: int, stop: int, hop: int, key: np.uint64, count: HopCount) -> None:
+    def _draw(self, draft: SubgraphBuilder, start: int, stop: int, hop: int, key: np.uint64, count: HopCount) -> None:
         """Fill `draft.slot` and `draft.indptr` for the nodes start:stop."""
         fanout, replace = self.fanout[hop], self.replace
         draw = (start, stop, fanout, replace, key)
@@ -307,7 +308,7 @@ class NeighborSampler:
             raise InputError(f"seed {seeds[at]} at position {at} is no node: the graph has nodes 0..{num_nodes - 1}")
         return seeds.astype(np.int64)
 
-    def _check_bytes(self, hop: int, most: Need, batch_size: int) -> None:
+    def _check_bytes(self, hop: int, most: HopBound, batch_size: int) -> None:
         """Raise BudgetError where a batch of at most so many nodes and edges may exceed `max_bytes`."""
         if self.max_bytes is None:
             return

@@ -15,7 +15,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from ooc.sampling.neighbor import Draft, Need, NeighborSampler, damaged_slot, scratch, table_capacity
+from ooc.sampling.neighbor import HopBound, NeighborSampler, SubgraphBuilder, damaged_slot, scratch, table_capacity
 from stores.arrays.rows import AnyArray, Rows
 from stores.errors import ConfigError, OocError
 from stores.io.segments import mapping_of
@@ -33,7 +33,7 @@ _UNION_BYTES = 16
 _madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.intp, types.int32))
 
 
-class Reading(NamedTuple):
+class FrontierRead(NamedTuple):
     """What `read_together` found."""
 
     values: list[list[AnyArray] | Exception]
@@ -42,7 +42,7 @@ class Reading(NamedTuple):
     """read from the disk"""
 
 
-def read_together(arrays: Sequence[Rows], requests: Sequence[Ids], at_once: int = AT_ONCE) -> Reading:
+def read_together(arrays: Sequence[Rows], requests: Sequence[Ids], at_once: int = AT_ONCE) -> FrontierRead:
     """The same rows out of each of `arrays` for several requests (int64[n], any order, duplicates allowed), in file order.
 
     arrays: of one value a row ([count], of any dtype); each row is read once. Where the union of the requests cannot be read,
@@ -57,12 +57,12 @@ def read_together(arrays: Sequence[Rows], requests: Sequence[Ids], at_once: int 
         values, nbytes = _read_union(arrays, flat, at_once)
     except Exception as error:
         if len(requests) == 1:
-            return Reading([error], 0)
+            return FrontierRead([error], 0)
         alone = [read_together(arrays, [request], at_once) for request in requests]
-        return Reading([reading.values[0] for reading in alone], sum(reading.nbytes for reading in alone))
+        return FrontierRead([reading.values[0] for reading in alone], sum(reading.nbytes for reading in alone))
     ends = np.cumsum([len(request) for request in requests])
     parts = [np.split(each, ends[:-1]) for each in values]
-    return Reading([[part[k] for part in parts] for k in range(len(requests))], nbytes)
+    return FrontierRead([[part[k] for part in parts] for k in range(len(requests))], nbytes)
 
 
 def _read_union(arrays: Sequence[Rows], flat: Ids, at_once: int) -> tuple[list[AnyArray], int]:
@@ -136,7 +136,7 @@ def _adopt(values: NDArray[Any], num_nodes: int, source: Ids, first: int) -> int
 
 
 def lockstep_bytes(
-    needs: Sequence[Need], itemsize: int, at_once: int = AT_ONCE, weighted: bool = False, columns: Sequence[int] = ()
+    needs: Sequence[HopBound], itemsize: int, at_once: int = AT_ONCE, weighted: bool = False, columns: Sequence[int] = ()
 ) -> int:
     """Bytes that sampling batches together holds at most, while the hop after which they are as large as `needs` is drawn.
 
@@ -152,7 +152,7 @@ def lockstep_bytes(
     return arrays + union + largest
 
 
-class Together(NamedTuple):
+class FrontierBatches(NamedTuple):
     """Batches sampled together: as many of the first as fit."""
 
     batches: list[Subgraph | Exception]
@@ -169,9 +169,9 @@ class _Batch:
     def __init__(self, sampler: NeighborSampler, columns: Mapping[str, Rows], seeds: Ids, key: int) -> None:
         self.sampler, self.key = sampler, key
         self.error: Exception | None = None
-        self.need: Need | None = None
+        self.need: HopBound | None = None
         try:
-            self.draft: Draft = sampler.begin(seeds, {name: rows.dtype for name, rows in columns.items()})
+            self.draft: SubgraphBuilder = sampler.begin(seeds, {name: rows.dtype for name, rows in columns.items()})
         except OocError as error:
             self.error = error
 
@@ -230,7 +230,7 @@ class _Batch:
         return self.draft.finish() if self.error is None else self.error
 
 
-class Lockstep:
+class OnDiskFrontier:
     """Samples batches together while the graph's edges stay on disk. Stateless: any number of threads may share one.
 
     sampler: draws as it would alone; its `max_bytes` bounds each batch. indices: the graph's `indices` as Rows, int32|int64
@@ -242,7 +242,7 @@ class Lockstep:
     them. Where the column is mapped, the kernel is asked for a batch's pages before they are met (measured: 6 times faster).
     Raises ConfigError where `indices` or `columns` are not those of the sampler's graph.
 
-    >>> lockstep = Lockstep(sampler, ds.edge_rows("indices"), {"edge_id": ds.edge_rows("edge_id")}, max_bytes=200_000_000)
+    >>> lockstep = OnDiskFrontier(sampler, ds.edge_rows("indices"), {"edge_id": ds.edge_rows("edge_id")}, max_bytes=200_000_000)
     >>> found = lockstep.sample([seeds_of_step_0, seeds_of_step_1], [key_0, key_1])
     >>> found.batches[0].num_nodes
     """
@@ -268,7 +268,7 @@ class Lockstep:
                 )
         self.sampler, self.indices, self.max_bytes, self.at_once = sampler, indices, max_bytes, at_once
 
-    def sample(self, seeds: Sequence[Ids], keys: Sequence[int]) -> Together:
+    def sample(self, seeds: Sequence[Ids], keys: Sequence[int]) -> FrontierBatches:
         """The sampled neighborhoods of as many of the first batches as fit `max_bytes`, but of one at least.
 
         seeds: int64[b] a batch; keys: one a batch. A batch that fails has its exception for its place and spoils no other:
@@ -292,7 +292,7 @@ class Lockstep:
                 nbytes += reading.nbytes
         finally:
             scratch.table.trim()
-        return Together([batch.finish() for batch in batches], edges, nbytes)
+        return FrontierBatches([batch.finish() for batch in batches], edges, nbytes)
 
     def _fitting(self, batches: list[_Batch], hop: int) -> list[_Batch]:
         """As many of the first batches as fit while hop `hop` is drawn: those left out free their memory."""
@@ -301,7 +301,7 @@ class Lockstep:
                 batch.plan(hop)
         if self.max_bytes is None:
             return batches
-        needs: list[Need] = []
+        needs: list[HopBound] = []
         itemsize, columns = self.indices.dtype.itemsize, [rows.dtype.itemsize for rows in self.columns.values()]
         for k, batch in enumerate(batches):
             if batch.need is not None:

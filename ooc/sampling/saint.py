@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from ooc.sampling.cluster import PIECE_SLOTS, Cut, Edges, Ids, Words, members, ones
+from ooc.sampling.cluster import PIECE_SLOTS, Edges, Ids, InducedSubgraph, Words, members, ones
 from ooc.sampling.kernels import stream_of, uniform
 from stores.arrays.rows import ArrayRows, Rows
 from stores.errors import BudgetError, ConfigError, StoreError
@@ -73,7 +73,9 @@ def drawn_nodes(graph: Graph, draw: Draw, key: int, indices: Rows) -> tuple[Ids,
     return np.unique(np.concatenate(visited)), nbytes
 
 
-def induce(graph: Graph, node: Ids, edges: Edges | None = None, max_bytes: int | None = None, row_bytes: int = 0) -> Cut:
+def induce(
+    graph: Graph, node: Ids, edges: Edges | None = None, max_bytes: int | None = None, row_bytes: int = 0
+) -> InducedSubgraph:
     """The subgraph of `node` (int64[n], ascending, distinct) and every edge between them; see `ooc.sampling.cluster.cut`.
 
     Reads all their in-edges, PIECE_SLOTS at a time, which are the memory beside the subgraph, with N/4 bytes. Raises as `cut`
@@ -82,7 +84,7 @@ def induce(graph: Graph, node: Ids, edges: Edges | None = None, max_bytes: int |
     work = _Inducing(graph, node, edges, max_bytes, row_bytes)
     for begin in range(0, work.most, PIECE_SLOTS):
         work.take(begin, min(begin + PIECE_SLOTS, work.most))
-    return Cut(work.finish(), work.nbytes)
+    return InducedSubgraph(work.finish(), work.nbytes)
 
 
 class _Inducing:
@@ -162,7 +164,7 @@ class SaintSampler(NamedTuple):
     max_bytes: int | None = None
     row_bytes: int = 0
 
-    def draw(self, key: int) -> Cut:
+    def draw(self, key: int) -> InducedSubgraph:
         """The subgraph of `key`. Raises BudgetError where it does not fit, StoreError where the topology is damaged."""
         indices: Rows = ArrayRows(np.asarray(self.graph.indices)) if self.edges is None else self.edges.indices
         node, nbytes = drawn_nodes(self.graph, self.how, key, indices)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.sampling.cluster import Cut
+from ooc.sampling.cluster import InducedSubgraph
 from ooc.sampling.saint import SaintSampler
 from stores.arrays.rows import ArrayRows, Rows
 from stores.arrays.segment_rows import SegmentRows
@@ -34,10 +34,10 @@ MAPPED_BYTES = 64 * 2**20
 _PAGE = mmap.PAGESIZE
 
 
-class Counts:
+class SaintCounts:
     """In how many of `samples` subgraphs each node (uint32[N], in memory) and each slot (uint16, at most 65,535) came.
 
-    >>> counts = Counts.open(folder) if (folder / "counts.json").exists() else count(sampler, folder, seed, coverage, about)
+    >>> counts = SaintCounts.open(folder) if (folder / "counts.json").exists() else count(sampler, folder, seed, coverage, about)
     """
 
     def __init__(self, samples: int, nodes: NDArray[np.uint32], edges: Rows, about: dict[str, Any]) -> None:
@@ -113,10 +113,10 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
     return nbytes
 
 
-def _ahead(draw: Callable[[int], Cut], threads: int) -> Iterator[Cut]:
+def _ahead(draw: Callable[[int], InducedSubgraph], threads: int) -> Iterator[InducedSubgraph]:
     """draw(0), draw(1), ...: made by threads, `threads` of them ahead."""
     with ThreadPoolExecutor(threads, "ooc-saint") as pool:
-        coming: list[Future[Cut]] = [pool.submit(draw, step) for step in range(threads)]
+        coming: list[Future[InducedSubgraph]] = [pool.submit(draw, step) for step in range(threads)]
         step = threads
         try:
             while True:
@@ -153,19 +153,19 @@ class Normalisation:
         self._sampler, self._folder, self._seed, self._coverage = sampler, folder, seed, coverage
         self._about, self._engine, self._read = about, engine, read
         self._lock = threading.Lock()
-        self._counts: Counts | None = None
+        self._counts: SaintCounts | None = None
 
-    def counts(self) -> Counts:
+    def counts(self) -> SaintCounts:
         """Raises StoreError where what lies in the folder is damaged, BudgetError where a subgraph does not fit."""
         with self._lock:
             if self._counts is None:
                 if (self._folder / ABOUT).exists():
-                    self._counts = Counts.open(self._folder, self._engine)
+                    self._counts = SaintCounts.open(self._folder, self._engine)
                     if self._counts.about != self._about:
                         raise StoreError(f"{self._folder} holds the counts of another sampler, seed or store: remove it")
                 else:
                     self._read(count(self._sampler, self._folder, self._seed, self._coverage, self._about))
-                    self._counts = Counts.open(self._folder, self._engine)
+                    self._counts = SaintCounts.open(self._folder, self._engine)
             return self._counts
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from ooc.runtime.budget import words_for
 from ooc.runtime.keyed_random import mix64
 from ooc.sampling import kernels
 from ooc.sampling.neighbor import damaged_slot
-from ooc.sampling.temporal_index import Slots
+from ooc.sampling.temporal_index import TemporalIndex
 from stores.errors import BudgetError, ConfigError, InputError
 from stores.graph import Graph
 from stores.jit import kernel
@@ -63,7 +63,7 @@ class TemporalSampler:
         strategy: Strategy = "last",
         max_bytes: int | None = None,
         row_bytes: int = 0,
-        slots: Slots | None = None,
+        slots: TemporalIndex | None = None,
     ) -> None:
         if any(k != int(k) or k < -1 for k in fanout):
             raise ConfigError(f"fan-out {list(fanout)}: give one number a hop, each 0 or more, or -1 for all of the past")
@@ -73,7 +73,7 @@ class TemporalSampler:
             raise ConfigError(f"strategy {strategy!r} is unknown: last takes the latest edges, uniform any")
         self.fanout, self.strategy = tuple(int(k) for k in fanout), strategy
         self.max_bytes, self.row_bytes = max_bytes, row_bytes
-        self._slots = Slots(graph) if slots is None else slots
+        self._slots = TemporalIndex(graph) if slots is None else slots
         self._dtype = self._slots.dtype("time")
 
     @property

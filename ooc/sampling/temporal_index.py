@@ -1,4 +1,5 @@
-"""`Slots`: what stands in the slots of a temporal graph, met in its memory map or, where it is too large, read by the engines.
+"""`TemporalIndex`: what stands in the slots of a temporal graph, met in its memory map or, where it is too large, read by the
+engines.
 
 A query meets three pages of a large graph for every node, each a page fault that waits for the disk alone; read by plan, those
 of a whole batch are under way together, and none takes page cache from anybody.
@@ -26,12 +27,12 @@ LEAF = 256
 """slots that are read whole rather than halved once more: half a page of times"""
 
 
-class Slots:
+class TemporalIndex:
     """The columns of a graph's slots: "indices" and those of `graph.columns`. Any number of threads may share one.
 
     rows: columns that are read; those not named are met where they are. indptr stays in the map.
 
-    >>> slots = Slots.of(ds, max_warm=10**9)
+    >>> slots = TemporalIndex.of(ds, max_warm=10**9)
     >>> first, past = slots.before("time", nodes, times)
     >>> slots.values("edge_id", first[past > 0])
     """
@@ -46,7 +47,7 @@ class Slots:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, data: Dataset, max_warm: int) -> "Slots":
+    def of(cls, data: Dataset, max_warm: int) -> "TemporalIndex":
         """Those that all loaders of a data set share. Columns that are larger than `max_warm` bytes together are read."""
         met = _met(data.graph)
         stay = mapping_of(data.graph.indices) is None or sum(each.nbytes for each in met.values()) <= max_warm
@@ -112,7 +113,7 @@ class Slots:
                     warm(array)
 
 
-_shared: "weakref.WeakKeyDictionary[Dataset, dict[bool, Slots]]" = weakref.WeakKeyDictionary()
+_shared: "weakref.WeakKeyDictionary[Dataset, dict[bool, TemporalIndex]]" = weakref.WeakKeyDictionary()
 _shared_lock = threading.Lock()
 
 
@@ -155,6 +156,6 @@ def _before(column: AnyArray, first: Ids, stop: Ids, bound: AnyArray, past: Ids)
         past[i] = low - first[i]
 
 
-def slots_of(data: Dataset, budget: Budget | None = None) -> Slots:
+def slots_of(data: Dataset, budget: Budget | None = None) -> TemporalIndex:
     """The slots of a temporal graph, in the map where a third of the memory holds them; all loaders of so much share them."""
-    return Slots.of(data, (budget or budget_of(data)).memory // WARM_SHARE)
+    return TemporalIndex.of(data, (budget or budget_of(data)).memory // WARM_SHARE)

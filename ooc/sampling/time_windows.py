@@ -23,7 +23,7 @@ NANOSECONDS: dict[str, int] = {
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 
 
-class Timed(Protocol):
+class EventTimes(Protocol):
     """What windows ask of events: `stores.events.Events`."""
 
     unit: TimeUnit
@@ -42,7 +42,7 @@ class Timed(Protocol):
     def time(self, event: int) -> Any: ...
 
 
-class Window(NamedTuple):
+class TimeWindow(NamedTuple):
     """Events first..last-1: those with begin <= time < end, or where windows count events just those."""
 
     number: int
@@ -107,7 +107,7 @@ class TimeWindows:
             number += 1
         return number + 1
 
-    def of(self, events: Timed, empty: bool = False) -> Iterator[Window]:
+    def of(self, events: EventTimes, empty: bool = False) -> Iterator[TimeWindow]:
         """The windows in order; empty: those without events too."""
         if not len(events):
             return
@@ -117,12 +117,12 @@ class TimeWindows:
             begin, end = self.begin(number), self.end(number)
             first, last = events.at(begin), events.at(end)
             if last > first or empty:
-                yield Window(number, first, last, begin, end)
+                yield TimeWindow(number, first, last, begin, end)
                 number += 1
             else:
                 number = max(number + 1, self._holding(events, last))
 
-    def _holding(self, events: Timed, event: int) -> int:
+    def _holding(self, events: EventTimes, event: int) -> int:
         """A window before which none holds `event` or a later one: a gap of years is no step for every second of it."""
         time = events.time(event) if event < len(events) else events.span[1]
         return int((time - self.start - self.length) // self.stride) - 1
@@ -135,19 +135,19 @@ class CountWindows:
     length: int
     stride: int
 
-    def of(self, events: Timed, empty: bool = False) -> Iterator[Window]:
+    def of(self, events: EventTimes, empty: bool = False) -> Iterator[TimeWindow]:
         """The windows in order; none is empty."""
         count, number = len(events), 0
         while number * self.stride < count:
             first = number * self.stride
-            yield Window(number, first, min(first + self.length, count), None, None)
+            yield TimeWindow(number, first, min(first + self.length, count), None, None)
             if first + self.length >= count:
                 return
             number += 1
 
 
 def windows(
-    events: Timed, window: str | float, stride: str | float | None = None, by: str = "time", start: Any = None
+    events: EventTimes, window: str | float, stride: str | float | None = None, by: str = "time", start: Any = None
 ) -> TimeWindows | CountWindows:
     """The windows that a user asks for. by: "time" (durations, from `start`, by default the first event's time) or "count".
 

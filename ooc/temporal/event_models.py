@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import TransformerConv
 
 from ooc.models.user import make_module
-from ooc.temporal.node_memory import Remembered, flat
+from ooc.temporal.node_memory import BatchMemory, flat
 from stores.errors import ConfigError
 
 ModelName = Literal["tgn", "tgat", "graphmixer"]
@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
     memory: int = 0
 
 
-class Updated(NamedTuple):
+class UpdatedMemory(NamedTuple):
     """Memory rows [n, d] and times [n] of a batch's nodes, their last events taken up."""
 
     memory: Tensor
@@ -69,12 +69,12 @@ class MemoryCell(nn.Module):
         self.time_enc = TimeEncoder(time)
         self.gru = nn.GRUCell(2 * width + msg + time, width)
 
-    def forward(self, held: Remembered) -> Updated:
+    def forward(self, held: BatchMemory) -> UpdatedMemory:
         """The rows of the batch's nodes with their last events taken up, and the times of these."""
         encoded = self.time_enc(held.time - held.updated)
         message = torch.cat([held.memory, held.other, held.msg, encoded], dim=1)
         memory = self.gru(message * held.known[:, None], held.memory)
-        return Updated(memory, held.time)
+        return UpdatedMemory(memory, held.time)
 
 
 class EventModel(nn.Module):
@@ -114,7 +114,7 @@ class TGN(EventModel):
             widths, sizes.hidden // heads, heads=heads, dropout=dropout, edge_dim=sizes.msg + (1 + ages) * sizes.time
         )
 
-    def forward(self, batch: Any, held: Remembered | None) -> tuple[Tensor, Updated | None]:
+    def forward(self, batch: Any, held: BatchMemory | None) -> tuple[Tensor, UpdatedMemory | None]:
         """([queries, hidden], the nodes' new memory), of a batch of one hop."""
         assert held is not None, "TGN has a memory"
         updated = self.memory(held._replace(msg=self.tamed(held.msg)))
@@ -143,7 +143,7 @@ class TGAT(EventModel):
             for _ in range(layers)
         )
 
-    def forward(self, batch: Any, held: Remembered | None = None) -> tuple[Tensor, Updated | None]:
+    def forward(self, batch: Any, held: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
         """([queries, hidden], None), of a batch with as many hops as there are layers."""
         source, target = batch.edge_index
         past = self.time_enc(batch.entry_t[target] - batch.entry_t[source])
@@ -193,7 +193,7 @@ class GraphMixer(EventModel):
         self.norm = nn.LayerNorm(sizes.hidden)
         self.out = nn.Linear(sizes.hidden + sizes.features, sizes.hidden)
 
-    def forward(self, batch: Any, held: Remembered | None = None) -> tuple[Tensor, Updated | None]:
+    def forward(self, batch: Any, held: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
         """([queries, hidden], None), of a batch of one hop with at most `latest` events a query."""
         source, target = batch.edge_index
         asked = batch.num_sampled_nodes[0]
@@ -234,7 +234,7 @@ class OwnModel(nn.Module):
         except TypeError:
             raise ConfigError(f"model {name}.forward{parameters} cannot be called: events want forward(batch)") from None
 
-    def forward(self, batch: Any, held: Remembered | None = None) -> tuple[Tensor, Updated | None]:
+    def forward(self, batch: Any, held: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
         """([queries, hidden], None)."""
         rows, wanted = self.model(batch), (len(batch.query), self.width)
         found = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
@@ -267,7 +267,7 @@ class LinkModel(nn.Module):
         super().__init__()
         self.model, self.decoder = model, LinkPredictor(width)
 
-    def forward(self, batch: Any, held: Remembered | None = None) -> tuple[Tensor, Tensor, Updated | None]:
+    def forward(self, batch: Any, held: BatchMemory | None = None) -> tuple[Tensor, Tensor, UpdatedMemory | None]:
         """(scores float[k] of the batch's events, float[k, r] of their negatives, the new memory of its nodes)."""
         rows, updated = self.model(batch, held)
         positive, negative = self.decoder(rows, len(batch.src))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ooc.graph.blocks import Block
-from ooc.graph.relabel import Union
+from ooc.graph.relabel import RelabelTable
 from ooc.history.history import History
-from ooc.history.rows import Fetched
-from ooc.loading.event_loader import Moved
+from ooc.history.rows import PrefetchedRows
+from ooc.loading.event_loader import EventBytes
 from ooc.models.builders import full_blocks
 from ooc.runtime.budget import words_for
 from ooc.runtime.buffers import Buffers
@@ -28,7 +28,7 @@ from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.transfer import OnDevice, on_device
 from ooc.sampling.event_labels import last_labels
 from ooc.sampling.negatives import Negatives
-from ooc.sampling.time_windows import CountWindows, TimeWindows, Window
+from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows
 from ooc.temporal.window_inputs import Inputs
 from stores.arrays.rows import AnyArray, Ids
 from stores.errors import BudgetError
@@ -48,18 +48,18 @@ _NODE_BYTES = 8 * 8
 """of a node beside its rows: ids, order, the table that numbers it, and the block's"""
 
 
-class Ahead(NamedTuple):
+class WindowPair(NamedTuple):
     """A window, and the events first..last-1 of the next one that are not in it."""
 
     step: int
-    window: Window
+    window: TimeWindow
     first: int
     last: int
     keep: int
     """no later step wants events before this one"""
 
 
-def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = True) -> Iterator[Ahead]:
+def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = True) -> Iterator[WindowPair]:
     """Every window that has events, with what is new in the next one; where nothing is, the window is passed over.
 
     New is what is later than all of the window: where windows count events, those of its last time that it has no more are
@@ -70,7 +70,7 @@ def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = 
     """
     if not foresee:
         for step, window in enumerate(windows.of(events)):
-            yield Ahead(step, window, window.last, window.last, window.first)
+            yield WindowPair(step, window, window.last, window.last, window.first)
         return
     step = 0
     for window, following in pairwise(windows.of(events)):
@@ -79,7 +79,7 @@ def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = 
             known = max(known, events.at(events.time(window.last - 1), "right"))
         first = max(known, following.first)
         if following.last > first:
-            yield Ahead(step, window, first, following.last, following.first)
+            yield WindowPair(step, window, first, following.last, following.first)
             step += 1
 
 
@@ -88,14 +88,14 @@ def draw(events: Events, negatives: Negatives, target: EventBlock, known: int, k
     return negatives.draw(target, np.minimum(events.before(target.time), known), key)
 
 
-class Read(NamedTuple):
+class ReadPair(NamedTuple):
     """A window's events by the numbers of its nodes, and those to foresee.
 
     node: int64[n], the window's nodes, ascending, then the others, ascending; present: how many are the window's;
     src, dst: int64[k], of the events to foresee; negative: int64[k, ratio]; all by place in `node`.
     """
 
-    ahead: Ahead
+    ahead: WindowPair
     block: EventBlock
     node: Ids
     present: int
@@ -107,7 +107,7 @@ class Read(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """A window for the model. See `Read` for the nodes.
+    """A window for the model. See `ReadPair` for the nodes.
 
     x: float32[n, channels]; block: the window's edges among its `present` nodes; y: int64[present, ...] or None; t: [k], times
     of the events to foresee; fetched: what the nodes carry, ascending, and order: int64[n], where each one stands there.
@@ -128,7 +128,7 @@ class Forecast(NamedTuple):
     negative: Tensor
     t: Tensor
     y: Tensor | None
-    fetched: Fetched | None
+    fetched: PrefetchedRows | None
     order: Tensor
 
 
@@ -148,9 +148,9 @@ class ForecastWork:
     max_bytes: int
     max_activations: int
     buffers: Buffers = field(default_factory=lambda: Buffers(2))
-    moved: Moved = field(default_factory=Moved)
+    moved: EventBytes = field(default_factory=EventBytes)
 
-    def read(self, reader: Reader, negatives: Negatives | None, key: int, ahead: Ahead) -> Read:
+    def read(self, reader: Reader, negatives: Negatives | None, key: int, ahead: WindowPair) -> ReadPair:
         """Events of the window and behind it, and their nodes. Raises BudgetError for more than there may be."""
         window = ahead.window
         wanted = (window.last - window.first + ahead.last - ahead.first) * (
@@ -164,7 +164,7 @@ class ForecastWork:
             target = reader.read(begin, ahead.last, keep=ahead.keep)
         self.moved.events += block.nbytes + target.nbytes
         target = target.part(max(ahead.first, target.first), target.last)
-        union = Union()
+        union = RelabelTable()
         number = union.add(np.concatenate([block.src, block.dst]).astype(np.int64, copy=False))
         present, rank = union.ascending(union.size)
         negative = np.empty((len(target), 0), np.int64)
@@ -179,9 +179,9 @@ class ForecastWork:
         src, dst, drawn = np.split(place, [len(target), 2 * len(target)])
         node = np.concatenate([present, others])
         edge_index = rank[number].astype(np.int64).reshape(2, len(block))
-        return Read(ahead, block, node, len(present), edge_index, src, dst, drawn.reshape(negative.shape), target)
+        return ReadPair(ahead, block, node, len(present), edge_index, src, dst, drawn.reshape(negative.shape), target)
 
-    def nbytes(self, read: Read) -> int:
+    def nbytes(self, read: ReadPair) -> int:
         """Bytes from here to the model. Raises BudgetError for more than there may be."""
         count, nodes = len(read.block) + len(read.target), len(read.node)
         values = sum(self.inputs.columns.values())
@@ -192,7 +192,7 @@ class ForecastWork:
         self._check(read.ahead, self.activations(nodes, read.src.size * (1 + read.negative.shape[1])), self.max_activations)
         return need
 
-    def _check(self, ahead: Ahead, need: int, most: int | None = None) -> None:
+    def _check(self, ahead: WindowPair, need: int, most: int | None = None) -> None:
         if need > (most := self.max_bytes if most is None else most):
             events, more = ahead.window.last - ahead.window.first, ahead.last - ahead.first
             raise BudgetError(
@@ -200,7 +200,7 @@ class ForecastWork:
                 f"{words_for(need, most)}; take shorter windows, narrower rows, fewer negatives or more memory"
             )
 
-    def make(self, read: Read) -> Forecast:
+    def make(self, read: ReadPair) -> Forecast:
         """The window's edges and first rows; nothing that nodes carry yet."""
         ahead, block, present = read.ahead, read.block, read.present
         columns = {name: values for name, values in block.columns.items() if name in self.inputs.columns}
@@ -275,7 +275,7 @@ class ForecastLoader:
         """Seconds of work and waiting, and items, by stage, over all runs so far; see `Pipeline.times`."""
         return {name: clock.sums() for name, clock in self.clocks.items()}
 
-    def aheads(self) -> Iterator[Ahead]:
+    def aheads(self) -> Iterator[WindowPair]:
         """All steps."""
         return aheads(self.windows, self.work.events, self._foresee)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.history.history import History
-from ooc.history.rows import Fetched
+from ooc.history.rows import PrefetchedRows
 from ooc.loading.event_loader import EventLoader
 from ooc.loading.feature_gather import Gather
 from ooc.runtime.buffers import Buffers
@@ -32,11 +32,11 @@ _COPIES = 4
 """of a node's row in a batch: as read, its own and that of its last event's other end, and the new one"""
 
 _PLACES = 8 * 8
-"""bytes a node of `Wanted` beside its row and the columns of its last event, as read and side by side"""
+"""bytes a node of `MemoryRequest` beside its row and the columns of its last event, as read and side by side"""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MemoryRequest:
     """What a batch asks of the memory. n: its nodes (n_id); u: all nodes whose rows it needs, `fetched.ids`.
 
     own, other: int64[n], where each node and the other end of its last event stand among u; time [n]: of that event; known
@@ -44,7 +44,7 @@ class Wanted:
     in the batch; at: int64[w], where they stand in n_id.
     """
 
-    fetched: Fetched
+    fetched: PrefetchedRows
     own: Ids
     other: Ids
     time: NDArray[Any]
@@ -54,7 +54,7 @@ class Wanted:
     at: Ids
 
 
-class Remembered(NamedTuple):
+class BatchMemory(NamedTuple):
     """Of a batch's nodes n_id (n of them), on its device: their rows, and each one's last event."""
 
     memory: Tensor
@@ -116,7 +116,7 @@ class NodeMemory:
             history = History.open(Path(path), 1, state, **options)
         return cls(data, history, columns, origin)
 
-    def ahead(self, batch: Any) -> Wanted:
+    def ahead(self, batch: Any) -> MemoryRequest:
         """Find the last events of a batch's nodes, and read the rows that it needs; for batch after batch."""
         node, first = batch.n_id.numpy(), int(batch.e_id[0])
         begin, past = self._slots.before("edge_id", node, np.full(len(node), first))
@@ -138,23 +138,23 @@ class NodeMemory:
         order = np.argsort(node)
         at = order[np.searchsorted(node, write, sorter=order)]
         own, others = np.searchsorted(ids, node), np.searchsorted(ids, other)
-        return Wanted(fetched, own, others, time, known, columns, write, at)
+        return MemoryRequest(fetched, own, others, time, known, columns, write, at)
 
-    def pull(self, batch: Any, device: torch.device) -> Remembered:
+    def pull(self, batch: Any, device: torch.device) -> BatchMemory:
         """What the batch's nodes remember: the rows as all batches before it left them. Once for each batch, in order."""
-        wanted: Wanted = batch.wanted
+        wanted: MemoryRequest = batch.wanted
         held, times = apart(self.history.pull(wanted.fetched)[0], self._events.dtype)
         rows, at = torch.from_numpy(held), torch.from_numpy(times)
         own, other = torch.from_numpy(wanted.own), torch.from_numpy(wanted.other)
         messages = [flat(torch.from_numpy(values)).to(rows.dtype) for values in wanted.columns.values()]
         msg = torch.cat(messages, dim=1) if messages else rows.new_empty((len(own), 0))
         time, known = torch.from_numpy(wanted.time), torch.from_numpy(wanted.known)
-        found = Remembered(rows[own], at[own] + self.origin, rows[other], time, known, msg)
-        return Remembered(*(tensor.to(device) for tensor in found))
+        found = BatchMemory(rows[own], at[own] + self.origin, rows[other], time, known, msg)
+        return BatchMemory(*(tensor.to(device) for tensor in found))
 
     def push(self, batch: Any, memory: Tensor, updated: Tensor) -> None:
         """Keep the new rows [n, d] and times [n] of those of the batch's nodes that have events in it."""
-        wanted: Wanted = batch.wanted
+        wanted: MemoryRequest = batch.wanted
         rows = memory.detach().cpu().numpy()[wanted.at]
         at = (updated.detach().cpu().numpy()[wanted.at] - self.origin).astype(self._events.dtype)
         self.history.push(

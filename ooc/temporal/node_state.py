@@ -5,26 +5,26 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ooc.history.rows import Fetched
+from ooc.history.rows import PrefetchedRows
 from ooc.temporal.forecast_loader import Forecast
-from ooc.temporal.window_net import Outcome, WindowNet
+from ooc.temporal.window_net import WindowNet, WindowOutput
 from stores.arrays.rows import AnyArray, Ids
 
 
-class Carrier(Protocol):
+class NodeState(Protocol):
     """Keeps the rows: `ooc.history.history.History` on disk."""
 
-    def fetch(self, step: int, ids: Ids) -> Fetched:
+    def fetch(self, step: int, ids: Ids) -> PrefetchedRows:
         """Rows of nodes, read ahead."""
 
-    def pull(self, fetched: Fetched) -> tuple[AnyArray, ...]:
+    def pull(self, fetched: PrefetchedRows) -> tuple[AnyArray, ...]:
         """The same as they are when it is the step's turn."""
 
     def push(self, step: int, ids: Ids, rows: Any) -> None:
         """What a step's nodes carry from now on."""
 
 
-def carried(carrier: Carrier | None, forecast: Forecast) -> list[Tensor]:
+def carried(carrier: NodeState | None, forecast: Forecast) -> list[Tensor]:
     """[n, width] each: what the forecast's nodes carry, on the device of its rows. Once a step, in order."""
     if carrier is None or forecast.fetched is None:
         return []
@@ -32,7 +32,7 @@ def carried(carrier: Carrier | None, forecast: Forecast) -> list[Tensor]:
     return [torch.from_numpy(each).float().to(forecast.x.device)[forecast.order] for each in rows]
 
 
-def hand_on(carrier: Carrier | None, base: int, net: WindowNet, forecast: Forecast, outcome: Outcome) -> None:
+def hand_on(carrier: NodeState | None, base: int, net: WindowNet, forecast: Forecast, outcome: WindowOutput) -> None:
     """The window's nodes carry on what it gave, and the model its weights; backward ends here."""
     net.model.keep(outcome.weights)
     if carrier is not None:

@@ -12,7 +12,7 @@ from ooc.temporal.forecast_loader import Forecast
 from ooc.temporal.window_models import WindowModel
 
 
-class Outcome(NamedTuple):
+class WindowOutput(NamedTuple):
     """Of a window: rows [n, channels] of all its nodes, what the window's own carry now, and the weights it had."""
 
     rows: Tensor
@@ -51,7 +51,7 @@ class WindowNet(nn.Module):
         self.model = model
         self.head: nn.Module = PairScores(channels) if classes is None else nn.Linear(channels, classes)
 
-    def outcome(self, forecast: Forecast, carried: Sequence[Tensor]) -> Outcome:
+    def outcome(self, forecast: Forecast, carried: Sequence[Tensor]) -> WindowOutput:
         """carried: [n, width] each, of the forecast's nodes.
 
         The window's nodes are computed by themselves: their rows are the same whatever comes next.
@@ -62,7 +62,7 @@ class WindowNet(nn.Module):
             alone = _without_edges(len(forecast.node) - present, forecast.x.device)
             others, _ = self.model(forecast.x[present:], alone, [each[present:] for each in carried], weights)
             rows = torch.cat([rows, others])
-        return Outcome(rows, now, weights)
+        return WindowOutput(rows, now, weights)
 
     def links(self, rows: Tensor, forecast: Forecast) -> tuple[Tensor, Tensor]:
         """([k], [k, ratio]): logits of the events to foresee and of their negatives."""

@@ -11,7 +11,7 @@ from ooc.metrics.links import LinkScores
 from ooc.runtime.pace import Pace
 from ooc.sampling.event_labels import last_labels
 from ooc.sampling.negatives import Negatives
-from ooc.temporal.forecast_loader import Ahead, Forecast, draw
+from ooc.temporal.forecast_loader import Forecast, WindowPair, draw
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
 
@@ -42,7 +42,7 @@ def task_of(dataset: Dataset, task: str, labels: str | None) -> tuple[str | None
     return ("binary", 2) if most == 1 else ("multiclass", most + 1)
 
 
-def split_steps(steps: Iterable[Ahead], train_end: int, val_end: int) -> dict[str, tuple[int, int]]:
+def split_steps(steps: Iterable[WindowPair], train_end: int, val_end: int) -> dict[str, tuple[int, int]]:
     """Name -> (first, last) step of each split: "train" learns from no event from `train_end` on, "val" from `val_end` on.
 
     A window across such a border belongs to the later split.
@@ -66,7 +66,7 @@ def parts(forecast: Forecast, pairs: int) -> Iterator[Forecast]:
 
 def edgebank(
     dataset: Dataset,
-    steps: Iterable[Ahead],
+    steps: Iterable[WindowPair],
     splits: Mapping[str, tuple[int, int]],
     negatives: Negatives,
     key: int,

@@ -16,7 +16,7 @@ import numpy as np
 from ooc.config.base import parse
 from ooc.config.nodes import OWN, TrainConfig
 from ooc.layerwise.shape import parts_of as layers_of
-from ooc.planning.choose import MODES, Candidate, Choice, Mode, choose
+from ooc.planning.choose import MODES, Candidate, Mode, ModeChoice, choose
 from ooc.planning.plan import Plan
 from ooc.planning.trials import apart, batches_of
 from ooc.training.node_loop import planning, trial_step
@@ -37,7 +37,7 @@ LOOKED_AT = 3
 """batches that tell what a mode loses"""
 
 
-def compare(config: TrainConfig) -> tuple[Choice, Plan]:
+def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
     """(every mode tried, and the one to choose; the plan of that one).
 
     config: without a mode; what it sets for sampling alone is left out elsewhere. Nothing is written.

@@ -8,9 +8,9 @@ from typing import Any
 from ooc.config.full import FullConfig
 from ooc.fullgraph.activation_offload import SEGMENT_BYTES
 from ooc.fullgraph.executor import LossOf
-from ooc.fullgraph.ir import Fate
-from ooc.fullgraph.placement.costs import Profile, Speed
-from ooc.fullgraph.placement.plan import Room, StepPlan, predict, settled, static_placements
+from ooc.fullgraph.ir import TensorPlacement
+from ooc.fullgraph.placement.costs import Speed, StepProfile
+from ooc.fullgraph.placement.plan import StepPlan, TierRoom, predict, settled, static_placements
 from ooc.fullgraph.placement.profile import plan_full, profile
 from ooc.fullgraph.step import FullGraph
 from ooc.layerwise.scores import ExactScores
@@ -23,7 +23,7 @@ FORCED = {"retained": "all retained", "host": "all on the host", "disk": "all on
 """`FullConfig.placement` -> the static plan"""
 _DISK_SHARE = 0.9
 """of what is free"""
-_UNMEASURED = Profile({}, {Fate.DISK: Speed(1.0, 1.0)}, 0.0)
+_UNMEASURED = StepProfile({}, {TensorPlacement.DISK: Speed(1.0, 1.0)}, 0.0)
 
 
 def place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> StepPlan | None:
@@ -33,7 +33,7 @@ def place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> St
     was made for the same store and settings and fits. Raises BudgetError where nothing fits, or not what is asked for.
     """
     full.disk = disk_of(config, folder)
-    room = Room(full.room, 0, max(0, full.disk - SEGMENT_BYTES))  # files of what autograd keeps grow by so much
+    room = TierRoom(full.room, 0, max(0, full.disk - SEGMENT_BYTES))  # files of what autograd keeps grow by so much
     made = _kept(config, full, folder, room) if config.plan else None
     if made is None and config.placement != "planned":
         measured = profile(full, folder, loss, room.disk) if config.plan else _UNMEASURED
@@ -45,7 +45,7 @@ def place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> St
     elif made is None and config.plan:
         made = plan_full(full, folder, room.disk, loss)
     elif made is None:  # by default; refused here where the disk has no room for it, before anything is written
-        predict(full.program, _UNMEASURED, full.placement, Room(_ANY_MEMORY, 0, room.disk))
+        predict(full.program, _UNMEASURED, full.placement, TierRoom(_ANY_MEMORY, 0, room.disk))
         return None
     full.placement = made.placement
     return made if config.plan else None
@@ -63,7 +63,7 @@ def asked_of(config: FullConfig, full: FullGraph) -> dict[str, Any]:
     return {"placement": config.placement, "store": full.dataset.fingerprint}
 
 
-def _kept(config: FullConfig, full: FullGraph, folder: Path, room: Room) -> StepPlan | None:
+def _kept(config: FullConfig, full: FullGraph, folder: Path, room: TierRoom) -> StepPlan | None:
     """The plan that the run began with, where it is still what is asked for and fits."""
     kept = checkpoint.read_plan(folder)
     if kept is None or kept.get("asked") != asked_of(config, full):

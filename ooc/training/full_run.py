@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.config.full import FullConfig
-from ooc.fullgraph.ir import Fate, Program
+from ooc.fullgraph.ir import Program, TensorPlacement
 from ooc.fullgraph.placement.plan import StepPlan
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.memory_shares import budget_of
@@ -150,7 +150,7 @@ class FullRun(NodeRun):
         write_trace(self.config.out, traffic.spans(), traffic.samples)
         if self.plan is None or not steps:
             return {}
-        read, written = self.plan.moved(Fate.DISK)
+        read, written = self.plan.moved(TensorPlacement.DISK)
         predicted = {
             "seconds_per_epoch": self.plan.seconds,
             "value_bytes": self.plan.peak[0],

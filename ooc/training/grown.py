@@ -16,7 +16,7 @@ from typing import Any
 
 from ooc.config.base import RunConfig
 from ooc.history.grown import GROWN, STALE
-from ooc.training.state import State
+from ooc.training.state import RunState
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset
 from stores.errors import ConfigError
@@ -48,7 +48,7 @@ def take_up(out: Path, dataset: Dataset, saved: dict[str, Any], grown: bool) -> 
     same, touched = _compared(out, dataset, saved, grown)
     if touched is None:
         return same
-    state = State(**same["state"])
+    state = RunState(**same["state"])
     state.epoch, state.step, state.loss_sum = state.epoch + (state.step > 0), 0, 0.0
     halo = same.get("halo") and same["halo"] | {STALE: touched, "epoch": state.epoch}
     return same | {"state": asdict(state), "refresh": None, "halo": halo}
@@ -73,7 +73,7 @@ def take_up_in_time(
             f"{config.out}: the rows of {given} are of events from validation's first on, which is another one now that "
             f"{dataset.path} has grown: begin another run, with negatives made for what is there now"
         )
-    state = State(**same["state"])
+    state = RunState(**same["state"])
     was = same.get("seen")
     goes_on = was is not None and seen(state.step, same["mode"]) == was
     if goes_on:

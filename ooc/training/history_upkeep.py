@@ -4,10 +4,10 @@ import time
 from contextlib import closing
 from typing import Any
 
-from ooc.history.drift import Drift, Drifted
+from ooc.history.drift import Drift, LayerDrift
 from ooc.history.history import History
 from ooc.history.refresh import Refresh, Refresher, refresh
-from ooc.layerwise.sweep import LayerSweep
+from ooc.layerwise.sweep import LayerwisePass
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.training.node_run import Job
 from stores.errors import BudgetError
@@ -22,7 +22,7 @@ def end_of_epoch(job: Job, scored: bool = False) -> dict[str, Any] | None:
 
     scored: the model is scored next, so that one sweep serves both where scores are by sweeps. Returns what the epoch's line in
     metrics.jsonl says of it: "drift", a relative error for each inner layer, with "drift_error" and "drift_noise", of which it
-    is the difference, and "drift_chance" (see `Drifted`); "refreshed", true where they were refreshed afterwards.
+    is the difference, and "drift_chance" (see `LayerDrift`); "refreshed", true where they were refreshed afterwards.
     """
     if job.halo is None or job.halo.history is None:
         return None
@@ -45,7 +45,7 @@ def end_of_epoch(job: Job, scored: bool = False) -> dict[str, Any] | None:
     return {**job.refresh.line, "refreshed": True}
 
 
-def _drift(job: Job, history: History) -> Drifted | None:
+def _drift(job: Job, history: History) -> LayerDrift | None:
     """How far the histories have drifted; None where not even one node's neighbors fit the memory and nothing depends on it."""
     assert job.halo is not None
     drift = Drift(job.model, job.dataset, history, job.device, job.config.precision)
@@ -74,7 +74,7 @@ def _refresh(job: Job, history: History, scored: bool) -> None:
         return
     engine = "auto" if job.config.engine == "gds" else job.config.engine
     layers, folder = len(history.rows), job.config.out / SWEEP
-    with closing(LayerSweep(job.model, job.dataset, folder, upto=layers, engine=engine)) as sweep:
+    with closing(LayerwisePass(job.model, job.dataset, folder, upto=layers, engine=engine)) as sweep:
         try:
             refresh(sweep, refresher)
         finally:

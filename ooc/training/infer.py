@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ooc.config.base import parse
 from ooc.config.modes import class_of
 from ooc.config.nodes import NodeConfig
-from ooc.layerwise.sweep import LayerSweep, Progress
+from ooc.layerwise.sweep import LayerwisePass, Progress
 from ooc.metrics.nodes import out_channels
 from ooc.training import checkpoint
 from ooc.training.open_run import make_model, saved_config
@@ -40,7 +40,7 @@ EMBEDDINGS = "x"
 
 
 @dataclass(frozen=True)
-class Made:
+class WrittenRows:
     """What was written: rows, of so many columns, and the bytes that the sweep read and wrote for it."""
 
     path: Path
@@ -54,7 +54,7 @@ class Made:
 
 def infer(
     store: Path, run: Path, out: Path, memory: str | None = None, engine: str = "auto", progress: Progress | None = None
-) -> Made:
+) -> WrittenRows:
     """Write the model's predictions for every node of `store` into the Parquet file `out`.
 
     run: directory of a run of `ooc train`, finished or not. Columns: `id` (the user's own); multiclass: `class` (int32, the
@@ -79,7 +79,7 @@ def embed(
     memory: str | None = None,
     engine: str = "auto",
     progress: Progress | None = None,
-) -> Made:
+) -> WrittenRows:
     """Write the output of layer `layer` (from 1 on; by default the last but one) for every node: array `x` of the Zarr group
     `out`, float32[N, columns], which `--features x=OUT/x` takes for the features of another run. Raises as `infer` does.
 
@@ -96,9 +96,9 @@ def embed(
         return _made(out, sweep)
 
 
-def _made(out: Path, sweep: LayerSweep) -> Made:
+def _made(out: Path, sweep: LayerwisePass) -> WrittenRows:
     moved = sweep.spent.read, sweep.spent.written
-    return Made(out, sweep.shape.num_nodes, sweep.shape.out, *moved, sweep.dataset.reading("x"))
+    return WrittenRows(out, sweep.shape.num_nodes, sweep.shape.out, *moved, sweep.dataset.reading("x"))
 
 
 def _shown(progress: Progress | None) -> list[Progress]:
@@ -118,7 +118,7 @@ def _config(run: Path) -> NodeConfig:
 @contextmanager
 def _sweep(
     store: Path, run: Path, out: Path, memory: str | None, engine: str, upto: int | None
-) -> Iterator[tuple[LayerSweep, str]]:
+) -> Iterator[tuple[LayerwisePass, str]]:
     """The sweep of the model of `run` over `store`, and the task; its folder, beside `out`, goes once `out` is there.
 
     An `out` beside the folder of the same sweep was finished, but the process killed before the folder was gone.
@@ -134,7 +134,7 @@ def _sweep(
         model = make_model(config, dataset.num_features, out_channels(task, classes))
         _load(model, run)
         engine = "auto" if engine == "gds" else engine
-        sweep = LayerSweep(
+        sweep = LayerwisePass(
             model,
             dataset,
             folder,

@@ -15,12 +15,12 @@ from ooc.history.drift import drift_row_bytes, drift_sample
 from ooc.history.halo import AHEAD, Halo, HaloLoader
 from ooc.layerwise.plan import ram_bytes
 from ooc.layerwise.shape import besides_bytes
-from ooc.layerwise.sweep import LayerSweep
+from ooc.layerwise.sweep import LayerwisePass
 from ooc.metrics.nodes import out_channels
 from ooc.models.contexts import autocast, evaluating
 from ooc.models.user import forward_batch
-from ooc.planning.plan import Plan, Run, Upkeep, plan
-from ooc.planning.profile import Trial, profile
+from ooc.planning.plan import Plan, RunFacts, Upkeep, plan
+from ooc.planning.profile import RunTrial, profile
 from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
 from ooc.planning.simulate_superbatches import cost_of
 from ooc.planning.trials import lengths_of
@@ -56,11 +56,11 @@ def plan_of(job: Job, step: Callable[[Job, Any], None], seconds: float, variants
         scored[split] = 1
     scored[config.val_split] = scored.get(config.val_split, 0) + -(-epochs // config.eval_every)
     upkeep = _upkeep(job, steps, found.asked)
-    made = plan(found, job.loader.budget, Run(job.steps_per_epoch, steps, job.row_bytes, scored, upkeep))
+    made = plan(found, job.loader.budget, RunFacts(job.steps_per_epoch, steps, job.row_bytes, scored, upkeep))
     return replace(made, reading=job.dataset.reading("x"))
 
 
-def _trial(job: Job, step: Callable[[Job, Any], None], steps: int) -> Trial:
+def _trial(job: Job, step: Callable[[Job, Any], None], steps: int) -> RunTrial:
     """The job's loaders with another model of the same shape."""
     config, device = job.config, job.device
     channels = out_channels(str(job.dataset.task), job.dataset.num_classes or 2)
@@ -80,7 +80,7 @@ def _trial(job: Job, step: Callable[[Job, Any], None], steps: int) -> Trial:
             forward_batch(model, batch.to(device))
 
     first, epochs = min(steps, job.steps_per_epoch), -(-steps // max(1, job.steps_per_epoch))
-    return Trial(job.loader, job.evaluators, train, score, first, epochs, histories_of(job))
+    return RunTrial(job.loader, job.evaluators, train, score, first, epochs, histories_of(job))
 
 
 def histories_of(job: Job) -> HistoryShape | None:
@@ -154,7 +154,7 @@ def _drift_read(job: Job, histories: HistoryShape) -> int:
 def _swept(job: Job, folder: str, upto: int | None) -> tuple[int, int, int]:
     """(the process's bytes at most, bytes read, bytes written) of a sweep over all nodes."""
     beside = 0 if upto is not None or job.exact is None else job.exact.beside
-    with closing(LayerSweep(job.model, job.dataset, job.config.out / folder, upto=upto, beside=beside)) as sweep:
+    with closing(LayerwisePass(job.model, job.dataset, job.config.out / folder, upto=upto, beside=beside)) as sweep:
         whole, under_way = ram_bytes(sweep.shape), besides_bytes(sweep.shape, job.dataset.graph)
         taken = whole + min(whole, under_way) if sweep.plan.in_ram else sweep.plan.memory + under_way
         most = min(resident_bytes()[0] + taken, job.loader.budget.memory)  # libraries are loaded by the profile

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ooc.config.base import RunConfig
 from ooc.runtime.memory import MemoryMeter
 from ooc.training import checkpoint, summary
-from ooc.training.state import State
+from ooc.training.state import RunState
 from ooc.training.watchers import Watchers
 from stores.dataset import Dataset
 
@@ -36,7 +36,7 @@ class Run:
     log: checkpoint.MetricsLog
     watchers: Watchers
     meter: MemoryMeter
-    state: State = field(default_factory=State)
+    state: RunState = field(default_factory=RunState)
     best_model: dict[str, Tensor] | None = None
     spent_before: dict[str, Any] = field(default_factory=summary.nothing_spent)
     """by earlier processes of this run, up to the checkpoint"""
@@ -209,7 +209,7 @@ class Run:
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.best_model, self.spent_before = saved["best_model"], saved["spent"]
-        self.state = State(**saved["state"])
+        self.state = RunState(**saved["state"])
 
     def close(self) -> None:
         """Give back what the run has opened beside the store and its log; idempotent."""

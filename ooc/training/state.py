@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class State:
+class RunState:
     """Where a run stands: with model, optimizer and what else a run keeps all that a checkpoint holds."""
 
     epoch: int = 0

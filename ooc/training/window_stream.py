@@ -27,7 +27,7 @@ from ooc.history.history import History
 from ooc.loading.feature_gather import Gather
 from ooc.metrics.links import PAIR_BYTES, LinkScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, Scores, metric_names, out_channels
-from ooc.runtime.budget import Room
+from ooc.runtime.budget import BatchRoom
 from ooc.runtime.clock import Span
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.pace import Pace
@@ -38,7 +38,7 @@ from ooc.temporal.forecast_loader import ACTIVATIONS, PARTS, Forecast, ForecastL
 from ooc.temporal.node_state import carried, hand_on
 from ooc.temporal.window_inputs import Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
-from ooc.temporal.window_net import Outcome, WindowNet
+from ooc.temporal.window_net import WindowNet, WindowOutput
 from ooc.temporal.window_task import Found, edgebank, parts, split_steps, task_of
 from ooc.training.open_run import make_optimizer, model_bytes
 from stores.dataset import Dataset
@@ -115,7 +115,7 @@ class WindowStream:
         return found
 
     def _loader(self, inputs: Inputs, learning: bool) -> ForecastLoader:
-        config, part = self.config, Room(self.budget.batches // PARTS, PARTS, self.budget)
+        config, part = self.config, BatchRoom(self.budget.batches // PARTS, PARTS, self.budget)
         widths = self.net.model.widths
         weighted = "weight" in (self.dataset.events.columns if config.columns is None else config.columns)
         columns = [*inputs.columns, *(["weight"] if weighted else [])]
@@ -130,7 +130,7 @@ class WindowStream:
             state_bytes=4 * sum(widths),
             activations=partial(_activations, 4 * config.hidden, config.layers, None if learning else PAIRS_AT_ONCE),
             max_bytes=part,
-            max_activations=Room(self.budget.batches // ACTIVATIONS, ACTIVATIONS, self.budget),
+            max_activations=BatchRoom(self.budget.batches // ACTIVATIONS, ACTIVATIONS, self.budget),
         )
         foresee = self.task is None
         return ForecastLoader(work, self.windows, None, 3 * part, self.device, foresee=foresee)
@@ -206,7 +206,7 @@ class WindowStream:
             self._hand_on(forecast, outcome)
         return self._loss(forecast, outcome, "train")
 
-    def _loss(self, forecast: Forecast, outcome: Outcome, split: str) -> Tensor:
+    def _loss(self, forecast: Forecast, outcome: WindowOutput, split: str) -> Tensor:
         if self.task is not None:
             return Loss(self.task)(self.net.classes(outcome.rows, forecast), self._labels(forecast, split))
         positive, negative = self.net.links(outcome.rows, forecast)
@@ -222,7 +222,7 @@ class WindowStream:
         outside = torch.from_numpy(~inside).to(forecast.y.device)
         return forecast.y.masked_fill(outside.view(-1, *[1] * (forecast.y.dim() - 1)), -1)
 
-    def _hand_on(self, forecast: Forecast, outcome: Outcome) -> None:
+    def _hand_on(self, forecast: Forecast, outcome: WindowOutput) -> None:
         hand_on(self.history, self._base, self.net, forecast, outcome)
         self._handed_on += 1
 
@@ -257,7 +257,7 @@ class WindowStream:
         found: Found = nodes.compute() if nodes is not None else dict(links.compute())
         return found or None
 
-    def _learn(self, optimizer: torch.optim.Optimizer, forecast: Forecast, held: list[Tensor], split: str) -> Outcome:
+    def _learn(self, optimizer: torch.optim.Optimizer, forecast: Forecast, held: list[Tensor], split: str) -> WindowOutput:
         """`updates` steps on a window that was scored; what its nodes then carry on is of the last one, as in training."""
         self.net.train()
         with torch.inference_mode(False), torch.enable_grad():

@@ -7,25 +7,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.ir import Fate, Op, Placement, Program, Value
-from ooc.fullgraph.placement.schedule import Run, Schedule
+from ooc.fullgraph.ir import Op, Placement, Program, TensorPlacement, Value
+from ooc.fullgraph.placement.schedule import OpRun, Schedule
 from stores.io.pages import PAGE_BYTES
 
-TIERS = (Fate.RETAINED, Fate.HOST, Fate.DISK)
+TIERS = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK)
 """Where bytes can stand; in this order in all tuples of bytes by tier"""
 MOVED = TIERS[1:]
 Bytes = tuple[int, int, int]
 Floats = NDArray[np.float64]
 
 
-class Each(NamedTuple):
+class RangeBytes(NamedTuple):
     """Bytes of a range of destinations. source: a source, each counted once; own: a destination, with its edges on average."""
 
     source: float = 0.0
     own: float = 0.0
 
 
-NOTHING = Each()
+NOTHING = RangeBytes()
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class OpCost:
     rows_s: float = 0.0
     sums_s: float = 0.0
     pass_s: float = 0.0
-    gathered: Each = NOTHING
-    kept: Each = NOTHING
+    gathered: RangeBytes = NOTHING
+    kept: RangeBytes = NOTHING
     hub: int = 0
     workspace: int = 0
 
@@ -53,15 +53,15 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Profile:
+class StepProfile:
     """What ops cost and how fast tiers are. nbytes: of values, where that was measured; hidden: share of the shorter of
     computing and moving that goes on behind the longer, 0 to 1.
 
-    >>> Profile({"up0": OpCost(1.0, 2.0)}, {Fate.DISK: Speed(2e9, 1e9)}, hidden=0.9)
+    >>> StepProfile({"up0": OpCost(1.0, 2.0)}, {TensorPlacement.DISK: Speed(2e9, 1e9)}, hidden=0.9)
     """
 
     ops: Mapping[str, OpCost]
-    tiers: Mapping[Fate, Speed]
+    tiers: Mapping[TensorPlacement, Speed]
     hidden: float
     nbytes: Mapping[str, int] = field(default_factory=dict)
 
@@ -117,7 +117,7 @@ class Ranges(NamedTuple):
         return 1 + (passes - 1) * -np.expm1(-self.met / passes)
 
 
-class Load(NamedTuple):
+class RunLoad(NamedTuple):
     """What a run asks for, range of destinations by range: their sums are added up, then their rows are computed.
 
     rows, adds: seconds of either, (computing, moving to and from the host tier, the disk), whatever the ranges are; add_pass:
@@ -155,7 +155,7 @@ class Load(NamedTuple):
         return np.where(fits, taken, np.inf)
 
 
-def kept_bytes(kept: Each, nodes: int, meetings: float = 1.0) -> int:
+def kept_bytes(kept: RangeBytes, nodes: int, meetings: float = 1.0) -> int:
     """Bytes that autograd keeps of an op for all nodes; meetings: see `Ranges`, of an op that gathers."""
     return round(nodes * (kept.own + kept.source * meetings))
 
@@ -164,8 +164,8 @@ Moved = tuple[tuple[int, int], tuple[int, int]]
 """bytes (read, written), by tier of `MOVED`"""
 
 
-class Traffic(NamedTuple):
-    """Bytes of a run. rows: for its rows, once; adds: the edges of its sums; row_pass, add_pass: as in `Load`."""
+class RunBytes(NamedTuple):
+    """Bytes of a run. rows: for its rows, once; adds: the edges of its sums; row_pass, add_pass: as in `RunLoad`."""
 
     rows: Moved
     adds: Moved
@@ -184,10 +184,10 @@ class Traffic(NamedTuple):
         return host, disk
 
 
-class Costs:
+class StepCosts:
     """Loads of runs, in a program with a profile."""
 
-    def __init__(self, program: Program, profile: Profile) -> None:
+    def __init__(self, program: Program, profile: StepProfile) -> None:
         self.program, self.profile, self.schedule = program, profile, Schedule(program)
         self.values = {value.name: value for value in program.values}
         self.ops = {op.name: op for op in program.ops}
@@ -200,11 +200,11 @@ class Costs:
         """Bytes of a value."""
         return self.profile.size(self.values[name])
 
-    def space(self, name: str, tier: Fate) -> int:
+    def space(self, name: str, tier: TensorPlacement) -> int:
         """Bytes that a value takes of a tier; see `Program.added_to`."""
-        return self.size(name) * (1 + (tier is Fate.DISK and name in self._added))
+        return self.size(name) * (1 + (tier is TensorPlacement.DISK and name in self._added))
 
-    def move_s(self, nbytes: tuple[float, float], tier: Fate) -> float:
+    def move_s(self, nbytes: tuple[float, float], tier: TensorPlacement) -> float:
         """Seconds to (read, write) so much; none within the device's own memory."""
         if not any(nbytes):
             return 0.0
@@ -215,7 +215,7 @@ class Costs:
         """Bytes of the sums of a destination."""
         return self.values[name].columns * self.program.itemsize
 
-    def compute_s(self, run: Run) -> tuple[float, float, float]:
+    def compute_s(self, run: OpRun) -> tuple[float, float, float]:
         """Seconds that a run computes: its rows, its sums, and for these once a range."""
         own, ops = self.profile.op(run.op.name), self.profile.ops
         if not run.op.backward:
@@ -230,11 +230,11 @@ class Costs:
         cost = next(self.profile.op(op.name) for op in self.program.forward if op.summed == added)
         return cost.sums_s, cost.pass_s
 
-    def traffic(self, run: Run, placement: Placement) -> Traffic:
+    def traffic(self, run: OpRun, placement: Placement) -> RunBytes:
         """Bytes that a run moves, by tier of `MOVED`."""
         standing, size = placement.standing, self.size
 
-        def moved(names: tuple[str, ...], tier: Fate) -> int:
+        def moved(names: tuple[str, ...], tier: TensorPlacement) -> int:
             return sum(size(name) for name in names if standing(name) is tier)
 
         scattered = (run.op.scatters,) * bool(run.op.scatters)
@@ -248,17 +248,18 @@ class Costs:
             )
             for tier in MOVED
         )
-        return Traffic(*zip(host, disk, strict=True))
+        return RunBytes(*zip(host, disk, strict=True))
 
-    def load(self, run: Run, placement: Placement) -> Load:
+    def load(self, run: OpRun, placement: Placement) -> RunLoad:
         """What a run asks for."""
         rows, adds, row_pass, add_pass = (
-            (self.move_s(host, Fate.HOST), self.move_s(disk, Fate.DISK)) for host, disk in self.traffic(run, placement)
+            (self.move_s(host, TensorPlacement.HOST), self.move_s(disk, TensorPlacement.DISK))
+            for host, disk in self.traffic(run, placement)
         )
         rows_s, sums_s, pass_s = self.compute_s(run)
-        return Load((rows_s, *rows), (sums_s, *adds), (0.0, *row_pass), (pass_s, *add_pass), self.ranges(run, placement))
+        return RunLoad((rows_s, *rows), (sums_s, *adds), (0.0, *row_pass), (pass_s, *add_pass), self.ranges(run, placement))
 
-    def ranges(self, run: Run, placement: Placement) -> Ranges:
+    def ranges(self, run: OpRun, placement: Placement) -> Ranges:
         """How the destinations of a run are taken together."""
         if run.op.kind == "gather":
             return self.gathered(run.op, self.kept_ranges(run, placement))
@@ -269,7 +270,7 @@ class Costs:
         """See `Ranges`: destinations whose sources are gathered come one by one, others in cells of the grid."""
         return self.program.num_nodes if op.kind == "gather" else -(-self.program.num_nodes // self.program.cell_rows)
 
-    def kept_ranges(self, run: Run, placement: Placement) -> int:
+    def kept_ranges(self, run: OpRun, placement: Placement) -> int:
         """Of how many ranges what autograd keeps is in memory, beside what stands there as a value."""
         op, saved = run.op, [name for name in (*run.op.reads, *run.op.writes) if self.values[name].kind == "saved"]
         if run.again or not saved:
@@ -277,12 +278,12 @@ class Costs:
         return self.kept_of(op, placement.fate(saved[0]))
 
     @staticmethod
-    def kept_of(op: Op, fate: Fate) -> int:
+    def kept_of(op: Op, fate: TensorPlacement) -> int:
         """The same by the fate of what it keeps: on its way down it is there for the range under way, and, where it is read,
         for the next one; on its way up until it is written."""
-        if fate is Fate.RECOMPUTED:
+        if fate is TensorPlacement.RECOMPUTED:
             return int(op.backward)
-        return 0 if fate is Fate.RETAINED else 1 + op.backward
+        return 0 if fate is TensorPlacement.RETAINED else 1 + op.backward
 
     def gathered(self, op: Op, kept: int) -> Ranges:
         """Of an op that gathers; kept: ranges of which what autograd keeps is in memory beside the values."""
@@ -297,12 +298,14 @@ class Costs:
         gathered = self.ops[op.repeats or op.name].summed if op.kind == "gather" else ""
         return self.met * max(1, PAGE_BYTES // max(1, self.width(gathered))) if gathered else self.met
 
-    def _into(self, run: Run, placement: Placement) -> tuple[str, ...]:
+    def _into(self, run: OpRun, placement: Placement) -> tuple[str, ...]:
         """Sums that are made where they are to stand: they need no memory of their own."""
         if run.op.backward or not run.adds:
             return ()
         return tuple(
-            name for name in run.writes if self.values[name].kind == "sums" and placement.standing(name) is Fate.RETAINED
+            name
+            for name in run.writes
+            if self.values[name].kind == "sums" and placement.standing(name) is TensorPlacement.RETAINED
         )
 
     def standing_bytes(self, names: tuple[str, ...], placement: Placement) -> Bytes:
@@ -310,6 +313,6 @@ class Costs:
         found = [0, 0, 0]
         for name in names:
             tier = placement.standing(name)
-            if self.values[name].kind != "features" or tier is not Fate.DISK:
+            if self.values[name].kind != "features" or tier is not TensorPlacement.DISK:
                 found[TIERS.index(tier)] += self.space(name, tier)
         return found[0], found[1], found[2]

@@ -21,7 +21,7 @@ TRIED_BYTES, _ROUNDS = 128 * 2**20, 5
 PIECE_BYTES = 8 * 2**20
 
 
-class Reading:
+class PieceReader:
     """Pieces of a file, one after the other, over and over."""
 
     def __init__(self, rows: DiskRows) -> None:

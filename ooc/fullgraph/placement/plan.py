@@ -10,24 +10,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from ooc.fullgraph.ir import Fate, Placement, Program, Value
-from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, Costs, Load, Profile, Ranges, kept_bytes
-from ooc.fullgraph.placement.schedule import Run
+from ooc.fullgraph.ir import Placement, Program, TensorPlacement, Value
+from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, Ranges, RunLoad, StepCosts, StepProfile, kept_bytes
+from ooc.fullgraph.placement.schedule import OpRun
 from ooc.fullgraph.placement.search import search
 from stores.errors import BudgetError
 from stores.sizes import format_bytes
 
 STATIC = {
-    "all retained": (Fate.RETAINED,),
-    "all on the host": (Fate.HOST, Fate.DISK, Fate.RETAINED),
-    "all on disk": (Fate.DISK, Fate.RETAINED),
-    "all recomputed": (Fate.RECOMPUTED, Fate.DISK, Fate.RETAINED),
+    "all retained": (TensorPlacement.RETAINED,),
+    "all on the host": (TensorPlacement.HOST, TensorPlacement.DISK, TensorPlacement.RETAINED),
+    "all on disk": (TensorPlacement.DISK, TensorPlacement.RETAINED),
+    "all recomputed": (TensorPlacement.RECOMPUTED, TensorPlacement.DISK, TensorPlacement.RETAINED),
 }
 """Plans that treat all values alike: the first of these fates that a value may have"""
 
 
 @dataclass(frozen=True)
-class Room:
+class TierRoom:
     """Bytes that values and sums may take, by tier, beside what computing takes anyway. device: RAM on a machine without a
     GPU, which has no host tier."""
 
@@ -76,7 +76,7 @@ class StepPlan:
     """
 
     placement: Placement
-    room: Room
+    room: TierRoom
     runs: tuple[PlannedRun, ...]
     sizes: dict[str, int]
     """bytes, by value"""
@@ -98,7 +98,7 @@ class StepPlan:
         device, host, disk = (max((run.memory[tier] for run in self.runs), default=0) for tier in range(len(TIERS)))
         return device, host, disk
 
-    def moved(self, tier: Fate) -> tuple[int, int]:
+    def moved(self, tier: TensorPlacement) -> tuple[int, int]:
         """(bytes read, bytes written) of an epoch: from and to the host's memory, or the disk."""
         at = MOVED.index(tier)
         return sum(run.read[at] for run in self.runs), sum(run.written[at] for run in self.runs)
@@ -112,23 +112,23 @@ class StepPlan:
     def of(cls, data: Mapping[str, Any]) -> "StepPlan":
         """From what `asdict` gave, and JSON made of it."""
         placed = data["placement"]
-        fates, passing = ({name: Fate(fate) for name, fate in placed[each].items()} for each in ("fates", "passing"))
+        fates, passing = ({name: TensorPlacement(fate) for name, fate in placed[each].items()} for each in ("fates", "passing"))
         runs = tuple(PlannedRun(**{name: _tuple(each) for name, each in run.items()}) for run in data["runs"])
         placement = Placement(fates, passing, placed["ranges"])
-        return cls(placement, Room(**data["room"]), runs, dict(data["sizes"]), dict(data["static"]), data["exact"])
+        return cls(placement, TierRoom(**data["room"]), runs, dict(data["sizes"]), dict(data["static"]), data["exact"])
 
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def predict(program: Program, profile: Profile, placement: Placement, room: Room) -> StepPlan:
+def predict(program: Program, profile: StepProfile, placement: Placement, room: TierRoom) -> StepPlan:
     """What a step takes under given fates. Raises BudgetError, naming the op, where something does not fit `room`.
 
     >>> predict(program, profile, Placement({}), room).peak
     (812000000, 0, 0)
     """
-    costs, now, found = Costs(program, profile), 0.0, []
+    costs, now, found = StepCosts(program, profile), 0.0, []
     asked = [_asked(costs, run, placement, room) for run in costs.schedule.runs(placement)]
     cut = _cut(asked)
     for each in asked:
@@ -162,8 +162,8 @@ def predict(program: Program, profile: Profile, placement: Placement, room: Room
 class _Asked(NamedTuple):
     """What a run asks for, bytes by tier that stand meanwhile, bytes of the device's memory that are left."""
 
-    run: Run
-    load: Load
+    run: OpRun
+    load: RunLoad
     alive: Bytes
     left: int
 
@@ -182,7 +182,7 @@ def _cut(asked: list[_Asked]) -> dict[str, int]:
     return found
 
 
-def _range_bytes(costs: Costs, asked: list[_Asked]) -> dict[str, int]:
+def _range_bytes(costs: StepCosts, asked: list[_Asked]) -> dict[str, int]:
     """Bytes of memory for the ranges of layers that gather, beside what autograd keeps of them."""
     found: dict[str, int] = {}
     for each in asked:
@@ -196,7 +196,7 @@ def _range_bytes(costs: Costs, asked: list[_Asked]) -> dict[str, int]:
     return found
 
 
-def _asked(costs: Costs, run: Run, placement: Placement, room: Room) -> _Asked:
+def _asked(costs: StepCosts, run: OpRun, placement: Placement, room: TierRoom) -> _Asked:
     """See `_Asked`. Raises BudgetError where it does not fit."""
     load, alive = costs.load(run, placement), costs.standing_bytes(run.alive, placement)
     left = room.device - alive[0] - costs.profile.op(run.op.name).workspace
@@ -210,7 +210,7 @@ def _asked(costs: Costs, run: Run, placement: Placement, room: Room) -> _Asked:
     return _Asked(run, load, alive, left)
 
 
-def settled(program: Program, profile: Profile, plan_of: Callable[[Profile], StepPlan]) -> StepPlan:
+def settled(program: Program, profile: StepProfile, plan_of: Callable[[StepProfile], StepPlan]) -> StepPlan:
     """A plan whose ranges of layers that gather are those by which it reckons what autograd keeps: of every source in every
     range. profile: by one range each.
 
@@ -231,7 +231,7 @@ def settled(program: Program, profile: Profile, plan_of: Callable[[Profile], Ste
 _TRIES, _ALIKE = 4, 1.02
 
 
-def _kept_sizes(program: Program, profile: Profile, cut: Mapping[str, int]) -> dict[str, int]:
+def _kept_sizes(program: Program, profile: StepProfile, cut: Mapping[str, int]) -> dict[str, int]:
     """What autograd keeps of layers that gather, in so many ranges; where those are not known, as many as there are nodes."""
     found, met = {}, program.num_edges / max(1, program.num_nodes)
     for op in program.forward:
@@ -242,15 +242,15 @@ def _kept_sizes(program: Program, profile: Profile, cut: Mapping[str, int]) -> d
     return found
 
 
-TIER_NAMES = {Fate.RETAINED: "memory", Fate.HOST: "host memory", Fate.DISK: "disk"}
+TIER_NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.HOST: "host memory", TensorPlacement.DISK: "disk"}
 
 
-def static_placements(program: Program, profile: Profile) -> dict[str, Placement]:
+def static_placements(program: Program, profile: StepProfile) -> dict[str, Placement]:
     """The plans that treat all values alike, by name; those only that the tiers there are allow. What passes, of values
     that are made again, stands on disk."""
-    tiers = {Fate.RETAINED, *profile.tiers}
-    needed = {name: {wanted[0], Fate.DISK} - {Fate.RECOMPUTED} for name, wanted in STATIC.items()}
-    needed["all retained"] = {Fate.RETAINED}
+    tiers = {TensorPlacement.RETAINED, *profile.tiers}
+    needed = {name: {wanted[0], TensorPlacement.DISK} - {TensorPlacement.RECOMPUTED} for name, wanted in STATIC.items()}
+    needed["all retained"] = {TensorPlacement.RETAINED}
     return {
         name: Placement({value.name: _first(value, wanted) for value in program.values})
         for name, wanted in STATIC.items()
@@ -258,17 +258,17 @@ def static_placements(program: Program, profile: Profile) -> dict[str, Placement
     }
 
 
-def _first(value: Value, wanted: tuple[Fate, ...]) -> Fate:
+def _first(value: Value, wanted: tuple[TensorPlacement, ...]) -> TensorPlacement:
     return next((fate for fate in wanted if fate in value.fates), value.fates[0])
 
 
-def plan_step(program: Program, profile: Profile, room: Room) -> StepPlan:
+def plan_step(program: Program, profile: StepProfile, room: TierRoom) -> StepPlan:
     """The fates that take the least time in `room`.
 
     Never slower than a plan that treats all values alike. Raises BudgetError, naming how much more memory or disk would do,
     where nothing fits.
 
-    >>> print(plan_step(program, profile, Room(2 * 10**9, 0, 10**11)).placement.fates)
+    >>> print(plan_step(program, profile, TierRoom(2 * 10**9, 0, 10**11)).placement.fates)
     """
     static = {name: _predicted(program, profile, each, room) for name, each in static_placements(program, profile).items()}
     seconds = {name: None if plan is None else plan.seconds for name, plan in static.items()}
@@ -285,14 +285,14 @@ def plan_step(program: Program, profile: Profile, room: Room) -> StepPlan:
     return replace(best, static=seconds, exact=exact)
 
 
-def _predicted(program: Program, profile: Profile, placement: Placement, room: Room) -> StepPlan | None:
+def _predicted(program: Program, profile: StepProfile, placement: Placement, room: TierRoom) -> StepPlan | None:
     try:
         return predict(program, profile, placement, room)
     except BudgetError:
         return None
 
 
-def _fix(program: Program, profile: Profile, room: Room) -> str:
+def _fix(program: Program, profile: StepProfile, room: TierRoom) -> str:
     """What would do, in words: more of one tier, where that is enough."""
     total = 2 * sum(profile.size(value) for value in program.values) + sum(profile.op(op.name).workspace for op in program.ops)
     more = []
@@ -303,14 +303,14 @@ def _fix(program: Program, profile: Profile, room: Room) -> str:
     there = f"{format_bytes(room.device)} of memory and {format_bytes(room.disk)} of disk"
     if more:
         return f"no plan of exact training fits {there}: give {' or '.join(f'{format_bytes(n)} {words}' for n, words in more)}"
-    most = Room(room.device, room.host, room.disk + total)
+    most = TierRoom(room.device, room.host, room.disk + total)
     most = replace(most, device=_least(program, profile, most, replace(most, device=most.device + total), "device"))
     disk = _least(program, profile, replace(most, disk=room.disk), most, "disk") - room.disk
     memory = f"{format_bytes(most.device - room.device)} more --memory"
     return f"no plan of exact training fits {there}: give {memory} and {format_bytes(disk)} more room on the disk"
 
 
-def _fits(program: Program, profile: Profile, room: Room) -> bool:
+def _fits(program: Program, profile: StepProfile, room: TierRoom) -> bool:
     static = static_placements(program, profile).values()
     if any(_predicted(program, profile, each, room) is not None for each in static):
         return True
@@ -321,7 +321,7 @@ _CLOSE = 0.01
 """of what is there: how close a fix is told"""
 
 
-def _least(program: Program, profile: Profile, room: Room, most: Room, name: str) -> int:
+def _least(program: Program, profile: StepProfile, room: TierRoom, most: TierRoom, name: str) -> int:
     """Bytes of a tier that do, between those of `room`, which do not, and of `most`, which do."""
     low, high = getattr(room, name), getattr(most, name)
     while high - low > _CLOSE * high:

@@ -21,24 +21,24 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ooc.fullgraph.activation_offload import Live
-from ooc.fullgraph.executor import LossOf, Stepper
+from ooc.fullgraph.activation_offload import PendingChunk
+from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.gradients import inputs_of, wanted_of
-from ooc.fullgraph.io_stats import Traffic
-from ooc.fullgraph.ir import Fate, Op, Placement
-from ooc.fullgraph.ops import Moments, Parts, Place, Tensors, own_place
-from ooc.fullgraph.placement.costs import Each, OpCost, Profile, kept_bytes
-from ooc.fullgraph.placement.disk_speed import PIECE_BYTES, TRIED_BYTES, Reading, disk_speed, tried
-from ooc.fullgraph.placement.plan import Room, StepPlan, plan_step, settled
-from ooc.fullgraph.scans import Walks
+from ooc.fullgraph.io_stats import IoStats
+from ooc.fullgraph.ir import Op, Placement, TensorPlacement
+from ooc.fullgraph.ops import Moments, RangeOfNodes, StepModules, Tensors, own_place
+from ooc.fullgraph.placement.costs import OpCost, RangeBytes, StepProfile, kept_bytes
+from ooc.fullgraph.placement.disk_speed import PIECE_BYTES, TRIED_BYTES, PieceReader, disk_speed, tried
+from ooc.fullgraph.placement.plan import StepPlan, TierRoom, plan_step, settled
+from ooc.fullgraph.scans import NodeScans
 from ooc.fullgraph.step import FullGraph
 from ooc.fullgraph.value_store import copy
-from ooc.graph.aggregation import Code, Kind
-from ooc.layerwise.aggregator import Adder
-from ooc.layerwise.edge_tiles import Slots, Tiles, count_entries
+from ooc.graph.aggregation import Kind, RowDecoder
+from ooc.layerwise.aggregator import SumKernel
+from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
 from ooc.layerwise.plan import CHUNK_ROWS
 from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
-from ooc.models.dropout import Draws
+from ooc.models.dropout import DropoutKeys
 from ooc.runtime.range_io import MemoryRows
 from stores.arrays.encoding import Encoding
 from stores.arrays.rows import ArrayRows
@@ -56,7 +56,7 @@ _TRIED_EDGES = 1 << 21
 _RANGES = 4
 """of destinations, in which their edges are tried once more"""
 _BESIDE_SECONDS = 0.4
-_Tried = tuple[Live, Tensors, "_Results"]
+_Tried = tuple[PendingChunk, Tensors, "_Results"]
 """a chunk that went up, its inputs, and where its results go"""
 
 
@@ -69,30 +69,30 @@ def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | No
     """
     if full.most_bytes <= full.room:  # then a disk is of no use
         with suppress(BudgetError):
-            return _planned(full, profile(full, None, loss), Room(full.room, 0, 0))
-    return _planned(full, profile(full, folder, loss, disk), Room(full.room, 0, 0 if folder is None else disk))
+            return _planned(full, profile(full, None, loss), TierRoom(full.room, 0, 0))
+    return _planned(full, profile(full, folder, loss, disk), TierRoom(full.room, 0, 0 if folder is None else disk))
 
 
-def _planned(full: FullGraph, measured: Profile, room: Room) -> StepPlan:
+def _planned(full: FullGraph, measured: StepProfile, room: TierRoom) -> StepPlan:
     return settled(full.program, measured, lambda profile: plan_step(full.program, profile, room))
 
 
-def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, disk: int | None = None) -> Profile:
+def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, disk: int | None = None) -> StepProfile:
     """What the ops of a step cost, and how fast the disk below `folder` is (None: there is none to use). loss: of the steps, to
     be tried too; disk: bytes of it that may be taken, None: enough.
 
     Takes a few seconds, and memory for a few chunks, or for rows that are added up: at most two thirds of the room, and twice
     192 MB.
 
-    >>> profile(full, Path("run")).tiers[Fate.DISK].read
+    >>> profile(full, Path("run")).tiers[TensorPlacement.DISK].read
     2100000000.0
     """
-    walks = Walks(full.dataset, full.shape, full.shelf, None, Traffic(), torch.device("cpu"))
+    walks = NodeScans(full.dataset, full.shape, full.shelf, None, IoStats(), torch.device("cpu"))
     encoder, layers, decoder = parts_of(full.model)
-    parts = Parts((encoder, layers, decoder), full.shape, Draws())
+    parts = StepModules((encoder, layers, decoder), full.shape, DropoutKeys())
     modules = [part for part in (encoder, *layers, decoder) if part is not None]
     with closing(walks), torch.random.fork_rng(devices=[]), _gradients_of(modules):
-        trial = _Trial(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, Traffic(), full.room, set())
+        trial = _Trial(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, IoStats(), full.room, set())
         return trial.profile(full.dataset.graph, folder, loss, TRIED_BYTES if disk is None else min(disk, TRIED_BYTES))
 
 
@@ -113,10 +113,10 @@ def _gradients_of(modules: list[nn.Module]) -> Iterator[None]:
             buffer.copy_(held)
 
 
-class _Trial(Stepper):
+class _Trial(Executor):
     """Tries parts of every op, by the functions that steps are made of."""
 
-    def profile(self, graph: Graph, folder: Path | None, loss: LossOf | None, nbytes: int) -> Profile:
+    def profile(self, graph: Graph, folder: Path | None, loss: LossOf | None, nbytes: int) -> StepProfile:
         """See `profile`. nbytes: of a file to try the disk with; of a few rows there is nothing to be told."""
         if nbytes < 2 * PIECE_BYTES:
             folder = None
@@ -136,26 +136,26 @@ class _Trial(Stepper):
                     ops[down.name] = OpCost(down_s + add_s, *self._adding(down), **gathering)
         for op in self.program.backward:
             ops.setdefault(op.name, OpCost(0.0, *self._adding(op)))
-        disk = {} if folder is None else {Fate.DISK: disk_speed(folder, nbytes)}
+        disk = {} if folder is None else {TensorPlacement.DISK: disk_speed(folder, nbytes)}
         hidden = 1.0 if folder is None else self._hidden(folder, nbytes)
-        return Profile(ops, disk, hidden, self._nbytes)
+        return StepProfile(ops, disk, hidden, self._nbytes)
 
     # --- rows ---
 
-    def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float, Each]:
+    def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float, RangeBytes]:
         """Seconds of the row-wise part of an op for all nodes, up and down, with the loss; what autograd keeps of a source, and
         of a destination beside. Notes what it keeps in all."""
         tries, place = self._chunk(op)
         own, sources = place.stop - place.first, len(place.at["sources"]) if op.kind == "gather" else 0
         usual = self._usual(place) if sources else 1.0
-        ups, downs, kept = [], [], Each()
+        ups, downs, kept = [], [], RangeBytes()
         for run in tries * (1 + REPEATS // len(tries)):
             begun = perf_counter()
             live, given, results = run()
             ups.append(perf_counter() - begun)
             saved = next((name for name in op.writes if name.startswith("saved")), "")
             shared = live.bytes_of(sources) if sources else 0
-            kept = Each(shared / max(1, sources), (live.nbytes - shared) / own * usual)
+            kept = RangeBytes(shared / max(1, sources), (live.nbytes - shared) / own * usual)
             if saved:
                 self._nbytes[saved] = kept_bytes(kept, self.nodes)
             grads = {name: torch.ones_like(rows) for name, rows in live.outputs.items()}
@@ -170,7 +170,7 @@ class _Trial(Stepper):
         up_s, down_s = (float(np.median(taken[len(tries) :])) for taken in (ups, downs))
         return up_s * self.nodes / own, down_s * self.nodes / own, kept
 
-    def _chunk(self, op: Op) -> tuple[list[Callable[[], _Tried]], Place]:
+    def _chunk(self, op: Op) -> tuple[list[Callable[[], _Tried]], RangeOfNodes]:
         """(runs of an op's part on chunks of made-up rows, where those are). Each run has rows and room for results of its own,
         as no chunk of a step finds its rows in the processor's cache; those that are gathered are more than it holds anyway."""
         inputs = inputs_of(self.shape, op)
@@ -195,7 +195,7 @@ class _Trial(Stepper):
         return tries, place
 
     def _run(self, function: Callable[[Tensors], Tensors], given: Tensors, wanted: list[str], results: "_Results") -> _Tried:
-        live = Live(function, given, wanted, self._own, None)
+        live = PendingChunk(function, given, wanted, self._own, None)
         results({name: rows for name, rows in live.outputs.items() if name != "out"})
         return live, given, results
 
@@ -203,7 +203,7 @@ class _Trial(Stepper):
     def _dtype(self) -> torch.dtype:
         return torch.float64 if self.shape.itemsize == 8 else torch.float32
 
-    def _gathered_place(self, op: Op) -> Place:
+    def _gathered_place(self, op: Op) -> RangeOfNodes:
         """The first destinations that a modest memory has room for, with all their sources."""
         memory = max(1, min(self.room // 2, 2 * GATHERED * _ROWS_BYTES))
         first, stop = next(iter(gather_ranges(self.graph, self.shape.sweep.layers[op.layer], memory, 0)))
@@ -221,14 +221,14 @@ class _Trial(Stepper):
         taken = [_seconds(add) for _ in range(1 + REPEATS)][1:]
         return statistics.median(taken) * self.nodes / (place.stop - place.first)
 
-    def _gathering(self, op: Op, kept: Each) -> dict[str, Any]:
+    def _gathering(self, op: Op, kept: RangeBytes) -> dict[str, Any]:
         """What an op that gathers takes of memory, by the fields of `OpCost`."""
         layer, hub = self.shape.sweep.layers[op.layer], self._hub
         own = 4 * layer.out + self.program.num_edges / self.nodes * layer.edge_bytes
-        gathered = Each(GATHERED * layer.source_bytes, GATHERED * own)
+        gathered = RangeBytes(GATHERED * layer.source_bytes, GATHERED * own)
         return {"gathered": gathered, "kept": kept, "hub": GATHERED * gathered_bytes(self.graph, layer, hub, hub + 1)}
 
-    def _usual(self, place: Place) -> float:
+    def _usual(self, place: RangeOfNodes) -> float:
         """In-edges of a node on average, itself among them, beside those of the destinations tried."""
         edges = int(self.graph.indptr[place.stop] - self.graph.indptr[place.first])
         return (1 + self.program.num_edges / self.nodes) / (1 + edges / (place.stop - place.first))
@@ -259,13 +259,13 @@ class _Trial(Stepper):
             return 0.0, 0.0
         pointers = np.minimum(np.asarray(indptr[: rows + 1]), edges)
         graph = Graph.from_arrays(pointers, np.asarray(self.graph.indices[:edges]).astype(np.int64) % rows)
-        slots = Slots(graph, ArrayRows(graph.indices), None)
+        slots = SlotReader(graph, ArrayRows(graph.indices), None)
         grid = count_entries(slots, piece_rows, cell)
         tiles = Tiles(grid, MemoryRows.create((grid.size,), "int64"), None)
         tiles.fill(slots, lambda done: None)
         values, near = MemoryRows.create((rows, columns), dtype), np.empty((stop, columns), dtype)
-        code = Code.of(Encoding.plain(np.dtype(np.float32)))
-        with closing(Adder(tiles, graph, kind, torch.get_num_threads(), dtype)) as adder:
+        code = RowDecoder.of(Encoding.plain(np.dtype(np.float32)))
+        with closing(SumKernel(tiles, graph, kind, torch.get_num_threads(), dtype)) as adder:
 
             def add(step: int) -> None:
                 for first in range(0, stop, step):
@@ -293,7 +293,7 @@ class _Trial(Stepper):
             results(live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()}))
 
         with tried(folder, nbytes) as rows:
-            reading = Reading(rows)
+            reading = PieceReader(rows)
             alone = rate(compute), rate(reading.some)
             stop = threading.Event()
             with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:

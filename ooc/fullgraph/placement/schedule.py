@@ -8,11 +8,11 @@ that are RECOMPUTED are added up once more beside the op that wants them, and ne
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ooc.fullgraph.ir import Fate, Op, Placement, Program, Value
+from ooc.fullgraph.ir import Op, Placement, Program, TensorPlacement, Value
 
 
 @dataclass(frozen=True)
-class Run:
+class OpRun:
     """A walk of an op. Names of values.
 
     again: on the way down, an op of the way up once more. adds: whose rows are added along the edges; gathers: whose rows are
@@ -52,10 +52,10 @@ def met_on_the_way(op: Op, near: str, made: bool) -> tuple[tuple[str, ...], tupl
     return (op.summed,) * bool(op.summed), (), op.reads
 
 
-def runs(program: Program, placement: Placement, first: bool = False) -> tuple[Run, ...]:
+def runs(program: Program, placement: Placement, first: bool = False) -> tuple[OpRun, ...]:
     """The runs of a step. first: of the first epoch, which makes what is constant.
 
-    >>> runs(program, Placement({"rows1": Fate.RECOMPUTED}))[-2].again
+    >>> runs(program, Placement({"rows1": TensorPlacement.RECOMPUTED}))[-2].again
     True
     """
     return Schedule(program).runs(placement, first)
@@ -84,7 +84,7 @@ class Schedule:
         near = self.near[op.name]
         return (*op.reads, near or op.summed) if near or op.summed else op.reads
 
-    def runs(self, placement: Placement, first: bool = False) -> tuple[Run, ...]:
+    def runs(self, placement: Placement, first: bool = False) -> tuple[OpRun, ...]:
         """See `runs`."""
         return tuple(_Walk(self, placement, first).runs())
 
@@ -92,7 +92,7 @@ class Schedule:
         """By value the last op on the way down that needs it, or something that is RECOMPUTED of it; -1 where none does."""
         uses = {name: set(own) for name, own in self._backward.items()}
         for value in self._remade:
-            if placement.fate(value.name) is Fate.RECOMPUTED:
+            if placement.fate(value.name) is TensorPlacement.RECOMPUTED:
                 for name in self._inputs[value.name]:
                     uses[name] |= uses[value.name]
         return {name: max(own, default=-1) for name, own in uses.items()}
@@ -107,7 +107,7 @@ class _Walk:
         self.made_at, self.last = schedule.made_at, schedule.last_use(placement)
         self.again: list[str] = []
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[OpRun]:
         for op in self.program.forward:
             run = self._up(op)
             if run.writes or op.turns:
@@ -118,7 +118,7 @@ class _Walk:
     # --- values ---
 
     def _recomputed(self, name: str) -> bool:
-        return self.placement.fate(name) is Fate.RECOMPUTED
+        return self.placement.fate(name) is TensorPlacement.RECOMPUTED
 
     def _stays(self, value: Value) -> bool:
         """Whether a value stands from when it is made until it is needed on the way down."""
@@ -144,13 +144,13 @@ class _Walk:
 
     # --- runs ---
 
-    def _up(self, op: Op) -> Run:
+    def _up(self, op: Op) -> OpRun:
         moment, near = self.at[op.name], self.near[op.name]
         adds, gathers, reads = met_on_the_way(op, near, bool(near) and self._there(near))
         writes = tuple(name for name in op.writes if not self._there(name) and self._stands(self.values[name], moment))
-        return Run(op, False, adds, gathers, reads, writes, "", tuple(self._alive(moment)))
+        return OpRun(op, False, adds, gathers, reads, writes, "", tuple(self._alive(moment)))
 
-    def _down(self, op: Op) -> Iterator[Run]:
+    def _down(self, op: Op) -> Iterator[OpRun]:
         moment, gone = self.at[op.name], [name for name in op.reads if self._recomputed(name)]
         saved = [name for name in op.reads if self.values[name].kind == "saved"]
         sums = [self.ops[self.values[name].made_by].summed for name in gone if self.values[name].kind == "sums"]
@@ -165,14 +165,14 @@ class _Walk:
             yield from self._make(name, before)
         repeated = "" if saved and not self._recomputed(saved[0]) else op.repeats
         alive = tuple(dict.fromkeys((*standing, *self.again)))
-        yield Run(op, False, adds, gathers, reads, op.writes, repeated, alive)
+        yield OpRun(op, False, adds, gathers, reads, op.writes, repeated, alive)
         self.again = [name for name in self.again if self.last[name] > moment]
 
     def _ordered(self, names: tuple[str, ...]) -> list[str]:
         """Each once, those that are made first before the others."""
         return sorted(dict.fromkeys(names), key=self.made_at.__getitem__)
 
-    def _make(self, wanted: str, before: list[str]) -> Iterator[Run]:
+    def _make(self, wanted: str, before: list[str]) -> Iterator[OpRun]:
         """Rows that are gone, from those that are there, with all rows that are gone of the same op."""
         if wanted in before or wanted in self.again:
             return
@@ -183,4 +183,4 @@ class _Walk:
             yield from self._make(name, before)
         writes = tuple(n for n in op.writes if self._recomputed(n) and self.values[n].kind == "rows" and self.last[n] >= 0)
         self.again += writes
-        yield Run(op, True, adds, gathers, reads, writes, "", tuple(dict.fromkeys((*before, *self.again))))
+        yield OpRun(op, True, adds, gathers, reads, writes, "", tuple(dict.fromkeys((*before, *self.again))))

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.ir import Fate, Placement, Program
-from ooc.fullgraph.placement.costs import TIERS, Bytes, Costs, Floats, Profile
-from ooc.fullgraph.placement.recompute import Chains, Link
-from ooc.fullgraph.placement.stage_tables import ALIVE, BEFORE, Choice, Stage, Stages, Tables
+from ooc.fullgraph.ir import Placement, Program, TensorPlacement
+from ooc.fullgraph.placement.costs import TIERS, Bytes, Floats, StepCosts, StepProfile
+from ooc.fullgraph.placement.recompute import RecomputeChains, RecomputeLink
+from ooc.fullgraph.placement.stage_tables import ALIVE, BEFORE, PlacementStage, Stages, Tables, ValueChoice
 from stores.jit import kernel
 
 Ints = NDArray[np.int64]
@@ -26,10 +26,10 @@ _SLACK = 1 + 1e-9
 """Bounds are added up in another order than what they bound"""
 _BANDS = 16
 """of bytes: where states are given up, some of each are kept"""
-Known = tuple[Choice, ...]
+Known = tuple[ValueChoice, ...]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """placement: the best; exact: whether no state was given up."""
 
     placement: Placement
@@ -61,17 +61,17 @@ class Step(NamedTuple):
     tables: Tables
     follows: Ints
     link: Ints
-    links: list[Link]
+    links: list[RecomputeLink]
     before: tuple[Floats, Ints]
     """bytes before the first op of the way down: the different ones [b, 3], and which an option has [options]"""
 
 
-def search(program: Program, profile: Profile, room: Bytes, known: float = np.inf) -> Found | None:
+def search(program: Program, profile: StepProfile, room: Bytes, known: float = np.inf) -> SearchResult | None:
     """The placement that takes the least time, or None where nothing fits `room` or is as fast as `known` seconds.
 
     >>> search(program, profile, (10**9, 0, 10**11)).placement.fate("rows1")
     """
-    searching = _Search(Costs(program, profile), room)
+    searching = _Search(StepCosts(program, profile), room)
     quick, most = searching.run(known, FIRST), max(LEAST_MOST, MOST // len(searching.stages.stages))
     if quick is None:
         return None if searching.whole else searching.run(known, most)
@@ -84,12 +84,12 @@ class _Search:
     """Tables, bounds and chains that all searches of a program in a room share. best: seconds of the last one's result; whole:
     whether it gave up no state."""
 
-    def __init__(self, costs: Costs, room: Bytes) -> None:
+    def __init__(self, costs: StepCosts, room: Bytes) -> None:
         self.costs, self.room, self.stages = costs, np.array(room, np.float64), Stages(costs)
-        self.chains = Chains(costs, self.stages, self.room)
+        self.chains = RecomputeChains(costs, self.stages, self.room)
         self._numbers: list[dict[Known, int]] = [{} for _ in range(len(self.stages.stages) + 1)]
         self._steps: dict[tuple[int, int], Step] = {}
-        self._parts: dict[tuple[int, tuple[str, ...]], tuple[list[dict[str, Choice]], Ints]] = {}
+        self._parts: dict[tuple[int, tuple[str, ...]], tuple[list[dict[str, ValueChoice]], Ints]] = {}
         self._options = [self.stages.options(stage) for stage in self.stages.stages]
         self._roots = self._begin()
         self._rest = self._bounds()
@@ -102,7 +102,7 @@ class _Search:
 
     # --- the walk through the stages ---
 
-    def run(self, known: float, most: int) -> Found | None:
+    def run(self, known: float, most: int) -> SearchResult | None:
         """Search for what takes at most `known` seconds."""
         states, history, self.whole = self._roots, [self._roots], True
         for stage in self.stages.stages:
@@ -114,11 +114,11 @@ class _Search:
             states = self._bounded(self._unbeaten(states), stage, most)
             history.append(states)
         self.best = float(states.seconds.min())
-        return Found(self._traced(history), self.whole)
+        return SearchResult(self._traced(history), self.whole)
 
     def _begin(self) -> States:
         """Before the first stage: where the store's own values stand."""
-        options: list[dict[str, Choice]] = [{}]
+        options: list[dict[str, ValueChoice]] = [{}]
         for value in self.costs.program.values:
             if self.stages.decided[value.name] < 0:
                 options = [{**each, value.name: choice} for each in options for choice in self.stages.choices(value)]
@@ -136,11 +136,11 @@ class _Search:
         """Of what a stage meets."""
         return self._numbers[stage].setdefault(known, len(self._numbers[stage]))
 
-    def _known(self, stage: Stage, number: int) -> dict[str, Choice]:
+    def _known(self, stage: PlacementStage, number: int) -> dict[str, ValueChoice]:
         choices = list(self._numbers[stage.number])[number]
         return dict(zip(stage.known, choices, strict=True))
 
-    def _met(self, stage: Stage, number: int) -> Step:
+    def _met(self, stage: PlacementStage, number: int) -> Step:
         """A stage met with what has that number."""
         key = stage.number, number
         if key not in self._steps:
@@ -155,7 +155,7 @@ class _Search:
             self._steps[key] = Step(tables, np.array(numbers)[inverse], link, links, (before, which.reshape(-1)))
         return self._steps[key]
 
-    def _parted(self, stage: Stage, names: tuple[str, ...]) -> tuple[list[dict[str, Choice]], Ints]:
+    def _parted(self, stage: PlacementStage, names: tuple[str, ...]) -> tuple[list[dict[str, ValueChoice]], Ints]:
         """(what options of a stage pick for some values, each once; which of these each option does)."""
         key = stage.number, names
         if key not in self._parts:
@@ -166,10 +166,10 @@ class _Search:
             self._parts[key] = picked, inverse.reshape(-1)
         return self._parts[key]
 
-    def _links(self, stage: Stage, known: dict[str, Choice]) -> tuple[Ints, list[Link]]:
+    def _links(self, stage: PlacementStage, known: dict[str, ValueChoice]) -> tuple[Ints, list[RecomputeLink]]:
         """See `Step`."""
         picked, inverse = self._parted(stage, self.chains.tells(stage))
-        links = list[Link]()
+        links = list[RecomputeLink]()
         number = []
         for each in picked:
             link = self.chains.link(stage, known | each)
@@ -178,7 +178,7 @@ class _Search:
             links += [] if same else [link]
         return np.array(number)[inverse], links
 
-    def _step(self, stage: Stage, number: int, all_states: States, known: float) -> States:
+    def _step(self, stage: PlacementStage, number: int, all_states: States, known: float) -> States:
         """What all options of a stage make of the states that meet it with something known."""
         at = np.nonzero(all_states.known == number)[0]
         states, step = all_states.some(at), self._met(stage, int(number))
@@ -191,7 +191,7 @@ class _Search:
         held = states.held[row] + step.tables.kept[option]
         return States(step.follows[option], chain[row, option], held, seconds[row, option], at[row], option)
 
-    def _seconds(self, stage: Stage, step: Step, held: Floats, made: Floats) -> Floats:
+    def _seconds(self, stage: PlacementStage, step: Step, held: Floats, made: Floats) -> Floats:
         """float64[states, options]: of the stage's ops, up and down, infinite where something does not fit. made:
         float64[states, 3], bytes of rows made again."""
         hidden, total, ops = self.costs.profile.hidden, np.zeros((len(held), len(step.tables.kept))), (stage.op, *stage.downs)
@@ -252,7 +252,7 @@ class _Search:
         alike = states.known[order] * (states.chain.max() + 1) + states.chain[order]
         return states.some(order[unbeaten(alike, np.ascontiguousarray(columns[order]))])
 
-    def _bounded(self, states: States, stage: Stage, most: int) -> States:
+    def _bounded(self, states: States, stage: PlacementStage, most: int) -> States:
         """Not many more states than `most` asks for: of each band of bytes the most promising, and the least of every tier."""
         following = stage.number + 1
         options = len(self._options[following]) if following < len(self._options) else 1
@@ -273,13 +273,13 @@ class _Search:
     def _traced(self, history: list[States]) -> Placement:
         """The placement of the fastest state beyond the last stage."""
         at = int(history[-1].seconds.argmin())
-        chosen: dict[str, Choice] = {}
+        chosen: dict[str, ValueChoice] = {}
         for stage, states in zip(reversed(self.stages.stages), reversed(history[1:]), strict=True):
             chosen |= self.stages.picked(stage, self._options[stage.number][states.option[at]])
             at = int(states.parent[at])
         chosen |= self._root_options[history[0].option[at]]
         fates = {name: choice.fate for name, choice in chosen.items()}
-        passing = {name: choice.standing for name, choice in chosen.items() if choice.fate is Fate.RECOMPUTED}
+        passing = {name: choice.standing for name, choice in chosen.items() if choice.fate is TensorPlacement.RECOMPUTED}
         return Placement(fates, passing)
 
 

@@ -11,32 +11,32 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.ir import Fate, Op, Value
-from ooc.fullgraph.placement.costs import MOVED, TIERS, Costs, Floats, Load, Ranges
+from ooc.fullgraph.ir import Op, TensorPlacement, Value
+from ooc.fullgraph.placement.costs import MOVED, TIERS, Floats, Ranges, RunLoad, StepCosts
 from ooc.fullgraph.placement.schedule import sums_of
 
 ALIVE, ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12), slice(12, 15)
 UNIT, SOURCE, ALL_SOURCES, LEAST, BEFORE = 15, 16, 17, 18, slice(19, 22)
 _COLUMNS = 22
-"""Of a walk: bytes that stand meanwhile by tier; of its `Load` the seconds; of its `Ranges` the bytes, the least being those of
-a unit's sums in the first epoch (infinite: what cannot be); bytes that stand just before it"""
+"""Of a walk: bytes that stand meanwhile by tier; of its `RunLoad` the seconds; of its `Ranges` the bytes, the least being
+those of a unit's sums in the first epoch (infinite: what cannot be); bytes that stand just before it"""
 
 
-class Choice(NamedTuple):
+class ValueChoice(NamedTuple):
     """A value's fate, and the tier it stands in while it is used. needed: whether the way down needs it; where that hangs on
     sums that a later stage decides, both are tried, and the later stage refuses what it is not."""
 
-    fate: Fate
-    standing: Fate
+    fate: TensorPlacement
+    standing: TensorPlacement
     needed: bool = True
 
 
 Ints = NDArray[np.int64]
-Known = Mapping[str, Choice]
+Known = Mapping[str, ValueChoice]
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlacementStage:
     """An op of the way up with those of the way down that undo it, in order. near: the sums it makes; decides: values; known:
     names of those decided before that its ops meet, or later ones do."""
 
@@ -57,11 +57,11 @@ class Tables(NamedTuple):
     walks: Floats
     kept: Floats
 
-    def load(self, walk: int, units: int, met: float) -> Load:
+    def load(self, walk: int, units: int, met: float) -> RunLoad:
         """Of walk 0, the way up, or of one down; arrays by option. units, met: see `Ranges`."""
         found = self.walks[:, walk].T
         ranges = Ranges(units, found[UNIT], found[SOURCE], found[ALL_SOURCES], found[LEAST], met)
-        return Load(
+        return RunLoad(
             (found[3], found[4], found[5]),
             (found[6], found[7], found[8]),
             (found[9], found[10], found[11]),
@@ -73,7 +73,7 @@ class Tables(NamedTuple):
 class Stages:
     """The stages of a program, and their tables."""
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: StepCosts) -> None:
         self.costs, self.program, self.values = costs, costs.program, costs.values
         self.at = {op.name: number for number, op in enumerate(self.program.ops)}
         self._stage_of, number = {op.name: number for number, op in enumerate(self.program.forward)}, 0
@@ -90,13 +90,13 @@ class Stages:
             return self._stage_of[value.backward[-1]]
         return self._stage_of[value.made_by] if value.made_by else -1
 
-    def _stage(self, number: int) -> Stage:
+    def _stage(self, number: int) -> PlacementStage:
         op = self.program.forward[number]
         downs = tuple(each for each in self.program.backward if self._stage_of[each.name] == number)
         decides = tuple(value for value in self.program.values if self.decided[value.name] == number)
         known = tuple(v.name for v in self.program.values if self.decided[v.name] < number <= self._last(v))
         own = frozenset(value.name for value in decides)
-        return Stage(number, op, downs, sums_of(self.program, op), decides, known, own)
+        return PlacementStage(number, op, downs, sums_of(self.program, op), decides, known, own)
 
     def _last(self, value: Value) -> int:
         """The last stage whose ops meet a value."""
@@ -107,25 +107,29 @@ class Stages:
 
     # --- choices ---
 
-    def choices(self, value: Value) -> list[Choice]:
+    def choices(self, value: Value) -> list[ValueChoice]:
         """What can become of a value, in a machine with these tiers."""
         return self._choices[value.name]
 
-    def _choices_of(self, value: Value) -> list[Choice]:
+    def _choices_of(self, value: Value) -> list[ValueChoice]:
         """See `choices`.
 
         Rows that are needed all the way down, or at once, are not made again where they can be kept: once made they would stand
         as long, so nothing would be won.
         """
-        tiers = (Fate.RETAINED, *self.costs.profile.tiers)
-        found = [Choice(fate, fate) for fate in value.fates if fate in tiers]
-        again = Fate.RECOMPUTED in value.fates
+        tiers = (TensorPlacement.RETAINED, *self.costs.profile.tiers)
+        found = [ValueChoice(fate, fate) for fate in value.fates if fate in tiers]
+        again = TensorPlacement.RECOMPUTED in value.fates
         if value.kind != "rows":
-            found += [Choice(Fate.RECOMPUTED, Fate.DISK)] * again
+            found += [ValueChoice(TensorPlacement.RECOMPUTED, TensorPlacement.DISK)] * again
             waits = value.kind not in ("sums", "saved") or value.backward or value.constant
             return found if waits else found[-1:]  # else it is not kept anyway
         if again and not (found and self._in_vain(value)):
-            found += [Choice(Fate.RECOMPUTED, tier) for tier in (Fate.RETAINED, Fate.DISK) if tier in tiers]
+            found += [
+                ValueChoice(TensorPlacement.RECOMPUTED, tier)
+                for tier in (TensorPlacement.RETAINED, TensorPlacement.DISK)
+                if tier in tiers
+            ]
         if value.backward or value.constant:
             return found
         return [choice._replace(needed=False) for choice in found] + found * self._summed_again(value)
@@ -140,21 +144,21 @@ class Stages:
         found = [sums_of(self.program, op) for op in self.program.forward if op.summed == value.name]
         return any(near and self.values[near].backward for near in found)
 
-    def kept(self, value: Value, choice: Choice) -> bool:
+    def kept(self, value: Value, choice: ValueChoice) -> bool:
         """Whether a value stands from when it is made until it is needed on the way down."""
         if value.kind == "features":
-            return choice.standing is not Fate.DISK
-        if choice.fate is Fate.RECOMPUTED or value.kind == "gradient":
+            return choice.standing is not TensorPlacement.DISK
+        if choice.fate is TensorPlacement.RECOMPUTED or value.kind == "gradient":
             return False
         return value.constant or (choice.needed if value.kind == "rows" else bool(value.backward))
 
-    def made_again(self, value: Value, choice: Choice) -> bool:
+    def made_again(self, value: Value, choice: ValueChoice) -> bool:
         """Whether these are rows that the way down makes again."""
-        return value.kind == "rows" and choice.fate is Fate.RECOMPUTED and choice.needed
+        return value.kind == "rows" and choice.fate is TensorPlacement.RECOMPUTED and choice.needed
 
     # --- tables ---
 
-    def tables(self, stage: Stage, known: Known) -> Tables:
+    def tables(self, stage: PlacementStage, known: Known) -> Tables:
         """Of all options of a stage, in the order of `options`."""
         fixed, count = self._anyway(stage), len(stage.decides)
         for name in stage.known:
@@ -171,32 +175,32 @@ class Stages:
         self._skip(stage, walks)
         return Tables(walks, kept)
 
-    def options(self, stage: Stage) -> Ints:
+    def options(self, stage: PlacementStage) -> Ints:
         """What each option of a stage picks: int64[options, values it decides], places in their `choices`."""
         counts = [len(self.choices(value)) for value in stage.decides]
         return np.array(list(np.ndindex(*counts)), np.int64).reshape(-1, len(counts)) if counts else np.zeros((1, 0), np.int64)
 
-    def picked(self, stage: Stage, option: Ints) -> dict[str, Choice]:
+    def picked(self, stage: PlacementStage, option: Ints) -> dict[str, ValueChoice]:
         """The choices of an option: of values by name."""
         return {v.name: self.choices(v)[at] for v, at in zip(stage.decides, option, strict=True)}
 
-    def held(self, value: Value, choice: Choice) -> Floats:
+    def held(self, value: Value, choice: ValueChoice) -> Floats:
         found = np.zeros(3)
         if self.kept(value, choice):
             found[TIERS.index(choice.standing)] = self.costs.size(value.name)
         return found
 
-    def _skip(self, stage: Stage, walks: Floats) -> None:
+    def _skip(self, stage: PlacementStage, walks: Floats) -> None:
         """An op is left out where all that it makes is there from an earlier epoch."""
         made = [value for value in stage.decides if value.name in stage.op.writes]
         if stage.op.turns or not all(value.constant for value in made):
             return
         for number, option in enumerate(self.options(stage)):
             picked = self.picked(stage, option)
-            if all(picked[value.name].fate is not Fate.RECOMPUTED for value in made):
+            if all(picked[value.name].fate is not TensorPlacement.RECOMPUTED for value in made):
                 walks[number, 0, ROWS.start : LEAST] = 0
 
-    def _anyway(self, stage: Stage) -> Floats:
+    def _anyway(self, stage: PlacementStage) -> Floats:
         """What the ops of a stage ask for whatever is chosen."""
         cells, profile = np.zeros((1 + len(stage.downs), _COLUMNS)), self.costs.profile
         for own, op in zip(cells, (stage.op, *stage.downs), strict=True):
@@ -217,13 +221,13 @@ class Stages:
     def _gather(cells: Floats, ranges: Ranges) -> None:
         cells[[UNIT, SOURCE, ALL_SOURCES, LEAST]] = ranges[1:5]
 
-    def _keep(self, cells: Floats, op: Op, fate: Fate) -> None:
+    def _keep(self, cells: Floats, op: Op, fate: TensorPlacement) -> None:
         """What autograd keeps of ranges that are gathered, beside what stands as a value."""
         more, bare = self.costs.gathered(op, self.costs.kept_of(op, fate)), self.costs.gathered(op, 0)
         for column, own, known in zip((UNIT, SOURCE, ALL_SOURCES, LEAST), more[1:5], bare[1:5], strict=True):
             cells[column] += own - known
 
-    def _cells(self, stage: Stage, value: Value, choice: Choice, known: Known) -> Floats:
+    def _cells(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known) -> Floats:
         """What a value adds to each walk of a stage."""
         cells = np.zeros((1 + len(stage.downs), _COLUMNS))
         self._up(stage, value, choice, known, cells[0])
@@ -231,7 +235,7 @@ class Stages:
             self._down(stage, op, value, choice, known, cells[number])
         return cells
 
-    def _move(self, cells: Floats, columns: slice, name: str, tier: Fate, read: float, written: float) -> None:
+    def _move(self, cells: Floats, columns: slice, name: str, tier: TensorPlacement, read: float, written: float) -> None:
         if tier in MOVED:
             size = self.costs.size(name)
             at = columns.stop - len(MOVED) + MOVED.index(tier)
@@ -247,7 +251,7 @@ class Stages:
         cells[ADDS.start] += sums_s
         cells[ADD_PASS.start] += pass_s
 
-    def _up(self, stage: Stage, value: Value, choice: Choice, known: Known, cells: Floats) -> None:
+    def _up(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
         """What a value adds to the way up."""
         name, tier, op, size = value.name, choice.standing, stage.op, self.costs.space(value.name, choice.standing)
         kept, moment = self.kept(value, choice), stage.number
@@ -272,11 +276,11 @@ class Stages:
         if name == stage.near:
             self._near(stage, value, choice, known, cells)
 
-    def _near(self, stage: Stage, value: Value, choice: Choice, known: Known, cells: Floats) -> None:
+    def _near(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
         """What the sums of a stage's op, or their being there, add to its way up."""
         kept, source = self.kept(value, choice), stage.op.summed
         width = self.costs.width(source) * self.program.cell_rows
-        cells[LEAST] = 0 if kept and choice.standing is Fate.RETAINED else width
+        cells[LEAST] = 0 if kept and choice.standing is TensorPlacement.RETAINED else width
         if kept and value.constant:
             self._move(cells, ROWS, value.name, choice.standing, 1, 0)
         else:
@@ -284,13 +288,13 @@ class Stages:
             cells[UNIT] = cells[LEAST]
         own = self.values[source]
         if own.kind == "rows" and not (own.backward or own.constant):
-            wanted = bool(value.backward) and choice.fate is Fate.RECOMPUTED
+            wanted = bool(value.backward) and choice.fate is TensorPlacement.RECOMPUTED
             cells[LEAST] = np.inf if wanted != known[source].needed else cells[LEAST]
 
-    def _down(self, stage: Stage, op: Op, value: Value, choice: Choice, known: Known, cells: Floats) -> None:
+    def _down(self, stage: PlacementStage, op: Op, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
         """What a value adds to a walk of the way down."""
         name, tier, costs = value.name, choice.standing, self.costs
-        moment, gone = self.at[op.name], choice.fate is Fate.RECOMPUTED
+        moment, gone = self.at[op.name], choice.fate is TensorPlacement.RECOMPUTED
         last = self.at[value.backward[-1]] if value.backward else -1
         if value.kind == "gradient":
             stands = self.at[value.made_by] <= moment <= last

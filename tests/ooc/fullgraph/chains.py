@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ooc.fullgraph.ir import Fate, Op, Program, Value
-from ooc.fullgraph.placement.costs import OpCost, Profile, Speed
+from ooc.fullgraph.ir import Op, Program, TensorPlacement, Value
+from ooc.fullgraph.placement.costs import OpCost, Speed, StepProfile
 
-ALL = (Fate.RETAINED, Fate.HOST, Fate.DISK, Fate.RECOMPUTED)
+ALL = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK, TensorPlacement.RECOMPUTED)
 KEPT = ALL[:3]
 CELLS = 8
 
@@ -15,7 +15,7 @@ def chain(
     widths: list[int],
     *,
     saved: int = 0,
-    fates: Mapping[str, tuple[Fate, ...]] | None = None,
+    fates: Mapping[str, tuple[TensorPlacement, ...]] | None = None,
     constant: bool = False,
     initial: bool = False,
     nodes: int = 1 << 13,
@@ -77,14 +77,14 @@ def chain(
     return Program(nodes, edges, 4, 8, cell, tuple(values), tuple(forward), tuple(backward))
 
 
-def profile(program: Program, seconds: list[int], hidden: float = 0.5, host: bool = False, speed: int = 16) -> Profile:
+def profile(program: Program, seconds: list[int], hidden: float = 0.5, host: bool = False, speed: int = 16) -> StepProfile:
     """seconds: of ops in turn; speed: log2 of the disk's bytes a second."""
     found = {}
     for number, op in enumerate(program.ops):
         rows, sums = seconds[2 * number % len(seconds)], seconds[(2 * number + 1) % len(seconds)]
         passes = seconds[(2 * number + 2) % len(seconds)]
         found[op.name] = OpCost(rows / 4, sums / 4, passes / 16) if op.summed else OpCost(rows / 4)
-    tiers = {Fate.DISK: Speed(2.0**speed, 2.0 ** (speed - 1))}
+    tiers = {TensorPlacement.DISK: Speed(2.0**speed, 2.0 ** (speed - 1))}
     if host:
-        tiers[Fate.HOST] = Speed(2.0 ** (speed + 3), 2.0 ** (speed + 2))
-    return Profile(found, tiers, hidden)
+        tiers[TensorPlacement.HOST] = Speed(2.0 ** (speed + 3), 2.0 ** (speed + 2))
+    return StepProfile(found, tiers, hidden)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.fullgraph import scans as walks
-from ooc.fullgraph.ir import Fate, Placement
+from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.layerwise import plan as layerplan
 from ooc.layerwise import shape as sweepshape
@@ -95,7 +95,7 @@ def stepped(
     ds: Dataset,
     folder: Path | None,
     seed: int = 7,
-    fates: dict[str, Fate] | Fate | None = None,
+    fates: dict[str, TensorPlacement] | TensorPlacement | None = None,
     **settings: Any,
 ) -> tuple[float, dict[str, Tensor]]:
     """The same of an exact step. fates: one for all values that can have it, or by value, others on disk."""
@@ -103,8 +103,8 @@ def stepped(
         if fates is not None:
             placed = {}
             for value in full.program.values:
-                wanted = fates if isinstance(fates, Fate) else fates.get(value.name, Fate.DISK)
-                placed[value.name] = wanted if wanted in value.fates else Fate.DISK
+                wanted = fates if isinstance(fates, TensorPlacement) else fates.get(value.name, TensorPlacement.DISK)
+                placed[value.name] = wanted if wanted in value.fates else TensorPlacement.DISK
             full.placement = Placement(placed)
         model.zero_grad()
         torch.manual_seed(seed)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ooc.fullgraph.executor import Stepper
-from ooc.fullgraph.ir import Fate, Placement
-from ooc.fullgraph.placement.costs import Profile, Speed
-from ooc.fullgraph.placement.plan import Room, predict
+from ooc.fullgraph.executor import Executor
+from ooc.fullgraph.ir import Placement, TensorPlacement
+from ooc.fullgraph.placement.costs import Speed, StepProfile
+from ooc.fullgraph.placement.plan import TierRoom, predict
 from ooc.fullgraph.step import FullGraph
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
@@ -31,11 +31,13 @@ def test_files_go_with_their_values_where_the_disk_has_room_for_no_more(
     cut_into(5, monkeypatch)
     model = make("sage", **settings)
     with Dataset.open(store_of(make_store)) as ds:
-        room = Room(10**6, 0, 10**9)
+        room = TierRoom(10**6, 0, 10**9)
         with closing(FullGraph(model, ds, tmp_path / "all", room=room.device)) as full:
-            fates = {v.name: Fate.RECOMPUTED if v.kind == "saved" else Fate.DISK for v in full.program.values}
+            fates = {
+                v.name: TensorPlacement.RECOMPUTED if v.kind == "saved" else TensorPlacement.DISK for v in full.program.values
+            }
             full.placement = Placement(fates)
-            unmeasured = Profile({}, {Fate.DISK: Speed(1.0, 1.0)}, 0.0)
+            unmeasured = StepProfile({}, {TensorPlacement.DISK: Speed(1.0, 1.0)}, 0.0)
             planned = predict(full.program, unmeasured, full.placement, room).peak[2]
             planned -= full.program.value("edges").nbytes
             value, expected = full.step(LossOf(ds)), gradients(model)
@@ -53,19 +55,19 @@ def test_what_waits_for_its_way_down_is_counted_and_taken_off_again(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_into(5, monkeypatch)
-    left, release = list[int](), Stepper._release
+    left, release = list[int](), Executor._release
 
-    def released(stepper: Stepper) -> None:
+    def released(stepper: Executor) -> None:
         left.append(stepper._waiting.nbytes)
         release(stepper)
 
-    monkeypatch.setattr(Stepper, "_release", released)
+    monkeypatch.setattr(Executor, "_release", released)
     most = []
     with Dataset.open(store_of(make_store)) as ds:
-        for saved in (Fate.RETAINED, Fate.RECOMPUTED):
+        for saved in (TensorPlacement.RETAINED, TensorPlacement.RECOMPUTED):
             with closing(FullGraph(make("gin"), ds, tmp_path / saved, room=10**7)) as full:
                 values = full.program.values
-                full.placement = Placement({v.name: saved if v.kind == "saved" else Fate.RETAINED for v in values})
+                full.placement = Placement({v.name: saved if v.kind == "saved" else TensorPlacement.RETAINED for v in values})
                 full.step(LossOf(ds))
                 most.append(max(sample.memory for sample in full.traffic.samples))
     assert left == [0, 0]

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch_geometric.nn import GraphNorm, LayerNorm, PairNorm, SAGEConv
 
 from ooc.fullgraph import step as fullgraph
-from ooc.fullgraph.ir import Fate, Placement
+from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.blocks import Block
 from ooc.layerwise import sweep as layerwise
-from ooc.layerwise.sweep import LayerSweep
+from ooc.layerwise.sweep import LayerwisePass
 from ooc.models.builders import full_blocks
 from ooc.models.convs import BlockSAGEConv
 from ooc.models.layers import Layer, run_layers
@@ -76,11 +76,11 @@ def gathering() -> nn.Module:
     return Model([Own(FEATURES, WIDTH, nn.RReLU(), nn.Dropout(0.5)), Own(WIDTH, CLASSES)])
 
 
-def step(ds: Dataset, folder: Path, make: Callable[[], nn.Module], fate: Fate) -> tuple[float, dict[str, Tensor]]:
+def step(ds: Dataset, folder: Path, make: Callable[[], nn.Module], fate: TensorPlacement) -> tuple[float, dict[str, Tensor]]:
     torch.manual_seed(1)
     model = make()
     with closing(FullGraph(model, ds, folder, room=10**6)) as full:
-        full.placement = Placement({v.name: fate if fate in v.fates else Fate.DISK for v in full.program.values})
+        full.placement = Placement({v.name: fate if fate in v.fates else TensorPlacement.DISK for v in full.program.values})
         torch.manual_seed(5)
         return full.step(LossOf(ds)), gradients(model)
 
@@ -91,8 +91,8 @@ def test_torchs_own_dropout_is_replayed_where_rows_are_computed_again(
 ) -> None:
     cut_into(5, monkeypatch)
     with Dataset.open(store_of(make_store)) as ds:
-        value, expected = step(ds, tmp_path / "retained", make, Fate.RETAINED)
-        for fate in (Fate.RECOMPUTED, Fate.DISK):
+        value, expected = step(ds, tmp_path / "retained", make, TensorPlacement.RETAINED)
+        for fate in (TensorPlacement.RECOMPUTED, TensorPlacement.DISK):
             again, found = step(ds, tmp_path / fate, make, fate)
             assert again == value
             agree(found, expected, 1e-6)
@@ -133,6 +133,6 @@ def test_norms_over_all_nodes_are_refused_where_they_would_see_some(
                 FullGraph(model, ds, tmp_path / "full", room=500_000)
             if not isinstance(norm(), nn.BatchNorm1d):  # in evaluation it sees none
                 with pytest.raises(ConfigError, match="score it on sampled batches"):
-                    LayerSweep(model, ds, tmp_path / "sweep")
+                    LayerwisePass(model, ds, tmp_path / "sweep")
         with pytest.raises(ConfigError, match="would see only those"):
             FullGraph(Model([ours(WIDTH, CLASSES)], nn.Sequential(nn.Linear(FEATURES, WIDTH), norm())), ds, tmp_path / "full")

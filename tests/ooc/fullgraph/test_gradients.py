@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, SGConv
 
-from ooc.fullgraph.ir import Fate
+from ooc.fullgraph.ir import TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.blocks import Block
 from ooc.models.builders import full_blocks
@@ -116,7 +116,7 @@ def test_gradients_equal_pygs(
         loss.backward()
         theirs = gradients(plain)
         room = {1: ROOM, 3: 700_000, 16: 430_000}[parts] if name == "gat" else ROOM  # its parts are by bytes
-        fate = {1: Fate.RETAINED, 3: Fate.DISK, 16: Fate.RECOMPUTED}[parts]
+        fate = {1: TensorPlacement.RETAINED, 3: TensorPlacement.DISK, 16: TensorPlacement.RECOMPUTED}[parts]
         value, ours = stepped(model, ds, tmp_path / "full", fates=fate, room=room)
         assert value == pytest.approx(float(loss.detach()), rel=RELATIVE[dtype])
         agree(ours, {key: theirs[each] for key, each in named.items()}, RELATIVE[dtype])
@@ -125,11 +125,16 @@ def test_gradients_equal_pygs(
 HARD: list[dict[str, Any]] = [{"dropout": 0.5}, {"norm": "batch", "residual": True, "dropout": 0.3}]
 
 
-@pytest.mark.parametrize("fate", [Fate.RETAINED, Fate.DISK, Fate.RECOMPUTED])
+@pytest.mark.parametrize("fate", [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED])
 @pytest.mark.parametrize("settings", HARD)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_fate_with_dropout_and_norms(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any], fate: Fate
+    make_store: MakeStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    settings: dict[str, Any],
+    fate: TensorPlacement,
 ) -> None:
     """Against the same model at once on all nodes, with the same seed: the same numbers are dropped."""
     if name in ("appnp", "sgc") and "norm" in settings:
@@ -154,8 +159,18 @@ def test_a_step_is_the_same_to_the_bit_in_any_memory_and_place(
     cut_into(8, monkeypatch)
     with Dataset.open(store_of(make_store, weighted=True)) as ds:
         seen = []
-        mixed = {"near0": Fate.RECOMPUTED, "rows1": Fate.RETAINED, "near1": Fate.RETAINED, "rows2": Fate.RECOMPUTED}
-        for fates, room in ((None, ROOM), (Fate.DISK, 10_000), (Fate.RECOMPUTED, 5_000), (mixed, 100_000)):
+        mixed = {
+            "near0": TensorPlacement.RECOMPUTED,
+            "rows1": TensorPlacement.RETAINED,
+            "near1": TensorPlacement.RETAINED,
+            "rows2": TensorPlacement.RECOMPUTED,
+        }
+        for fates, room in (
+            (None, ROOM),
+            (TensorPlacement.DISK, 10_000),
+            (TensorPlacement.RECOMPUTED, 5_000),
+            (mixed, 100_000),
+        ):
             seen.append(stepped(make(name, dropout=0.4), ds, tmp_path / "full", fates=fates, room=room))
         for value, found in seen[1:]:
             assert value == seen[0][0]
@@ -163,9 +178,9 @@ def test_a_step_is_the_same_to_the_bit_in_any_memory_and_place(
                 assert torch.equal(gradient, seen[0][1][key]), key
 
 
-@pytest.mark.parametrize("fate", [Fate.RETAINED, Fate.DISK])
+@pytest.mark.parametrize("fate", [TensorPlacement.RETAINED, TensorPlacement.DISK])
 def test_steps_that_follow_begin_anew(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: Fate
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: TensorPlacement
 ) -> None:
     """Sums of the features are made once, whatever else stands there is overwritten."""
     cut_into(5, monkeypatch)
@@ -208,8 +223,10 @@ class Users(nn.Module):
         self.layers = nn.ModuleList([UsersLayer(FEATURES, 16), *make("gcn").layers[1:2], UsersLayer(16, 6)])
 
 
-@pytest.mark.parametrize("fate", [Fate.RETAINED, Fate.RECOMPUTED])
-def test_a_users_list_of_layers(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: Fate) -> None:
+@pytest.mark.parametrize("fate", [TensorPlacement.RETAINED, TensorPlacement.RECOMPUTED])
+def test_a_users_list_of_layers(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: TensorPlacement
+) -> None:
     cut_into(6, monkeypatch)
     model = Users()
     with Dataset.open(store_of(make_store)) as ds:
@@ -233,7 +250,7 @@ def test_features_of_any_dtype(
     with Dataset.open(store_of(make_store), features=features) as ds:
         model = make(name)
         expected, theirs = whole(model, ds, torch.float32)
-        value, ours = stepped(model, ds, tmp_path / "full", fates=Fate.DISK, room=ROOM)
+        value, ours = stepped(model, ds, tmp_path / "full", fates=TensorPlacement.DISK, room=ROOM)
         assert value == pytest.approx(expected, rel=1e-5)
         agree(ours, theirs, 1e-5)
 
@@ -250,7 +267,7 @@ def test_edges_of_an_undirected_graph_are_kept_once(
         assert ds.manifest.undirected
         model = make("gcn")
         expected, theirs = whole(model, ds, torch.float32)
-        value, ours = stepped(model, ds, tmp_path / "full", fates=Fate.DISK, room=ROOM)
+        value, ours = stepped(model, ds, tmp_path / "full", fates=TensorPlacement.DISK, room=ROOM)
         assert value == pytest.approx(expected, rel=1e-5)
         agree(ours, theirs, 1e-5)
         assert not (tmp_path / "full" / "tiles-back").exists()

@@ -2,11 +2,11 @@
 
 import time
 
-from ooc.fullgraph.io_stats import Traffic
+from ooc.fullgraph.io_stats import IoStats
 
 
 def test_an_ops_seconds_leave_out_what_was_run_again_meanwhile() -> None:
-    traffic = Traffic()
+    traffic = IoStats()
     with traffic.op("back1"):
         with traffic.op("layer0 again"):
             time.sleep(0.1)
@@ -15,7 +15,7 @@ def test_an_ops_seconds_leave_out_what_was_run_again_meanwhile() -> None:
 
 
 def test_samples_stay_few_and_keep_the_most() -> None:
-    traffic = Traffic()
+    traffic = IoStats()
     sizes = [number % 7919 for number in range(20_000)]
     for number, size in enumerate(sizes):
         traffic.sample(size, 10**6 - number)

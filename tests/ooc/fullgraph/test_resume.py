@@ -11,23 +11,28 @@ from torch import nn
 
 from ooc.fullgraph import resume as notes
 from ooc.fullgraph import scans as walks
-from ooc.fullgraph.ir import Fate, Placement
-from ooc.fullgraph.resume import Notes
+from ooc.fullgraph.ir import Placement, TensorPlacement
+from ooc.fullgraph.resume import StepLog
 from ooc.fullgraph.step import FullGraph
-from ooc.fullgraph.value_store import Shelf
+from ooc.fullgraph.value_store import ValueStore
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, cut_into, gradients, make, store_of
 from tests.ooc.runs import Killed
 
-MIXED = {"near0": Fate.RETAINED, "rows1": Fate.RETAINED, "near1": Fate.RECOMPUTED, "saved1": Fate.RETAINED}
-CASES: list[tuple[str, dict[str, Any], dict[str, Fate], Fate]] = [
-    ("sage", {"dropout": 0.4}, {}, Fate.DISK),
-    ("sage", {"dropout": 0.4, "norm": "batch", "residual": True}, {}, Fate.DISK),
-    ("sage", {"dropout": 0.4}, MIXED, Fate.DISK),
-    ("gcnii", {"dropout": 0.3, "norm": "batch"}, {}, Fate.DISK),
-    ("gcn", {}, {}, Fate.RECOMPUTED),
-    ("gat", {"dropout": 0.3, "norm": "batch", "residual": True}, {}, Fate.DISK),
+MIXED = {
+    "near0": TensorPlacement.RETAINED,
+    "rows1": TensorPlacement.RETAINED,
+    "near1": TensorPlacement.RECOMPUTED,
+    "saved1": TensorPlacement.RETAINED,
+}
+CASES: list[tuple[str, dict[str, Any], dict[str, TensorPlacement], TensorPlacement]] = [
+    ("sage", {"dropout": 0.4}, {}, TensorPlacement.DISK),
+    ("sage", {"dropout": 0.4, "norm": "batch", "residual": True}, {}, TensorPlacement.DISK),
+    ("sage", {"dropout": 0.4}, MIXED, TensorPlacement.DISK),
+    ("gcnii", {"dropout": 0.3, "norm": "batch"}, {}, TensorPlacement.DISK),
+    ("gcn", {}, {}, TensorPlacement.RECOMPUTED),
+    ("gat", {"dropout": 0.3, "norm": "batch", "residual": True}, {}, TensorPlacement.DISK),
 ]
 
 
@@ -39,9 +44,11 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walks, "UNIT_CELLS", 2)
 
 
-def once(ds: Dataset, folder: Path, made: nn.Module, fates: dict[str, Fate], other: Fate, room: int = 430_000) -> float:
+def once(
+    ds: Dataset, folder: Path, made: nn.Module, fates: dict[str, TensorPlacement], other: TensorPlacement, room: int = 430_000
+) -> float:
     with closing(FullGraph(made, ds, folder, room=room)) as full:
-        placed = {v.name: fates.get(v.name, other if other in v.fates else Fate.DISK) for v in full.program.values}
+        placed = {v.name: fates.get(v.name, other if other in v.fates else TensorPlacement.DISK) for v in full.program.values}
         full.placement = Placement(placed)
         torch.manual_seed(11)
         return full.step(LossOf(ds))
@@ -72,15 +79,20 @@ def test_a_killed_step_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     settings: dict[str, Any],
-    fates: dict[str, Fate],
-    other: Fate,
+    fates: dict[str, TensorPlacement],
+    other: TensorPlacement,
 ) -> None:
     with Dataset.open(store_of(make_store)) as ds:
         whole = make(name, **settings)
         expected = once(ds, tmp_path / "whole", whole, fates, other)
         went_on = 0
         for number, (owner, method, at, after) in enumerate(
-            [(Notes, "keep", 0, True), (Notes, "keep", 4, True), (Shelf, "put", 43, False), (Shelf, "put", 107, True)]
+            [
+                (StepLog, "keep", 0, True),
+                (StepLog, "keep", 4, True),
+                (ValueStore, "put", 43, False),
+                (ValueStore, "put", 107, True),
+            ]
         ):
             folder = tmp_path / str(number)
             with monkeypatch.context() as patched, suppress(Killed):
@@ -102,17 +114,17 @@ def test_a_step_that_gathers_goes_on_behind_every_range(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, settings, fates, other = CASES[-1]
-    room, kept, keep = 415_000, [0], Notes.keep
+    room, kept, keep = 415_000, [0], StepLog.keep
     with Dataset.open(store_of(make_store)) as ds:
         whole = make(name, **settings)
         with monkeypatch.context() as patched:
-            patched.setattr(Notes, "keep", lambda *arguments: kept.append(kept[-1] + 1) or keep(*arguments))
+            patched.setattr(StepLog, "keep", lambda *arguments: kept.append(kept[-1] + 1) or keep(*arguments))
             expected = once(ds, tmp_path / "whole", whole, fates, other, room)
         assert kept[-1] > 8
         for at in range(kept[-1]):
             folder = tmp_path / str(at)
             with monkeypatch.context() as patched, suppress(Killed):
-                killing(patched, Notes, "keep", at, True)
+                killing(patched, StepLog, "keep", at, True)
                 once(ds, folder, make(name, **settings), fates, other, room)
             assert (folder / notes.NOTE).exists()
             model = make(name, **settings)
@@ -125,15 +137,17 @@ def test_a_step_that_gathers_goes_on_behind_every_range(
 def test_other_parameters_begin_anew(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Dataset.open(store_of(make_store)) as ds:
         with monkeypatch.context() as patched, suppress(Killed):
-            killing(patched, Notes, "keep", 2, True)
-            once(ds, tmp_path / "full", make("sage"), {}, Fate.DISK)
+            killing(patched, StepLog, "keep", 2, True)
+            once(ds, tmp_path / "full", make("sage"), {}, TensorPlacement.DISK)
         assert (tmp_path / "full" / notes.NOTE).exists()
         other = make("sage")
         with torch.no_grad():
             next(other.parameters()).mul_(2)
         again = make("sage")
         again.load_state_dict(other.state_dict())
-        assert once(ds, tmp_path / "full", other, {}, Fate.DISK) == once(ds, tmp_path / "fresh", again, {}, Fate.DISK)
+        assert once(ds, tmp_path / "full", other, {}, TensorPlacement.DISK) == once(
+            ds, tmp_path / "fresh", again, {}, TensorPlacement.DISK
+        )
         assert all(torch.equal(one, gradients(again)[key]) for key, one in gradients(other).items())
 
 
@@ -150,7 +164,7 @@ def test_a_step_goes_on_in_another_memory_and_skips_nothing(
         for at in (1, 4):
             folder = tmp_path / str(at)
             with monkeypatch.context() as patched, suppress(Killed):
-                killing(patched, Notes, "keep", at, True)
+                killing(patched, StepLog, "keep", at, True)
                 once(ds, folder, make(name, **settings), fates, other)
             assert (folder / notes.NOTE).exists()
             model = make(name, **settings)
@@ -162,9 +176,9 @@ def test_a_step_goes_on_in_another_memory_and_skips_nothing(
 @pytest.mark.usefixtures("eager")
 def test_a_damaged_note_is_no_note(make_store: MakeStore, tmp_path: Path) -> None:
     with Dataset.open(store_of(make_store)) as ds:
-        expected = once(ds, tmp_path / "whole", make("gcn"), {}, Fate.DISK)
+        expected = once(ds, tmp_path / "whole", make("gcn"), {}, TensorPlacement.DISK)
         for number, content in enumerate([b"", b"no pickle at all", b"\x80\x05nor this"]):
             folder = tmp_path / str(number)
             folder.mkdir()
             (folder / notes.NOTE).write_bytes(content)
-            assert once(ds, folder, make("gcn"), {}, Fate.DISK) == expected
+            assert once(ds, folder, make("gcn"), {}, TensorPlacement.DISK) == expected

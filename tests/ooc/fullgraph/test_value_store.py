@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ooc.fullgraph.executor import Stepper
-from ooc.fullgraph.ir import Fate, Placement
+from ooc.fullgraph.executor import Executor
+from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
-from ooc.fullgraph.value_store import Shelf
+from ooc.fullgraph.value_store import ValueStore
 from ooc.models.builders import build_model
 from ooc.runtime import memory
 from stores.dataset import Dataset
@@ -64,18 +64,18 @@ def test_arrays_that_wait_go_where_the_process_has_too_much(full: FullGraph, mon
 def test_a_second_step_takes_no_fresh_memory_for_its_values_where_there_is_room(
     full: FullGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full.placement = Placement({v.name: Fate.RETAINED for v in full.program.values})
+    full.placement = Placement({v.name: TensorPlacement.RETAINED for v in full.program.values})
     loss = LossOf(full.dataset)
     full.step(loss)
-    again, fresh, take = list[Any](), list[Any](), Shelf.take
+    again, fresh, take = list[Any](), list[Any](), ValueStore.take
 
-    def taken(shelf: Shelf, shape: tuple[int, ...]) -> Any:
+    def taken(shelf: ValueStore, shape: tuple[int, ...]) -> Any:
         before = shelf.spare_bytes
         array = take(shelf, shape)
         (again if shelf.spare_bytes == before - array.nbytes else fresh).append(shape)
         return array
 
-    monkeypatch.setattr(Shelf, "take", taken)
+    monkeypatch.setattr(ValueStore, "take", taken)
     full.step(loss)
     assert again
     assert not fresh
@@ -89,7 +89,7 @@ def test_gradients_are_added_to_rows_on_disk_wherever_they_lie(make_store: MakeS
         closing(FullGraph(build_model("gat", 33, 33, 4, 3, heads=1), ds, tmp_path / "full", room=10**8)) as full,
     ):
         shelf, expected = full.shelf, np.zeros((nodes, 33), np.float32)
-        shelf.placement = Placement({"grows1": Fate.DISK})
+        shelf.placement = Placement({"grows1": TensorPlacement.DISK})
         shelf.clear("grows1")
         for _ in range(3):
             node, values = rng.permutation(nodes)[:count], rng.standard_normal((count, 33), np.float32)
@@ -101,19 +101,19 @@ def test_gradients_are_added_to_rows_on_disk_wherever_they_lie(make_store: MakeS
 _RANGE_BYTES = 200_000
 
 
-@pytest.mark.parametrize("saved", [Fate.RETAINED, Fate.RECOMPUTED])
-@pytest.mark.parametrize("rows", [Fate.RETAINED, Fate.DISK])
+@pytest.mark.parametrize("saved", [TensorPlacement.RETAINED, TensorPlacement.RECOMPUTED])
+@pytest.mark.parametrize("rows", [TensorPlacement.RETAINED, TensorPlacement.DISK])
 @pytest.mark.parametrize("full", ["sage", "gat"], indirect=True)
 def test_values_and_arrays_that_wait_take_no_more_than_the_room(
-    full: FullGraph, monkeypatch: pytest.MonkeyPatch, saved: Fate, rows: Fate
+    full: FullGraph, monkeypatch: pytest.MonkeyPatch, saved: TensorPlacement, rows: TensorPlacement
 ) -> None:
     ranges = {op.name: _RANGE_BYTES for op in full.program.forward if op.kind == "gather"}
     fates = {v.name: saved if v.kind == "saved" else rows for v in full.program.values}
     full.placement = Placement(fates, ranges=ranges)
-    in_use, with_spare, given, forward = [], list[int](), Stepper._given, Stepper._forward
+    in_use, with_spare, given, forward = [], list[int](), Executor._given, Executor._forward
 
     def noted(made: Any) -> Any:
-        def run(stepper: Stepper, *arguments: Any) -> Any:
+        def run(stepper: Executor, *arguments: Any) -> Any:
             result = made(stepper, *arguments)
             in_use.append(stepper.room - stepper._left())
             with_spare.append(in_use[-1] + stepper.shelf.spare_bytes)
@@ -121,12 +121,12 @@ def test_values_and_arrays_that_wait_take_no_more_than_the_room(
 
         return run
 
-    monkeypatch.setattr(Stepper, "_given", noted(given))
-    monkeypatch.setattr(Stepper, "_forward", noted(forward))
+    monkeypatch.setattr(Executor, "_given", noted(given))
+    monkeypatch.setattr(Executor, "_forward", noted(forward))
     full.step(LossOf(full.dataset))
     full.room = max(in_use)
     for _ in range(2):
         with_spare.clear()
         full.step(LossOf(full.dataset))
         assert max(with_spare) <= full.room
-        assert max(with_spare) or (ranges and rows is Fate.DISK)
+        assert max(with_spare) or (ranges and rows is TensorPlacement.DISK)

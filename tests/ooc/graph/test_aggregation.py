@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ooc.graph import aggregation as sums
-from ooc.graph.aggregation import Code, Summing, Sums, gathered, scale_rows, scatter_sums, without_last_hop
+from ooc.graph.aggregation import (
+    FirstLayerAggregates,
+    PreAggregation,
+    RowDecoder,
+    gathered,
+    scale_rows,
+    scatter_sums,
+    without_last_hop,
+)
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.shared_scan_plan import Draft, waiting
+from ooc.loading.shared_scan_plan import ScanDraft, waiting
 from ooc.models.builders import Model, build_model, summing_of
 from ooc.models.convs import BlockSAGEConv
 from ooc.models.layers import Layer
@@ -103,8 +111,8 @@ def test_sums_are_what_the_definitions_say(kind: Any, weighted: bool, loops: boo
         found = NeighborSampler(graph, fanout, replace, drawn_by).sample(np.array(seeds), 4)
         assert (found.stands_for is None) == (drawn_by is None)
         near, root = np.full((2, len(found.indptr) - 1, F), np.nan, np.float32)
-        factors = Summing(kind, 8).factors(graph, found)
-        gathered(x, Code.of(Encoding.plain(x.dtype)), found.node, found, factors, near, root)
+        factors = PreAggregation(kind, 8).factors(graph, found)
+        gathered(x, RowDecoder.of(Encoding.plain(x.dtype)), found.node, found, factors, near, root)
         assert np.array_equal(root, x[found.node[: len(root)]])
         np.testing.assert_allclose(near, by_definition(graph, found, x, kind), rtol=2e-5, atol=2e-5)
 
@@ -167,7 +175,7 @@ def test_models_make_of_sums_what_they_make_of_rows(
         return NeighborLoader(sets["plain" if data == "plain" else "weighted"], [4, 3, 2][:num_layers], **options, **more)
 
     for with_sums, with_rows in islice(zip(batches(summing=summing), batches(), strict=True), 2):
-        assert isinstance(with_sums.x, Sums)
+        assert isinstance(with_sums.x, FirstLayerAggregates)
         assert with_sums.x.size(0) == with_sums.num_nodes == with_rows.blocks[0].num_dst
         assert len(with_sums.blocks) == num_layers
         got, want = outcome(model, with_sums), outcome(model, with_rows)
@@ -203,11 +211,11 @@ def test_models_that_need_the_rows_say_so() -> None:
         def forward(self, x: Any, block: Any) -> Any:
             return super().forward(x * 2, block)
 
-    assert summing_of(Model([Layer(BlockSAGEConv(F, 16), F, 16)])) == Summing("mean", 16)
-    assert summing_of(build_model("sage", F, 16, 4, 2, dropout=0.5)) == Summing("mean", 16)
-    assert summing_of(build_model("gin", F, 16, 4, 2, rescale=False)) == Summing("sum", 16)
-    assert summing_of(build_model("gin", 500, 16, 4, 2)) == Summing("expanded", 16)
-    assert summing_of(build_model("gcn", F, 16, 4, 2, dropout=0.5, input_dropout=0.0)) == Summing("gcn", 16)
+    assert summing_of(Model([Layer(BlockSAGEConv(F, 16), F, 16)])) == PreAggregation("mean", 16)
+    assert summing_of(build_model("sage", F, 16, 4, 2, dropout=0.5)) == PreAggregation("mean", 16)
+    assert summing_of(build_model("gin", F, 16, 4, 2, rescale=False)) == PreAggregation("sum", 16)
+    assert summing_of(build_model("gin", 500, 16, 4, 2)) == PreAggregation("expanded", 16)
+    assert summing_of(build_model("gcn", F, 16, 4, 2, dropout=0.5, input_dropout=0.0)) == PreAggregation("gcn", 16)
     for model in (
         build_model("gat", F, 16, 4, 2),
         build_model("sage", F, 16, 4, 2, input_dropout=0.1),
@@ -225,7 +233,7 @@ def test_models_that_need_the_rows_say_so() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_rows_that_are_not_float32_are_not_summed(sets: Any, dtype: torch.dtype) -> None:
-    loader = NeighborLoader(sets["float32"], [3], batch_size=10, dtype=dtype, summing=Summing("mean", 8))
+    loader = NeighborLoader(sets["float32"], [3], batch_size=10, dtype=dtype, summing=PreAggregation("mean", 8))
     assert next(iter(loader)).x.dtype == dtype
 
 
@@ -234,14 +242,14 @@ def test_features_stored_as_other_numbers_are_not_summed_though_float32_is_wante
     whole = np.arange(N * F).reshape(N, F).astype(stored)
     with Dataset.open(write_store(tmp_path / "t.ooc", graph_of(False, False), x=whole)) as ds:
         for dtype in torch.float32, None:
-            batch = next(iter(NeighborLoader(ds, [3], batch_size=10, dtype=dtype, summing=Summing("mean", 8))))
+            batch = next(iter(NeighborLoader(ds, [3], batch_size=10, dtype=dtype, summing=PreAggregation("mean", 8))))
             want = torch.from_numpy(whole)[batch.n_id]
             assert torch.equal(batch.x, want if dtype is None else want.to(dtype))
 
 
 def scattered(work: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """near, root of each batch, made by a sweep over all of them, of pieces that end at `cuts`."""
-    draft = Draft(1 << 60, work.root_bytes)
+    draft = ScanDraft(1 << 60, work.root_bytes)
     assert all(draft.add(waiting(work, each)) for each in drawn)
     sweep = draft.finish()
     rows = work.x.array.view(np.uint16) if work.x.dtype == np.float16 else work.x.array
@@ -281,7 +289,7 @@ def test_sums_of_rows_that_go_by_are_those_of_rows_in_memory(
         batch_size=batch_size,
         replace=replace,
         weight_attr="weight" if by_weight and fanout != [-1] else None,
-        summing=Summing(kind, 8),
+        summing=PreAggregation(kind, 8),
         budget=divide(10**9, baseline=0),
     )
     work = loader._work

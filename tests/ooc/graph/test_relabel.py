@@ -1,16 +1,16 @@
-"""`Union` against a dict, and the order rows are given up in against a plain loop."""
+"""`RelabelTable` against a dict, and the order rows are given up in against a plain loop."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.graph.relabel import Union, by_last_use
+from ooc.graph.relabel import RelabelTable, by_last_use
 
 
 @settings(deadline=None, max_examples=40)
 @given(parts=st.lists(st.lists(st.integers(0, 2**62), max_size=60) | st.lists(st.integers(0, 9), max_size=60), max_size=6))
 def test_the_union_numbers_nodes_as_they_come(parts):
-    union, number = Union(), {}
+    union, number = RelabelTable(), {}
     for part in parts:
         expected = [number.setdefault(v, len(number)) for v in part]
         assert union.add(np.array(part, np.int64)).tolist() == expected
@@ -26,7 +26,7 @@ def test_the_union_numbers_nodes_as_they_come(parts):
     expected=st.integers(0, 100),
 )
 def test_numbers_go_where_they_are_wanted(parts, expected):
-    union, other = Union(expected), Union()
+    union, other = RelabelTable(expected), RelabelTable()
     for part in parts:
         number = np.full(len(part), -1, np.int64)
         assert union.add(np.array(part, np.int32), number) is number
@@ -37,7 +37,7 @@ def test_numbers_go_where_they_are_wanted(parts, expected):
 def test_the_union_of_many_nodes():
     rng = np.random.default_rng(1)
     parts = [rng.integers(0, 30_000, 5000) for _ in range(12)]
-    union = Union()
+    union = RelabelTable()
     positions = [union.add(part) for part in parts]
     node, rank = union.ascending(union.size)
     assert np.array_equal(node, np.unique(np.concatenate(parts)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ooc.history import drift
-from ooc.history.drift import Drift, Drifted, drift_row_bytes, drift_sample
+from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
 from ooc.history.history import History
 from ooc.training.compose import open_job
 from ooc.training.history_upkeep import end_of_epoch
@@ -39,7 +39,7 @@ def large(make_store: MakeStore) -> Path:
     return make_store(num_nodes=2000, num_edges=8000, x=np.random.default_rng(1).standard_normal((2000, 64), np.float32))
 
 
-def measured(job: Job, max_bytes: int = 2**30) -> Drifted:
+def measured(job: Job, max_bytes: int = 2**30) -> LayerDrift:
     assert job.halo is not None
     assert job.halo.history is not None
     return Drift(job.model, job.dataset, job.halo.history, job.device, "fp32").measure(7, max_bytes)

@@ -19,7 +19,7 @@ from ooc.history.refresh import Refresher
 from ooc.layerwise import plan as layerplan
 from ooc.layerwise import shape as sweepshape
 from ooc.layerwise import stages as sweepstages
-from ooc.layerwise.sweep import LayerSweep
+from ooc.layerwise.sweep import LayerwisePass
 from ooc.models.builders import full_blocks
 from ooc.models.contexts import evaluating
 from ooc.models.layers import run_model
@@ -148,7 +148,7 @@ REFRESHED: dict[str, Any] = {
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of these graphs do not fit the memory."""
     for module in ("upkeep", "exact"):
-        monkeypatch.setattr(f"ooc.{module}.LayerSweep", partial(LayerSweep, room=1500))
+        monkeypatch.setattr(f"ooc.{module}.LayerSweep", partial(LayerwisePass, room=1500))
     for changed in (layerplan, sweepstages):
         monkeypatch.setattr(changed, "CHUNK_ROWS", 16)
     monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
@@ -197,17 +197,17 @@ def test_a_refresh_is_final_before_scores(
     """Killed while it scores, a run does not refresh anew; scores by sweeps are of the refresh's own."""
     if room == "disk":
         on_disk(monkeypatch)
-    settings, run, validate = {**REFRESHED, "evaluate": evaluate}, LayerSweep.run, Job.validate
+    settings, run, validate = {**REFRESHED, "evaluate": evaluate}, LayerwisePass.run, Job.validate
     tapped: list[bool] = []
 
-    def counting(self: LayerSweep, *arguments: Any, **options: Any) -> Any:
+    def counting(self: LayerwisePass, *arguments: Any, **options: Any) -> Any:
         tapped.append(options["tap"] is not None)
         return run(self, *arguments, **options)
 
     def killing(self: Job) -> Any:
         raise Killed
 
-    monkeypatch.setattr(LayerSweep, "run", counting)
+    monkeypatch.setattr(LayerwisePass, "run", counting)
     train(configure(store, tmp_path / "whole", **settings))
     assert tapped[:2] == [True, True]
     assert len(tapped) <= 3, "the last is of the best model, where that is not of the last epoch"
@@ -223,10 +223,10 @@ def test_a_refresh_is_final_before_scores(
 
 def test_histories_leave_their_memory_to_a_sweep(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hot rows go, pushes that the lag holds back are counted; and what the sweep kept in memory goes before an epoch."""
-    run, forward = LayerSweep.run, Halo.forward
+    run, forward = LayerwisePass.run, Halo.forward
     swept, trained = [], []
 
-    def sweeping(self: LayerSweep, *arguments: Any, **options: Any) -> Any:
+    def sweeping(self: LayerwisePass, *arguments: Any, **options: Any) -> Any:
         swept.append(histories[0]._hot)
         return run(self, *arguments, **options)
 
@@ -237,7 +237,7 @@ def test_histories_leave_their_memory_to_a_sweep(store: Path, tmp_path: Path, mo
         return forward(self, *arguments)
 
     histories: list[History] = []
-    monkeypatch.setattr(LayerSweep, "run", sweeping)
+    monkeypatch.setattr(LayerwisePass, "run", sweeping)
     monkeypatch.setattr(Halo, "forward", training)
     settings: dict[str, Any] = {"evaluate": "layerwise", "history_lag": 1, "epochs": 3}
     train(configure(store, tmp_path / "run", **settings))

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.layerwise import edge_order as sweepedges
-from ooc.layerwise.edge_order import OutEdges, SweepEdges
+from ooc.layerwise.edge_order import EdgeTiles, OutEdges
 from ooc.layerwise.edge_tiles import SOURCE_BITS, Tiles
 from ooc.layerwise.row_files import Files
-from ooc.models.dropout import Draws, dropout
+from ooc.models.dropout import DropoutKeys, dropout
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import NODES, store_of
@@ -33,7 +33,7 @@ def test_edges_turned_round(make_store: MakeStore, tmp_path: Path, monkeypatch: 
     """In memory at once, by a few sources, and with sources that have more edges than are sorted at a time."""
     monkeypatch.setattr(sweepedges, "_PART", part)
     with Dataset.open(store_of(make_store, weighted=True)) as ds:
-        edges = SweepEdges(ds, Files(None, "auto", in_ram=True), 32, 32, weighted=True)
+        edges = EdgeTiles(ds, Files(None, "auto", in_ram=True), 32, 32, weighted=True)
         forth, back = edges.forth(lambda done: None), edges.back(lambda done: None)
         graph = ds.graph
         target = np.repeat(np.arange(NODES), np.diff(graph.indptr)).tolist()
@@ -61,7 +61,7 @@ def test_rows_are_dropped_as_in_the_whole_matrix(rows: int, width: int, seed: in
     torch.manual_seed(seed)
     first, second = dropout(x, 0.4, True), dropout(x, 0.7, True)
     torch.manual_seed(seed)
-    draws, node = Draws(), np.array([each % rows for each in some], np.int64)
+    draws, node = DropoutKeys(), np.array([each % rows for each in some], np.int64)
     for at in (node, np.arange(rows), node[::-1].copy()):  # any rows, in any order, and again
         with draws.part("layer", {"sources": at}):
             assert torch.equal(dropout(x[at], 0.4, True), first[at])
@@ -69,7 +69,7 @@ def test_rows_are_dropped_as_in_the_whole_matrix(rows: int, width: int, seed: in
 
 
 def test_the_way_down_of_dropped_rows_drops_the_same() -> None:
-    draws, at = Draws(), np.array([5, 2, 9])
+    draws, at = DropoutKeys(), np.array([5, 2, 9])
     x = torch.ones(3, 8, requires_grad=True)
     with draws.part("layer", {"sources": at}):
         out = dropout(x, 0.5, True)

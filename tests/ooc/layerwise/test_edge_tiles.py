@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.graph.aggregation import Code
+from ooc.graph.aggregation import RowDecoder
 from ooc.layerwise import edge_tiles as tiles
-from ooc.layerwise.aggregator import Adder
-from ooc.layerwise.edge_tiles import SOURCE_BITS, Slots, Tiles, count_entries, sort_slots
-from ooc.layerwise.plan import LayerShape, SweepPlan, SweepShape, plan_sweep
+from ooc.layerwise.aggregator import SumKernel
+from ooc.layerwise.edge_tiles import SOURCE_BITS, SlotReader, Tiles, count_entries, sort_slots
+from ooc.layerwise.plan import LayerShape, LayerwisePlan, ModelShape, plan_sweep
 from ooc.layerwise.row_files import Files
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, read_range, write_range
@@ -34,7 +34,7 @@ def graph_of(weighted: bool) -> Graph:
 
 def dealt(graph: Graph, piece_rows: int, cell_rows: int, folder: Path | None, weighted: bool) -> Tiles:
     weight = ArrayRows(graph.columns["weight"]) if weighted else None
-    slots, files = Slots(graph, ArrayRows(graph.indices), weight), Files(folder, "auto")
+    slots, files = SlotReader(graph, ArrayRows(graph.indices), weight), Files(folder, "auto")
     grid = count_entries(slots, piece_rows, cell_rows)
     entry = files.rows("tiles", (grid.size,), "int64")
     made = Tiles(grid, entry, files.rows("tile-weights", (grid.size,), "float32") if weighted else None)
@@ -121,11 +121,11 @@ def test_sums_of_a_range(tmp_path: Path, kind: Any, weighted: bool, threads: int
             expected[v] += by * x[u] / (max(1, graph.degree(np.array([v]))[0]) if kind == "mean" else 1)
     rows = DiskRows.create(tmp_path / "x", x.shape, "float32")
     rows.write(np.arange(N), x)
-    adder = Adder(dealt(graph, 32, 16, None, weighted), graph, kind, threads)
+    adder = SumKernel(dealt(graph, 32, 16, None, weighted), graph, kind, threads)
     for source in (rows, ArrayRows(x)):
         for first, stop in ((0, N), (48, 112)):
             near = np.full((stop - first, 6), 7, np.float32)
-            adder.add(source, Code.of(Encoding.plain(x.dtype)), first, stop, near)
+            adder.add(source, RowDecoder.of(Encoding.plain(x.dtype)), first, stop, near)
             adder.scale(first, near)
             np.testing.assert_allclose(near, expected[first:stop], atol=1e-5)
     assert adder.bytes_read > 0
@@ -148,13 +148,13 @@ def test_ranges_are_read_and_written_whole(tmp_path: Path) -> None:
         rows.close()
 
 
-def shape_of(**changes: Any) -> SweepShape:
+def shape_of(**changes: Any) -> ModelShape:
     layers = (
         LayerShape(128, 256, "mean", (256, 256)),
         LayerShape(256, 256, "mean", (256, 256)),
         LayerShape(256, 32, "mean", (32, 32)),
     )
-    return SweepShape(**{**WIDE, "layers": layers, **changes})
+    return ModelShape(**{**WIDE, "layers": layers, **changes})
 
 
 WIDE: dict[str, Any] = {"num_nodes": 8_000_000, "num_edges": 80_000_000, "x_bytes": 512, "x_plain": True, "x_width": 128}
@@ -173,7 +173,7 @@ def test_the_plan_of_a_large_graph() -> None:
     assert -(-256 // second.blocks) * 4 * 8_000_000 <= 1.1 * 10**9
     assert (third.narrow, third.blocks) == (True, 1)
     assert plan.nbytes < 90e9
-    assert SweepPlan.of(plan.asdict()) == plan
+    assert LayerwisePlan.of(plan.asdict()) == plan
 
 
 def test_more_memory_costs_no_more_bytes() -> None:

@@ -17,7 +17,7 @@ from ooc.layerwise import shape as sweepshape
 from ooc.layerwise import stages as sweepstages
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.row_files import Files
-from ooc.layerwise.sweep import LayerSweep
+from ooc.layerwise.sweep import LayerwisePass
 from ooc.models.builders import build_model, full_blocks
 from ooc.models.layers import run_model
 from stores.dataset import Dataset
@@ -65,8 +65,8 @@ def whole(model: nn.Module, ds: Dataset, upto: int | None = None) -> Tensor:
     return out
 
 
-def swept(model: nn.Module, ds: Dataset, folder: Path | None, room: int, **settings: Any) -> tuple[np.ndarray, LayerSweep]:
-    with closing(LayerSweep(model, ds, folder, room=room, **settings)) as sweep:
+def swept(model: nn.Module, ds: Dataset, folder: Path | None, room: int, **settings: Any) -> tuple[np.ndarray, LayerwisePass]:
+    with closing(LayerwisePass(model, ds, folder, room=room, **settings)) as sweep:
         rows = sweep.run()
         out = np.empty(rows.shape, rows.dtype)
         rows.read(np.arange(N), out)
@@ -205,7 +205,7 @@ def test_a_sweep_goes_on_where_it_stopped(make_store: MakeStore, tmp_path: Path,
                     seen.append((what, done))
                     raise Stop
 
-            with closing(LayerSweep(model, ds, tmp_path / "sweep", room=room)) as sweep:
+            with closing(LayerwisePass(model, ds, tmp_path / "sweep", room=room)) as sweep:
                 try:
                     sweep.run(once)
                 except Stop:
@@ -241,7 +241,7 @@ def test_two_sweeps_in_one_folder_in_turn(
 
     with Dataset.open(store_of(make_store)) as ds:
         expected, _ = swept(model, ds, tmp_path / "once", 5_000)
-        with closing(LayerSweep(model, ds, tmp_path / "sweep", room=5_000)) as sweep, pytest.raises(Stop):
+        with closing(LayerwisePass(model, ds, tmp_path / "sweep", room=5_000)) as sweep, pytest.raises(Stop):
             sweep.run(stop)
         with monkeypatch.context() as patch:
             patch.setattr(Files, "note", crash)
@@ -263,7 +263,7 @@ def test_two_sweeps_in_one_folder_at_once(make_store: MakeStore, tmp_path: Path)
                 swept(make("gcn"), ds, tmp_path / "sweep", 3_000)
             refused.append(what)
 
-        with closing(LayerSweep(model, ds, tmp_path / "sweep", room=3_000)) as sweep:
+        with closing(LayerwisePass(model, ds, tmp_path / "sweep", room=3_000)) as sweep:
             rows, out = sweep.run(other), np.empty(expected.shape, np.float32)
             rows.read(np.arange(N), out)
         np.testing.assert_array_equal(out, expected)
@@ -311,12 +311,12 @@ def test_a_sweep_killed_while_it_is_removed(make_store: MakeStore, tmp_path: Pat
                     (path / victim).unlink()
                     raise Stop
 
-            with monkeypatch.context() as patch, closing(LayerSweep(model, ds, folder, room=3_000)) as sweep:
+            with monkeypatch.context() as patch, closing(LayerwisePass(model, ds, folder, room=3_000)) as sweep:
                 sweep.run()
                 patch.setattr("shutil.rmtree", killed)
                 with pytest.raises(Stop):
                     sweep.discard()
-            with closing(LayerSweep(model, ds, folder, room=3_000)) as sweep:
+            with closing(LayerwisePass(model, ds, folder, room=3_000)) as sweep:
                 rows = sweep.run()
                 out = np.empty(rows.shape, rows.dtype)
                 rows.read(np.arange(N), out)
@@ -332,7 +332,7 @@ def test_a_hub_that_does_not_fit_is_refused_before_the_sweep_begins(make_store: 
     model = make("gat")
     with Dataset.open(store_of(make_store)) as ds:
         with pytest.raises(BudgetError, match=r"in-edges of node 0 take .* give [\d.]+ kB more$") as refused:
-            LayerSweep(model, ds, tmp_path / "sweep", room=room)
+            LayerwisePass(model, ds, tmp_path / "sweep", room=room)
         more = float(str(refused.value).split()[-3]) * 1000
         out, _ = swept(model, ds, tmp_path / "sweep", int((room + more) * 1.01))
         close(out, whole(model, ds))
@@ -344,13 +344,13 @@ def test_a_model_with_a_forward_of_its_own_is_refused(make_store: MakeStore) -> 
             return x
 
     with Dataset.open(store_of(make_store)) as ds, pytest.raises(ConfigError, match="ModuleList"):
-        LayerSweep(Own(), ds, None)
+        LayerwisePass(Own(), ds, None)
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_too_little_memory_is_named(make_store: MakeStore, tmp_path: Path) -> None:
     with Dataset.open(store_of(make_store)) as ds:
         with pytest.raises(BudgetError, match="give at least"):
-            LayerSweep(make("sage"), ds, tmp_path / "sweep", room=700)
+            LayerwisePass(make("sage"), ds, tmp_path / "sweep", room=700)
         with pytest.raises(BudgetError, match="folder"):
-            LayerSweep(make("sage"), ds, None, room=50_000)
+            LayerwisePass(make("sage"), ds, None, room=50_000)

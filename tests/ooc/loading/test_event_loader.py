@@ -15,7 +15,7 @@ from torch_geometric.data import TemporalData
 import ooc
 from ooc.metrics.edgebank import EdgeBank
 from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, negatives_of
-from ooc.sampling.temporal_index import Slots
+from ooc.sampling.temporal_index import TemporalIndex
 from ooc.sampling.time_splits import chronological
 from stores.arrays.rows import ArrayRows
 from stores.errors import BudgetError, ConfigError, InputError
@@ -258,7 +258,7 @@ def historical(src: Any, dst: Any, otherwise: RandomNegatives) -> HistoricalNega
     ends = np.stack([src, dst], axis=1)
     number = np.repeat(np.arange(len(src)), 2)
     graph = Graph.from_edges(ends.ravel(), ends[:, ::-1].ravel(), 40, edge_id=number)
-    return HistoricalNegatives(Slots(graph), ArrayRows(np.asarray(src)), otherwise)
+    return HistoricalNegatives(TemporalIndex(graph), ArrayRows(np.asarray(src)), otherwise)
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading.feature_cache import PoolClosed, Residents, RowPool, shelf_of
+from ooc.loading.feature_cache import CachedNodes, PoolClosed, RowPool, shelf_of
 from stores.arrays.rows import ArrayRows
 
 nodes = st.sets(st.integers(0, 30), max_size=12)
@@ -20,7 +20,7 @@ def ascending(values):
 @settings(deadline=None)
 @given(st.lists(st.tuples(nodes, st.integers(0, 10)), max_size=8))
 def test_what_lies_in_memory_is_what_sets_say(windows):
-    residents, held, before, place = Residents.none(), set(), set(), {}
+    residents, held, before, place = CachedNodes.none(), set(), set(), {}
     for number, (window, room) in enumerate(windows):
         node, limit = ascending(window), len(window) + room
         old = residents
@@ -41,7 +41,7 @@ def test_what_lies_in_memory_is_what_sets_say(windows):
 
 
 def test_the_coldest_go_first():
-    residents = Residents.none()
+    residents = CachedNodes.none()
     none = np.empty(0, np.int32)
     residents, _ = residents.take(ascending({1, 2, 3}), np.array([5, 1, 3], np.float32), 10, none)
     _, change = residents.take(ascending({4, 5}), np.ones(2, np.float32), 3, none)
@@ -49,7 +49,7 @@ def test_the_coldest_go_first():
 
 
 def test_uses_fade_with_the_windows():
-    residents, none = Residents.none(), np.empty(0, np.int32)
+    residents, none = CachedNodes.none(), np.empty(0, np.int32)
     residents, _ = residents.take(ascending({1}), np.array([3], np.float32), 10, none)
     for _ in range(3):
         residents, _ = residents.take(ascending({2}), np.ones(1, np.float32), 10, none)
@@ -97,7 +97,7 @@ def test_a_shelf_lends_its_cache_once_at_a_time():
     lease = shelf.lend(5, rows)
     assert shelf.lend(5, rows) is None
     slot = lease.cache.pool.take(2, 2, 5)
-    residents, _ = Residents.none().take(ascending({3, 8}), np.ones(2, np.float32), 5, np.empty(0, np.int32))
+    residents, _ = CachedNodes.none().take(ascending({3, 8}), np.ones(2, np.float32), 5, np.empty(0, np.int32))
     lease.end(residents, slot)
     again = shelf_of(rows).lend(5, rows)
     assert again.cache is lease.cache

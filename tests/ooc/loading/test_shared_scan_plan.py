@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.graph.aggregation import Summing
+from ooc.graph.aggregation import PreAggregation
 from ooc.loading import shared_scan_plan as sweepplan
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.shared_scan_plan import Draft, Rest, Sweep, Waiting, pieces, sweeps, waiting
+from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, SharedScan, WaitingBatch, pieces, sweeps, waiting
 from ooc.loading.work import PIECE_BYTES, PIECES
-from ooc.runtime.budget import SweepSize
+from ooc.runtime.budget import ScanSize
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor
 from stores.arrays.lmdb_rows import write_lmdb_rows
@@ -46,14 +46,14 @@ def path(tmp_path_factory: Any) -> Path:
     return write_store(tmp_path_factory.mktemp("plan") / "t.ooc", graph, x=x)
 
 
-def waits_of(ds: Dataset, fanout: list[int], batch_size: int) -> tuple[Any, list[Waiting]]:
+def waits_of(ds: Dataset, fanout: list[int], batch_size: int) -> tuple[Any, list[WaitingBatch]]:
     """The work of a loader, and its batches, all sampled."""
-    loader = NeighborLoader(ds, fanout, batch_size=batch_size, shuffle=True, summing=Summing("expanded", 8))
+    loader = NeighborLoader(ds, fanout, batch_size=batch_size, shuffle=True, summing=PreAggregation("expanded", 8))
     work = loader._work
     return work, [waiting(work, work.sample(Cursor(0, step))) for step in range(len(loader))]
 
 
-def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> Waiting:
+def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> WaitingBatch:
     """A batch of `size` edges and 1 to 4 destinations that wants rows below `top`."""
     d = min(int(rng.integers(1, 5)), top)
     row = rng.integers(0, top, size).astype(np.int64 if top > 2**31 else np.int32)
@@ -61,23 +61,23 @@ def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> Waiting:
     edge = rng.random(size if weighed else 0).astype(np.float32)
     node = rng.choice(min(top, 50), d, replace=False).astype(np.int64)
     drawn: Any = type("Drawn", (), {"subgraph": type("Nodes", (), {"node": node})})
-    return Waiting(Rest(drawn, np.ones(d, np.float32)), row, target, edge, SweepSize(d, 3 * d, size + d, size, 1))
+    return WaitingBatch(BatchRemainder(drawn, np.ones(d, np.float32)), row, target, edge, ScanSize(d, 3 * d, size + d, size, 1))
 
 
-def sweep_of(batches: list[Waiting], root_bytes: int = 3) -> Sweep:
-    draft = Draft(1 << 60, root_bytes)
+def sweep_of(batches: list[WaitingBatch], root_bytes: int = 3) -> SharedScan:
+    draft = ScanDraft(1 << 60, root_bytes)
     assert all(draft.add(batch) for batch in batches)
     return draft.finish()
 
 
-def entries_of(sweep: Sweep) -> list[tuple[int, int, float]]:
+def entries_of(sweep: SharedScan) -> list[tuple[int, int, float]]:
     """(row, sum, factor) of each edge, in order."""
     factor = sweep.edge if len(sweep.edge) else np.ones(len(sweep.target), np.float32)
     row = np.repeat(sweep.row, np.diff(sweep.first))
     return [(r, to, f) for r, to, f in zip(row.tolist(), sweep.target.tolist(), factor.tolist(), strict=True) if to >= 0]
 
 
-def kept_by(sweep: Sweep) -> dict[int, int]:
+def kept_by(sweep: SharedScan) -> dict[int, int]:
     """The row in each place that keeps one."""
     row = np.repeat(sweep.row, np.diff(sweep.first)).tolist()
     kept = [(~to, r) for r, to in zip(row, sweep.target.tolist(), strict=True) if to < 0]
@@ -109,7 +109,7 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
     assert sweep.row.tolist() == sorted({*node.tolist(), *(row for each in wanted for row, _, _ in each)})
     assert [kept_by(sweep)[place] for place in sweep.own.tolist()] == node.tolist()
     assert sweep.num_roots == len(kept_by(sweep)) == len(set(node.tolist()))
-    assert sweep.size == SweepSize(start[-1], 3 * sweep.num_roots, sum(sizes) + start[-1], max(sizes), 1, 0, len(sizes))
+    assert sweep.size == ScanSize(start[-1], 3 * sweep.num_roots, sum(sizes) + start[-1], max(sizes), 1, 0, len(sizes))
     for k in range(len(batches)):
         alone = sweep.only(k)
         assert entries_of(alone) == sorted([(row, to - start[k], f) for row, to, f in wanted[k]], key=lambda entry: entry[0])
@@ -180,7 +180,7 @@ def test_two_batches_take_what_freed_blocks_were_to_have_and_more_do_not() -> No
     """And copies of destinations' rows: none of one batch, one of two, two of three and more."""
     rng = np.random.default_rng(0)
     one = drawn_at_random(rng, 10, 50, False)
-    share = SweepSize(sums=100, roots=0, entries=0, activations=50, besides=5, copied=10)
+    share = ScanSize(sums=100, roots=0, entries=0, activations=50, besides=5, copied=10)
     batch = replace(one, share=share)
     sizes = []
     joined = share

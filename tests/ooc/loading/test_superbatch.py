@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.loading import superbatch as windows
-from ooc.loading.feature_cache import Residents, shelf_of
+from ooc.loading.feature_cache import CachedNodes, shelf_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.superbatch import Grouping
 from ooc.runtime.budget import divide
@@ -111,9 +111,9 @@ def test_rows_read_are_those_that_residents_foresee_whatever_the_timing(ds):
         loader = NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, budget=small)
         work = loader._work
         drawn = list(work.split(iter([Cursor(0, step) for step in range(len(loader))])))
-        sketches = list(Grouping(work, small.batches, 1, Residents.none()).sketches(iter(drawn)))
+        sketches = list(Grouping(work, small.batches, 1, CachedNodes.none()).sketches(iter(drawn)))
         assert 2 < len(sketches) < len(drawn)
-        held, foreseen = Residents.none(), 0
+        held, foreseen = CachedNodes.none(), 0
         for sketch in sketches:
             held, change = held.take(sketch.node, sketch.uses, sketch.limit, np.empty(0, np.int32))
             foreseen += int((change.carried < 0).sum())
@@ -201,7 +201,7 @@ def test_windows_hold_all_batches_in_order_within_their_bytes(ds, batch_size, ma
     loader = NeighborLoader(ds, [2, 2], batch_size=batch_size, edge_ids=edge_ids)
     work, pool = loader._work, 4 * max_batch
     drawn = list(work.split(iter([Cursor(0, step) for step in range(len(loader))])))
-    grouping = Grouping(work, pool, 1, Residents.none(), first_bytes=first * F * 4, growth=3)
+    grouping = Grouping(work, pool, 1, CachedNodes.none(), first_bytes=first * F * 4, growth=3)
     made = list(grouping.sketches(iter(drawn)))
     unpacked = [batch.unpack(sketch.node) for sketch in made for batch in sketch.batches]
     for one, other in zip(unpacked, drawn, strict=True):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GCN2Conv, SGConv
 
-from ooc.graph.aggregation import Summing, Sums
+from ooc.graph.aggregation import FirstLayerAggregates, PreAggregation
 from ooc.models.builders import Model, build_model, full_blocks, summing_of
 from ooc.models.layers import run_layers, run_model
 from ooc.models.propagation import BlockGCN2Conv, BlockPropagation
@@ -81,7 +81,7 @@ def test_sampled_propagation_is_rescaled(replace: bool) -> None:
 
 
 def test_sums_stand_for_rows_where_nothing_is_learnt_before_them() -> None:
-    assert summing_of(make("sgc", dropout=0.5)) == Summing("gcn", X_CHANNELS)
+    assert summing_of(make("sgc", dropout=0.5)) == PreAggregation("gcn", X_CHANNELS)
     assert summing_of(make("sgc", input_dropout=0.5)) is None
     assert summing_of(make("sgc", rescale=False)) is None
     assert summing_of(make("gcnii")) is None
@@ -162,4 +162,4 @@ def test_a_setting_that_does_not_fit_is_named(name: str, settings: dict[str, Any
 def test_an_encoder_refuses_sums() -> None:
     edge_index, x = hub_graph(), torch.randn(60, X_CHANNELS)
     with pytest.raises(ConfigError, match="encoder"):
-        run_model(make("gcnii"), Sums(x, x), full_blocks(edge_index, 60, LAYERS))
+        run_model(make("gcnii"), FirstLayerAggregates(x, x), full_blocks(edge_index, 60, LAYERS))

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from ooc.graph.memory_shares import budget_of
 from ooc.loading import neighbor_loader as loaders
-from ooc.loading.feature_cache import Residents
+from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.superbatch_plan import Grouping
+from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.models.builders import build_model, summing_of
-from ooc.planning.plan import Run, advise, plan
-from ooc.planning.profile import Profile, regroup
-from ooc.planning.simulate_scans import Scan, Sweeps, follow
-from ooc.planning.simulate_superbatches import Costs, Load, Pace, Replay, simulate
+from ooc.planning.plan import RunFacts, advise, plan
+from ooc.planning.profile import RunProfile, regroup
+from ooc.planning.simulate_scans import ScanLoad, SimulatedScans, follow
+from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, SimulatedSuperbatches, SuperbatchLoad, simulate
 from ooc.planning.trials import apart, batches_of, lengths_of
 from ooc.training.checkpoint import read_plan
 from ooc.training.node_loop import plan as plan_of
@@ -49,7 +49,7 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def replayed(loader: NeighborLoader, pool_bytes: int, steps: int | None = None) -> Any:
     work = apart(loader.work)
     drawn = list(batches_of(work, 0, steps or len(loader)))
-    return regroup(Grouping(work, pool_bytes, 1, Residents.none()), drawn, lengths_of(work.x))
+    return regroup(SuperbatchPlanner(work, pool_bytes, 1, CachedNodes.none()), drawn, lengths_of(work.x))
 
 
 @pytest.mark.parametrize("room", [1.6, 3.0, 100.0])
@@ -79,7 +79,7 @@ def test_sweeps_are_replayed_to_the_row_too(ds: Dataset) -> None:
         loader = NeighborLoader(fresh, [3, 3], budget=budget, **options)
         pool = budget.batches + loader.work.spare_bytes
         found = replayed(loader, pool)
-        assert isinstance(found, Sweeps)
+        assert isinstance(found, SimulatedScans)
         assert len(found.scans) > 2
         some = replayed(loader, pool, int(2.5 * found.scans[0].batches))
         assert loader.rows_read == loader.rows_asked == 0, "what is replayed is not read"
@@ -106,17 +106,17 @@ def test_more_memory_reads_no_more_than_each_row_once_a_window(ds: Dataset, pool
         assert len(found.residents.node) <= rows <= sum(int(load.asked.sum()) for load in found.loads)
 
 
-def load(batches: int, rows_read: int, freed: list[int], limit: int, idle: int = 0) -> Load:
+def load(batches: int, rows_read: int, freed: list[int], limit: int, idle: int = 0) -> SuperbatchLoad:
     asked = np.full(batches, max(1, rows_read // batches))
-    return Load(asked, rows_read, rows_read, rows_read * 512, limit, 1000, 0, idle, np.array(freed))
+    return SuperbatchLoad(asked, rows_read, rows_read, rows_read * 512, limit, 1000, 0, idle, np.array(freed))
 
 
-def costs(step_s: float = 0.1, read_s: float = 1e-6, **other: float) -> Costs:
+def costs(step_s: float = 0.1, read_s: float = 1e-6, **other: float) -> BatchCosts:
     base: dict[str, Any] = {"sample_s": 0.01, "group_s": 0.0, "collate_s": 0.01, "cpu_s": 0.0, "read_cpu": 0.0, "cores": 2}
-    return Costs(step_s=step_s, together_s=step_s, read=ReadCost(read_s, 1e-18), **{**base, **other})
+    return BatchCosts(step_s=step_s, together_s=step_s, read=ReadCost(read_s, 1e-18), **{**base, **other})
 
 
-def windows_of(count: int, batches: int, rows: int) -> list[Load]:
+def windows_of(count: int, batches: int, rows: int) -> list[SuperbatchLoad]:
     """`count` windows of the same size that share nothing; each fills the memory by half."""
     last = [[0] * batches] * (count == 1) or [[rows // batches] * batches] * (count - 1) + [[0] * batches]
     return [load(batches, rows, freed, limit=2 * rows) for freed in last]
@@ -155,7 +155,7 @@ costs_drawn = st.builds(
 
 @given(found=costs_drawn, count=st.integers(1, 6), batches=st.integers(1, 8), rows=st.integers(8, 200_000))
 def test_no_stage_is_faster_than_its_work_and_all_are_no_slower_than_one_after_the_other(
-    found: Costs, count: int, batches: int, rows: int
+    found: BatchCosts, count: int, batches: int, rows: int
 ) -> None:
     loads = windows_of(count, batches, rows // batches * batches)
     line = simulate(loads, found)
@@ -171,25 +171,25 @@ def test_no_stage_is_faster_than_its_work_and_all_are_no_slower_than_one_after_t
 
 def test_an_epoch_goes_on_like_its_windows() -> None:
     loads = windows_of(8, 10, 100_000)
-    found = Replay((*loads, load(3, 30_000, [0] * 3, 200_000)), 0, Residents.none())
+    found = SimulatedSuperbatches((*loads, load(3, 30_000, [0] * 3, 200_000)), 0, CachedNodes.none())
     disk = costs(step_s=0.001, read_s=1e-4)
     epoch = found.epoch(disk, steps=1000)
     assert epoch.steps == pytest.approx(1000)
     assert epoch.rows_read == pytest.approx(1000 * 10_000)
     assert epoch.seconds == pytest.approx(1000, rel=0.02)
-    exact = Replay(tuple(loads), 0, Residents.none()).epoch(disk, steps=80)
+    exact = SimulatedSuperbatches(tuple(loads), 0, CachedNodes.none()).epoch(disk, steps=80)
     assert exact.seconds == pytest.approx(simulate(loads, disk).done[-1])
 
 
-def sweep_costs(batch_s: float = 0.1, byte_s: float = 1e-9, beside: float = 1.0) -> Costs:
+def sweep_costs(batch_s: float = 0.1, byte_s: float = 1e-9, beside: float = 1.0) -> BatchCosts:
     """`beside`: how much slower both are side by side."""
     alone = byte_s / 1e-9
-    pace = Pace(alone, alone * beside, batch_s * beside, reading=1.0, summing=0.5)
+    pace = AggregationSpeed(alone, alone * beside, batch_s * beside, reading=1.0, summing=0.5)
     return dataclasses.replace(costs(batch_s), sample_s=0.001, pace=pace)
 
 
-def scan(batches: float, nbytes: float = 1e9) -> Scan:
-    return Scan(
+def scan(batches: float, nbytes: float = 1e9) -> ScanLoad:
+    return ScanLoad(
         batches, 100 * batches, 50 * batches, nbytes, nbytes * 1e-9, 1000 * batches, 10 * batches, 20 * batches, 25 * batches
     )
 
@@ -238,17 +238,17 @@ def test_half_the_batches_read_more_than_half_the_bytes(ds: Dataset) -> None:
 def test_what_sweeps_hold_grows_to_three_of_them(ds: Dataset) -> None:
     """Two with sums, and one whose entries are put in order."""
     rows = ds.stored("x")
-    peaks = [Sweeps((scan(10),) * count, 10, rows).peak_bytes(10 * count) for count in (1, 2, 3, 9)]
+    peaks = [SimulatedScans((scan(10),) * count, 10, rows).peak_bytes(10 * count) for count in (1, 2, 3, 9)]
     assert peaks == sorted(peaks)
     assert peaks[2] == peaks[3] == 2 * 10_000 + 3 * 100 + 250 + 2 * 200
-    assert Sweeps((scan(10),), 10, rows).peak_bytes(1000) == peaks[3], "also where the sample ended in the first"
+    assert SimulatedScans((scan(10),), 10, rows).peak_bytes(1000) == peaks[3], "also where the sample ended in the first"
 
 
-def profile_of(loads: list[Load], found: Costs, **others: Replay) -> Profile:
-    return Profile(
+def profile_of(loads: list[SuperbatchLoad], found: BatchCosts, **others: SimulatedSuperbatches) -> RunProfile:
+    return RunProfile(
         steps=sum(each.batches for each in loads),
         costs=found,
-        replays=(Replay(tuple(loads), 0, Residents.none()),),
+        replays=(SimulatedSuperbatches(tuple(loads), 0, CachedNodes.none()),),
         others=others,
         asked=1000.0,
         evaluations={},
@@ -260,8 +260,8 @@ def profile_of(loads: list[Load], found: Costs, **others: Replay) -> Profile:
 
 
 def test_a_plan_names_the_bottleneck_and_what_would_help(ds: Dataset) -> None:
-    loads, run = windows_of(4, 10, 100_000), Run(40, 40, 512, {})
-    half = Replay(tuple(windows_of(4, 10, 50_000)), 0, Residents.none())
+    loads, run = windows_of(4, 10, 100_000), RunFacts(40, 40, 512, {})
+    half = SimulatedSuperbatches(tuple(windows_of(4, 10, 50_000)), 0, CachedNodes.none())
     made = plan(profile_of(loads, costs(0.01, 1e-4), **{"--memory 9GB": half}), budget_of(ds), run)
     assert made.prediction.bottleneck == "read"
     assert "Reading takes" in made.advice

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ooc.cli.main import main
 from ooc.graph.blocks import Subgraph
 from ooc.history.rows import most_asked
-from ooc.loading.collate import Drawn
+from ooc.loading.collate import SampledBatch
 from ooc.planning.simulate_history import HistoryShape, replay_histories
 from ooc.training.node_loop import plan as plan_of
 from ooc.training.node_loop import train
@@ -84,11 +84,11 @@ def test_a_plan_makes_neither_histories_nor_counts(store: Path, tmp_path: Path) 
     assert made["saint"].prediction.beforehand_seconds > 0
 
 
-def drawn_of(own: list[int], halo: list[int]) -> Drawn:
+def drawn_of(own: list[int], halo: list[int]) -> SampledBatch:
     empty = np.empty(0, np.int64)
     node = np.array([*own, *halo], np.int64)
     subgraph = Subgraph(node, np.zeros(len(own) + 1, np.int64), empty, empty, (len(own), len(halo)), (0,))
-    return Drawn(0, True, np.zeros(1, np.int64), subgraph)
+    return SampledBatch(0, True, np.zeros(1, np.int64), subgraph)
 
 
 def shape_of(num_nodes: int, hot_bytes: int) -> HistoryShape:

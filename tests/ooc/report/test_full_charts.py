@@ -4,20 +4,25 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from ooc.fullgraph.ir import Fate, Placement, Program
-from ooc.fullgraph.placement.plan import Room, StepPlan, predict
+from ooc.fullgraph.ir import Placement, Program, TensorPlacement
+from ooc.fullgraph.placement.plan import StepPlan, TierRoom, predict
 from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
 from ooc.report.full_tables import step_tables
 from ooc.runtime.clock import Span
-from ooc.runtime.trace import Sample
+from ooc.runtime.trace import MemorySample
 from tests.ooc.fullgraph.chains import chain, profile
 
 
 @pytest.fixture
 def planned() -> tuple[Program, StepPlan]:
     program = chain([8, 16, 16, 4])
-    fates = {"rows1": Fate.RECOMPUTED, "near0": Fate.RECOMPUTED, "x": Fate.DISK, "gnear2": Fate.DISK}
-    return program, predict(program, profile(program, [3, 5, 2]), Placement(fates), Room(4 * 10**6, 0, 10**8))
+    fates = {
+        "rows1": TensorPlacement.RECOMPUTED,
+        "near0": TensorPlacement.RECOMPUTED,
+        "x": TensorPlacement.DISK,
+        "gnear2": TensorPlacement.DISK,
+    }
+    return program, predict(program, profile(program, [3, 5, 2]), Placement(fates), TierRoom(4 * 10**6, 0, 10**8))
 
 
 def test_the_tables_name_every_value_and_every_run(planned: tuple[Program, StepPlan]) -> None:
@@ -58,7 +63,7 @@ def test_the_schedule_shows_all_that_was_planned_and_all_that_was_done(planned: 
 
 def test_memory_is_shown_against_what_there_is(planned: tuple[Program, StepPlan]) -> None:
     _, plan = planned
-    figure = memory_figure(plan, [Sample(0.0, 10**6, 3 * 10**6), Sample(1.0, 2 * 10**6, 0)])
+    figure = memory_figure(plan, [MemorySample(0.0, 10**6, 3 * 10**6), MemorySample(1.0, 2 * 10**6, 0)])
     assert len(figure.axes) == 2  # no host tier
     drawn = [[line.get_ydata().tolist() for line in axes.lines if line.get_label() == "measured"] for axes in figure.axes]
     assert drawn == [[[1.0, 2.0]], [[3.0, 0.0]]]

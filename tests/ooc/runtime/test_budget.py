@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ooc.runtime.budget import LEAST_BATCH, RUNTIME_BYTES, Room, divide, words_for
+from ooc.runtime.budget import LEAST_BATCH, RUNTIME_BYTES, BatchRoom, divide, words_for
 from stores.errors import BudgetError
 from stores.sizes import format_bytes, parse_bytes
 
@@ -51,9 +51,9 @@ def test_the_refusal_names_what_stays():
     need=st.integers(1, 10**11),
 )
 def test_the_memory_that_a_refusal_names_would_do(memory: int, baseline: int, parts: int, need: int) -> None:
-    def room(memory: int) -> Room:
+    def room(memory: int) -> BatchRoom:
         budget = divide(memory, baseline=baseline)
-        return Room(budget.batches // parts, parts, budget)
+        return BatchRoom(budget.batches // parts, parts, budget)
 
     own = room(memory)
     words = words_for(max(need, own + 1), own)

@@ -20,7 +20,7 @@ from ooc.graph.blocks import Block, blocks_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.buffers import LEAST_BYTES, Buffers
 from ooc.runtime.pipeline import Pipeline, Stage
-from ooc.runtime.transfer import Copier, OnDevice, Regions, copied_ahead, moved, to_device, walk
+from ooc.runtime.transfer import Copier, OnDevice, StorageRegions, copied_ahead, moved, to_device, walk
 from tests.ooc.batches import same
 from tests.waiting import eventually
 
@@ -73,7 +73,7 @@ class TestCopier:
     def test_each_array_is_copied_once_and_views_stay_views(self) -> None:
         leases = Buffers(1, least_bytes=1)
         batch = batch_of(leases.empty((30, 4), np.dtype(np.float32)))
-        nbytes = sum(region.nbytes for region in Regions(batch).at.values())
+        nbytes = sum(region.nbytes for region in StorageRegions(batch).at.values())
         resident = Copier(CPU, leases)(batch)
         assert len(resident.memory) == 2  # the lease's, and one for all others
         total = sum(memory.nbytes for memory in resident.memory)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.graph.blocks import Subgraph
-from ooc.sampling import Lockstep, NeighborSampler, lockstep_bytes, read_together
-from ooc.sampling.ondisk_neighbor import Together
+from ooc.sampling import NeighborSampler, OnDiskFrontier, lockstep_bytes, read_together
+from ooc.sampling.ondisk_neighbor import FrontierBatches
 from stores.arrays.rows import AnyArray, ArrayRows, Ids
 from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
 from stores.arrays.zarr_write import Appender
@@ -55,7 +55,7 @@ def alone(sampler: NeighborSampler, seeds: Ids, key: int) -> Subgraph | Exceptio
         return error
 
 
-def assert_all_same(found: Together, sampler: NeighborSampler, seeds: list[Ids], keys: list[int]) -> None:
+def assert_all_same(found: FrontierBatches, sampler: NeighborSampler, seeds: list[Ids], keys: list[int]) -> None:
     """Every batch is what the sampler gives, or fails as it does."""
     for batch, each, key in zip(found.batches, seeds, keys, strict=True):
         expected = alone(sampler, each, key)
@@ -99,7 +99,7 @@ def test_batches_are_those_sampled_alone(
     seeds, keys = [np.array(nodes, np.int64) for nodes, _ in batches], [key for _, key in batches]
     rows = CountingRows(graph.indices.astype(dtype))
     columns = {name: CountingRows(graph.columns[name]) for name in read}
-    together = Lockstep(NeighborSampler(off_disk(graph), fanout, replace, weight), rows, columns, at_once=at_once)
+    together = OnDiskFrontier(NeighborSampler(off_disk(graph), fanout, replace, weight), rows, columns, at_once=at_once)
     found = together.sample(seeds, keys)
     assert_all_same(found, NeighborSampler(graph, fanout, replace, weight), seeds, keys)
     drawn = [batch.slot for batch in found.batches if isinstance(batch, Subgraph)]
@@ -139,7 +139,7 @@ def test_weights_are_met_through_their_map(store: tuple[Path, Graph], replace: b
     mapped = Graph(graph.indptr, off_disk(graph).indices, {"weight": weights.map()})
     seeds = [np.arange(i, 30_000, 1_000 + i) for i in range(3)]
     for fanout in ([6, 4], [-1, 2]):
-        found = Lockstep(NeighborSampler(mapped, fanout, replace, "weight"), rows).sample(seeds, [1, 2, 3])
+        found = OnDiskFrontier(NeighborSampler(mapped, fanout, replace, "weight"), rows).sample(seeds, [1, 2, 3])
         assert_all_same(found, NeighborSampler(graph, fanout, replace, "weight"), seeds, [1, 2, 3])
     rows.close()
     weights.close()
@@ -155,7 +155,9 @@ def test_a_store_on_disk(store: tuple[Path, Graph], name: str, engine: str) -> N
     assert len(rows.segments.paths) > 3
     for fanout in ([7, 5, 3], [-1], [2, -1]):
         for at_once in (3_000, 10**6):
-            found = Lockstep(NeighborSampler(off_disk(graph), fanout), rows, at_once=at_once).sample(seeds, list(range(8)))
+            found = OnDiskFrontier(NeighborSampler(off_disk(graph), fanout), rows, at_once=at_once).sample(
+                seeds, list(range(8))
+            )
             assert_all_same(found, NeighborSampler(graph, fanout), seeds, list(range(8)))
             assert found.nbytes > 0
     rows.close()
@@ -164,9 +166,9 @@ def test_a_store_on_disk(store: tuple[Path, Graph], name: str, engine: str) -> N
 def test_threads_may_share_one(store: tuple[Path, Graph]) -> None:
     group, graph = store
     rows = open_zarr_rows(group, "narrow")
-    together = Lockstep(NeighborSampler(off_disk(graph), [6, 4]), rows)
+    together = OnDiskFrontier(NeighborSampler(off_disk(graph), [6, 4]), rows)
     seeds = [np.arange(i, 30_000, 1_000 + i) for i in range(4)]
-    found: dict[int, Together] = {}
+    found: dict[int, FrontierBatches] = {}
 
     def work(thread: int) -> None:
         found[thread] = together.sample(seeds, [thread + i for i in range(4)])
@@ -186,7 +188,7 @@ def test_a_batch_that_fails_spoils_no_other() -> None:
     seeds = [np.array([5, 17]), np.array([400]), np.array([0]), np.array([], np.int64), np.array([0.5]), np.array([9])]
     keys = list(range(6))
     sampler = NeighborSampler(graph, [-1, 2], max_bytes=60_000)
-    found = Lockstep(sampler, ArrayRows(graph.indices)).sample(seeds, keys)
+    found = OnDiskFrontier(sampler, ArrayRows(graph.indices)).sample(seeds, keys)
     assert [type(batch) for batch in found.batches] == [
         Subgraph,
         InputError,
@@ -203,19 +205,19 @@ def test_damage_is_its_batchs_alone(dtype: type) -> None:
     indices = np.array([1, 9, 0, -1, 2], dtype)  # slot 1 and 3 name no node
     seeds = [np.array([node]) for node in (0, 1, 2, 3)]
     graph = Graph(np.array([0, 1, 2, 3, 5]), indices)
-    found = Lockstep(NeighborSampler(graph, [-1]), ArrayRows(indices)).sample(seeds, [0] * 4)
+    found = OnDiskFrontier(NeighborSampler(graph, [-1]), ArrayRows(indices)).sample(seeds, [0] * 4)
     assert [type(batch) for batch in found.batches] == [Subgraph, StoreError, Subgraph, StoreError]
     assert_all_same(found, NeighborSampler(graph, [-1]), seeds, [0] * 4)
     for indptr, message in (([0, 1, 9, 9, 9], "slot 5 names no node"), ([0, 5, 3, 4, 5], "indptr falls at node 1")):
         damaged = Graph(np.array(indptr), np.zeros(5, dtype))
-        found = Lockstep(NeighborSampler(damaged, [-1]), ArrayRows(damaged.indices)).sample(seeds, [0] * 4)
+        found = OnDiskFrontier(NeighborSampler(damaged, [-1]), ArrayRows(damaged.indices)).sample(seeds, [0] * 4)
         with pytest.raises(StoreError, match=message):
             raise found.batches[1]  # type: ignore[misc]
         assert isinstance(found.batches[2], Subgraph)
     weighted = NeighborSampler(
         Graph(np.array([0, 1, 2**40, 2**40, 2**40]), indices, {"weight": np.ones(5)}), [1], False, "weight"
     )
-    found = Lockstep(weighted, ArrayRows(indices)).sample(seeds, [0] * 4)
+    found = OnDiskFrontier(weighted, ArrayRows(indices)).sample(seeds, [0] * 4)
     assert [type(batch) for batch in found.batches] == [Subgraph, StoreError, StoreError, StoreError]
     assert_all_same(found, weighted, seeds, [0] * 4)
 
@@ -224,7 +226,7 @@ def test_a_page_that_cannot_be_read_fails_those_who_want_it() -> None:
     graph = Graph.from_edges(np.arange(1, 100), np.arange(99), num_nodes=100)
     seeds = [np.array([3, 4]), np.array([50, 4]), np.array([60])]
     rows = CountingRows(graph.indices, broken=50)
-    found = Lockstep(NeighborSampler(graph, [1]), rows).sample(seeds, [0, 1, 2])
+    found = OnDiskFrontier(NeighborSampler(graph, [1]), rows).sample(seeds, [0, 1, 2])
     assert str(found.batches[1]) == "slot 50 cannot be read"
     for k in (0, 2):
         batch = found.batches[k]
@@ -238,17 +240,17 @@ def test_a_page_that_cannot_be_read_fails_those_who_want_it() -> None:
 def test_what_does_not_fit_is_left_for_the_next_call(limit: int, count: int, weighted: bool) -> None:
     graph = random_graph(400, 3_000, seed=6)
     sampler = NeighborSampler(graph, [4, 3], weight="weight" if weighted else None)
-    together = Lockstep(sampler, ArrayRows(graph.indices), max_bytes=limit, at_once=500)
+    together = OnDiskFrontier(sampler, ArrayRows(graph.indices), max_bytes=limit, at_once=500)
     seeds, keys = [np.arange(k, k + 20) for k in range(count)], list(range(count))
     batches: list[Subgraph | Exception] = []
     while len(batches) < count:
         found = together.sample(seeds[len(batches) :], keys[len(batches) :])
         assert len(found.batches) > 0
         batches += found.batches
-    assert_all_same(Together(batches, 0, 0), sampler, seeds, keys)
+    assert_all_same(FrontierBatches(batches, 0, 0), sampler, seeds, keys)
 
 
-def peak_of(together: Lockstep, seeds: list[Ids]) -> tuple[int, Together]:
+def peak_of(together: OnDiskFrontier, seeds: list[Ids]) -> tuple[int, FrontierBatches]:
     """(bytes that Python and numpy held at most for it, the result)."""
     together.sample(seeds[:1], [0])
     tracemalloc.start()
@@ -270,7 +272,7 @@ def test_memory_is_within_what_is_foreseen(
     sampler = NeighborSampler(graph, [6, 5], weight=weight)
     seeds = [np.arange(1 + k, 29_000, 29) for k in range(16)]
     limit = 16_000_000
-    peak, found = peak_of(Lockstep(sampler, rows, columns, limit, at_once), seeds)
+    peak, found = peak_of(OnDiskFrontier(sampler, rows, columns, limit, at_once), seeds)
     rows.close()
     assert 1 < len(found.batches) < 16
     assert peak <= limit < 4 * peak
@@ -305,8 +307,8 @@ def test_rows_of_another_graph_are_refused() -> None:
     sampler = NeighborSampler(random_graph(10, 30, seed=1), [2])
     for rows in (ArrayRows(np.zeros(29, np.int32)), ArrayRows(np.zeros(30)), ArrayRows(np.zeros((30, 1), np.int32))):
         with pytest.raises(ConfigError, match="30 source nodes"):
-            Lockstep(sampler, rows)
+            OnDiskFrontier(sampler, rows)
     with pytest.raises(ConfigError, match=r"column 'time' has shape \[31\]: one entry for each of 30 edges"):
-        Lockstep(sampler, ArrayRows(np.zeros(30, np.int32)), {"time": ArrayRows(np.zeros(31))})
+        OnDiskFrontier(sampler, ArrayRows(np.zeros(30, np.int32)), {"time": ArrayRows(np.zeros(31))})
     with pytest.raises(ConfigError, match="and 0"):
-        Lockstep(sampler, ArrayRows(np.zeros(30, np.int32)), at_once=0)
+        OnDiskFrontier(sampler, ArrayRows(np.zeros(30, np.int32)), at_once=0)

@@ -17,7 +17,7 @@ from ooc.sampling import saint, saint_norm
 from ooc.sampling.cluster import Edges
 from ooc.sampling.kernels import stream_of, uniform
 from ooc.sampling.saint import Draw, SaintSampler, drawn_nodes, induce
-from ooc.sampling.saint_norm import Counts, count
+from ooc.sampling.saint_norm import SaintCounts, count
 from stores.arrays.rows import ArrayRows
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError, StoreError
@@ -110,11 +110,11 @@ TINY = Graph.from_edges([0, 1, 1, 2, 2, 3, 0, 0, 4, 5], [1, 0, 2, 1, 3, 2, 0, 4,
 """A path 0-1-2-3 both ways, a self-loop, a leaf both ways, an edge one way, an isolated node"""
 
 
-def counted(folder: Path, draw: Draw, samples: float) -> Counts:
+def counted(folder: Path, draw: Draw, samples: float) -> SaintCounts:
     """Counts of about so many subgraphs."""
     expected = np.mean([len(SaintSampler(TINY, draw).draw(k).subgraph.node) for k in range(200)])
     count(SaintSampler(TINY, draw), folder, 1, samples * expected / TINY.num_nodes, {})
-    return Counts.open(folder)
+    return SaintCounts.open(folder)
 
 
 def test_counts_are_the_exact_probabilities(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_counts_are_the_exact_probabilities(tmp_path: Path) -> None:
 def test_a_hub_in_very_many_subgraphs_keeps_its_coefficients() -> None:
     """Edges are counted up to 65,535, nodes further."""
     graph = Graph.from_edges([1, 2, 0], [0, 0, 1], 3)
-    counts = Counts(10**6, np.array([800_000, 5, 5], np.uint32), ArrayRows(np.array([65_535, 399, 2], np.uint16)), {})
+    counts = SaintCounts(10**6, np.array([800_000, 5, 5], np.uint32), ArrayRows(np.array([65_535, 399, 2], np.uint16)), {})
     found, _ = counts.stands_for(induce(graph, np.arange(3)).subgraph)
     np.testing.assert_allclose(found, [1, 800_001 / 400, 6 / 3], rtol=1e-6)
 
@@ -181,7 +181,7 @@ def test_a_batch_has_its_coefficients_and_the_models_use_them(store: Path, tmp_p
         assert len(loader) == -(-200 // 60)
         counts = None
         for batch in loader:
-            counts = counts or Counts.open(tmp_path / "norm")
+            counts = counts or SaintCounts.open(tmp_path / "norm")
             node, block = batch.n_id.numpy(), batch.blocks[0]
             assert torch.equal(block.degree, torch.from_numpy(ds.graph.degree(node)))
             assert np.allclose(batch.node_norm * len(ds.split("train")), (counts.samples + 1) / (counts.nodes[node] + 1))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import ooc
 from ooc.sampling import temporal_index as slots
 from ooc.sampling.negatives import negatives_of
-from ooc.sampling.temporal_index import Slots
+from ooc.sampling.temporal_index import TemporalIndex
 from ooc.temporal.node_memory import MemoryLoader, NodeMemory
 from stores.arrays.rows import ArrayRows
 from stores.errors import StoreError
@@ -39,7 +39,7 @@ def test_slots_below_a_bound(events: Any, asked: Any, leaf: int, name: str, monk
     number = {"time": time, "edge_id": np.arange(len(events))}[name]
     rows = {"indices": ArrayRows(graph.indices), **{each: ArrayRows(graph.columns[each]) for each in ("time", "edge_id")}}
     node, bound = np.array([v for v, _ in asked], np.int64), np.array([t for _, t in asked], np.int64)
-    for each in (Slots(graph), Slots(graph, rows)):
+    for each in (TemporalIndex(graph), TemporalIndex(graph, rows)):
         first, past = each.before(name, node, bound)
         assert first.tolist() == graph.indptr[node].tolist()
         assert past.tolist() == [int(((dst == v) & (number < t)).sum()) for v, t in asked]
@@ -53,7 +53,7 @@ def test_slots_below_a_bound(events: Any, asked: Any, leaf: int, name: str, monk
 def test_a_damaged_topology_is_refused() -> None:
     graph = Graph(np.array([0, 3, 2]), np.array([0, 1], np.int32), {"time": np.array([1, 2])})
     with pytest.raises(StoreError, match="run `ooc verify`"):
-        Slots(graph).before("time", np.array([0]), np.array([1]))
+        TemporalIndex(graph).before("time", np.array([0]), np.array([1]))
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +63,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_caller_has_what_its_own_memory_allows(store: Path) -> None:
     with ooc.open(store) as ds:
-        small, large = Slots.of(ds, 0), Slots.of(ds, 2**40)
+        small, large = TemporalIndex.of(ds, 0), TemporalIndex.of(ds, 2**40)
         assert (small.mapped, large.mapped) == (False, True)
-        assert Slots.of(ds, 1) is small
-        assert Slots.of(ds, 2**41) is large
+        assert TemporalIndex.of(ds, 1) is small
+        assert TemporalIndex.of(ds, 2**41) is large
 
 
 def batches(store: Path, folder: Path, read: bool, patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.sampling.time_windows import CountWindows, TimeWindows, Window, duration, windows
+from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, duration, windows
 from stores.errors import ConfigError
 
 LAWS = settings(max_examples=300, deadline=None, derandomize=True)
@@ -71,7 +71,7 @@ def test_sliding_windows_are_their_definition(times: list[int], length: int, str
         begin, end = start + number * stride, start + number * stride + length
         inside = [k for k, time in enumerate(events.times) if begin <= time < end]
         first = inside[0] if inside else events.at(begin)
-        wanted.append(Window(number, first, first + len(inside), begin, end))
+        wanted.append(TimeWindow(number, first, first + len(inside), begin, end))
         if end > last:
             break
         number += 1

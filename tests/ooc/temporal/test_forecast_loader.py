@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import ooc
 from ooc.history.history import History
-from ooc.history.rows import Fetched
+from ooc.history.rows import PrefetchedRows
 from ooc.loading.feature_gather import Gather
 from ooc.runtime.buffers import Buffers
 from ooc.sampling.negatives import RandomNegatives, negatives_of
@@ -55,10 +55,10 @@ class InRam:
     def __init__(self, nodes: int, widths: Any) -> None:
         self.rows = [np.zeros((nodes, width), np.float32) for width in widths]
 
-    def fetch(self, step: int, ids: Any) -> Fetched:
-        return Fetched(step, 0, ids, (), np.empty(0, np.int64))
+    def fetch(self, step: int, ids: Any) -> PrefetchedRows:
+        return PrefetchedRows(step, 0, ids, (), np.empty(0, np.int64))
 
-    def pull(self, fetched: Fetched) -> Any:
+    def pull(self, fetched: PrefetchedRows) -> Any:
         return tuple(rows[fetched.ids] for rows in self.rows)
 
     def push(self, step: int, ids: Any, rows: Any) -> None:

@@ -183,7 +183,7 @@ def test_engine_memory_and_how_far_ahead_change_nothing(store: Path, tmp_path: P
     train(configure(store, tmp_path / "b", engine="pread", memory=tight(), checkpoint_every=1))
     same(tmp_path / "a", tmp_path / "b")
     monkeypatch.setattr("ooc.loading.event_loader.PREFETCH", 1)
-    monkeypatch.setattr("ooc.history.rows.Resident.nbytes", lambda rows, steps: 1 << 60)  # so rows are read and written
+    monkeypatch.setattr("ooc.history.rows.ResidentRows.nbytes", lambda rows, steps: 1 << 60)  # so rows are read and written
     train(configure(store, tmp_path / "c", engine="mmap"))
     same(tmp_path / "a", tmp_path / "c")
     for step in (7, 19):

@@ -13,7 +13,7 @@ import torch
 import zarr
 
 from ooc.cli.main import main
-from ooc.layerwise.sweep import LayerSweep
+from ooc.layerwise.sweep import LayerwisePass
 from ooc.metrics.nodes import Scores, out_channels
 from ooc.models.builders import full_blocks
 from ooc.training import infer as infer_module
@@ -78,8 +78,8 @@ def test_embeddings_of_a_layer(make_store: MakeStore, tmp_path: Path) -> None:
 def test_a_kill_after_the_output_was_there(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sweep's folder still stood: the same call removes it, without doing anything twice; another one is refused."""
     store, run = trained(make_store, tmp_path, num_nodes=9000, max_steps=2)
-    monkeypatch.setattr(infer_module, "LayerSweep", partial(LayerSweep, room=300_000))
-    monkeypatch.setattr(LayerSweep, "discard", LayerSweep.close)
+    monkeypatch.setattr(infer_module, "LayerwisePass", partial(LayerwisePass, room=300_000))
+    monkeypatch.setattr(LayerwisePass, "discard", LayerwisePass.close)
     table, group = tmp_path / "p.parquet", tmp_path / "e.zarr"
     made, other = infer(store, run, table), embed(store, run, group)
     assert made.reading.startswith("engine ")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import ooc
 from ooc.config.modes import load_config
 from ooc.config.snapshots import SnapshotsConfig
-from ooc.history.rows import Resident
+from ooc.history.rows import ResidentRows
 from ooc.metrics.nodes import Scores
 from ooc.report.page import write_report
 from ooc.runtime.pace import Pace
 from ooc.sampling.negatives import RandomNegatives
-from ooc.sampling.time_windows import CountWindows, Window
-from ooc.temporal.forecast_loader import Ahead, aheads, draw
+from ooc.sampling.time_windows import CountWindows, TimeWindow
+from ooc.temporal.forecast_loader import WindowPair, aheads, draw
 from ooc.temporal.window_task import edgebank, parts, split_steps, task_of
 from ooc.training.checkpoint import read_metrics
 from ooc.training.temporal_run import train
@@ -64,7 +64,7 @@ def whole(store: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest
 @pytest.fixture
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """What nodes carry does not fit the memory."""
-    monkeypatch.setattr(Resident, "nbytes", lambda *_: 2**60)
+    monkeypatch.setattr(ResidentRows, "nbytes", lambda *_: 2**60)
 
 
 def test_a_run_is_the_same_whatever_the_memory_and_the_engine(
@@ -132,7 +132,7 @@ def test_validation_knows_nothing_of_the_test(edges: Edges, store: Path, tmp_pat
 def test_splits_of_windows_keep_to_their_events(sizes: list[int], one: int, two: int) -> None:
     ends = np.cumsum([5, *sizes]).tolist()
     steps = [
-        Ahead(number, Window(number, max(0, first - 5), first, None, None), first, last, 0)
+        WindowPair(number, TimeWindow(number, max(0, first - 5), first, None, None), first, last, 0)
         for number, (first, last) in enumerate(pairwise(ends))
     ]
     train_end, val_end = sorted((one, two))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ooc.layerwise.row_files import Files
-from ooc.layerwise.sweep import LayerSweep
+from ooc.layerwise.sweep import LayerwisePass
 from ooc.training import infer as infer_module
 from ooc.training.infer import infer
 from ooc.training.node_loop import train
@@ -23,7 +23,7 @@ from tools.bench.lib.killed_process import Places, end_of, fork, killed_inside
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where this process keeps what it has on its way."""
-    for owner, name in ((Job, "checkpoint"), (Files, "note"), (LayerSweep, "_open_tiles")):
+    for owner, name in ((Job, "checkpoint"), (Files, "note"), (LayerwisePass, "_open_tiles")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
     folder = tmp_path / "record"
     folder.mkdir()
@@ -65,7 +65,7 @@ def test_a_sweep_with_one_wrong_bit_is_found(
 ) -> None:
     store = make_store(num_nodes=9000, num_edges=20_000)
     train(configure(store, tmp_path / "model", epochs=1))
-    monkeypatch.setattr(infer_module, "LayerSweep", partial(LayerSweep, room=300_000))
+    monkeypatch.setattr(infer_module, "LayerwisePass", partial(LayerwisePass, room=300_000))
     (tmp_path / "cut").mkdir()
     infer(store, tmp_path / "model", tmp_path / "whole.parquet")
 

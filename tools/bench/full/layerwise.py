@@ -58,7 +58,7 @@ def sweep(a: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     import ooc
-    from ooc.layerwise.sweep import LayerSweep
+    from ooc.layerwise.sweep import LayerwisePass
     from ooc.models.builders import build_model
     from stores.sizes import parse_bytes
 
@@ -67,7 +67,7 @@ def sweep(a: argparse.Namespace) -> dict[str, Any]:
         torch.manual_seed(0)
         model = build_model("sage", ds.num_features, a.hidden, ds.num_classes or 2, a.layers)
         limits: dict[str, Any] = {"room": 2**62} if a.ram else {"memory": parse_bytes(a.limit)}
-        with closing(LayerSweep(model, ds, folder, **limits)) as swept:
+        with closing(LayerwisePass(model, ds, folder, **limits)) as swept:
             stages: dict[str, float] = {}
             begin = last = time.perf_counter()
 

@@ -97,11 +97,11 @@ def sampled(lockstep: Any, nodes: int, batch_size: int, batches: int, seed: int)
 
 def identical(group: Path, a: argparse.Namespace) -> bool:
     """Whether batches sampled from the disk are those that the sampler draws in RAM."""
-    from ooc.sampling import Lockstep, NeighborSampler
+    from ooc.sampling import NeighborSampler, OnDiskFrontier
 
     graph, rows = open_topology(group, a.engine)
     sampler = NeighborSampler(graph, a.fanout)
-    own, _ = sampled(Lockstep(sampler, rows), graph.num_nodes, a.batch_size, a.batches, a.seed)
+    own, _ = sampled(OnDiskFrontier(sampler, rows), graph.num_nodes, a.batch_size, a.batches, a.seed)
     rows.close()
     inner = NeighborSampler(graph.in_memory(), a.fanout)
     rng = np.random.default_rng(a.seed)
@@ -113,10 +113,10 @@ def one_run(group: Path, a: argparse.Namespace) -> Result:
     """In a process of its own: sample under the limit."""
     if a.limit:
         limit_memory(a.limit, "ooc_topology")
-    from ooc.sampling import Lockstep, NeighborSampler
+    from ooc.sampling import NeighborSampler, OnDiskFrontier
 
     graph, rows = open_topology(group, a.engine)
-    lockstep = Lockstep(NeighborSampler(graph, a.fanout), rows, max_bytes=parse_bytes(a.together))
+    lockstep = OnDiskFrontier(NeighborSampler(graph, a.fanout), rows, max_bytes=parse_bytes(a.together))
     sampled(lockstep, graph.num_nodes, 16, 1, a.seed + 1)  # compiles the kernels
     rows.pages = 0
     _, result = sampled(lockstep, graph.num_nodes, a.batch_size, a.batches, a.seed)

@@ -149,7 +149,7 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     import ooc.training.temporal_run as temporal
     from ooc.cli import main as cli
     from ooc.history import history
-    from ooc.history.rows import Resident
+    from ooc.history.rows import ResidentRows
     from ooc.layerwise import row_files as sweepfiles
     from ooc.training import checkpoint
     from ooc.training import history_upkeep as upkeep
@@ -161,23 +161,23 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     from stores.arrays.undo_log import UndoLog
 
     watched: list[tuple[Any, str, str]] = [
-        (history.History, "_write", "push"), (upkeep, "refresh", "refresh"), (ooc.layerwise.sweep.LayerSweep, "run", "sweep"),
-        (run.Job, "checkpoint", "checkpoint"), (train, "fit", "training"), (UndoLog, "_protect", "undo log"),
+        (history.History, "_write", "push"), (upkeep, "refresh", "refresh"), (ooc.layerwise.sweep.LayerwisePass, "run",
+        "sweep"), (run.Job, "checkpoint", "checkpoint"), (train, "fit", "training"), (UndoLog, "_protect", "undo log"),
         (DiskRows, "store", "rows"), (sweepfiles, "write_range", "rows"), (UndoLog, "commit", "commit"),
         (checkpoint, "save", "saving"), (sweepfiles.Files, "note", "noting"), (UndoLog, "_put_back", "roll-back"),
-        (ooc.layerwise.sweep.LayerSweep, "_open_tiles", "edges"), (ooc.layerwise.sweep.LayerSweep, "discard", "removal"),
+        (ooc.layerwise.sweep.LayerwisePass, "_open_tiles", "edges"), (ooc.layerwise.sweep.LayerwisePass, "discard", "removal"),
         (sweepfiles.Files, "keep_only", "removal"), (temporal, "fit", case.place if case.place in TEMPORAL else "training"),
         (EventStream, "score", "scoring"), (WindowStream, "score", "scoring"),
     ]  # fmt: skip
     if not case.name.endswith("0"):  # rows of the memory are read and written as if they were too many for RAM
-        setattr(Resident, "nbytes", lambda *_: 1 << 62)  # noqa: B010 - for mypy
+        setattr(ResidentRows, "nbytes", lambda *_: 1 << 62)  # noqa: B010 - for mypy
     for owner, function, name in watched:
         places.watch(owner, function, name)
     room = (
         24 << 20 if "gat" in " ".join(case.command) else 2 << 20
     )  # memory for a few ranges of nodes: sweeps are of many steps
     for module in (ooc.training.infer, ooc.layerwise.scores, upkeep):
-        setattr(module, "LayerSweep", partial(ooc.layerwise.sweep.LayerSweep, room=room))  # noqa: B010 - for mypy
+        setattr(module, "LayerwisePass", partial(ooc.layerwise.sweep.LayerwisePass, room=room))  # noqa: B010 - for mypy
     if record is not None:
         remains.record(record)
     torch.set_num_threads(1)

@@ -19,13 +19,13 @@ _OWN = {"trace.json", "checkpoint.pt", "undo.log", "config.json"}
 def record(folder: Path) -> None:
     """Have this process keep in `folder`, on its way, digests of its state at every checkpoint, and the rows of a sweep."""
     from ooc.layerwise.row_files import Files
-    from ooc.layerwise.sweep import LayerSweep
+    from ooc.layerwise.sweep import LayerwisePass
     from ooc.training import checkpoint
     from ooc.training.run import Run
 
     sweep = folder / _SWEEP
     sweep.mkdir()
-    save, note, deal = Run.checkpoint, Files.note, LayerSweep._open_tiles
+    save, note, deal = Run.checkpoint, Files.note, LayerwisePass._open_tiles
 
     def saving(self: Run) -> None:
         before = self._saved_cursor
@@ -42,13 +42,13 @@ def record(folder: Path) -> None:
             if progress["next"] == rows.shape[0]:
                 shutil.copy(rows.path / "rows.bin", sweep / f"{progress['stage']} {rows.path.name}")
 
-    def dealing(self: LayerSweep, *more: Any) -> Any:
+    def dealing(self: LayerwisePass, *more: Any) -> Any:
         made = deal(self, *more)
         if self.files.folder is not None:
             shutil.copy(self.files.folder / "tiles/rows.bin", sweep / "-1 tiles")
         return made
 
-    Run.checkpoint, Files.note, LayerSweep._open_tiles = saving, noting, dealing  # type: ignore
+    Run.checkpoint, Files.note, LayerwisePass._open_tiles = saving, noting, dealing  # type: ignore
 
 
 def check(cut: Path, kept: Path, scratch: Path) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.relabel import Union
+from ooc.graph.relabel import RelabelTable
 from tools.bench.lib.disk_rates import Disk
 from tools.bench.lib.pages import PAGE_BYTES, pages_of
 from tools.bench.sampled.trace import Trace
@@ -52,12 +52,12 @@ class Reads:
 
 def unions(batches: Iterable[NDArray[Any]], window_rows: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """(batches, distinct rows, ascending) of every window; batches: the node ids of each, int[n]."""
-    union, count, size = Union(), 0, 0
+    union, count, size = RelabelTable(), 0, 0
     for nodes in (ids.astype(np.int64, copy=False) for ids in batches):
         union.add(nodes)
         if count and union.size > window_rows:
             yield count, union.ascending(size)[0]
-            union, count = Union(), 0
+            union, count = RelabelTable(), 0
             union.add(nodes)
         count, size = count + 1, union.size
     if count:

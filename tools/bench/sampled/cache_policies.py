@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from ooc.loading.collate import Drawn
-from ooc.loading.feature_cache import Residents
-from ooc.loading.superbatch_plan import Grouping
+from ooc.loading.collate import SampledBatch
+from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.loading.work import Work
 from stores.jit import kernel
 from tools.bench.lib.chart import Panel, lines
@@ -202,7 +202,7 @@ def belady(trace: Trace, ids: int, capacity: int) -> int:
 
 
 @dataclass(frozen=True)
-class FixedRoom(Grouping):
+class FixedRoom(SuperbatchPlanner):
     """The planner with a given number of rows in memory, whatever else a loader holds."""
 
     rows: int = 0
@@ -218,11 +218,13 @@ def look_ahead(batches: Iterable[NDArray[Any]], work: Work, capacity: int) -> in
     """
     nothing = np.empty(0, np.int64)
     drawn = (
-        Drawn(step, True, nothing, Subgraph(ids.astype(np.int64), np.zeros(1, np.int64), nothing, nothing, (len(ids),), ()))
+        SampledBatch(
+            step, True, nothing, Subgraph(ids.astype(np.int64), np.zeros(1, np.int64), nothing, nothing, (len(ids),), ())
+        )
         for step, ids in enumerate(batches)
     )
     misses = 0
-    for window in FixedRoom(work, 0, 1, Residents.none(), first_bytes=2**62, rows=capacity).windows(drawn):
+    for window in FixedRoom(work, 0, 1, CachedNodes.none(), first_bytes=2**62, rows=capacity).windows(drawn):
         if window.sketch.limit > capacity:
             return None
         misses += int(np.count_nonzero(window.carried < 0))

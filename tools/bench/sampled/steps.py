@@ -76,9 +76,9 @@ def loader_of(
     """The loader of a run. sums: width of the first layer's output where the loader is to make that layer's sums of neighbors,
     0 where batches are to have the rows; budget: a division of the memory that is known already."""
     import ooc
-    from ooc.graph.aggregation import Summing
+    from ooc.graph.aggregation import PreAggregation
 
-    summing = Summing("mean", sums) if sums else None
+    summing = PreAggregation("mean", sums) if sums else None
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "edge_ids": False}
     options |= {"budget": budget, "summing": summing}
     return ooc.NeighborLoader(ds, fanout, input_nodes=seeds, **options)

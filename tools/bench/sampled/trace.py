@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 import ooc
 from ooc.graph.memory_shares import budget_of
-from ooc.loading.collate import Drawn
-from ooc.loading.feature_cache import Residents
-from ooc.loading.shared_scan_plan import Sweep, sweeps, waiting
-from ooc.loading.superbatch_plan import Grouping, Window
+from ooc.loading.collate import SampledBatch
+from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.shared_scan_plan import SharedScan, sweeps, waiting
+from ooc.loading.superbatch_plan import Superbatch, SuperbatchPlanner
 from ooc.loading.work import Work
 from ooc.runtime.budget import Budget
 from ooc.runtime.keyed_random import Cursor
@@ -69,7 +69,7 @@ class Trace:
         assert self.work.x is not None
         return self.work.x.row_bytes
 
-    def drawn(self) -> Iterator[Drawn]:
+    def drawn(self) -> Iterator[SampledBatch]:
         """The sampled batches."""
         cursors = (Cursor(0, step) for step in range(self.batches))
         yield from map(self.work.sample, cursors) if self.work.lockstep is None else self.work.sampled(cursors, False)
@@ -78,11 +78,11 @@ class Trace:
         """int64[n], the node ids of every batch."""
         return (drawn.subgraph.node for drawn in self.drawn())
 
-    def windows(self) -> Iterator[Window]:
+    def windows(self) -> Iterator[Superbatch]:
         """The windows that the run's own planner made."""
-        return Grouping(self.work, self.budget.batches, 1, Residents.none()).windows(self.drawn())
+        return SuperbatchPlanner(self.work, self.budget.batches, 1, CachedNodes.none()).windows(self.drawn())
 
-    def sweeps(self) -> Iterator[Sweep]:
+    def sweeps(self) -> Iterator[SharedScan]:
         """The sweeps that the run's own planner made, where its batches have sums."""
         waits = (waiting(self.work, drawn) for drawn in self.drawn())
         pool = self.budget.batches + self.work.spare_bytes

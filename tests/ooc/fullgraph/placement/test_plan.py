@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.fullgraph.ir import Fate, Placement, Program, Value
-from ooc.fullgraph.placement.costs import Load, Profile, Ranges
-from ooc.fullgraph.placement.plan import Room, StepPlan, plan_step, predict, static_placements
+from ooc.fullgraph.ir import Placement, Program, TensorPlacement, Value
+from ooc.fullgraph.placement.costs import Ranges, RunLoad, StepProfile
+from ooc.fullgraph.placement.plan import StepPlan, TierRoom, plan_step, predict, static_placements
 from ooc.fullgraph.placement.search import search, unbeaten
 from stores.errors import BudgetError
 from stores.sizes import parse_bytes
@@ -21,35 +21,35 @@ from tests.ooc.fullgraph.chains import chain, profile
 MOST_TRIED = 200
 
 
-def seconds_of(program: Program, known: Profile, placement: Placement, room: Room) -> float:
+def seconds_of(program: Program, known: StepProfile, placement: Placement, room: TierRoom) -> float:
     try:
         return predict(program, known, placement, room).seconds
     except BudgetError:
         return inf
 
 
-def ways(value: Value) -> list[tuple[Fate, Fate]]:
+def ways(value: Value) -> list[tuple[TensorPlacement, TensorPlacement]]:
     """(fate, where it stands while it is used) of a value."""
-    kept = [(fate, fate) for fate in value.fates if fate is not Fate.RECOMPUTED]
-    if Fate.RECOMPUTED not in value.fates:
+    kept = [(fate, fate) for fate in value.fates if fate is not TensorPlacement.RECOMPUTED]
+    if TensorPlacement.RECOMPUTED not in value.fates:
         return kept
-    passing = (Fate.RETAINED, Fate.DISK) if value.kind == "rows" else (Fate.DISK,)
-    return [*kept, *((Fate.RECOMPUTED, tier) for tier in passing)]
+    passing = (TensorPlacement.RETAINED, TensorPlacement.DISK) if value.kind == "rows" else (TensorPlacement.DISK,)
+    return [*kept, *((TensorPlacement.RECOMPUTED, tier) for tier in passing)]
 
 
-def best_of_all(program: Program, known: Profile, room: Room) -> float:
+def best_of_all(program: Program, known: StepProfile, room: TierRoom) -> float:
     """The least seconds of any placement there is."""
     names = [value.name for value in program.values]
     least = inf
     for picked in product(*map(ways, program.values)):
         fates = {name: fate for name, (fate, _) in zip(names, picked, strict=True)}
-        passing = {name: tier for name, (fate, tier) in zip(names, picked, strict=True) if fate is Fate.RECOMPUTED}
+        passing = {name: tier for name, (fate, tier) in zip(names, picked, strict=True) if fate is TensorPlacement.RECOMPUTED}
         least = min(least, seconds_of(program, known, Placement(fates, passing), room))
     return least
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Program, Profile, Room]:
+def problems(draw: st.DrawFn) -> tuple[Program, StepProfile, TierRoom]:
     """Chains of up to four layers whose placements can all be tried."""
     layers = draw(st.integers(1, 4))
     widths = draw(st.lists(st.sampled_from([2, 4, 8, 16]), min_size=layers + 1, max_size=layers + 1))
@@ -58,13 +58,13 @@ def problems(draw: st.DrawFn) -> tuple[Program, Profile, Room]:
     program = chain(widths, saved=saved, constant=constant, initial=initial)
     fates, count = {}, 1
     for value in draw(st.permutations(program.values)):
-        allowed = [fate for fate in value.fates if host or fate is not Fate.HOST]
+        allowed = [fate for fate in value.fates if host or fate is not TensorPlacement.HOST]
         lasts = value.name == "initial"  # read at every layer: never made again where it can be kept
         some = draw(st.lists(st.sampled_from(allowed), min_size=1, max_size=4, unique=True))
-        some = [Fate.RETAINED, Fate.DISK, Fate.RECOMPUTED] if lasts else some
-        number = len(some) + (Fate.RECOMPUTED in some and value.kind == "rows")
+        some = [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED] if lasts else some
+        number = len(some) + (TensorPlacement.RECOMPUTED in some and value.kind == "rows")
         if count * number > MOST_TRIED:
-            some, number = [some[0]], 1 + (some[0] is Fate.RECOMPUTED and value.kind == "rows")
+            some, number = [some[0]], 1 + (some[0] is TensorPlacement.RECOMPUTED and value.kind == "rows")
         fates[value.name], count = tuple(some), count * number
     program = chain(widths, saved=saved, constant=constant, initial=initial, fates=fates)
     known = profile(
@@ -72,12 +72,12 @@ def problems(draw: st.DrawFn) -> tuple[Program, Profile, Room]:
     )
     total = sum(value.nbytes for value in program.values)
     room = [int(total * draw(st.floats(low, 1))) for low in (0.02, 0.0, 0.3)]
-    return program, known, Room(room[0], room[1] if host else 0, room[2])
+    return program, known, TierRoom(room[0], room[1] if host else 0, room[2])
 
 
 @settings(deadline=None, max_examples=60)
 @given(problems())
-def test_the_search_finds_what_trying_everything_finds(problem: tuple[Program, Profile, Room]) -> None:
+def test_the_search_finds_what_trying_everything_finds(problem: tuple[Program, StepProfile, TierRoom]) -> None:
     program, known, room = problem
     least = best_of_all(program, known, room)
     found = search(program, known, room.bytes)
@@ -91,9 +91,11 @@ def test_the_search_finds_what_trying_everything_finds(problem: tuple[Program, P
 
 @settings(deadline=None, max_examples=25)
 @given(problems(), st.floats(1, 4))
-def test_a_plan_fits_and_no_plan_that_treats_all_alike_is_faster(problem: tuple[Program, Profile, Room], more: float) -> None:
+def test_a_plan_fits_and_no_plan_that_treats_all_alike_is_faster(
+    problem: tuple[Program, StepProfile, TierRoom], more: float
+) -> None:
     program, known, room = problem
-    room = Room(*(int(more * nbytes) for nbytes in room.bytes))
+    room = TierRoom(*(int(more * nbytes) for nbytes in room.bytes))
     static = [seconds_of(program, known, each, room) for each in static_placements(program, known).values()]
     if min(static) == inf and search(program, known, room.bytes) is None:
         return
@@ -109,7 +111,7 @@ def test_deep_models_are_planned_in_time_and_within_the_bounds() -> None:
     total = sum(value.nbytes for value in program.values)
     before = inf
     for share in (0.02, 0.1, 0.3, 0.7, 1.1):
-        plan = plan_step(program, known, Room(int(total * share), 0, 10 * total))
+        plan = plan_step(program, known, TierRoom(int(total * share), 0, 10 * total))
         assert plan.seconds <= min([before, *(each for each in plan.static.values() if each is not None)])
         before = plan.seconds
     assert before == plan.static["all retained"] < inf
@@ -117,7 +119,7 @@ def test_deep_models_are_planned_in_time_and_within_the_bounds() -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(problems(), st.floats(1, 2))
-def test_more_memory_never_makes_a_plan_slower(problem: tuple[Program, Profile, Room], more: float) -> None:
+def test_more_memory_never_makes_a_plan_slower(problem: tuple[Program, StepProfile, TierRoom], more: float) -> None:
     program, known, room = problem
     found = search(program, known, room.bytes)
     if found is None:
@@ -134,27 +136,27 @@ def test_what_does_not_fit_names_what_would_do(device: int, disk: int, named: tu
     program = chain([8, 16, 16, 4])
     known = profile(program, [3, 5])
     with pytest.raises(BudgetError) as error:
-        plan_step(program, known, Room(device, 0, disk))
+        plan_step(program, known, TierRoom(device, 0, disk))
     advice = str(error.value).split(": give ")[1].split(" or ")
     assert len(advice) == len(named)
     for each, word in zip(advice, named, strict=True):
         assert word in each
         more = int(1.01 * parse_bytes("".join(each.split(" ")[:2])))
         more_memory = "--memory" in each
-        room = Room(device + more * more_memory, 0, disk + more * (not more_memory))
+        room = TierRoom(device + more * more_memory, 0, disk + more * (not more_memory))
         assert plan_step(program, known, room).seconds > 0
 
 
 def test_a_plan_is_the_same_from_json() -> None:
     program = chain([8, 16, 16, 4], saved=4)
-    plan = plan_step(program, profile(program, [3, 5, 2]), Room(10**6, 0, 10**8))
+    plan = plan_step(program, profile(program, [3, 5, 2]), TierRoom(10**6, 0, 10**8))
     again = StepPlan.of(json.loads(json.dumps(plan.asdict())))
     assert again == plan
     assert json.loads(json.dumps(plan.asdict()))["seconds"] == plan.seconds
 
 
 def test_passes_are_as_few_as_the_memory_allows_and_parts_hide_behind_the_longest() -> None:
-    load = Load((3.0, 0.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 2.0), Ranges(8, 100.0))
+    load = RunLoad((3.0, 0.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 2.0), Ranges(8, 100.0))
     assert [float(load.ranges.passes(left)) for left in (-1, 99, 100, 300, 399, 400, 800, 10**6)] == [
         inf,
         inf,

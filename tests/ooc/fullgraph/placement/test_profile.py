@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ooc.fullgraph.activation_offload import Live
-from ooc.fullgraph.ir import Fate, Placement, Program
-from ooc.fullgraph.placement.costs import Each, OpCost, Profile, Ranges, Speed
-from ooc.fullgraph.placement.plan import Room, plan_step, predict
+from ooc.fullgraph.activation_offload import PendingChunk
+from ooc.fullgraph.ir import Placement, Program, TensorPlacement
+from ooc.fullgraph.placement.costs import OpCost, RangeBytes, Ranges, Speed, StepProfile
+from ooc.fullgraph.placement.plan import TierRoom, plan_step, predict
 from ooc.fullgraph.placement.profile import plan_full, profile
 from ooc.fullgraph.step import FullGraph
 from ooc.layerwise.shape import gather_ranges
@@ -49,10 +49,10 @@ def test_a_planned_step_is_the_step(
                 model.load_state_dict(state)
 
 
-def made_up(program: Program, rng: np.random.Generator) -> Profile:
-    gathering: dict[str, Any] = {"gathered": Each(320.0, 160.0), "kept": Each(80.0, 40.0), "hub": 4096}
+def made_up(program: Program, rng: np.random.Generator) -> StepProfile:
+    gathering: dict[str, Any] = {"gathered": RangeBytes(320.0, 160.0), "kept": RangeBytes(80.0, 40.0), "hub": 4096}
     ops = {op.name: OpCost(*rng.integers(0, 8, 3).tolist(), **(gathering if op.kind == "gather" else {})) for op in program.ops}
-    return Profile(ops, {Fate.DISK: Speed(2.0**18, 2.0**17)}, 0.5)
+    return StepProfile(ops, {TensorPlacement.DISK: Speed(2.0**18, 2.0**17)}, 0.5)
 
 
 @pytest.mark.parametrize(("name", "settings"), MODELS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
@@ -66,12 +66,14 @@ def test_no_placement_drawn_at_random_is_faster(
         program = full.program
     total = sum(value.nbytes for value in program.values)
     for share in (0.2, 0.5, 0.8):
-        costs, room, tried = made_up(program, rng), Room(int(total * share), 0, total), 0
+        costs, room, tried = made_up(program, rng), TierRoom(int(total * share), 0, total), 0
         plan = plan_step(program, costs, room)
         assert plan.exact or name == "gat"  # of rows that are gathered again the search thinks a little better than it should
         for _ in range(150):
             fates = {value.name: value.fates[rng.integers(len(value.fates))] for value in program.values}
-            passing = {value.name: (Fate.RETAINED, Fate.DISK)[rng.integers(2)] for value in program.values}
+            passing = {
+                value.name: (TensorPlacement.RETAINED, TensorPlacement.DISK)[rng.integers(2)] for value in program.values
+            }
             try:
                 drawn = predict(program, costs, Placement(fates, passing), room)
             except BudgetError:
@@ -81,23 +83,23 @@ def test_no_placement_drawn_at_random_is_faster(
         assert tried
 
 
-@pytest.mark.parametrize("fate", [Fate.RETAINED, Fate.DISK, Fate.RECOMPUTED])
-def test_a_step_moves_the_bytes_that_were_predicted(make_store: MakeStore, tmp_path: Path, fate: Fate) -> None:
+@pytest.mark.parametrize("fate", [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED])
+def test_a_step_moves_the_bytes_that_were_predicted(make_store: MakeStore, tmp_path: Path, fate: TensorPlacement) -> None:
     path = make_store(num_nodes=30_000, num_edges=240_000, x=np.ones((30_000, 32), np.float32))
     with Dataset.open(path) as ds:
         torch.manual_seed(1)
         model = build_model("sage", 32, 32, 4, 3)
         with closing(FullGraph(model, ds, tmp_path / "full", room=40_000_000)) as full:
-            fates = {v.name: fate if fate in v.fates else Fate.DISK for v in full.program.values}
+            fates = {v.name: fate if fate in v.fates else TensorPlacement.DISK for v in full.program.values}
             full.placement = Placement(fates)
             costs = profile(full, tmp_path / "full")  # for what autograd keeps
-            plan = predict(full.program, costs, full.placement, Room(full.room, 0, 10**9))
+            plan = predict(full.program, costs, full.placement, TierRoom(full.room, 0, 10**9))
             loss = Labelled(ds)
             full.step(loss)  # makes what is constant
             before = full.traffic.bytes_read, full.traffic.bytes_written
             full.step(loss)
             read, written = (after - first for after, first in zip(_moved(full), before, strict=True))
-            predicted = plan.moved(Fate.DISK)
+            predicted = plan.moved(TensorPlacement.DISK)
             assert read == pytest.approx(predicted[0], rel=0.1, abs=10**5)
             assert written == pytest.approx(predicted[1], rel=0.1, abs=10**5)
             names = [name for name in full.traffic.seconds if not name.startswith("edges")]
@@ -131,23 +133,25 @@ def test_the_profile_measures_what_autograd_keeps_and_every_op(
         assert all(cost.sums_s + cost.pass_s > 0 for cost in costs)
         saved = [value for value in full.program.values if value.kind == "saved"]
         assert all(found.nbytes[value.name] > 0 for value in saved)  # the perceptron's inner rows
-        assert min(found.tiers[Fate.DISK].read, found.tiers[Fate.DISK].written) > 1e6
+        assert min(found.tiers[TensorPlacement.DISK].read, found.tiers[TensorPlacement.DISK].written) > 1e6
         assert 0 <= found.hidden <= 1
         assert not (tmp_path / "full" / "profile").exists()
         assert profile(full, None).tiers == {}
 
 
-@pytest.mark.parametrize(("fate", "at_once"), [(Fate.RETAINED, 0), (Fate.DISK, 2), (Fate.RECOMPUTED, 1)])
+@pytest.mark.parametrize(
+    ("fate", "at_once"), [(TensorPlacement.RETAINED, 0), (TensorPlacement.DISK, 2), (TensorPlacement.RECOMPUTED, 1)]
+)
 def test_ranges_of_a_layer_that_gathers_leave_room_for_what_autograd_keeps(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: Fate, at_once: int
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: TensorPlacement, at_once: int
 ) -> None:
     nodes, room, kept, held, events = 20_000, 50_000_000, list[int](), dict[int, int](), list[tuple[int, int]]()
 
     def noted(method: str) -> None:
         """After each call: (ranges that went down so far, bytes that autograd keeps in memory)."""
-        real = getattr(Live, method)
+        real = getattr(PendingChunk, method)
 
-        def call(live: Live, *arguments: Any) -> Any:
+        def call(live: PendingChunk, *arguments: Any) -> Any:
             if method == "down":
                 kept.append(held[id(live)])
             found = real(live, *arguments)
@@ -155,7 +159,7 @@ def test_ranges_of_a_layer_that_gathers_leave_room_for_what_autograd_keeps(
             events.append((len(kept), sum(held.values())))
             return found
 
-        monkeypatch.setattr(Live, method, call)
+        monkeypatch.setattr(PendingChunk, method, call)
 
     torch.manual_seed(1)
     path = make_store(num_nodes=nodes, num_edges=10 * nodes, x=np.ones((nodes, 32), np.float32))
@@ -164,9 +168,9 @@ def test_ranges_of_a_layer_that_gathers_leave_room_for_what_autograd_keeps(
         closing(FullGraph(build_model("gat", 32, 32, 4, 2, heads=2), ds, tmp_path / "full", room=room)) as full,
     ):
         costs = profile(full, tmp_path / "full")
-        placement = Placement({v.name: fate if v.kind == "saved" else Fate.DISK for v in full.program.values})
-        full.room = room + costs.nbytes["saved0"] * (fate is Fate.RETAINED)
-        full.placement = predict(full.program, costs, placement, Room(full.room, 0, 10**9)).placement
+        placement = Placement({v.name: fate if v.kind == "saved" else TensorPlacement.DISK for v in full.program.values})
+        full.room = room + costs.nbytes["saved0"] * (fate is TensorPlacement.RETAINED)
+        full.placement = predict(full.program, costs, placement, TierRoom(full.room, 0, 10**9)).placement
         memory = full.placement.ranges["layer0"]
         ranges = len(list(gather_ranges(ds.graph, full.shape.sweep.layers[0], memory, 0)))
         for method in ("__init__", "fetch", "down"):

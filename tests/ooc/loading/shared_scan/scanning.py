@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc.graph.aggregation import Summing
+from ooc.graph.aggregation import PreAggregation
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.budget import divide
 from stores.arrays.rows import ArrayRows
@@ -14,7 +14,7 @@ from stores.dataset import Dataset
 from stores.errors import BudgetError
 
 N, E, F = 300, 3000, 21
-MEAN = Summing("mean", 8)
+MEAN = PreAggregation("mean", 8)
 
 
 def piece_threads() -> list[str]:

@@ -122,7 +122,7 @@ def test_an_epoch_after_one_that_was_dropped_has_all_the_memory(
 def test_a_collection_in_the_middle_of_a_request_to_read_stops_the_sweeper(ds: Dataset) -> None:
     """By the thread that makes the request, in which the collection of a dropped epoch may happen."""
     loader = loader_of(ds)
-    sweeper = sweeps.Sweeper(loader._work, loader._work.x, Clock(), loader.budget.batches)
+    sweeper = sweeps.ScanReader(loader._work, loader._work.x, Clock(), loader.budget.batches)
 
     def request() -> None:
         with sweeper._readers._shutdown_lock:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ooc.graph.aggregation import Sums
+from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.loading import neighbor_loader as loaders
 from ooc.loading import shared_scan as sweeps
-from ooc.loading.feature_cache import SECOND_SHARE, Shelf, shelf_of
+from ooc.loading.feature_cache import SECOND_SHARE, CacheRegistry, shelf_of
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.shared_scan import RootCopies, Stopped, SumsMemory
+from ooc.loading.shared_scan import AggregateBuffers, SelfRowBuffers, Stopped
 from stores.dataset import Dataset
 from stores.errors import BudgetError
 from tests.ooc.batches import same
@@ -23,7 +23,7 @@ def test_batches_that_are_kept_neither_hang_nor_change(path: Any, ds: Dataset) -
     loader = loader_of(ds, budget=few(1))
     kept = list(loader)
     assert loader.times()["sum"]["items"] > 4
-    copies = [Sums(batch.x.near.clone(), batch.x.root.clone()) for batch in kept]
+    copies = [FirstLayerAggregates(batch.x.near.clone(), batch.x.root.clone()) for batch in kept]
     outcome(loader)
     assert same([batch.x for batch in kept], copies)
     assert same(kept, in_memory(path)[0][:15])
@@ -32,7 +32,7 @@ def test_batches_that_are_kept_neither_hang_nor_change(path: Any, ds: Dataset) -
 def test_sums_alive_stay_within_the_budget(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: dict[int, int] = {}
     peak = 0
-    take = SumsMemory.take
+    take = AggregateBuffers.take
 
     def counted(self: Any, rows: int, roots: int, width: int, turn: int) -> Any:
         nonlocal peak
@@ -45,7 +45,7 @@ def test_sums_alive_stay_within_the_budget(ds: Dataset, monkeypatch: pytest.Monk
         return sums, kept
 
     numbers: list[int] = []
-    monkeypatch.setattr(SumsMemory, "take", counted)
+    monkeypatch.setattr(AggregateBuffers, "take", counted)
     monkeypatch.setattr(sweeps, "GRACE_SECONDS", 10.0)
     for room in 2, 4, 8:
         loader = loader_of(ds, batch_size=10, budget=few(room))
@@ -59,13 +59,13 @@ def test_sums_alive_stay_within_the_budget(ds: Dataset, monkeypatch: pytest.Monk
         assert not alive
 
 
-def stopped(memory: SumsMemory) -> None:
+def stopped(memory: AggregateBuffers) -> None:
     with pytest.raises(Stopped):
         memory.take(1, 0, 1, 4)
 
 
 def test_two_buffers_serve_an_epoch_and_a_consumer_that_keeps_them_gets_more() -> None:
-    memory = SumsMemory()
+    memory = AggregateBuffers()
     (first, roots), second = memory.take(3, 2, 4, 0), memory.take(3, 2, 4, 1)
     first[:], roots[:], second[0][:], second[1][:] = 1, 1, 2, 2
     part, got = roots[1:], []
@@ -93,7 +93,7 @@ def test_two_buffers_serve_an_epoch_and_a_consumer_that_keeps_them_gets_more() -
 
 def test_copies_are_used_again_and_a_consumer_that_keeps_them_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps, "GRACE_SECONDS", 10.0)
-    copies = RootCopies(2)
+    copies = SelfRowBuffers(2)
     first, second = copies.take(3, 4), copies.take(3, 4)
     first[:], second[:], address, got = 1, 2, first.ctypes.data, []
     third = threading.Thread(target=lambda: got.append(copies.take(3, 4)))
@@ -113,8 +113,8 @@ def test_a_sweeps_first_batch_needs_no_copy_and_two_at_a_time_are_alive(
     path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    take = RootCopies.take
-    monkeypatch.setattr(RootCopies, "take", lambda self, rows, width: (taken.append(rows), take(self, rows, width))[1])
+    take = SelfRowBuffers.take
+    monkeypatch.setattr(SelfRowBuffers, "take", lambda self, rows, width: (taken.append(rows), take(self, rows, width))[1])
     loader = loader_of(ds, budget=few(4))
     got = outcome(loader)
     assert same(got, in_memory(path))
@@ -169,6 +169,6 @@ def test_a_loader_of_rows_beside_one_of_sums_shares_the_memory_too(ds: Dataset) 
 
 
 def test_a_sweep_that_an_interrupt_took_from_its_owner_stands_in_nobodys_way() -> None:
-    shelf = Shelf()
+    shelf = CacheRegistry()
     shelf.begin_sweeps()
     assert shelf.begin_sweeps().alone
