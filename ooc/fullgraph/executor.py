@@ -32,7 +32,7 @@ class Executor:
     """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; held: values that an earlier
     step made and that are good still, added to.
 
-    >>> Executor(program, placement, shape, parts, shelf, walks, spool, traffic, room, held).run(loss)
+    >>> Executor(program, placement, shape, parts, store, node_scans, spool, traffic, room, held).run(loss)
     0.693
     """
 
@@ -42,8 +42,8 @@ class Executor:
         placement: Placement,
         shape: FullShape,
         parts: StepModules,
-        shelf: ValueStore,
-        walks: NodeScans,
+        store: ValueStore,
+        node_scans: NodeScans,
         spool: OffloadFile | None,
         traffic: IoStats,
         room: int,
@@ -52,7 +52,7 @@ class Executor:
         progress: Progress = lambda what, done, total: None,
     ) -> None:
         self.program, self.placement, self.shape, self.parts = program, placement, shape, parts
-        self.shelf, self.walks, self.spool, self.traffic = shelf, walks, spool, traffic
+        self.store, self.node_scans, self.spool, self.traffic = store, node_scans, spool, traffic
         self.room, self.held = room, held
         self.loss = 0.0
         self._notes, self._progress = notes, progress
@@ -70,7 +70,7 @@ class Executor:
         """The whole step: gradients are added to the parameters'; the loss."""
         state = self._resumed()
         self._resumed_op = self.program.ops[state.op].name if state.next else ""
-        self.shelf.left = self._left
+        self.store.left = self._left
         try:
             for number, op in list(enumerate(self.program.ops))[state.op :]:
                 self._number, start = number, state.next if number == state.op else 0
@@ -90,7 +90,7 @@ class Executor:
     def _resumed(self) -> StepPosition:
         """Where to begin: at a note of this very step, with what it speaks of."""
         state = None if self._notes is None else self._notes.found()
-        self.shelf.halves.clear()
+        self.store.halves.clear()
         if state is None:
             if self._notes is not None:
                 self._notes.forget()
@@ -98,27 +98,27 @@ class Executor:
         self.loss = state.loss
         self._made |= set(state.made)
         self._begun |= set(state.begun)
-        self.shelf.halves.update(state.halves)
+        self.store.halves.update(state.halves)
         state.put_back(self.parts)
         return state
 
     def _note(self, op: Op, chunk: NodeChunk, moments: Moments | None = None) -> None:
         """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
-        self.shelf.tidy()
+        self.store.tidy()
         self._progress(op.name, chunk.place.stop, self.shape.sweep.num_nodes)
         if self._notes is None or not chunk.ends or op.scatters or not self._notes.due():
             return
         later = self.program.ops[self._number :]
         needed = {name for each in later for name in (each.summed, *each.reads, *each.writes, each.scatters) if name[:1] == "g"}
         begun = [name for name in (*self._begun, *op.writes) if name in needed]
-        if not all(self.shelf.on_disk(name) for name in begun):
+        if not all(self.store.on_disk(name) for name in begun):
             return
         rows = [name for name in op.writes if self._comes(name)]
-        if chunk.place.stop < self.shape.sweep.num_nodes and not all(map(self.shelf.on_disk, rows)):
+        if chunk.place.stop < self.shape.sweep.num_nodes and not all(map(self.store.on_disk, rows)):
             return  # what is in memory alone is made again from its first row on
-        made = [name for name in self._made if name not in ("x", "edges") and self.shelf.on_disk(name)]
+        made = [name for name in self._made if name not in ("x", "edges") and self.store.on_disk(name)]
         self._drain()
-        self.shelf.sync([*rows, *made, *begun])
+        self.store.sync([*rows, *made, *begun])
         state = StepPosition(
             self._number,
             chunk.place.stop,
@@ -128,12 +128,12 @@ class Executor:
             self.parts.draws.keys,
             statistics_of(self.parts),
             None if moments is None else moments.state,
-            dict(self.shelf.halves),
+            dict(self.store.halves),
         )
         self._notes.keep(state)
 
     def _drain(self) -> None:
-        self.shelf.drain()
+        self.store.drain()
         if self.spool is not None:
             self.spool.drain()
 
@@ -151,9 +151,9 @@ class Executor:
         near = inputs.get("near", "")
         rows = [name for name in writes if name[0] != "g" and name != near]
         for name in rows:
-            self.shelf.open(name)
+            self.store.open(name)
         moments = Moments(state) if loss is not None and f"z{op.layer}" in rows else None
-        for chunk in self._walk(op, inputs, near in writes and self._stored(near), [], {}, start):
+        for chunk in self._scan(op, inputs, near in writes and self._stored(near), [], {}, start):
             with self.traffic.timed(COMPUTE):
                 given = self._given(inputs, chunk)
                 if op.turns and loss is not None:
@@ -163,7 +163,7 @@ class Executor:
             if moments is not None:
                 moments.add(outputs[f"z{op.layer}"])
             for name in rows:
-                self.shelf.put(name, chunk.place.first, outputs[name].numpy())
+                self.store.put(name, chunk.place.first, outputs[name].numpy())
             if loss is not None:
                 self._note(op, chunk, moments)
         if moments is not None:
@@ -171,7 +171,7 @@ class Executor:
         if loss is not None:
             self._added(op)
         done = [*rows, *([near] if near in writes and self._stored(near) else [])]
-        self._made |= {name for name in done if not start or self.shelf.on_disk(name)}
+        self._made |= {name for name in done if not start or self.store.on_disk(name)}
 
     def _comes(self, name: str) -> bool:
         """Whether an op's value is put anywhere, for later ops or for the way down."""
@@ -189,7 +189,7 @@ class Executor:
         spool = self.spool if self.placement.fate(saved) is TensorPlacement.DISK else None
         live = PendingChunk(self._function(op, place), given, wanted_of(self.shape, op), self._own, spool)
         self._waiting.add(op.name, place.first, live)
-        self.shelf.trim(self._left())
+        self.store.trim(self._left())
         outputs, live.outputs = live.outputs, {}
         return outputs
 
@@ -228,7 +228,7 @@ class Executor:
                 self._ensure(name)
         self._begin(op)
         try:
-            for chunk in self._walk(up, inputs, False, more, lives, start, op):
+            for chunk in self._scan(up, inputs, False, more, lives, start, op):
                 with self.traffic.timed(COMPUTE):
                     given = self._given(inputs, chunk)
                     live = chunk.live
@@ -250,8 +250,8 @@ class Executor:
     def _add(self, op: Op, start: int) -> None:
         """Sums of gradients alone."""
         (name,) = op.writes
-        for chunk in self._walk(op, {}, False, [], {}, start, op):
-            self.shelf.put(name, chunk.place.first, chunk.read["gsum"])
+        for chunk in self._scan(op, {}, False, [], {}, start, op):
+            self.store.put(name, chunk.place.first, chunk.read["gsum"])
             self._note(op, chunk)
         self._added(op)
 
@@ -260,21 +260,21 @@ class Executor:
         if not op.scatters:
             return
         if op.scatters not in self._begun:
-            self.shelf.clear(op.scatters)
+            self.store.clear(op.scatters)
         elif self._notes is not None:
             self._notes.forget()
 
     def _added(self, op: Op) -> None:
         """An op's gradients stand there."""
         for name in self._adds:
-            self.shelf.halves[name] = self.shelf.other_half(name)
+            self.store.halves[name] = self.store.other_half(name)
         self._begun |= {name for name in (*op.writes, op.scatters) if name[:1] == "g"}
 
     def _leave(self, op: Op, chunk: NodeChunk, caught: Tensors) -> None:
         """Put the gradients of a chunk's inputs where the ops below find them."""
         index, place = op.layer, chunk.place
         if op.scatters and "rows" in caught:
-            self.shelf.add(op.scatters, place.at["sources"], caught["rows"].numpy())
+            self.store.add(op.scatters, place.at["sources"], caught["rows"].numpy())
         names = {"near": f"gnear{index}", "root": self.shape.own_gradient(index), "initial": "ginitial", "z": f"gz{index}"}
         for part, name in names.items():
             if name not in op.writes:
@@ -284,16 +284,16 @@ class Executor:
                 shape = (place.stop - place.first, self.shape.columns(name))
                 gradient = torch.zeros(shape, dtype=torch.float64 if self.shape.itemsize == 8 else torch.float32)
             if part == "near" and self.shape.sweep.layers[index].kind == "mean":
-                gradient = gradient * torch.from_numpy(self.walks.inverse_degree(place.first, place.stop))[:, None]
+                gradient = gradient * torch.from_numpy(self.node_scans.inverse_degree(place.first, place.stop))[:, None]
             if name in self._adds:
-                gradient = gradient + torch.from_numpy(self.shelf.read(name, place.first, place.stop))
-                self.shelf.put(name, place.first, gradient.numpy(), self.shelf.other_half(name))
+                gradient = gradient + torch.from_numpy(self.store.read(name, place.first, place.stop))
+                self.store.put(name, place.first, gradient.numpy(), self.store.other_half(name))
             else:
-                self.shelf.put(name, place.first, gradient.numpy())
+                self.store.put(name, place.first, gradient.numpy())
 
     # --- both ways ---
 
-    def _walk(
+    def _scan(
         self,
         up: Op,
         inputs: dict[str, str],
@@ -317,31 +317,31 @@ class Executor:
             summed.append(SumRequest("gsum", down.summed, "sum" if above == "mean" else above, True, False))
         made = {each.name for each in summed}
         names = list(dict.fromkeys(name for name in (*inputs.values(), *more) if name not in made))
-        self.shelf.trim(0 if up.kind == "gather" else self._left())
+        self.store.trim(0 if up.kind == "gather" else self._left())
         if up.kind == "gather":
             memory = self.placement.ranges.get(up.name, self.room // 2)  # the rest is for what autograd keeps
             others = [name for part, name in inputs.items() if part != "rows"]
-            ranges = self.walks.ranges(up.layer, memory)
+            ranges = self.node_scans.ranges(up.layer, memory)
             if len(ranges) > 1 and hidden_norms(self.parts.layers[up.layer]):
                 raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
-            return self.walks.gathered(up.summed, [*others, *more], [own for own in ranges if own[0] >= start], lives)
+            return self.node_scans.gathered(up.summed, [*others, *more], [own for own in ranges if own[0] >= start], lives)
         stay = [
             each for each in summed if each.keep and self.placement.fate(each.name) is not TensorPlacement.DISK
         ]  # made where they are
-        columns = sum(self.shelf.rows(each.source).shape[1] for each in summed if each not in stay)
+        columns = sum(self.store.rows(each.source).shape[1] for each in summed if each not in stay)
         rows = sweep.num_nodes
         if columns:
             rows = sum_rows(self._left(), columns, self.shape.itemsize, self.program.cell_rows)
-        return self.walks.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
+        return self.node_scans.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
 
     def _left(self) -> int:
         """Bytes for sums, and for arrays that wait for their next use."""
-        return self.room - self.shelf.memory_bytes - self._waiting.nbytes - self.walks.sum_bytes
+        return self.room - self.store.memory_bytes - self._waiting.nbytes - self.node_scans.sum_bytes
 
     def _given(self, inputs: dict[str, str], chunk: NodeChunk) -> Tensors:
         spooled = 0 if self.spool is None else self.spool.nbytes
         self.traffic.sample(
-            self.shelf.memory_bytes + self._waiting.nbytes + self.walks.sum_bytes, self.shelf.disk.nbytes + spooled
+            self.store.memory_bytes + self._waiting.nbytes + self.node_scans.sum_bytes, self.store.disk.nbytes + spooled
         )
         return {part: torch.from_numpy(chunk.read["rows" if part == "rows" else name]) for part, name in inputs.items()}
 
@@ -381,18 +381,18 @@ class Executor:
             kept = bool(uses) and (op.backward or self.placement.fate(name) is not TensorPlacement.RECOMPUTED)
             last = uses[-1] if kept else value.last_forward
             if last == op.name and not (value.constant and self._stored(name)):
-                self.shelf.drop(name)
+                self.store.drop(name)
                 self._made.discard(name)
         self.held |= {v.name for v in self.program.values if v.constant and v.name in self._made and v.kind == "sums"}
 
     def _release(self) -> None:
         """Let all go but what the next step can use."""
-        self.shelf.left = nothing
+        self.store.left = nothing
         with suppress(StoreError):  # of a step that failed: no write may outlive its file, nor tell the next step
             self._drain()
         self._waiting.end_all()
         for value in self.program.values:
             if value.kind in ("rows", "sums", "gradient") and value.name not in self.held:
-                self.shelf.drop(value.name)
+                self.store.drop(value.name)
         if self.spool is not None:
             self.spool.clear()

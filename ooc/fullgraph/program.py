@@ -222,9 +222,9 @@ def _down(shape: FullShape, kind: OpKind, index: int, summed: str, given: Sequen
 def _values(shape: FullShape, ops: Sequence[Op]) -> tuple[Value, ...]:
     names = dict.fromkeys(name for op in ops for name in (op.summed, *op.reads, *op.writes, op.scatters) if name)
     found = [_value(shape, name, ops) for name in names]
-    summing = [op for op in ops if op.summed and (op.backward or op.kind == "sum")]
-    if summing:
-        up, down = ([op.name for op in summing if op.backward == way] for way in (False, True))
+    pre_aggregation = [op for op in ops if op.summed and (op.backward or op.kind == "sum")]
+    if pre_aggregation:
+        up, down = ([op.name for op in pre_aggregation if op.backward == way] for way in (False, True))
         nbytes = 2 * shape.sweep.num_edges * shape.sweep.slot_bytes
         found.append(Value("edges", 0, "edges", 0, nbytes, "", up[-1], tuple(down), KEPT, True))
     return tuple(found)

@@ -62,12 +62,12 @@ class NodeScans:
         self,
         dataset: Dataset,
         shape: FullShape,
-        shelf: ValueStore,
+        store: ValueStore,
         tiles: tuple[Tiles, Tiles] | None,
         traffic: IoStats,
         device: torch.device,
     ) -> None:
-        self._dataset, self._graph, self._shape, self._shelf = dataset, dataset.graph, shape, shelf
+        self._dataset, self._graph, self._shape, self._store = dataset, dataset.graph, shape, store
         self._tiles, self._traffic, self._device = tiles, traffic, device
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
         self._buffers = Buffers(kept=4, direct=True, least_bytes=1, most_kept=MOST_KEPT)
@@ -83,7 +83,7 @@ class NodeScans:
     def inverse_degree(self, first: int, stop: int) -> Array:
         """[stop - first]: what a node's in-edges count for in their mean."""
         degree = np.diff(self._graph.indptr[first : stop + 1])
-        return (1 / np.maximum(degree, 1)).astype(self._shelf.dtype)
+        return (1 / np.maximum(degree, 1)).astype(self._store.dtype)
 
     # --- row by row ---
 
@@ -112,27 +112,27 @@ class NodeScans:
                     made[each.name] = self._sum(each, adder, buffer, first, stop)
                 for chunk in self._chunks(names, made, first, stop, live, edges):
                     for each in put:
-                        self._shelf.put(each.name, chunk.place.first, chunk.read[each.name])
+                        self._store.put(each.name, chunk.place.first, chunk.read[each.name])
                     yield chunk
         finally:
             for adder in adders:
                 adder.close()
             for buffer in own:
                 self.sum_bytes -= buffer.nbytes
-                self._shelf.give(buffer)
+                self._store.give(buffer)
 
     def _adder(self, sums: SumRequest) -> SumKernel:
         assert self._tiles is not None
         tiles = self._tiles[sums.back]
-        return SumKernel(tiles, self._graph, sums.kind, self._threads, self._shelf.dtype, self._traffic.read)
+        return SumKernel(tiles, self._graph, sums.kind, self._threads, self._store.dtype, self._traffic.read)
 
     def _buffer(self, sums: SumRequest, count: int, own: list[Array]) -> Array:
         """Room for a range's sums: where they are to stand, if that is memory, else one that is added to `own`."""
         if sums.keep:
-            kept = self._shelf.open(sums.name)
+            kept = self._store.open(sums.name)
             if isinstance(kept, MemoryRows):
                 return kept.array
-        own.append(self._shelf.take((count, self._shelf.rows(sums.source).shape[1])))
+        own.append(self._store.take((count, self._store.rows(sums.source).shape[1])))
         self.sum_bytes += own[-1].nbytes
         return own[-1]
 
@@ -141,7 +141,7 @@ class NodeScans:
         made: Array = buffer[first:stop] if whole else buffer[: stop - first]
         encoding = self._dataset.encoding("x") if sums.source == "x" else Encoding.plain(np.dtype(np.float32))
         with self._traffic.timed(ADD):
-            adder.add(self._shelf.rows(sums.source), RowDecoder.of(encoding), first, stop, made)
+            adder.add(self._store.rows(sums.source), RowDecoder.of(encoding), first, stop, made)
             adder.scale(first, made)
         return made
 
@@ -152,7 +152,7 @@ class NodeScans:
 
         def read(at: int) -> NodeChunk:
             end = min(at + CHUNK_ROWS, stop)
-            found = {name: self._shelf.read(name, at, end) for name in names}
+            found = {name: self._store.read(name, at, end) for name in names}
             found |= {name: sums[at - first : end - first] for name, sums in made.items()}
             waiting = live.get(at)
             if waiting is not None:
@@ -177,11 +177,11 @@ class NodeScans:
             first, stop = own
             whole = stop - first == self._shape.sweep.num_nodes  # not the last range alone, where a step goes on
             place = self.place(first, stop, whole)
-            found = {name: self._shelf.read(name, first, stop) for name in names}
+            found = {name: self._store.read(name, first, stop) for name in names}
             if whole:
-                found["rows"] = self._shelf.read(source, first, stop)
+                found["rows"] = self._store.read(source, first, stop)
             else:
-                found["rows"] = self._shelf.gather(source, place.at["sources"])
+                found["rows"] = self._store.gather(source, place.at["sources"])
             waiting = live.get(first)
             if waiting is not None:
                 waiting.fetch()

@@ -71,13 +71,13 @@ class FullGraph:
         keep_large_blocks()  # a chunk's activations, made and freed in one thread
         tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))  # that much is allocated between two looks
         dtype = np.dtype(f"float{8 * self.shape.itemsize}")
-        self.shelf = ValueStore(folder, engine, dataset, self.shape, dtype, self.traffic, tidy)
+        self.store = ValueStore(folder, engine, dataset, self.shape, dtype, self.traffic, tidy)
         self.disk: int | None = None
         """bytes that values may take on disk at a time; None: as many as all that stand there in a step"""
         self._held: set[str] = set()
         self._tiles: tuple[Tiles, Tiles] | None = None
         self._spool = None if folder is None else OffloadFile(folder / "saved", self.traffic.written, self.traffic.read)
-        self._walks: NodeScans | None = None
+        self._node_scans: NodeScans | None = None
         self._check(dtype_of(model))
         self.placement = self._default() if placement is None else placement
 
@@ -132,14 +132,14 @@ class FullGraph:
         """
         if self.model.training != self._training:
             raise ConfigError("the model was put into another mode: make another FullGraph for it")
-        self.shelf.disk.lock()
+        self.store.disk.lock()
         if self._spool is not None:
             self._spool.begin()
-        if self.placement != self.shelf.placement:
+        if self.placement != self.store.placement:
             self._held.clear()
-        self.shelf.place(self.placement)
-        self.shelf.frees = self.disk is not None and self._disk_bytes > self.disk
-        walks = self._open_walks(progress)
+        self.store.place(self.placement)
+        self.store.frees = self.disk is not None and self._disk_bytes > self.disk
+        node_scans = self._open_scans(progress)
         notes = None if self._folder is None else StepLog(self._folder, self.model, key_of(self.model, self._placed))
         self.traffic.restart()
         parts = StepModules(self._parts, self.shape, DropoutKeys())
@@ -148,8 +148,8 @@ class FullGraph:
             self.placement,
             self.shape,
             parts,
-            self.shelf,
-            walks,
+            self.store,
+            node_scans,
             self._spool,
             self.traffic,
             self.room,
@@ -158,7 +158,7 @@ class FullGraph:
             progress,
         )
         found = stepper.run(loss)
-        self.shelf.trim(self.most_bytes - self.held_bytes)  # what is done between steps relies on no more (`both_fit`)
+        self.store.trim(self.most_bytes - self.held_bytes)  # what is done between steps relies on no more (`both_fit`)
         if notes is not None:
             notes.forget()
         return found
@@ -170,12 +170,12 @@ class FullGraph:
         ranges = [(name, placement.ranges.get(name, self.room // 2)) for name in gathering]
         return f"{self.dataset.fingerprint} {sorted(placement.fates.items())} {sorted(placement.passing.items())} {ranges}"
 
-    def _open_walks(self, progress: Progress) -> NodeScans:
-        if self._walks is not None:
-            return self._walks
+    def _open_scans(self, progress: Progress) -> NodeScans:
+        if self._node_scans is not None:
+            return self._node_scans
         sweep = self.shape.sweep
         if any(layer.kind for layer in sweep.layers):
-            files = self.shelf.files("edges")
+            files = self.store.files("edges")
             edges = EdgeTiles(self.dataset, files, piece_rows_of(sweep), cell_rows(sweep), weighted=sweep.slot_bytes > 8)
 
             def done(count: int) -> None:
@@ -184,8 +184,8 @@ class FullGraph:
             self._tiles = edges.forth(done), edges.back(done)
             self.traffic.bytes_read += edges.bytes_read
             self.traffic.bytes_written += edges.bytes_written
-        self._walks = NodeScans(self.dataset, self.shape, self.shelf, self._tiles, self.traffic, torch.device("cpu"))
-        return self._walks
+        self._node_scans = NodeScans(self.dataset, self.shape, self.store, self._tiles, self.traffic, torch.device("cpu"))
+        return self._node_scans
 
     @property
     def most_bytes(self) -> int:
@@ -210,23 +210,23 @@ class FullGraph:
 
     def trim(self) -> None:
         """Give up the memory that waits to be used again, but no values."""
-        self.shelf.trim()
+        self.store.trim()
 
     def make_room(self) -> None:
         """Give up what waits in memory for the next step, which makes it again."""
-        if self._walks is not None:
-            self._walks.close()
-            self._walks = None
+        if self._node_scans is not None:
+            self._node_scans.close()
+            self._node_scans = None
         self._tiles = None
-        self._held = {name for name in self._held if self.shelf.on_disk(name)}
-        self.shelf.make_room()
+        self._held = {name for name in self._held if self.store.on_disk(name)}
+        self.store.make_room()
 
     def close(self) -> None:
         """Close everything; idempotent. What is on disk stays."""
         self.make_room()
         if self._spool is not None:
             self._spool.close()
-        self.shelf.close()
+        self.store.close()
 
     def discard(self) -> None:
         """Close, and remove the folder with all that is in it."""

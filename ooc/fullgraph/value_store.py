@@ -29,8 +29,8 @@ class ValueStore:
     """Where every value stands. dtype: of rows, sums and gradients; tidy: to be called now and then, see
     `ooc.runtime.memory.Tidy`.
 
-    >>> shelf.put("near0", 0, sums)
-    >>> shelf.read("near0", 0, 8192)
+    >>> store.put("near0", 0, sums)
+    >>> store.read("near0", 0, 8192)
     """
 
     def __init__(

@@ -6,7 +6,8 @@ and its own row) in place of one for every sampled node, a tenth of the memory a
 training, over all neighbors; this is the same step taken on the sampled ones, batch by batch.)
 
 The order of summation is part of the contract: ascending by source node, equal ones in the order of the edges. So the result
-is the same to the bit whether rows are gathered from memory (`gather_sums`) or go by in file order (`scatter_sums`).
+is the same to the bit whether rows are gathered from memory (`gather_aggregates`) or go by in file order
+(`scatter_aggregates`).
 """
 
 from collections.abc import Sequence
@@ -37,14 +38,14 @@ _AHEAD, _LINE = 8, 16
 class FirstLayerAggregates(NamedTuple):
     """What stands in place of a batch's x; tensors in a batch, arrays before. d: destinations of the first layer."""
 
-    near: Any
+    neighbor: Any
     """float32[d, f]: each destination's weighted sum of its sampled neighbors' rows"""
-    root: Any
+    self_row: Any
     """float32[d, f]: its own row; not to be written to, as batches of a sweep may share them"""
 
     def size(self, dim: int) -> int:
         """As of a tensor [d, f]."""
-        return int(self.root.shape[dim])
+        return int(self.self_row.shape[dim])
 
 
 class Factors(NamedTuple):
@@ -180,18 +181,24 @@ def _value(row: Any, j: Any, tag: Any, scale: Any) -> Any:
 
 
 def gathered(
-    rows: NDArray[Any], code: RowDecoder, at: NDArray[Any], subgraph: Subgraph, factors: Factors, near: Floats, root: Floats
+    rows: NDArray[Any],
+    code: RowDecoder,
+    at: NDArray[Any],
+    subgraph: Subgraph,
+    factors: Factors,
+    neighbor: Floats,
+    self_row: Floats,
 ) -> None:
     """The sums of a batch whose rows lie in memory: node i's is rows[at[i]].
 
-    rows: [m, f], as stored; at: int[n]; near, root: float32[d, f], filled.
+    rows: [m, f], as stored; at: int[n]; near, self_row: float32[d, f], filled.
     """
     rows = rows.view(np.uint16) if rows.dtype == np.float16 else rows
-    gather_sums(rows, *code, at, subgraph.node, subgraph.indptr, subgraph.source, *factors, near, root)
+    gather_aggregates(rows, *code, at, subgraph.node, subgraph.indptr, subgraph.source, *factors, neighbor, self_row)
 
 
 @kernel
-def gather_sums(
+def gather_aggregates(
     rows: NDArray[Any],
     tag: NDArray[Any],
     scale: Floats,
@@ -201,8 +208,8 @@ def gather_sums(
     source: NDArray[Any],
     edge: Floats,
     target: Floats,
-    near: Floats,
-    root: Floats,
+    neighbor: Floats,
+    self_row: Floats,
 ) -> None:
     """See `gathered`."""
     width = rows.shape[1]
@@ -210,21 +217,21 @@ def gather_sums(
     for i in range(len(indptr) - 1):
         own = rows[at[i]]
         for f in range(width):
-            root[i, f] = value(own, f, tag, scale)
-            near[i, f] = 0
+            self_row[i, f] = value(own, f, tag, scale)
+            neighbor[i, f] = 0
         order = ascending(node, source, indptr[i], indptr[i + 1], few)
         for k in range(indptr[i + 1] - indptr[i]):
             row = rows[at[source[order[k]]]]
             if len(edge) == 0:
                 for f in range(width):
-                    near[i, f] += value(row, f, tag, scale)
+                    neighbor[i, f] += value(row, f, tag, scale)
             else:
                 factor = edge[order[k]]
                 for f in range(width):
-                    near[i, f] += factor * value(row, f, tag, scale)
+                    neighbor[i, f] += factor * value(row, f, tag, scale)
         if len(target) > 0:
             for f in range(width):
-                near[i, f] *= target[i]
+                neighbor[i, f] *= target[i]
 
 
 @kernel
@@ -248,7 +255,7 @@ def ascending(
 
 
 @kernel
-def scatter_sums(
+def scatter_aggregates(
     rows: NDArray[Any],
     tag: NDArray[Any],
     scale: Floats,
@@ -256,16 +263,16 @@ def scatter_sums(
     first: NDArray[np.int64],
     target: NDArray[np.int32],
     edge: Floats,
-    near: Floats,
-    root: Floats,
+    neighbor: Floats,
+    self_row: Floats,
 ) -> None:
     """Add rows that go by to the sums they belong to.
 
     rows: [m] values of which row p begins at row_at[p]; entries first[p]:first[p + 1] are row p's. target: int32, of each
     entry, the sum (>= 0) or ~ the destination whose own row it is; edge: float32, its factor, or empty for ones.
-    near, root: float32[d, f], the sums so far and the rows.
+    near, self_row: float32[d, f], the sums so far and the rows.
     """
-    width, flat = near.shape[1], near.reshape(-1)
+    width, flat = neighbor.shape[1], neighbor.reshape(-1)
     for p in range(len(row_at)):
         row = rows[row_at[p] : row_at[p] + width]
         for k in range(first[p], first[p + 1]):
@@ -276,19 +283,19 @@ def scatter_sums(
             to = target[k]
             if to < 0:
                 for f in range(width):
-                    root[~to, f] = value(row, f, tag, scale)
+                    self_row[~to, f] = value(row, f, tag, scale)
             elif len(edge) == 0:
                 for f in range(width):
-                    near[to, f] += value(row, f, tag, scale)
+                    neighbor[to, f] += value(row, f, tag, scale)
             else:
                 factor = edge[k]
                 for f in range(width):
-                    near[to, f] += factor * value(row, f, tag, scale)
+                    neighbor[to, f] += factor * value(row, f, tag, scale)
 
 
 @kernel
-def scale_rows(near: Floats, target: Floats) -> None:
+def scale_rows(neighbor: Floats, target: Floats) -> None:
     """near[i] *= target[i]: float32[d, f] by float32[d]."""
     for i in range(len(target)):
-        for f in range(near.shape[1]):
-            near[i, f] *= target[i]
+        for f in range(neighbor.shape[1]):
+            neighbor[i, f] *= target[i]

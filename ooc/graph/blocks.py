@@ -102,7 +102,7 @@ def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
     )
 
 
-def summed_block(following: Block) -> Block:
+def aggregated_block(following: Block) -> Block:
     """The block of a first layer whose sums are made already (`ooc.graph.aggregation`): no edges, each source its own
     destination.
 

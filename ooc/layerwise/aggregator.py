@@ -186,8 +186,8 @@ def scatter_entries(
 ) -> None:
     """near[destination - first] += weight * factor * row, for every entry (see `ooc.layerwise.edge_tiles`) in order.
 
-    values, tag, scale: see `ooc.graph.aggregation.scatter_sums`; weight: float32[k] or [0] for ones; factor: float32[piece
-    rows], a source's of GCN's sum, which leaves self-loops out, or [0] for ones.
+    values, tag, scale: see `ooc.graph.aggregation.scatter_aggregates`; weight: float32[k] or [0] for ones; factor:
+    float32[piece rows], a source's of GCN's sum, which leaves self-loops out, or [0] for ones.
     """
     width = near.shape[1]
     mask = (1 << SOURCE_BITS) - 1

@@ -111,13 +111,13 @@ class LayerwisePlan:
         return cls(**{**data, "layers": tuple(LayerPlan(**layer) for layer in data["layers"])})
 
 
-def plan_sweep(shape: ModelShape, memory: int) -> LayerwisePlan:
+def plan_layerwise(shape: ModelShape, memory: int) -> LayerwisePlan:
     """The cheapest sweep in `memory` bytes, beside what reading and writing need anyway.
 
     Which layers narrow first does not depend on the memory, nor does any result of layers that sum. Raises BudgetError where
     not even the sums of a few thousand nodes fit.
 
-    >>> plan_sweep(shape, memory=10**9).nbytes
+    >>> plan_layerwise(shape, memory=10**9).nbytes
     """
     narrow = [narrows(shape, index) for index in range(len(shape.layers))]
     mapped = bool(shape.encoded) or narrow[0] or (not shape.x_plain and shape.layers[0].kind is not None)

@@ -213,13 +213,13 @@ class Runner:
         layer = self.layers[index]
         assert chunk.root is not None, "a layer that sums has its destinations' rows too"
         block = own_block(self.dataset.graph, chunk.first, chunk.stop, self._device)
-        near_rows, root = self._tensor(near), self._tensor(chunk.root)
+        neighbor_rows, root = self._tensor(near), self._tensor(chunk.root)
         out: Tensor
         if self.plan.layers[index].narrow:
-            out = layer.joined(near_rows, root, block)
+            out = layer.joined(neighbor_rows, root, block)
         else:
             extra = () if chunk.initial is None else (self._tensor(chunk.initial),)
-            out = layer(FirstLayerAggregates(near_rows, root), block, *extra)
+            out = layer(FirstLayerAggregates(neighbor_rows, root), block, *extra)
         return out
 
     def _put(self, following: int, first: int, h: Tensor) -> None:

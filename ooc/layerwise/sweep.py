@@ -19,11 +19,11 @@ from torch import nn
 
 from ooc.layerwise.edge_order import FORTH, EdgeTiles
 from ooc.layerwise.edge_tiles import Tiles
-from ooc.layerwise.plan import CHUNK_ROWS, LayerwisePlan, cell_rows, plan_sweep
+from ooc.layerwise.plan import CHUNK_ROWS, LayerwisePlan, cell_rows, plan_layerwise
 from ooc.layerwise.row_files import Files
 from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, piece_rows_of, room_in, shape_of
 from ooc.layerwise.stages import LayerObserver, LayerStage, Runner
-from ooc.loading.feature_cache import shelf_of
+from ooc.loading.feature_cache import registry_of
 from ooc.models.contexts import evaluating
 from stores.arrays.rows import Rows
 from stores.dataset import Dataset
@@ -76,7 +76,7 @@ class LayerwisePass:
         self._check_norms()
         self.shape = shape_of(model, dataset, upto)
         self._room = self._room_in(memory, beside) if room is None else room
-        self.plan = plan_sweep(self.shape, self._room)
+        self.plan = plan_layerwise(self.shape, self._room)
         check_hub(dataset.graph, self.shape, self.plan.memory)
         if folder is None and not self.plan.in_ram:
             raise BudgetError(f"a sweep in memory does not fit {format_bytes(self._room)}: give it a folder")
@@ -148,7 +148,7 @@ class LayerwisePass:
         folder.
         """
         self.files.lock()
-        sweeping = shelf_of(self.dataset.stored("x")).begin_sweeps()  # the rows that wait in memory for the next batches go
+        sweeping = registry_of(self.dataset.stored("x")).begin_sweeps()  # the rows that wait in memory for the next batches go
         try:
             key = self.fingerprint()
             going_on = None if anew else self._resumed(key)

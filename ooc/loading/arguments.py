@@ -4,9 +4,10 @@ Nothing is silently ignored: an argument either has its effect, or changes nothi
 """
 
 import difflib
+import functools
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,34 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "in_order": ((True,), "batches come in order"),
 }
 """Name -> the values that ask for what we do anyway, and what to say of another."""
+
+
+def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function so that it still takes arguments by their old names, with a DeprecationWarning.
+
+    Args:
+        names: Old name -> new name.
+
+    Raises:
+        ConfigError: When called with both names of one argument.
+
+    >>> @renamed(world="world_size")
+    ... def share(world_size): ...
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*positional: Any, **given: Any) -> Any:
+            for old in names.keys() & given.keys():
+                if names[old] in given:
+                    raise ConfigError(f"{names[old]} is given twice: {old} is its old name")
+                warnings.warn(f"{old} is now {names[old]}", DeprecationWarning, stacklevel=2)
+                given[names[old]] = given.pop(old)
+            return function(*positional, **given)
+
+        return call
+
+    return decorate
 
 
 def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader: str = "NeighborLoader") -> None:

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import torch
 
-from ooc.loading.shared_scan import swept
-from ooc.loading.superbatch import windowed
+from ooc.loading.shared_scan import in_shared_scans
+from ooc.loading.superbatch import in_superbatches
 from ooc.loading.work import Work
 from ooc.runtime.budget import Budget
 from ooc.runtime.clock import Clock, Span
@@ -118,7 +118,7 @@ class BatchLoader(Loader):
     def __len__(self) -> int:
         """Steps an epoch; with `split_seeds`, the least number of batches."""
         order = self._work.order
-        return steps_of(self.num_seeds, order.batch_size, order.drop_last, order.world)
+        return steps_of(self.num_seeds, order.batch_size, order.drop_last, order.world_size)
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
@@ -148,8 +148,8 @@ class BatchLoader(Loader):
     def _identity(self) -> dict[str, Any]:
         """All that batches depend on besides the cursor."""
         order = self._work.order
-        kept = {name: getattr(order, name) for name in ("seed", "rank", "world", "batch_size", "shuffle", "drop_last")}
-        return {**kept, "num_seeds": self.num_seeds}
+        kept = {name: getattr(order, name) for name in ("seed", "rank", "batch_size", "shuffle", "drop_last")}
+        return {**kept, "world": order.world_size, "num_seeds": self.num_seeds}
 
     def __iter__(self) -> "Epoch":
         return_freed()  # of the epoch before, or of training where this one is for scores
@@ -179,9 +179,11 @@ class BatchLoader(Loader):
             source = work.split(cursors) if self._split else cursors
             return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
         pool, split = self.budget.batches, self._split
-        if work.sweeping:
-            return swept(work, cursors, pool=pool + work.spare_bytes, threads=self._threads[0], split=split, clocks=clocks)
-        return windowed(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
+        if work.scanning:
+            return in_shared_scans(
+                work, cursors, pool=pool + work.spare_bytes, threads=self._threads[0], split=split, clocks=clocks
+            )
+        return in_superbatches(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
 
     def _took(self, epoch: int, behind: int) -> None:
         self._cursor = Cursor(epoch, behind)

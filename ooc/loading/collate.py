@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.graph.blocks import Block, Subgraph, blocks_of, summed_block
+from ooc.graph.blocks import Block, Subgraph, aggregated_block, blocks_of
 from ooc.loading.feature_gather import Gather
 from stores.graph import Graph
 
@@ -138,7 +138,7 @@ class Collator:
         data.batch_size = len(input_id)
         data.blocks = blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
         if isinstance(loaded.x, FirstLayerAggregates):
-            data.blocks.insert(0, summed_block(first))
+            data.blocks.insert(0, aggregated_block(first))
         return data
 
     def nbytes(self, num_nodes: int, num_edges: int, row_bytes: int) -> int:

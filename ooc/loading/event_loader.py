@@ -16,6 +16,7 @@ from torch_geometric.data import TemporalData
 
 from ooc.graph.memory_shares import budget_of
 from ooc.graph.relabel import RelabelTable
+from ooc.loading.arguments import renamed
 from ooc.loading.base import Epoch, Loader
 from ooc.loading.feature_gather import Gather
 from ooc.runtime.budget import BatchRoom, Budget, words_for
@@ -207,11 +208,12 @@ class EventLoader(Loader):
 
     batch_size: events, more where `whole_times` keeps those of one time together, so that what a batch teaches is never of the
     time that the next one asks about. events: "train", "val" or "test" (`chronological`), (first, last), or None for all.
-    num_neighbors: edges of the past drawn at a node, per hop ([]: none), the latest or, with strategy="uniform", any of them.
-    negatives: of `ooc.sampling.negatives`, or None. columns: of the events to read, None for all. features: whether to give x.
-    shared: ask about each node once a batch, at the time of its first event, as models with a memory do (then what an event of
-    the batch asks about knows nothing of the others, as in PyG's TGN). beside: bytes a node that a subclass's stages hold.
-    seed: of negatives and uniform draws. prefetch: batches made in advance, as far as the memory goes. device: where to.
+    num_neighbors: edges of the past drawn at a node, per hop ([]: none), the latest or, with temporal_strategy="uniform", any
+    of them. negatives: of `ooc.sampling.negatives`, or None. columns: of the events to read, None for all. features: whether
+    to give x. shared: ask about each node once a batch, at the time of its first event, as models with a memory do (then what
+    an event of the batch asks about knows nothing of the others, as in PyG's TGN). beside: bytes a node that a subclass's
+    stages hold. seed: of negatives and uniform draws. prefetch: batches made in advance, as far as the memory goes. device:
+    where to.
 
     A batch has src, dst, t [k], its columns (`msg` [k, d]), neg_dst ([k], or [k, ratio] for several), e_id int64[k]; n_id
     int64[m], all nodes it meets, and x [m, f] of them. Its past is a forest over entries, which are nodes at times: first the
@@ -227,6 +229,7 @@ class EventLoader(Loader):
     ...     z = memory(batch.n_id)[batch.entry]
     """
 
+    @renamed(strategy="temporal_strategy")
     def __init__(
         self,
         data: Dataset,
@@ -234,7 +237,7 @@ class EventLoader(Loader):
         *,
         events: str | tuple[int, int] | None = None,
         num_neighbors: Sequence[int] = (10,),
-        strategy: Strategy = "last",
+        temporal_strategy: Strategy = "last",
         negatives: Negatives | None = None,
         columns: Sequence[str] | None = None,
         features: bool = True,
@@ -263,7 +266,9 @@ class EventLoader(Loader):
             batch_size=batch_size,
             whole_times=whole_times,
             negatives=negatives,
-            sampler=TemporalSampler(data.graph, list(num_neighbors), strategy, most, slots=slots_of(data, self.budget)),
+            sampler=TemporalSampler(
+                data.graph, list(num_neighbors), temporal_strategy, most, slots=slots_of(data, self.budget)
+            ),
             gather=None if x is None else Gather(data.encoding("x")),
             x=x,
             seed=seed,
@@ -328,7 +333,7 @@ class EventLoader(Loader):
     def _identity(self) -> dict[str, Any]:
         work = self._work
         kept = {name: getattr(work, name) for name in ("first", "last", "batch_size", "whole_times", "shared", "seed")}
-        return {**kept, "fanout": list(work.sampler.fanout), "strategy": work.sampler.strategy}
+        return {**kept, "fanout": list(work.sampler.fanout), "strategy": work.sampler.temporal_strategy}
 
 
 def check_names(events: Events, columns: Sequence[str], fields: frozenset[str]) -> None:

@@ -182,11 +182,11 @@ class RowCache:
 
 
 class CacheLease:
-    """A cache in the hands of one pipeline. shelf: where it goes back to, None for a cache that nobody else is to have."""
+    """A cache in the hands of one pipeline. registry: where it goes back to, None for a cache that nobody else is to have."""
 
-    def __init__(self, cache: RowCache, shelf: "CacheRegistry | None") -> None:
+    def __init__(self, cache: RowCache, registry: "CacheRegistry | None") -> None:
         self.cache = cache
-        self._shelf = shelf
+        self._registry = registry
         self._over = False
         self._lock = threading.RLock()  # `stop` may come from a collection, in the middle of anything
         self.stopping = False
@@ -210,16 +210,16 @@ class CacheLease:
             self.cache.clear()
         else:
             self.cache.residents, self.cache.slot = residents, slot
-        if self._shelf is not None:
-            self._shelf.put()
+        if self._registry is not None:
+            self._registry.put()
 
 
 class ScanLease:
     """A reader that keeps no rows (`ooc.loading.shared_scan`), as long as it goes on. alone: whether nobody else read them
     when it began."""
 
-    def __init__(self, shelf: "CacheRegistry", alone: bool) -> None:
-        self._shelf, self.alone = shelf, alone
+    def __init__(self, registry: "CacheRegistry", alone: bool) -> None:
+        self._registry, self.alone = registry, alone
         self.stopping = False
         """whether it is about to end"""
 
@@ -229,7 +229,7 @@ class ScanLease:
 
     def end(self) -> None:
         """It has ended; idempotent."""
-        self._shelf.leave(self)
+        self._registry.leave(self)
 
 
 class CacheRegistry:
@@ -239,7 +239,7 @@ class CacheRegistry:
     """
 
     def __init__(self) -> None:
-        self._sweeps: weakref.WeakSet[ScanLease] = weakref.WeakSet()  # one that an interrupt took from its owner is none
+        self._scans: weakref.WeakSet[ScanLease] = weakref.WeakSet()  # one that an interrupt took from its owner is none
         self._cache: RowCache | None = None
         self._lease: CacheLease | None = None
         self._changed = threading.Condition()
@@ -248,7 +248,7 @@ class CacheRegistry:
         """The cache, of `count` slots; None while another pipeline reads. Waits for those that are stopping."""
         with self._changed:
             self._changed.wait_for(self._settled, STOPPING_SECONDS)
-            if self._lease is not None or self._sweeps:
+            if self._lease is not None or self._scans:
                 return None
             if self._cache is None or len(self._cache.pool.rows) != count:
                 self._cache = None  # before the next one is made
@@ -261,20 +261,20 @@ class CacheRegistry:
         """A reader begins that keeps no rows: those that wait here go. Waits for those that are stopping."""
         with self._changed:
             self._changed.wait_for(self._settled, STOPPING_SECONDS)
-            begun = ScanLease(self, self._lease is None and not self._sweeps)
+            begun = ScanLease(self, self._lease is None and not self._scans)
             self._cache = None if self._lease is None else self._cache
-            self._sweeps.add(begun)
+            self._scans.add(begun)
             return begun
 
-    def leave(self, sweeping: ScanLease) -> None:
+    def leave(self, scanning: ScanLease) -> None:
         """One that began has ended."""
         with self._changed:
-            self._sweeps.discard(sweeping)
+            self._scans.discard(scanning)
             self._changed.notify_all()
 
     def _settled(self) -> bool:
         """Whether nobody is about to end: how much memory the next one has must not depend on when that is."""
-        return not any(each.stopping for each in (self._lease, *self._sweeps) if each is not None)
+        return not any(each.stopping for each in (self._lease, *self._scans) if each is not None)
 
     def put(self) -> None:
         """Take the cache back."""
@@ -292,7 +292,7 @@ def own_cache(count: int, rows: Rows) -> CacheLease:
     return CacheLease(RowCache(RowPool(count, rows.shape[1:], rows.dtype)), None)
 
 
-def shelf_of(rows: Rows) -> CacheRegistry:
+def registry_of(rows: Rows) -> CacheRegistry:
     """The shelf of these rows, the same for all loaders over them; it goes with them."""
     with _shelves_lock:
         return _shelves.setdefault(rows, CacheRegistry())

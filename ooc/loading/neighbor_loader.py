@@ -18,11 +18,11 @@ from torch_geometric.data import Data
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.mapped_topology import Topology
 from ooc.graph.memory_shares import LOCKSTEP_SHARE, WARM_SHARE, budget_of
-from ooc.loading.arguments import check_pyg_arguments, fanout_of, input_nodes_of, weight_column_of
+from ooc.loading.arguments import check_pyg_arguments, fanout_of, input_nodes_of, renamed, weight_column_of
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.collate import Collator
 from ooc.loading.feature_gather import Gather
-from ooc.loading.shared_scan_plan import sweeps_pay
+from ooc.loading.shared_scan_plan import scan_pays
 from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, Work
 from ooc.runtime.budget import SHARES, BatchRoom, Budget
 from ooc.runtime.buffers import Buffers
@@ -48,7 +48,7 @@ def make_work(
     transform: Callable[[Data], Any] | None,
     pin_memory: bool,
     device: torch.device | None,
-    summing: PreAggregation | None,
+    pre_aggregation: PreAggregation | None,
     threads: int,
 ) -> Work:
     """The stages' work over a data set. sampling: fan-out, replace, weight column; threads: that draw."""
@@ -56,39 +56,39 @@ def make_work(
     y = ds.labels
     x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
     if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
-        summing = None
-    elif summing is not None:
+        pre_aggregation = None
+    elif pre_aggregation is not None:
         x_bytes = 2 * 4 * x.shape[1]
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
-    per_node, per_expanded = (row_bytes, 0) if summing is None else (0, row_bytes)
-    sweeps_do = x is not None and not isinstance(x, ArrayRows) and sweeps_pay(x, budget.batches)
-    sweeping = summing is not None and sweeps_do
+    per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
+    scan_possible = x is not None and not isinstance(x, ArrayRows) and scan_pays(x, budget.batches)
+    scanning = pre_aggregation is not None and scan_possible
     mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE
     edges_stay = x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm
-    spare = _unused_scratch(x, budget) if sweeping and not edges_stay else 0
-    kept = KEPT_BYTES if sweeping and ds.memory is not None and budget.batches >= KEPT_SHARE * KEPT_BYTES else 0
-    if ds.memory is None or kept or not (sweeps_do or isinstance(x, ArrayRows)):
+    spare = _unused_scratch(x, budget) if scanning and not edges_stay else 0
+    kept = KEPT_BYTES if scanning and ds.memory is not None and budget.batches >= KEPT_SHARE * KEPT_BYTES else 0
+    if ds.memory is None or kept or not (scan_possible or isinstance(x, ArrayRows)):
         keep_large_blocks()
     else:  # the memory is filled to the brim
         return_large_blocks()
     # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
     own = BatchRoom(budget.max_batch, SHARES, budget)
     most_drawn, most = own, own
-    if sweeping:
+    if scanning:
         most_drawn, most = BatchRoom(budget.batches // 2, 2, budget), BatchRoom(budget.batches + spare, 1, budget)
     limit: dict[str, Any] = {"max_bytes": most_drawn, "row_bytes": per_node, "expanded_bytes": per_expanded}
     sampler = NeighborSampler(ds.graph, *sampling, **limit)
-    lockstep = None
+    frontier = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
-        lockstep = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.batches // LOCKSTEP_SHARE)
-    topology = Topology(ds.graph, sampling[2], mapped, warm, lockstep is None, collator.columns)
+        frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.batches // LOCKSTEP_SHARE)
+    topology = Topology(ds.graph, sampling[2], mapped, warm, frontier is None, collator.columns)
     to_cuda = device is not None and device.type == "cuda"
     buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
     pin = pins(pin_memory) and not to_cuda
-    parts = order, sampler, collator, x, y, row_bytes, most, transform, pin, topology, lockstep
+    parts = order, sampler, collator, x, y, row_bytes, most, transform, pin, topology, frontier
     rest: dict[str, Any] = {"kept_bytes": kept + spare, "spare_bytes": spare, "drawing": threads, "buffers": buffers}
-    return Work(*parts, summing=summing, sweeping=sweeping, **rest)
+    return Work(*parts, pre_aggregation=pre_aggregation, scanning=scanning, **rest)
 
 
 def _unused_scratch(x: Any, budget: Budget) -> int:
@@ -106,14 +106,14 @@ class NeighborLoader(BatchLoader):
     PyG's and DataLoader's other arguments are accepted where they change nothing, with a warning that threads do the
     work; one that asks for something else is refused.
 
-    Beyond PyG: seed; rank, world (this loader's share of each step's seeds); device (batches are moved there);
+    Beyond PyG: seed; rank, world_size (this loader's share of each step's seeds); device (batches are moved there);
     dtype (of x; None: as stored, but float16, bfloat16 and scaled int8 come as float32; see
     `ooc.loading.feature_gather.Gather`); edge_ids (False saves looking up `e_id`);
     split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
     so not with shuffle; where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's fan-out, so
     scores may differ with the memory that decides on halving; where all hops draw alike they don't); budget (a division of
     the memory other than `budget_of(data)`); sample_threads; read_threads (to gather rows that are in memory); summing
-    (`ooc.models.summing_of(model)`: the sums that the model's first layer makes of its
+    (`ooc.models.pre_aggregation_of(model)`: the sums that the model's first layer makes of its
     neighbors are made here, x is `Sums` of its destinations, and no field has the last hop; a tenth of the memory. Where
     the values of x are no rows of float32, or `dtype` asks for another type, x is the rows all the same).
     prefetch_factor x num_workers is how many batches of rows in memory are made in advance; rows on disk are read further
@@ -130,6 +130,7 @@ class NeighborLoader(BatchLoader):
     ...     model(batch.x, batch.edge_index)[: batch.batch_size]
     """
 
+    @renamed(world="world_size", summing="pre_aggregation")
     def __init__(
         self,
         data: Dataset,
@@ -148,36 +149,36 @@ class NeighborLoader(BatchLoader):
         *,
         seed: int = 0,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         edge_ids: bool = True,
         split_seeds: bool = False,
         budget: Budget | None = None,
-        summing: PreAggregation | None = None,
+        pre_aggregation: PreAggregation | None = None,
         sample_threads: int = 1,
         read_threads: int = 2,
         **arguments: Any,
     ) -> None:
         check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
-        numbers = (batch_size, world, rank, sample_threads, read_threads)
+        numbers = (batch_size, world_size, rank, sample_threads, read_threads)
         if not all(isinstance(n, Integral) for n in numbers):
-            raise ConfigError(f"batch_size, world, rank and the threads must be whole numbers, not {numbers}")
-        if batch_size < 1 or world < 1 or not 0 <= rank < world or min(sample_threads, read_threads) < 1:
-            raise ConfigError("batch_size, world and the threads must be 1 or more, and rank one of 0..world-1")
-        if not (summing is None or isinstance(summing, PreAggregation)):
-            raise ConfigError(f"summing must be what `ooc.models.summing_of(model)` gives, not {summing!r}")
+            raise ConfigError(f"batch_size, world_size, rank and the threads must be whole numbers, not {numbers}")
+        if batch_size < 1 or world_size < 1 or not 0 <= rank < world_size or min(sample_threads, read_threads) < 1:
+            raise ConfigError("batch_size, world_size and the threads must be 1 or more, and rank one of 0..world_size-1")
+        if not (pre_aggregation is None or isinstance(pre_aggregation, PreAggregation)):
+            raise ConfigError(f"summing must be what `ooc.models.pre_aggregation_of(model)` gives, not {pre_aggregation!r}")
         if split_seeds and shuffle:
             raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
         budget = budget or budget_of(data)
         place = None if device is None else torch.device(device)
         prefetch = PREFETCH if prefetch_factor is None else max(1, prefetch_factor) * max(1, num_workers)
         nodes = input_nodes_of(data, input_nodes, input_id)
-        order = Order(nodes, batch_size, shuffle, seed, drop_last, rank, world)
+        order = Order(nodes, batch_size, shuffle, seed, drop_last, rank, world_size)
         gather = Gather(data.encoding("x"), dtype) if data.num_features else None
         collator = Collator(data.graph, gather, weight_attr, edge_ids)
         self._sampling = sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
-        work = make_work(data, order, collator, sampling, budget, transform, pin_memory, place, summing, sample_threads)
+        work = make_work(data, order, collator, sampling, budget, transform, pin_memory, place, pre_aggregation, sample_threads)
         super().__init__(data, work, budget, place, prefetch, split_seeds, (sample_threads, read_threads))
         if prefetch_factor is not None and not (work.x is None or isinstance(work.x, ArrayRows)):
             text = "prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds"

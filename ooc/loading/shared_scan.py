@@ -5,8 +5,8 @@ to, of all batches that wait, and forgotten. So memory holds two rows for each d
 every node, and a tenth of the reads serves the same batches. (Cooperative scans of databases, Zukowski et al., VLDB 2007,
 share one pass in this way.) Two sweeps' sums are in memory: one serves batches while the other is made.
 
-Three pipelines in a chain: sample batches -> make the sums of a sweep -> hand out its batches; see `swept`. A batch is the
-same, to the bit, as gathered from memory.
+Three pipelines in a chain: sample batches -> make the sums of a sweep -> hand out its batches; see `in_shared_scans`. A batch
+is the same, to the bit, as gathered from memory.
 """
 
 import threading
@@ -23,10 +23,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.aggregation import FirstLayerAggregates, Floats, scale_rows, scatter_sums
+from ooc.graph.aggregation import FirstLayerAggregates, Floats, scale_rows, scatter_aggregates
 from ooc.loading.collate import LoadedBatch
-from ooc.loading.feature_cache import SECOND_SHARE, ScanLease, shelf_of
-from ooc.loading.shared_scan_plan import AHEAD, BatchRemainder, ScanPiece, SharedScan, WaitingBatch, pieces, sweeps, waiting
+from ooc.loading.feature_cache import SECOND_SHARE, ScanLease, registry_of
+from ooc.loading.shared_scan_plan import (
+    AHEAD,
+    BatchRemainder,
+    ScanPiece,
+    SharedScan,
+    WaitingBatch,
+    pieces,
+    shared_scans,
+    waiting,
+)
 from ooc.loading.work import PIECES, Work
 from ooc.runtime.budget import COPIES
 from ooc.runtime.buffers import Buffers, leased
@@ -51,7 +60,7 @@ class AggregateBuffers:
     Memory that was never written costs nothing. A consumer that keeps its batches makes a third one necessary, and so on.
 
     >>> memory = AggregateBuffers()
-    >>> near, roots = memory.take(rows=1000, roots=900, width=128, turn=0)  # float32[1000, 128], float32[900, 128]
+    >>> neighbor, self_rows = memory.take(rows=1000, self_rows=900, width=128, turn=0)  # float32[1000, 128], float32[900, 128]
     """
 
     def __init__(self) -> None:
@@ -60,7 +69,7 @@ class AggregateBuffers:
         self._closed = False
         self._changed = threading.Condition()  # over an RLock: a buffer may come back in a collection, in the middle of all
 
-    def take(self, rows: int, roots: int, width: int, turn: int) -> tuple[Floats, Floats]:
+    def take(self, rows: int, self_rows: int, width: int, turn: int) -> tuple[Floats, Floats]:
         """float32[rows, width] and float32[roots, width], uninitialised. Waits for a buffer, but not once the consumer asks
         for what `turn` makes.
 
@@ -74,9 +83,9 @@ class AggregateBuffers:
             if self._closed:
                 raise Stopped
             buffer = self._free.pop() if self._free else np.empty(0, np.float32)
-        if len(buffer) < (rows + roots) * width:
-            buffer = np.empty((rows + roots) * width, np.float32)
-        lease = leased(buffer, self._give, buffer)[: (rows + roots) * width].reshape(rows + roots, width)
+        if len(buffer) < (rows + self_rows) * width:
+            buffer = np.empty((rows + self_rows) * width, np.float32)
+        lease = leased(buffer, self._give, buffer)[: (rows + self_rows) * width].reshape(rows + self_rows, width)
         return lease[:rows], lease[rows:]
 
     def _give(self, buffer: Floats) -> None:
@@ -133,21 +142,21 @@ class SelfRowBuffers:
 class FinishedScan:
     """A sweep's batches whose sums stand in memory, or of its first `done` batches, and what the next one failed on.
 
-    start, own: as of `SharedScan`. near: float32[rows, f], neighbors' sums of all its batches, one behind the other; roots:
+    start, own: as of `SharedScan`. neighbor: float32[rows, f], neighbors' sums of all its batches, one behind the other; roots:
     float32[num_roots, f], the destinations' own rows, which batches share.
     """
 
     batches: tuple[BatchRemainder, ...]
     start: NDArray[np.int64]
     own: NDArray[np.int32]
-    near: Floats
-    roots: Floats
+    neighbor: Floats
+    self_rows: Floats
     done: int
     error: Exception | None
 
 
 class ScanReader:
-    """Makes sums, sweep by sweep: pieces of the file are read by threads of its own, and added up by the caller's.
+    """Makes sums, sweep by scan: pieces of the file are read by threads of its own, and added up by the caller's.
 
     pool: bytes for all sweeps; where one takes what freed blocks were to have of it, the C library keeps none any more.
     """
@@ -163,43 +172,46 @@ class ScanReader:
         self._clock, self._lock = clock, threading.Lock()
         self._stopped = False
 
-    def make(self, sweep: SharedScan) -> FinishedScan:
+    def make(self, scan: SharedScan) -> FinishedScan:
         """The sums of a sweep's batches. Where that fails, batch by batch as far as it goes."""
-        if sweep.size.nbytes > self._pool - self._work.kept_bytes and not self._returns:
+        if scan.size.nbytes > self._pool - self._work.kept_bytes and not self._returns:
             self._returns = return_large_blocks()
             return_freed()
-        near, roots = self.memory.take(sweep.num_rows, sweep.num_roots, self._rows.shape[1], self._turn)
+        neighbor, self_rows = self.memory.take(scan.num_rows, scan.num_self_rows, self._rows.shape[1], self._turn)
         self._turn += 1
-        done, error = len(sweep.batches), None
+        done, error = len(scan.batches), None
         try:
-            self._add_all(sweep, near, roots)
+            self._add_all(scan, neighbor, self_rows)
         except Stopped:
             raise
         except Exception as failure:
-            done, error = self._one_by_one(sweep, near, roots, failure)
-        return FinishedScan(sweep.batches, sweep.start, sweep.own, near, roots, done, error)
+            done, error = self._one_by_one(scan, neighbor, self_rows, failure)
+        return FinishedScan(scan.batches, scan.start, scan.own, neighbor, self_rows, done, error)
 
-    def _one_by_one(self, sweep: SharedScan, near: Floats, roots: Floats, failure: Exception) -> tuple[int, Exception | None]:
+    def _one_by_one(
+        self, scan: SharedScan, neighbor: Floats, self_rows: Floats, failure: Exception
+    ) -> tuple[int, Exception | None]:
         """(batches whose sums are made, what the next one fails on)."""
-        if len(sweep.batches) == 1:
+        if len(scan.batches) == 1:
             return 0, failure
-        for done in range(len(sweep.batches)):
+        for done in range(len(scan.batches)):
             try:
-                self._add_all(sweep.only(done), near[sweep.start[done] : sweep.start[done + 1]], roots)
+                self._add_all(scan.only(done), neighbor[scan.start[done] : scan.start[done + 1]], self_rows)
             except Stopped:
                 raise
             except Exception as error:
                 return done, error
-        return len(sweep.batches), None  # it went well the second time
+        return len(scan.batches), None  # it went well the second time
 
-    def _add_all(self, sweep: SharedScan, near: Floats, roots: Floats) -> None:
-        near[:] = 0
-        self.add_up(sweep, near, roots, pieces(sweep, self._rows, self._work.piece_bytes))
+    def _add_all(self, scan: SharedScan, neighbor: Floats, self_rows: Floats) -> None:
+        neighbor[:] = 0
+        self.add_up(scan, neighbor, self_rows, pieces(scan, self._rows, self._work.piece_bytes))
 
-    def add_up(self, sweep: SharedScan, near: Floats, roots: Floats, todo: Iterator[ScanPiece]) -> None:
+    def add_up(self, scan: SharedScan, neighbor: Floats, self_rows: Floats, todo: Iterator[ScanPiece]) -> None:
         """Read pieces of a sweep, a few ahead, and add them up in their order.
 
-        near: float32[rows, f], its neighbors' sums so far, zeros at first; roots: float32[num_roots, f], the rows it keeps.
+        neighbor: float32[rows, f], its neighbors' sums so far, zeros at first; self_rows: float32[num_roots, f], the rows it
+        keeps.
         """
         under_way: deque[tuple[ScanPiece, Future[NDArray[Any]]]] = deque()
         try:
@@ -211,8 +223,8 @@ class ScanReader:
                     values = read.result()
                 entries = slice(int(piece.first[0]), int(piece.first[-1]))
                 of_row = piece.first - piece.first[0]
-                target, edge = sweep.target[entries], sweep.edge[entries]
-                scatter_sums(values, *self._code, piece.row_at, of_row, target, edge, near, roots)
+                target, edge = scan.target[entries], scan.edge[entries]
+                scatter_aggregates(values, *self._code, piece.row_at, of_row, target, edge, neighbor, self_rows)
                 del values, read  # before the next one is asked for
                 for piece in islice(todo, 1):
                     under_way.append((piece, self._submit(piece)))
@@ -249,21 +261,21 @@ class ScanReader:
 class ScanServer:
     """Hands out the batches of sweeps, in order."""
 
-    def __init__(self, work: Work, sweeper: ScanReader) -> None:
-        self._work, self._sweeper = work, sweeper
+    def __init__(self, work: Work, scan_reader: ScanReader) -> None:
+        self._work, self._scan_reader = work, scan_reader
         self._copies = SelfRowBuffers(COPIES)
 
     def serve(self, made: Iterator[FinishedScan]) -> Iterator["ScannedBatch"]:
         """The batches of sweeps, one after the other, with their sums."""
         step = 0
         for turn in range(1 << 62):
-            self._sweeper.memory.ask(turn)
+            self._scan_reader.memory.ask(turn)
             one = next(made, None)
             if one is None:
                 return
             for k in range(one.done):
                 mine = slice(int(one.start[k]), int(one.start[k + 1]))
-                yield ScannedBatch(one.batches[k], one.near[mine], one.roots, one.own[mine], k == 0)
+                yield ScannedBatch(one.batches[k], one.neighbor[mine], one.self_rows, one.own[mine], k == 0)
             step += one.done
             if one.error is not None:
                 one.error.add_note(f"in stage 'sum' at step {step} of the pipeline")
@@ -272,28 +284,32 @@ class ScanServer:
 
     def collate(self, served: "ScannedBatch") -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
-        rest, near, roots, own, first = served
-        scale_rows(near, rest.scale)
+        rest, neighbor, self_rows, own, first = served
+        scale_rows(neighbor, rest.scale)
         pinned = self._work.buffers.pinned
         if first and not pinned and len(own) and own[-1] == len(own) - 1:  # no node came twice: they stand in its order
-            root = roots[: len(own)]
+            self_row = self_rows[: len(own)]
         else:
-            root = self._work.buffers.empty(near.shape, near.dtype) if pinned else self._copies.take(*near.shape)
-            np.take(roots, own, axis=0, out=root, mode="clip")
-        return self._work.collate(LoadedBatch(rest.drawn, FirstLayerAggregates(near, root), self._work.labels(rest.drawn)))
+            self_row = (
+                self._work.buffers.empty(neighbor.shape, neighbor.dtype) if pinned else self._copies.take(*neighbor.shape)
+            )
+            np.take(self_rows, own, axis=0, out=self_row, mode="clip")
+        return self._work.collate(
+            LoadedBatch(rest.drawn, FirstLayerAggregates(neighbor, self_row), self._work.labels(rest.drawn))
+        )
 
 
 class ScannedBatch(NamedTuple):
-    """A batch of a sweep: near, float32[d, f], is its own; its destinations' rows are roots[own]; first: of its sweep."""
+    """A batch of a scan: near, float32[d, f], is its own; its destinations' rows are roots[own]; first: of its sweep."""
 
     rest: BatchRemainder
-    near: Floats
-    roots: Floats
+    neighbor: Floats
+    self_rows: Floats
     own: NDArray[np.int32]
     first: bool
 
 
-def swept(
+def in_shared_scans(
     work: Work,
     cursors: Iterator[Cursor],
     *,
@@ -302,53 +318,53 @@ def swept(
     split: bool,
     clocks: dict[str, Clock],
 ) -> Pipeline:
-    """The pipeline of an epoch's batches through sweeps: (steps done, batch) in the order of `cursors`.
+    """The pipeline of an epoch's batches through shared_scans: (steps done, batch) in the order of `cursors`.
 
     pool: bytes for all batches and sweeps that are alive at once; threads: to sample with; split: halve a batch that does not
     fit; clocks: as of `Pipeline`, for all stages.
     """
     assert work.x is not None
-    rows, alone = work.x, work.lockstep is None and not split
+    rows, alone = work.x, work.frontier is None and not split
     own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "sum", "collate", CONSUMER)}
-    sweeping = shelf_of(rows).begin_sweeps()
-    if not sweeping.alone:
+    scanning = registry_of(rows).begin_sweeps()
+    if not scanning.alone:
         pool //= SECOND_SHARE
         work = work.sharing(pool, SECOND_SHARE)
     try:
-        sweeper = ScanReader(work, rows, own["read"], pool)
-        return _chain(work, cursors, sweeper, sweeping, pool, (threads, alone, split), own)
+        scan_reader = ScanReader(work, rows, own["read"], pool)
+        return _chain(work, cursors, scan_reader, scanning, pool, (threads, alone, split), own)
     except BaseException:
-        sweeping.end()
+        scanning.end()
         raise
 
 
 def _chain(
     work: Work,
     cursors: Iterator[Cursor],
-    sweeper: ScanReader,
-    sweeping: ScanLease,
+    scan_reader: ScanReader,
+    scanning: ScanLease,
     pool: int,
     sampling: tuple[int, bool, bool],
     own: dict[str, Clock],
 ) -> Pipeline:
-    """The three pipelines of `swept`; where one cannot be made, those before it have ended."""
-    server = ScanServer(work, sweeper)
+    """The three pipelines of `in_shared_scans`; where one cannot be made, those before it have ended."""
+    server = ScanServer(work, scan_reader)
 
     def stop() -> None:
-        sweeping.stop()
-        sweeper.stop()
+        scanning.stop()
+        scan_reader.stop()
 
     def end() -> None:
-        sweeper.close()
-        sweeping.end()
+        scan_reader.close()
+        scanning.end()
 
     with ExitStack() as unfinished:
         unfinished.callback(end)
         sampled = _sampled(work, cursors, sampling, own["sample"])
         unfinished.callback(sampled.close)
         made = Pipeline(
-            sweeps(sampled, pool, work.root_bytes, work.kept_bytes),
-            [Stage("sum", sweeper.make)],
+            shared_scans(sampled, pool, work.self_row_bytes, work.kept_bytes),
+            [Stage("sum", scan_reader.make)],
             max_bytes=1,  # the buffers are the gate
             max_items=2,
             clocks={SOURCE: own["group"], "sum": own["sum"]},
@@ -374,7 +390,7 @@ def _sampled(work: Work, cursors: Iterator[Cursor], sampling: tuple[int, bool, b
     threads, alone, split = sampling
     source: Iterator[Any] = cursors
     if not alone:
-        source = work.split(cursors) if work.lockstep is None else work.sampled(cursors, split)
+        source = work.split(cursors) if work.frontier is None else work.sampled(cursors, split)
     stage = Stage("sample", partial(_sample, work) if alone else partial(waiting, work), threads)
     # Not a gate: bounded in items, which a sweep counts.
     return Pipeline(source, [stage], max_bytes=1, max_items=threads, clocks={"sample": clock})

@@ -63,7 +63,7 @@ def waiting(work: Work, drawn: SampledBatch) -> WaitingBatch:
     row = np.empty(len(subgraph.source), subgraph.node.dtype)
     np.take(subgraph.node, subgraph.source, out=row, mode="clip")
     target = np.repeat(np.arange(len(subgraph.indptr) - 1, dtype=np.int32), np.diff(subgraph.indptr))
-    return WaitingBatch(BatchRemainder(rest, factors.target), narrow(row), target, factors.edge, work.share_of_sweep(drawn))
+    return WaitingBatch(BatchRemainder(rest, factors.target), narrow(row), target, factors.edge, work.scan_size(drawn))
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ class SharedScan:
     """Batches whose sums are made in one pass.
 
     start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1]; own: int32[rows of sums], where each
-    destination's own row is kept, of `num_roots` places; row: [u], ascending, the rows to read; first: int32|int64[u + 1], row
-    u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, or ~ the place that keeps the
-    row; edge: float32 of each entry, what it counts for, or empty.
+    destination's own row is kept, of `num_self_rows` places; row: [u], ascending, the rows to read; first: int32|int64[u + 1],
+    row u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, or ~ the place that
+    keeps the row; edge: float32 of each entry, what it counts for, or empty.
     """
 
     batches: tuple[BatchRemainder, ...]
     start: NDArray[np.int64]
     own: NDArray[np.int32]
-    num_roots: int
+    num_self_rows: int
     row: NDArray[Any]
     first: NDArray[Any]
     target: NDArray[np.int32]
@@ -95,43 +95,43 @@ class SharedScan:
     def only(self, k: int) -> "SharedScan":
         """A sweep for batch k alone, which keeps destinations' rows in the same places."""
         base, stop = int(self.start[k]), int(self.start[k + 1])
-        kept = np.zeros(self.num_roots, np.bool_)
+        kept = np.zeros(self.num_self_rows, np.bool_)
         kept[self.own[base:stop]] = True
-        of_root = self.target < 0
-        wanted = np.where(of_root, kept[np.where(of_root, ~self.target, 0)], (self.target >= base) & (self.target < stop))
+        of_self = self.target < 0
+        wanted = np.where(of_self, kept[np.where(of_self, ~self.target, 0)], (self.target >= base) & (self.target < stop))
         mine = np.flatnonzero(wanted)
-        target = np.where(of_root, self.target, self.target - np.int32(base))[mine]
+        target = np.where(of_self, self.target, self.target - np.int32(base))[mine]
         row = np.repeat(self.row, np.diff(self.first))[mine]
         edge = self.edge[mine] if len(self.edge) else self.edge
         start = np.array([0, stop - base])
-        return _grouped(self.batches[k : k + 1], start, self.own[base:stop], self.num_roots, (row, target, edge), self.size)
+        return _grouped(self.batches[k : k + 1], start, self.own[base:stop], self.num_self_rows, (row, target, edge), self.size)
 
 
 class ScanDraft:
     """A sweep in the making.
 
-    pool: bytes for all that sweeps have in memory; root_bytes: of a destination's own row; kept: of the pool, for other ends
-    (freed blocks that the C library keeps, buffers of reads), but where FEW batches need it.
+    pool: bytes for all that sweeps have in memory; self_row_bytes: of a destination's own row; kept: of the pool, for other
+    ends (freed blocks that the C library keeps, buffers of reads), but where FEW batches need it.
     """
 
-    def __init__(self, pool: int, root_bytes: int, kept: int = 0) -> None:
-        self._pool, self._root_bytes, self._kept = pool, root_bytes, kept
+    def __init__(self, pool: int, self_row_bytes: int, kept: int = 0) -> None:
+        self._pool, self._root_bytes, self._kept = pool, self_row_bytes, kept
         self._batches: list[WaitingBatch] = []
         self._own: list[NDArray[np.int32]] = []
-        self._roots = [0]
+        self._self_rows = [0]
         self._union = RelabelTable()
         self._size: ScanSize | None = None
 
     def add(self, batch: WaitingBatch) -> bool:
         """Take a batch in, unless the sweep is full; the first always fits. False: finish, this draft takes no more."""
         own = self._union.add(batch.rest.drawn.subgraph.node)
-        roots = self._union.size * self._root_bytes
-        size = batch.share if self._size is None else self._size.joined(batch.share, roots)
+        self_rows = self._union.size * self._root_bytes
+        size = batch.share if self._size is None else self._size.joined(batch.share, self_rows)
         if self._batches and size.nbytes > self._pool - (0 if size.batches <= FEW else self._kept):
             return False
         self._batches.append(batch)
         self._own.append(own)
-        self._roots.append(self._union.size)
+        self._self_rows.append(self._union.size)
         self._size = size
         return True
 
@@ -145,13 +145,13 @@ class ScanDraft:
         start = np.zeros(len(rests) + 1, np.int64)
         np.cumsum([rest.num_rows for rest in rests], out=start[1:])
         parts: list[tuple[Entries, int]] = []
-        for batch, mine, base, known in zip(self._batches, self._own, start.tolist(), self._roots, strict=False):
+        for batch, mine, base, known in zip(self._batches, self._own, start.tolist(), self._self_rows, strict=False):
             parts.append(((batch.row, batch.target, batch.edge), base))
             new = mine >= known  # whose rows no batch before keeps
             row = narrow(batch.rest.drawn.subgraph.node[new])
             parts.append(((row, ~mine[new], np.empty(0, np.float32)), 0))
         self._batches.clear()
-        return _grouped(rests, start, own, self._roots[-1], _sorted(parts), self._size)
+        return _grouped(rests, start, own, self._self_rows[-1], _sorted(parts), self._size)
 
 
 Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
@@ -162,7 +162,7 @@ def _grouped(
     batches: tuple[BatchRemainder, ...],
     start: NDArray[np.int64],
     own: NDArray[np.int32],
-    num_roots: int,
+    num_self_rows: int,
     entries: Entries,
     size: ScanSize,
 ) -> SharedScan:
@@ -172,7 +172,7 @@ def _grouped(
     ends = np.int32 if len(row) < 2**31 else np.int64
     rows, first = np.empty(distinct, row.dtype), np.empty(distinct + 1, ends)
     _group(row, rows, first)
-    return SharedScan(batches, start, own, num_roots, rows, first, target, edge, size)
+    return SharedScan(batches, start, own, num_self_rows, rows, first, target, edge, size)
 
 
 @kernel
@@ -263,7 +263,7 @@ def _move(
             edge_out[to] = edge[i]
 
 
-def sweeps(batches: Iterator[WaitingBatch], pool: int, root_bytes: int, kept: int = 0) -> Iterator[SharedScan]:
+def shared_scans(batches: Iterator[WaitingBatch], pool: int, self_row_bytes: int, kept: int = 0) -> Iterator[SharedScan]:
     """Sweeps of consecutive batches, none left out, each of as many as fit `pool` bytes, but of one at least.
 
     root_bytes, kept: see `ScanDraft`. A failure comes after the sweep of the batches before it.
@@ -279,13 +279,13 @@ def sweeps(batches: Iterator[WaitingBatch], pool: int, root_bytes: int, kept: in
             failure = error
             break
         if draft is None:
-            draft = ScanDraft(pool, root_bytes, kept)
+            draft = ScanDraft(pool, self_row_bytes, kept)
         if not draft.add(batch):
-            sweep = draft.finish()
+            scan = draft.finish()
             draft = None  # what a generator refers to stays in memory while the sweep is under way
-            yield sweep
-            del sweep
-            draft = ScanDraft(pool, root_bytes, kept)
+            yield scan
+            del scan
+            draft = ScanDraft(pool, self_row_bytes, kept)
             draft.add(batch)
         del batch
     if draft is not None:
@@ -294,7 +294,7 @@ def sweeps(batches: Iterator[WaitingBatch], pool: int, root_bytes: int, kept: in
         raise failure
 
 
-def sweeps_pay(rows: Rows, pool: int) -> bool:
+def scan_pays(rows: Rows, pool: int) -> bool:
     """Whether to read the rows again for every sweep; not where all of them fit into memory and stay there."""
     return rows.shape[0] * rows.row_bytes > pool // 2
 
@@ -324,12 +324,12 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint16) if dtype == np.float16 else dtype
 
 
-def pieces(sweep: SharedScan, rows: Rows, piece_bytes: int) -> Iterator[ScanPiece]:
+def pieces(scan: SharedScan, rows: Rows, piece_bytes: int) -> Iterator[ScanPiece]:
     """The pieces of a pass, in file order, each of about so many bytes."""
     most = PLAN_ROWS if isinstance(rows, ShardedRows) else max(1, piece_bytes // rows.row_bytes)
-    for begin in range(0, len(sweep.row), most):
-        row = sweep.row[begin : begin + most].astype(np.int64)
-        first = sweep.first[begin : begin + most + 1].astype(np.int64)
+    for begin in range(0, len(scan.row), most):
+        row = scan.row[begin : begin + most].astype(np.int64)
+        first = scan.first[begin : begin + most + 1].astype(np.int64)
         if isinstance(rows, ShardedRows):
             yield from _planned(row, first, rows, piece_bytes)
         else:

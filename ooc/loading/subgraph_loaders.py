@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 from ooc.graph.blocks import Sampler, Subgraph
 from ooc.graph.mapped_topology import Topology
 from ooc.graph.memory_shares import WARM_SHARE, budget_of
-from ooc.loading.arguments import InputNodes, check_pyg_arguments
+from ooc.loading.arguments import InputNodes, check_pyg_arguments, renamed
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.collate import Collator, LoadedBatch, SampledBatch
 from ooc.loading.feature_gather import Gather
@@ -106,11 +106,13 @@ class _SubgraphLoader(BatchLoader):
     ) -> None:
         own = list(inspect.signature(type(self)).parameters)
         check_pyg_arguments(arguments, own, type(self).__name__)
-        numbers = (order.batch_size, order.world, order.rank, num_layers, sample_threads)
+        numbers = (order.batch_size, order.world_size, order.rank, num_layers, sample_threads)
         if not all(isinstance(n, Integral) for n in numbers):
-            raise ConfigError(f"batch_size, world, rank, num_layers and sample_threads must be whole numbers, not {numbers}")
-        if not 0 <= order.rank < order.world or min(num_layers, sample_threads) < 1:
-            raise ConfigError("world, num_layers and sample_threads must be 1 or more, and rank one of 0..world-1")
+            raise ConfigError(
+                f"batch_size, world_size, rank, num_layers and sample_threads must be whole numbers, not {numbers}"
+            )
+        if not 0 <= order.rank < order.world_size or min(num_layers, sample_threads) < 1:
+            raise ConfigError("world_size, num_layers and sample_threads must be 1 or more, and rank one of 0..world_size-1")
         budget = budget or budget_of(data)
         place = None if device is None else torch.device(device)
         gather = Gather(data.encoding("x"), dtype) if data.num_features else None
@@ -163,8 +165,9 @@ class ClusterLoader(_SubgraphLoader):
     counts as a graph of its own: degrees (`blocks[0].degree`) and sums of weights are the batch's.
     input_nodes: the split to train on. `y` of any other node is then unknown (-1, NaN), so that a loss which leaves those out
     trains on the split alone, and `input_mask` (bool[n]) tells them apart. num_layers: `blocks` has so many, one and the same.
-    PyG's and DataLoader's other arguments are taken as NeighborLoader takes them, and so are seed, rank, world, device, dtype,
-    edge_ids, budget and sample_threads; width: of all rows that the model makes for a node, which memory is then kept for.
+    PyG's and DataLoader's other arguments are taken as NeighborLoader takes them, and so are seed, rank, world_size, device,
+    dtype, edge_ids, budget and sample_threads; width: of all rows that the model makes for a node, which memory is then kept
+    for.
 
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n] (ascending), e_id int64[e], edge_weight
     of a weighted graph, batch_size (n), input_id (n_id), and `blocks`. Features of a part are read front to back.
@@ -175,6 +178,7 @@ class ClusterLoader(_SubgraphLoader):
     ...     loss = F.cross_entropy(model(batch.x, batch.edge_index)[batch.input_mask], batch.y[batch.input_mask])
     """
 
+    @renamed(world="world_size")
     def __init__(
         self,
         data: Dataset,
@@ -191,7 +195,7 @@ class ClusterLoader(_SubgraphLoader):
         *,
         seed: int = 0,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         edge_ids: bool = True,
@@ -210,7 +214,7 @@ class ClusterLoader(_SubgraphLoader):
 
         super().__init__(
             data,
-            Order(InputNodes(count), int(batch_size), shuffle, seed, drop_last, rank, world),
+            Order(InputNodes(count), int(batch_size), shuffle, seed, drop_last, rank, world_size),
             make_sampler,
             {"num_workers": num_workers, **arguments},
             induced=True,
@@ -268,6 +272,7 @@ class SaintLoader(_SubgraphLoader):
     ...     loss = (each * batch.node_norm).sum()
     """
 
+    @renamed(world="world_size")
     def __init__(
         self,
         data: Dataset,
@@ -286,7 +291,7 @@ class SaintLoader(_SubgraphLoader):
         *,
         seed: int = 0,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         edge_ids: bool = True,
@@ -307,7 +312,7 @@ class SaintLoader(_SubgraphLoader):
 
         super().__init__(
             data,
-            Order(InputNodes(steps * world), 1, False, seed, False, rank, world),
+            Order(InputNodes(steps * world_size), 1, False, seed, False, rank, world_size),
             make_sampler,
             {"num_workers": num_workers, **arguments},
             induced=False,

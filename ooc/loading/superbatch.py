@@ -1,10 +1,10 @@
 """Windows of batches (`ooc.loading.superbatch_plan`) carried out: each row read once, in file order, for all batches that want
 it.
 
-Three pipelines in a chain: sample batches -> read windows -> gather and collate batches; see `windowed`. All windows share one
-buffer (`ooc.loading.feature_cache`): while the batches of one are gathered its rows make room, row by row, for those of the
-next, so each may fill nearly all of it, where two buffers in turn would have half each. Batches are the same as read one by
-one.
+Three pipelines in a chain: sample batches -> read windows -> gather and collate batches; see `in_superbatches`. All windows
+share one buffer (`ooc.loading.feature_cache`): while the batches of one are gathered its rows make room, row by row, for those
+of the next, so each may fill nearly all of it, where two buffers in turn would have half each. Batches are the same as read
+one by one.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.loading.collate import LoadedBatch, SampledBatch
-from ooc.loading.feature_cache import SECOND_SHARE, CachedNodes, CacheLease, PoolClosed, RowPool, Slots, own_cache, shelf_of
+from ooc.loading.feature_cache import SECOND_SHARE, CachedNodes, CacheLease, PoolClosed, RowPool, Slots, own_cache, registry_of
 from ooc.loading.superbatch_plan import AHEAD, Superbatch, SuperbatchPlanner, SuperbatchSketch
 from ooc.loading.work import Work
 from ooc.runtime.clock import Clock
@@ -146,8 +146,8 @@ class SuperbatchServer:
 
     def _gather(self, drawn: SampledBatch, at: Slots) -> LoadedBatch:
         work, rows = self._work, self._pool.rows
-        if work.summing is not None:
-            return work.summed(drawn, rows, at)
+        if work.pre_aggregation is not None:
+            return work.aggregated(drawn, rows, at)
         assert work.collator.gather is not None
         return LoadedBatch(drawn, work.collator.gather.take(rows, at, work.buffers), work.labels(drawn))
 
@@ -161,7 +161,7 @@ def _moved(source: NDArray[np.int32], before: Slots, own: Slots) -> Slots:
     return after
 
 
-def windowed(
+def in_superbatches(
     work: Work,
     cursors: Iterator[Cursor],
     *,
@@ -187,7 +187,7 @@ def _lent(work: Work, pool: int) -> tuple[CacheLease, int]:
     """The rows' cache, and the bytes for this pipeline; a second one at the same time has a cache and room of its own."""
     rows = work.x
     assert rows is not None
-    lease = shelf_of(rows).lend(min(pool // rows.row_bytes + 1, rows.shape[0]), rows)
+    lease = registry_of(rows).lend(min(pool // rows.row_bytes + 1, rows.shape[0]), rows)
     if lease is not None:
         return lease, pool
     room = pool // SECOND_SHARE
@@ -197,7 +197,7 @@ def _lent(work: Work, pool: int) -> tuple[CacheLease, int]:
 def _chain(
     work: Work, cursors: Iterator[Cursor], lease: CacheLease, pool: int, threads: int, split: bool, clocks: dict[str, Clock]
 ) -> Pipeline:
-    """The three pipelines of `windowed`; where one cannot be made, those before it have ended."""
+    """The three pipelines of `in_superbatches`; where one cannot be made, those before it have ended."""
     cache = lease.cache
     grouping = SuperbatchPlanner(work, pool, threads, cache.residents)
     reader, server = Reader(work, cache.pool, cache.slot), SuperbatchServer(work, cache.pool)
@@ -231,10 +231,10 @@ def _chain(
 
 def _sampled(work: Work, cursors: Iterator[Cursor], threads: int, split: bool, clock: Clock) -> Pipeline:
     """Sampled batches. Not a gate: bounded in items, which a window counts."""
-    alone = work.lockstep is None and not split
+    alone = work.frontier is None and not split
     stages = [Stage("sample", work.sample, threads)] if alone else []
     source: Iterator[Any] = cursors
     if not alone:
-        source = work.split(cursors) if work.lockstep is None else work.sampled(cursors, split)
+        source = work.split(cursors) if work.frontier is None else work.sampled(cursors, split)
     clocks = {stages[0].name if alone else SOURCE: clock}
     return Pipeline(source, stages, max_bytes=1, max_items=threads, clocks=clocks)

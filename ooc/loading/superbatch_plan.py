@@ -138,8 +138,8 @@ class SuperbatchPlanner:
         measured; the rest is for the memory of the batch before, which waits to be used again); those being drawn
         (`drawing` bytes each, with their hash tables); the windows' batches.
         """
-        lockstep = self.work.lockstep
-        drawn = 4 * self.drawing * drawing if lockstep is None else lockstep.max_bytes or 0
+        frontier = self.work.frontier
+        drawn = 4 * self.drawing * drawing if frontier is None else frontier.max_bytes or 0
         besides = (AHEAD + 1) * batch + active + drawn + WINDOWS * kept
         return max(0, self.pool_bytes - besides) // (self.row_bytes + ROW_BYTES)
 

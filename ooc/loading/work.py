@@ -39,11 +39,13 @@ class Order:
     seed: int
     drop_last: bool
     rank: int
-    world: int
+    world_size: int
 
     def positions(self, cursor: Cursor) -> NDArray[np.int64]:
         """int64[b]: positions of the seeds among the input nodes."""
-        return seeds_of(self.nodes, cursor, self.batch_size, self.shuffle, self.seed, self.drop_last, self.rank, self.world)
+        return seeds_of(
+            self.nodes, cursor, self.batch_size, self.shuffle, self.seed, self.drop_last, self.rank, self.world_size
+        )
 
     def key(self, cursor: Cursor) -> int:
         """The key of the step's draws."""
@@ -104,11 +106,11 @@ class Work:
     pin: bool
     """for copies of the user's own"""
     topology: Topology
-    lockstep: OnDiskFrontier | None = None
+    frontier: OnDiskFrontier | None = None
     """where the edges stay on disk"""
-    summing: PreAggregation | None = None
+    pre_aggregation: PreAggregation | None = None
     """what of x batches hold in its place"""
-    sweeping: bool = False
+    scanning: bool = False
     """whether sums are made in sweeps; `max_bytes` is then that of a sweep"""
     kept_bytes: int = 0
     """of a sweep's memory, for freed blocks that the C library keeps, and buffers of reads; see
@@ -127,12 +129,12 @@ class Work:
     def sharing(self, pool: int, parts: int) -> "Work":
         """The same work for a pipeline of sweeps that has `pool` bytes, one of so many parts of all."""
         room = BatchRoom(pool, parts, self.max_bytes.budget) if isinstance(self.max_bytes, BatchRoom) else pool
-        lockstep = self.lockstep
-        if lockstep is not None and lockstep.max_bytes is not None:
-            own = lockstep.max_bytes // parts
-            lockstep = OnDiskFrontier(lockstep.sampler, lockstep.indices, lockstep.columns, own, lockstep.at_once)
+        frontier = self.frontier
+        if frontier is not None and frontier.max_bytes is not None:
+            own = frontier.max_bytes // parts
+            frontier = OnDiskFrontier(frontier.sampler, frontier.indices, frontier.columns, own, frontier.at_once)
         kept, spare = self.kept_bytes // parts, self.spare_bytes // parts
-        return replace(self, max_bytes=room, lockstep=lockstep, kept_bytes=kept, spare_bytes=spare)
+        return replace(self, max_bytes=room, frontier=frontier, kept_bytes=kept, spare_bytes=spare)
 
     def stages(self, sample_threads: int, read_threads: int, split: bool) -> list[Stage]:
         """The stages behind cursors, or behind `split`, whose batches are sampled already."""
@@ -148,7 +150,7 @@ class Work:
 
         As many as fit the lockstep's memory. The batches before one that fails come first; split: see `split`.
         """
-        assert self.lockstep is not None
+        assert self.frontier is not None
         self.topology.warm()
         waiting: deque[tuple[Cursor, NDArray[np.int64], bool]] = deque()
         together = FIRST_TOGETHER
@@ -159,7 +161,7 @@ class Work:
                 return
             parts = list(islice(waiting, together))
             seeds, keys = [self.order.nodes.ids(position) for _, position, _ in parts], [self.order.key(c) for c, _, _ in parts]
-            found = self.lockstep.sample(seeds, keys)
+            found = self.frontier.sample(seeds, keys)
             self.read.add_topology(found.nbytes)
             together = min(2 * together, MOST_TOGETHER) if len(found.batches) == together else len(found.batches)
             for (cursor, position, last), subgraph in zip(parts, found.batches, strict=False):
@@ -186,7 +188,7 @@ class Work:
         self.topology.trim(subgraph)
         drawn = SampledBatch(cursor.step, last, position, subgraph)
         # The sampler has not counted what collation adds.
-        need = self.share_of_sweep(drawn).nbytes if self.sweeping else self.nbytes(drawn)
+        need = self.scan_size(drawn).nbytes if self.scanning else self.nbytes(drawn)
         if need > self.max_bytes:
             raise BudgetError(
                 f"a batch of {len(position)} seeds needs {words_for(need, self.max_bytes)}; "
@@ -219,16 +221,16 @@ class Work:
     @property
     def needs_slots(self) -> bool:
         """Whether a sampled batch's slots are met again."""
-        return self.collator.needs_slots(read=self.lockstep is not None)
+        return self.collator.needs_slots(read=self.frontier is not None)
 
     def nbytes(self, drawn: SampledBatch) -> int:
         """Bytes of the batch from here to the model."""
         subgraph = drawn.subgraph
-        if self.summing is not None:
-            return subgraph.nbytes + self._summed_bytes(subgraph)
+        if self.pre_aggregation is not None:
+            return subgraph.nbytes + self._aggregated_bytes(subgraph)
         return subgraph.nbytes + self.collator.nbytes(len(subgraph.node), len(subgraph.source), self.row_bytes)
 
-    def _summed_bytes(self, subgraph: Subgraph) -> int:
+    def _aggregated_bytes(self, subgraph: Subgraph) -> int:
         """Bytes of the batch without its last hop, with sums."""
         return self.collator.nbytes(len(subgraph.indptr) - 1, sum(subgraph.num_edges[:-1]), self.row_bytes)
 
@@ -237,30 +239,30 @@ class Work:
         """Of a piece of a sweep's pass, about."""
         return min(PIECE_BYTES, self.max_bytes // _PIECE_SHARE)
 
-    def share_of_sweep(self, drawn: SampledBatch) -> ScanSize:
+    def scan_size(self, drawn: SampledBatch) -> ScanSize:
         """The part of the memory that the batch takes in a sweep."""
         subgraph = drawn.subgraph
         expanded = len(subgraph.indptr) - 1
         rest = 8 * (2 * expanded + 2 * sum(subgraph.num_edges[:-1]))
         row = 4 if subgraph.node.max(initial=0) < 2**31 else 8
-        factor = 4 if self.summing is not None and self.summing.weighs_edges(subgraph) else 0
+        factor = 4 if self.pre_aggregation is not None and self.pre_aggregation.weighs_edges(subgraph) else 0
         entry = row + 4 + factor + 2  # the target, and a part of where each row's entries begin
-        drawing = 4 * self.drawing * subgraph.nbytes if self.lockstep is None else self.lockstep.max_bytes or 0
-        roots = self.root_bytes * expanded
+        drawing = 4 * self.drawing * subgraph.nbytes if self.frontier is None else self.frontier.max_bytes or 0
+        self_rows = self.self_row_bytes * expanded
         return ScanSize(
-            sums=self._summed_bytes(subgraph)
-            - roots
+            sums=self._aggregated_bytes(subgraph)
+            - self_rows
             + rest
             + 12 * expanded,  # where its own row is kept, and how that is found
-            roots=roots,
+            self_rows=self_rows,
             entries=entry * (len(subgraph.source) + expanded),
             activations=self.activation_bytes(drawn),
             besides=drawing + PIECES * self.piece_bytes,
-            copied=roots,
+            copied=self_rows,
         )
 
     @property
-    def root_bytes(self) -> int:
+    def self_row_bytes(self) -> int:
         """Bytes of a destination's own row among sums."""
         assert self.x is not None
         return 4 * self.x.shape[1]
@@ -268,22 +270,22 @@ class Work:
     def activation_bytes(self, drawn: SampledBatch) -> int:
         """Bytes that the model needs beside a batch: as much again (hidden rows are about as wide as features, for fewer nodes
         each layer; measured, it is less), or what the rows made of sums take."""
-        if self.summing is None or self.x is None:
+        if self.pre_aggregation is None or self.x is None:
             return self.nbytes(drawn)
-        return self.summing.held_bytes(drawn.subgraph.num_nodes, self.x.shape[1])
+        return self.pre_aggregation.held_bytes(drawn.subgraph.num_nodes, self.x.shape[1])
 
     def load(self, drawn: SampledBatch) -> LoadedBatch:
         """Features and labels of a sampled batch."""
         node, x = drawn.subgraph.node, None
-        if self.summing is not None and isinstance(self.x, ArrayRows):
-            return self.summed(drawn, self.x.array, node)
+        if self.pre_aggregation is not None and isinstance(self.x, ArrayRows):
+            return self.aggregated(drawn, self.x.array, node)
         if self.x is not None:
             assert self.collator.gather is not None
             x, nbytes = self.collator.gather.read(self.x, node, self.buffers)
             self.read.add(len(node), nbytes)
         return LoadedBatch(drawn, x, self.labels(drawn))
 
-    def summed(self, drawn: SampledBatch, rows: AnyArray, at: NDArray[Any]) -> LoadedBatch:
+    def aggregated(self, drawn: SampledBatch, rows: AnyArray, at: NDArray[Any]) -> LoadedBatch:
         """The batch with its first layer's sums, of rows in memory: node i's is rows[at[i]]."""
         factors, rest = self.factors(drawn)
         sums = self.buffers.empty((2, len(drawn.subgraph.indptr) - 1, rows.shape[1]), np.dtype(np.float32))
@@ -298,8 +300,8 @@ class Work:
 
     def factors(self, drawn: SampledBatch) -> tuple[Factors, SampledBatch]:
         """What neighbors count for in the first layer's sums, and what remains of the batch beside them."""
-        assert self.summing is not None
-        factors = self.summing.factors(self.collator.graph, drawn.subgraph)
+        assert self.pre_aggregation is not None
+        factors = self.pre_aggregation.factors(self.collator.graph, drawn.subgraph)
         return factors, replace(drawn, subgraph=without_last_hop(drawn.subgraph))
 
     def labels(self, drawn: SampledBatch) -> AnyArray | None:

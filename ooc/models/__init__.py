@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ooc.runtime.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from ooc.models.builders import build_model, full_blocks, summing_of
+    from ooc.models.builders import build_model, full_blocks, pre_aggregation_of, summing_of
 
-__all__ = ["build_model", "full_blocks", "summing_of"]
+__all__ = ["build_model", "full_blocks", "pre_aggregation_of", "summing_of"]
 __getattr__ = lazy_exports(__name__, dict.fromkeys(__all__, "ooc.models.builders"))

@@ -3,6 +3,7 @@
 One model runs on sampled blocks and on the whole graph (`full_blocks`), with the same parameters.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,14 +52,20 @@ class Model(nn.Module):
 
 
 def summing_of(model: nn.Module) -> PreAggregation | None:
+    """The old name of `pre_aggregation_of`."""
+    warnings.warn("ooc.models.summing_of is now pre_aggregation_of", DeprecationWarning, stacklevel=2)
+    return pre_aggregation_of(model)
+
+
+def pre_aggregation_of(model: nn.Module) -> PreAggregation | None:
     """The sum that the model's first layer makes of its neighbors' rows, where a loader can make it beforehand.
 
     None for other models (subclasses with a forward of their own too: it may meet the rows), for those with an encoder, which
     the rows pass first, for attention, for dropout of the input, and where rows are so wide that they are better narrowed first
     (`ooc.models.convs.narrow_first`).
 
-    >>> summing_of(build_model("sage", 128, 256, 32, num_layers=2))
-    Summing(kind='mean', channels=256, more_rows=0.0)
+    >>> pre_aggregation_of(build_model("sage", 128, 256, 32, num_layers=2))
+    PreAggregation(kind='mean', channels=256, more_rows=0.0)
     """
     layers = getattr(model, "layers", None)
     if not layers or type(model).forward is not Model.forward or type(layers[0]).forward is not Layer.forward:
@@ -68,7 +75,7 @@ def summing_of(model: nn.Module) -> PreAggregation | None:
     first: Any = layers[0]
     if type(first.conv).forward not in _SUMMED or first.dropout:
         return None
-    found: PreAggregation | None = first.conv.summing()
+    found: PreAggregation | None = first.conv.pre_aggregation()
     return None if found is None else replace(found, more_rows=max(map(_more_rows, layers)))
 
 

@@ -25,7 +25,7 @@ from ooc.graph.aggregation import FirstLayerAggregates, Kind, PreAggregation
 from ooc.graph.blocks import Block
 from ooc.graph.spmm import bag_sum, pointers
 from ooc.models.dropout import dropout
-from ooc.models.memory_efficient import lean_here, sage_layer, two_products
+from ooc.models.memory_efficient import memory_efficient_here, sage_layer, two_products
 
 GATHER_COST = 16
 """Multiply-adds that take as long as gathering one number of a neighbor's row (measured on CPU, rows of 32 to 256 float32)."""
@@ -130,7 +130,7 @@ def narrow_first(block: Block, in_channels: int, out_channels: int) -> bool:
     return gathered > (block.num_src - block.num_dst) * in_channels * out_channels
 
 
-def _summing(kind: Kind, in_channels: int, out_channels: int) -> PreAggregation | None:
+def _pre_aggregation(kind: Kind, in_channels: int, out_channels: int) -> PreAggregation | None:
     """The sum to make while loading; None where rows are better narrowed before they are summed, at an edge a source."""
     early = (in_channels - out_channels) * GATHER_COST > in_channels * out_channels
     return None if early else PreAggregation(kind, out_channels)
@@ -152,32 +152,36 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
 
     sum_kind: Kind = "mean"
 
-    def summing(self) -> PreAggregation | None:
-        """See `ooc.models.summing_of`."""
-        return _summing(self.sum_kind, self.in_channels, self.out_channels)
+    def pre_aggregation(self) -> PreAggregation | None:
+        """See `ooc.models.pre_aggregation_of`."""
+        return _pre_aggregation(self.sum_kind, self.in_channels, self.out_channels)
 
     def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What x [n, in_channels] brings in as neighbors and as destinations, [n, out_channels] each; see `joined`."""
         return F.linear(x, self.lin_l.weight), self.lin_r(x)
 
-    def joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+    def joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
         """The result from what `narrowed` made: the neighbors' mean, and the destination's own, [num_dst, out_channels]."""
-        return near + root + self.lin_l.bias
+        return neighbor + self_row + self.lin_l.bias
 
     def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
         weights = self.lin_l.weight, self.lin_l.bias, self.lin_r.weight
         if isinstance(x, FirstLayerAggregates):
-            return two_products(*x, *weights) if lean_here(x.near) else self.lin_l(x.near) + self.lin_r(x.root)
+            return (
+                two_products(*x, *weights)
+                if memory_efficient_here(x.neighbor)
+                else self.lin_l(x.neighbor) + self.lin_r(x.self_row)
+            )
         share = block.share
         if share is None:
             share = block.indptr.diff().clamp(min=1).to(exact_dtype(x.dtype)).reciprocal()[block.edge_index[1]]
         early = narrow_first(block, x.size(1), self.out_channels)
-        if lean_here(x) and not early:
+        if memory_efficient_here(x) and not early:
             return sage_layer(x, share, (block.edge_index, block.indptr), *weights)
-        root = self.lin_r(x[: block.num_dst])
+        self_row = self.lin_r(x[: block.num_dst])
         if early:
-            return self.joined(weighted_sum(F.linear(x, self.lin_l.weight), block, share), root, block)
-        return self.lin_l(weighted_sum(x, block, share)) + root
+            return self.joined(weighted_sum(F.linear(x, self.lin_l.weight), block, share), self_row, block)
+        return self.lin_l(weighted_sum(x, block, share)) + self_row
 
 
 class BlockGCNConv(GCNConv):  # type: ignore[misc]
@@ -198,18 +202,18 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 
     sum_kind: Kind = "gcn"
 
-    def summing(self) -> PreAggregation | None:
-        """See `ooc.models.summing_of`; degrees counted in the block are known only once there is one."""
-        return _summing(self.sum_kind, self.in_channels, self.out_channels) if self.rescale else None
+    def pre_aggregation(self) -> PreAggregation | None:
+        """See `ooc.models.pre_aggregation_of`; degrees counted in the block are known only once there is one."""
+        return _pre_aggregation(self.sum_kind, self.in_channels, self.out_channels) if self.rescale else None
 
     def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """As of `BlockSAGEConv`; both are the same rows."""
         h = self.lin(x)
         return h, h
 
-    def joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+    def joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
         """As of `BlockSAGEConv`, for a block that holds all edges or whose sums are made."""
-        out: Tensor = with_own_row(near, root, block) + self.bias
+        out: Tensor = with_own_row(neighbor, self_row, block) + self.bias
         return out
 
     def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
@@ -251,14 +255,15 @@ def propagated(x: Tensor | FirstLayerAggregates, block: Block, rescale: bool) ->
     if isinstance(x, FirstLayerAggregates):
         return with_own_row(*x, block)
     exact = exact_dtype(x.dtype)
-    value, root = BlockGCNConv.coefficients(block, exact) if rescale else BlockGCNConv.plain_coefficients(block)
-    return weighted_sum(x, block, value) + root.to(x.dtype).unsqueeze(1) * x[: block.num_dst]
+    value, self_row = BlockGCNConv.coefficients(block, exact) if rescale else BlockGCNConv.plain_coefficients(block)
+    return weighted_sum(x, block, value) + self_row.to(x.dtype).unsqueeze(1) * x[: block.num_dst]
 
 
-def with_own_row(near: Tensor, root: Tensor, block: Block) -> Tensor:
-    """[num_dst, f]: GCN's sum over the neighbors, `near`, and the destination's own row, `root`, by the graph's degrees."""
-    own = BlockGCNConv.coefficients(block, exact_dtype(root.dtype))[1]
-    return near + own.to(root.dtype).unsqueeze(1) * root
+def with_own_row(neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
+    """[num_dst, f]: GCN's sum over the neighbors, `neighbor`, and the destination's own row, `self_row`, by the graph's
+    degrees."""
+    own = BlockGCNConv.coefficients(block, exact_dtype(self_row.dtype))[1]
+    return neighbor + own.to(self_row.dtype).unsqueeze(1) * self_row
 
 
 class BlockGINConv(GINConv):  # type: ignore[misc]
@@ -280,15 +285,15 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
 
     sum_kind: Kind = "sum"
 
-    def summing(self) -> PreAggregation | None:
-        """See `ooc.models.summing_of`."""
+    def pre_aggregation(self) -> PreAggregation | None:
+        """See `ooc.models.pre_aggregation_of`."""
         return PreAggregation("expanded" if self.rescale else "sum", self.nn[0].out_features)
 
     def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
         if isinstance(x, FirstLayerAggregates):
-            return self.nn(x.near + (1 + self.eps) * x.root)
-        near = weighted_sum(x, block, expansion(block) if self.rescale else None)
-        return self.nn(near + (1 + self.eps) * x[: block.num_dst])
+            return self.nn(x.neighbor + (1 + self.eps) * x.self_row)
+        neighbor = weighted_sum(x, block, expansion(block) if self.rescale else None)
+        return self.nn(neighbor + (1 + self.eps) * x[: block.num_dst])
 
 
 class BlockGATConv(GATConv):  # type: ignore[misc]
@@ -303,9 +308,9 @@ class BlockGATConv(GATConv):  # type: ignore[misc]
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
         h = self.lin(x)
-        near, own = self.attention(x, block)
-        root = own.to(h.dtype).unsqueeze(-1) * h[: block.num_dst].view(-1, self.heads, self.out_channels)
-        out = attention_sum(h, near, block).view_as(root) + root
+        neighbor, own = self.attention(x, block)
+        self_row = own.to(h.dtype).unsqueeze(-1) * h[: block.num_dst].view(-1, self.heads, self.out_channels)
+        out = attention_sum(h, neighbor, block).view_as(self_row) + self_row
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
 
     def attention(self, x: Tensor, block: Block) -> tuple[Tensor, Tensor]:
@@ -321,5 +326,5 @@ class BlockGATConv(GATConv):  # type: ignore[misc]
         score = torch.cat([score, from_source[: block.num_dst] + from_target])
         index = torch.cat([target, torch.arange(block.num_dst, device=target.device)])
         share = softmax(F.leaky_relu(score, self.negative_slope), index, num_nodes=block.num_dst)
-        near, own = dropout(share, self.dropout, self.training, of="edges").tensor_split((len(source),))
-        return near, own
+        neighbor, own = dropout(share, self.dropout, self.training, of="edges").tensor_split((len(source),))
+        return neighbor, own

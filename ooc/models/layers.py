@@ -28,7 +28,7 @@ Norm = Literal["none", "batch", "layer"]
 class Layer(nn.Module):
     """dropout -> convolution -> norm -> + residual -> activation, on one block.
 
-    conv: a module (x [num_src, in_channels], block) -> [num_dst, out_channels]; one with a method `summing` also takes
+    conv: a module (x [num_src, in_channels], block) -> [num_dst, out_channels]; one with a method `pre_aggregation` also takes
     `FirstLayerAggregates` for x, and without dropout so does the layer; one with `needs_initial` takes `initial` too (see
     `run_layers`), and so does the layer. The residual is the destination's own input
     row, through a linear map where the widths differ. The norm is of each row by itself ("layer") or over the rows of the
@@ -68,30 +68,30 @@ class Layer(nn.Module):
         if not isinstance(x, FirstLayerAggregates):
             x = dropout(x, self.dropout, self.training)
         out = self.convolved(x, block, initial)
-        return self.finished(out, x.root if isinstance(x, FirstLayerAggregates) else x[: block.num_dst])
+        return self.finished(out, x.self_row if isinstance(x, FirstLayerAggregates) else x[: block.num_dst])
 
     def convolved(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor | None = None) -> Tensor:
         """The convolution alone, of rows that dropout has passed: [num_dst, out_channels]."""
         out: Tensor = self.conv(x, block, initial) if self.needs_initial else self.conv(x, block)
         return out
 
-    def finished(self, out: Tensor, root: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """What follows the convolution. root: [num_dst, in_channels], the destinations' rows that dropout has passed; norm: in
-        place of the layer's own."""
+    def finished(self, out: Tensor, self_row: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """What follows the convolution. self_row: [num_dst, in_channels], the destinations' rows that dropout has passed;
+        norm: in place of the layer's own."""
         out = self.norm(out) if norm is None else norm(out)
         if self.residual:
-            out = out + self.skip(root)
+            out = out + self.skip(self_row)
         return self.activation(out)
 
-    def joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+    def joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
         """The layer from what the convolution's `narrowed` made of rows that dropout has passed, summed; without a residual."""
-        return self.finished(self.conv_joined(near, root, block), root)
+        return self.finished(self.conv_joined(neighbor, self_row, block), self_row)
 
-    def conv_joined(self, near: Tensor, root: Tensor, block: Block) -> Tensor:
+    def conv_joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
         """As `convolved`, from what `joined` takes."""
         assert not self.residual, "that needs the rows themselves"
         conv: Any = self.conv
-        out: Tensor = conv.joined(near, root, block)
+        out: Tensor = conv.joined(neighbor, self_row, block)
         return out
 
     def extra_repr(self) -> str:
@@ -174,7 +174,7 @@ def run_layers(
             raise ConfigError("a model with an encoder needs the rows of x: make no sums for it while loading")
         out = encoder(out)
     if initial is None:
-        initial = out.root if isinstance(out, FirstLayerAggregates) else out
+        initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         extra = (initial[: block.num_dst],) if getattr(layer, "needs_initial", False) else ()
         if checkpoint and torch.is_grad_enabled():
@@ -201,7 +201,7 @@ def run_model(
 def as_input(x: Any, *modules: nn.Module) -> Any:
     """x in the dtype that the modules compute in: their parameters', or under autocast any floating dtype as it is."""
     if isinstance(x, FirstLayerAggregates):
-        return FirstLayerAggregates(as_input(x.near, *modules), as_input(x.root, *modules))
+        return FirstLayerAggregates(as_input(x.neighbor, *modules), as_input(x.self_row, *modules))
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
         return x
     parameter = next((p for module in modules for p in module.parameters() if p.is_floating_point()), None)

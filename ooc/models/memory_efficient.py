@@ -23,27 +23,29 @@ class _TwoProducts(torch.autograd.Function):
     """near @ weight_near.T + bias + root @ weight_root.T, in one output and without temporaries."""
 
     @staticmethod
-    def forward(ctx: Any, near: Tensor, root: Tensor, weight_near: Tensor, bias: Tensor, weight_root: Tensor) -> Tensor:
-        ctx.save_for_backward(near, root, weight_near, weight_root)
-        return torch.addmm(bias, near, weight_near.t()).addmm_(root, weight_root.t())
+    def forward(
+        ctx: Any, neighbor: Tensor, self_row: Tensor, weight_neighbor: Tensor, bias: Tensor, weight_self: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(neighbor, self_row, weight_neighbor, weight_self)
+        return torch.addmm(bias, neighbor, weight_neighbor.t()).addmm_(self_row, weight_self.t())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        near, root, weight_near, weight_root = ctx.saved_tensors
+        neighbor, self_row, weight_neighbor, weight_self = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         return (
-            grad @ weight_near if wanted[0] else None,
-            grad @ weight_root if wanted[1] else None,
-            grad.t() @ near,
+            grad @ weight_neighbor if wanted[0] else None,
+            grad @ weight_self if wanted[1] else None,
+            grad.t() @ neighbor,
             grad.sum(0),
-            grad.t() @ root,
+            grad.t() @ self_row,
         )
 
 
-def two_products(near: Tensor, root: Tensor, weight_near: Tensor, bias: Tensor, weight_root: Tensor) -> Tensor:
+def two_products(neighbor: Tensor, self_row: Tensor, weight_neighbor: Tensor, bias: Tensor, weight_self: Tensor) -> Tensor:
     """near [d, f] and root [d, f] through a linear map each (weights [g, f], one bias [g]), added: [d, g]."""
-    out: Tensor = _TwoProducts.apply(near, root, weight_near, bias, weight_root)  # type: ignore[no-untyped-call]
+    out: Tensor = _TwoProducts.apply(neighbor, self_row, weight_neighbor, bias, weight_self)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -56,37 +58,37 @@ class _SageLayer(torch.autograd.Function):
         x: Tensor,
         value: Tensor,
         edges: tuple[Tensor, Tensor],
-        weight_near: Tensor,
+        weight_neighbor: Tensor,
         bias: Tensor,
-        weight_root: Tensor,
+        weight_self: Tensor,
     ) -> Tensor:
         edge_index, indptr = edges
-        near, root = bag_sum(edge_index[0], x, indptr, value), x[: len(indptr) - 1].clone()
+        neighbor, self_row = bag_sum(edge_index[0], x, indptr, value), x[: len(indptr) - 1].clone()
         ctx.num_src = len(x)
-        ctx.save_for_backward(near, root, value, edge_index, weight_near, weight_root)
-        return torch.addmm(bias, near, weight_near.t()).addmm_(root, weight_root.t())
+        ctx.save_for_backward(neighbor, self_row, value, edge_index, weight_neighbor, weight_self)
+        return torch.addmm(bias, neighbor, weight_neighbor.t()).addmm_(self_row, weight_self.t())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        near, root, value, edge_index, weight_near, weight_root = ctx.saved_tensors
+        neighbor, self_row, value, edge_index, weight_neighbor, weight_self = ctx.saved_tensors
         grad_x = None
         if ctx.needs_input_grad[0]:
             source, order = index_sort(edge_index[0], max_value=ctx.num_src, stable=True)
-            to_near = grad @ weight_near
-            grad_x = bag_sum(edge_index[1][order], to_near, pointers(source, ctx.num_src), value[order])
-            grad_x[: len(root)].addmm_(grad, weight_root)
-        return grad_x, None, None, grad.t() @ near, grad.sum(0), grad.t() @ root
+            to_neighbor = grad @ weight_neighbor
+            grad_x = bag_sum(edge_index[1][order], to_neighbor, pointers(source, ctx.num_src), value[order])
+            grad_x[: len(self_row)].addmm_(grad, weight_self)
+        return grad_x, None, None, grad.t() @ neighbor, grad.sum(0), grad.t() @ self_row
 
 
 def sage_layer(
-    x: Tensor, value: Tensor, edges: tuple[Tensor, Tensor], weight_near: Tensor, bias: Tensor, weight_root: Tensor
+    x: Tensor, value: Tensor, edges: tuple[Tensor, Tensor], weight_neighbor: Tensor, bias: Tensor, weight_self: Tensor
 ) -> Tensor:
     """GraphSAGE's sum over neighbors and its two linear maps: x [num_src, f] -> [num_dst, g].
 
     value: float32[e]; edges: edge_index int64[2, e] and indptr int64[num_dst + 1], as in `Block`.
     """
-    out: Tensor = _SageLayer.apply(x, value, edges, weight_near, bias, weight_root)  # type: ignore[no-untyped-call]
+    out: Tensor = _SageLayer.apply(x, value, edges, weight_neighbor, bias, weight_self)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -153,6 +155,6 @@ class Relu(nn.Module):
         return out
 
 
-def lean_here(x: Tensor) -> bool:
+def memory_efficient_here(x: Tensor) -> bool:
     """Whether these may be used: outside of autocast, which chooses dtypes product by product, and of torch.compile."""
     return not (torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling())

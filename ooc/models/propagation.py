@@ -31,8 +31,8 @@ class BlockPropagation(nn.Module):
 
     sum_kind: Kind = "gcn"
 
-    def summing(self) -> PreAggregation | None:
-        """See `ooc.models.summing_of`."""
+    def pre_aggregation(self) -> PreAggregation | None:
+        """See `ooc.models.pre_aggregation_of`."""
         return PreAggregation(self.sum_kind, self.channels) if self.rescale else None
 
     def forward(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor | None = None) -> Tensor:
@@ -61,8 +61,8 @@ class BlockGCN2Conv(GCN2Conv):  # type: ignore[misc]
 
     sum_kind: Kind = "gcn"
 
-    def summing(self) -> PreAggregation | None:
-        """See `ooc.models.summing_of`."""
+    def pre_aggregation(self) -> PreAggregation | None:
+        """See `ooc.models.pre_aggregation_of`."""
         return PreAggregation(self.sum_kind, self.channels) if self.rescale else None
 
     def forward(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor) -> Tensor:

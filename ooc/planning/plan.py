@@ -46,7 +46,7 @@ class Upkeep:
     """by measuring the drift of histories, behind every epoch"""
     emptied: float = 0.0
     """of the epochs after the first, the share before which a sweep has driven the rows out of memory"""
-    sweep_peak: int = 0
+    scan_peak: int = 0
     """of the process in a sweep over all nodes, where there are any"""
 
 
@@ -267,8 +267,8 @@ def peak_bytes(profile: RunProfile, run: RunFacts) -> int:
             most.append(_held(each.replay, profile.costs, each.batches, run.row_bytes))
     exchange, held = profile.exchange, 0
     if exchange is not None:
-        held = exchange.held + (exchange.held_hot if run.steps > run.steps_per_epoch else 0)
-    return max(profile.resident + profile.unmapped + max(most, default=0) + held, run.upkeep.sweep_peak)
+        held = exchange.held + (exchange.resident_hot if run.steps > run.steps_per_epoch else 0)
+    return max(profile.resident + profile.unmapped + max(most, default=0) + held, run.upkeep.scan_peak)
 
 
 def _held(each: SimulatedSuperbatches | SimulatedScans, costs: BatchCosts, steps: float, row_bytes: int) -> int:

@@ -21,9 +21,9 @@ from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.shared_scan_plan import SharedScan
 from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.loading.work import Work
-from ooc.planning.scan_trial import try_sweep
-from ooc.planning.simulate_history import HistoryShape, HistoryTraffic, replay_histories
-from ooc.planning.simulate_scans import SimulatedScans, replay_sweeps
+from ooc.planning.scan_trial import try_scan
+from ooc.planning.simulate_history import HistoryShape, HistoryTraffic, simulate_exchange
+from ooc.planning.simulate_scans import SimulatedScans, simulate_shared_scans
 from ooc.planning.simulate_superbatches import BatchCosts, Lengths, SimulatedSuperbatches, replay
 from ooc.planning.trials import (
     BatchSample,
@@ -163,7 +163,7 @@ def _in_memory(trial: RunTrial, work: Work, seconds: float) -> RunProfile:
 
 def _exchange(trial: RunTrial, drawn: list[SampledBatch]) -> HistoryTraffic | None:
     """What these batches, the first ones, pull from histories and push."""
-    return None if trial.histories is None else replay_histories(trial.histories, drawn, len(drawn) == trial.steps)
+    return None if trial.histories is None else simulate_exchange(trial.histories, drawn, len(drawn) == trial.steps)
 
 
 def _from_disk(trial: RunTrial, work: Work, seconds: float, variants: bool) -> RunProfile:
@@ -191,7 +191,7 @@ def _from_disk(trial: RunTrial, work: Work, seconds: float, variants: bool) -> R
         second.batches.clear()
     return_freed()
     base = BatchCosts(sample.batch_s, group_s, 0.0, 0.0, 0.0, 0.0, FREE, 0.0, cores())
-    measure = _swept if work.sweeping else _windowed
+    measure = _scanned if work.scanning else _windowed
     costs, resident, shown = measure(trial, work, seen.found, base, seconds)
     return RunProfile(
         steps=count,
@@ -215,7 +215,7 @@ class _First:
         self.found: Any = None
 
     def add(self, found: Any, sample: BatchSample) -> None:
-        """See `replay` and `replay_sweeps`."""
+        """See `replay` and `simulate_shared_scans`."""
         self.found = found if self.found is None else self.found
         sample.windows += 1
 
@@ -223,9 +223,9 @@ class _First:
 def regroup(
     grouping: SuperbatchPlanner, drawn: Any, lengths: Lengths, seen: Callable[[Any], None] = lambda _: None
 ) -> SimulatedSuperbatches | SimulatedScans:
-    """What training reads for batches `drawn`, counted: see `replay` and `replay_sweeps`."""
-    if grouping.work.sweeping:
-        return replay_sweeps(grouping.work, drawn, grouping.pool_bytes, lengths, seen)
+    """What training reads for batches `drawn`, counted: see `replay` and `simulate_shared_scans`."""
+    if grouping.work.scanning:
+        return simulate_shared_scans(grouping.work, drawn, grouping.pool_bytes, lengths, seen)
     return replay(grouping, drawn, lengths, seen)
 
 
@@ -250,9 +250,9 @@ def _windowed(
     return costs, found.peak - rows.nbytes, shown
 
 
-def _swept(trial: RunTrial, work: Work, sweep: SharedScan, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Work]:
+def _scanned(trial: RunTrial, work: Work, scan: SharedScan, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Work]:
     """The same for sweeps."""
-    found = try_sweep(apart(work), sweep, trial.steps, trial.loader.threads[0], trial.step, seconds)
+    found = try_scan(apart(work), scan, trial.steps, trial.loader.threads[0], trial.step, seconds)
     costs = replace(base, collate_s=found.collate_s, step_s=found.step_s, together_s=found.together_s, pace=found.pace)
     return costs, found.resident, work
 
@@ -287,7 +287,7 @@ def _scored(work: Work, drawn: list[SampledBatch], forward: Step) -> float:
     taken = []
     while drawn:
         batch, begun = drawn.pop(0), time.perf_counter()
-        if work.sweeping:
+        if work.scanning:
             loaded = _without_sums(work, batch)
             begun = time.perf_counter()
         else:
@@ -301,8 +301,8 @@ def _without_sums(work: Work, drawn: SampledBatch) -> LoadedBatch:
     """A batch with zeros for its first layer's sums."""
     assert work.x is not None
     _, rest = work.factors(drawn)
-    near, root = np.zeros((2, len(rest.subgraph.node), work.x.shape[1]), np.float32)
-    return LoadedBatch(rest, FirstLayerAggregates(near, root), work.labels(rest))
+    neighbor, self_row = np.zeros((2, len(rest.subgraph.node), work.x.shape[1]), np.float32)
+    return LoadedBatch(rest, FirstLayerAggregates(neighbor, self_row), work.labels(rest))
 
 
 def variations(grouping: SuperbatchPlanner, budget: Budget) -> Iterator[tuple[str, SuperbatchPlanner, Lengths]]:

@@ -55,21 +55,23 @@ class _Pass:
 class _Maker:
     """Adds parts of a sweep up, and knows what they took."""
 
-    def __init__(self, work: Work, rows: Rows, sweep: SharedScan) -> None:
-        self._work, self._rows, self._sweep = work, rows, sweep
+    def __init__(self, work: Work, rows: Rows, scan: SharedScan) -> None:
+        self._work, self._rows, self._scan = work, rows, scan
         self._clock, self._model_s = Clock(), 0.0
-        self.sweeper = ScanReader(work, rows, self._clock)
+        self.scan_reader = ScanReader(work, rows, self._clock)
 
     def buffer(self) -> tuple[Floats, Floats]:
         """Zeros for a sweep's sums and the rows it keeps."""
-        near, roots = self.sweeper.memory.take(self._sweep.num_rows, self._sweep.num_roots, self._rows.shape[1], 0)
-        near[:], roots[:] = 0, 0
-        return near, roots
+        neighbor, self_rows = self.scan_reader.memory.take(
+            self._scan.num_rows, self._scan.num_self_rows, self._rows.shape[1], 0
+        )
+        neighbor[:], self_rows[:] = 0, 0
+        return neighbor, self_rows
 
     def pieces(self) -> Iterator[ScanPiece]:
         """Of one pass."""
         cost = cost_of(self._rows)
-        for piece in pieces(self._sweep, self._rows, self._work.piece_bytes):
+        for piece in pieces(self._scan, self._rows, self._work.piece_bytes):
             length = np.array([len(piece.row) * self._rows.row_bytes]) if piece.plan is None else piece.plan.length
             self._model_s += len(length) * cost.read_s + int(length.sum()) * cost.byte_s
             yield piece
@@ -83,7 +85,7 @@ class _Maker:
         """Add pieces up."""
         before, model, reading, begun = self.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
         with noting_waits() as waits:
-            self.sweeper.add_up(self._sweep, *sums, todo)
+            self.scan_reader.add_up(self._scan, *sums, todo)
         waited = sum(stop - start for start, stop in waits)
         seconds = time.perf_counter() - begun
         return _Pass(seconds, self.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
@@ -94,31 +96,31 @@ class _Maker:
             yield from takewhile(lambda _: not stop.is_set(), self.pieces())
 
 
-def try_sweep(work: Work, sweep: SharedScan, steps: int, threads: int, step: Step, seconds: float) -> ScanTrial:
-    """Make a part of `sweep` for about `seconds`, serve its batches to `step` for as long, and then both at once.
+def try_scan(work: Work, scan: SharedScan, steps: int, threads: int, step: Step, seconds: float) -> ScanTrial:
+    """Make a part of `scan` for about `seconds`, serve its batches to `step` for as long, and then both at once.
 
     work: whose counters and buffers nobody else uses; steps: of the epoch; threads: that sample. In memory are the sums of two
     sweeps, as in training.
     """
     assert work.x is not None
-    maker = _Maker(work, work.x, sweep)
+    maker = _Maker(work, work.x, scan)
     try:
         with MemoryMeter("plan", period_s=0.005) as meter:
             made, served = maker.buffer(), maker.buffer()
             maker.make(made, islice(maker.pieces(), PIECES + 1))  # loads the kernels
             end = time.perf_counter() + seconds
             alone = maker.make(served, takewhile(lambda _: time.perf_counter() < end, maker.pieces()))
-            pipeline = _pipeline(work, maker.sweeper, _made(sweep, served), (steps, threads))
+            pipeline = _pipeline(work, maker.scan_reader, _made(scan, served), (steps, threads))
             with pipeline:
                 found = _beside(pipeline, maker, made, step, alone, seconds)
     finally:
-        maker.sweeper.close()
-    known = sum(part.nbytes for part in (*made, *served)) + table_bytes(sweep) + sum(map(rest_bytes, sweep.batches))
+        maker.scan_reader.close()
+    known = sum(part.nbytes for part in (*made, *served)) + table_bytes(scan) + sum(map(rest_bytes, scan.batches))
     return ScanTrial(*found, median_of(pipeline.clocks["collate"], WARM_STEPS), max(0, meter.peak - known))
 
 
-def _made(sweep: SharedScan, sums: tuple[Floats, Floats]) -> FinishedScan:
-    return FinishedScan(sweep.batches, sweep.start, sweep.own, *sums, len(sweep.batches), None)
+def _made(scan: SharedScan, sums: tuple[Floats, Floats]) -> FinishedScan:
+    return FinishedScan(scan.batches, scan.start, scan.own, *sums, len(scan.batches), None)
 
 
 def _beside(
@@ -147,7 +149,7 @@ def _beside(
         beside=max(slower, taken / (nbytes * byte_s)) if nbytes else slower,
         batch_s=max(together, float(np.median(busy))),
         reading=min(1.0, passed.reading_s / passed.seconds),
-        summing=min(1.0, 1 - passed.waiting_s / passed.seconds),
+        pre_aggregation=min(1.0, 1 - passed.waiting_s / passed.seconds),
     )
     return pace, together, median_of(pipeline.clocks[CONSUMER], spans)
 
@@ -173,18 +175,18 @@ def taken_by(runs: Iterator[float], least: int, seconds: float) -> list[float]:
     return taken
 
 
-def _pipeline(work: Work, sweeper: ScanReader, made: FinishedScan, sampling: tuple[int, int]) -> Pipeline:
+def _pipeline(work: Work, scan_reader: ScanReader, made: FinishedScan, sampling: tuple[int, int]) -> Pipeline:
     """Batches of a sweep, over and over; for each that is served another one is sampled and put in file order."""
     steps, threads = sampling
     cursors = (Cursor(0, step % steps) for step in count())
-    if work.lockstep is None:
+    if work.frontier is None:
         source: Iterator[Any] = cursors
         stage = Stage("sample", lambda cursor: waiting(work, work.sample(cursor)), threads)
     else:
         source = work.sampled(cursors, False)
         stage = Stage("sample", lambda drawn: waiting(work, drawn))
     sampled = Pipeline(source, [stage], max_bytes=1, max_items=threads)
-    server = ScanServer(work, sweeper)
+    server = ScanServer(work, scan_reader)
     return Pipeline(
         _served(server.serve(repeat(made)), sampled),
         [Stage("collate", server.collate)],

@@ -76,7 +76,7 @@ class HistoryTraffic:
     """reading the hot rows, once"""
     held: int
     """bytes of memory in the first epoch"""
-    held_hot: int
+    resident_hot: int
     """of the hot rows, besides, from then on"""
     cost: ReadCost
 
@@ -89,10 +89,10 @@ class HistoryTraffic:
         return self.written * self.cost.byte_s
 
 
-def replay_histories(shape: HistoryShape, drawn: Sequence[SampledBatch], whole: bool) -> HistoryTraffic:
+def simulate_exchange(shape: HistoryShape, drawn: Sequence[SampledBatch], whole: bool) -> HistoryTraffic:
     """Count what the batches `drawn` pull and push; whole: they are those of an epoch.
 
-    >>> replay_histories(shape, sample.batches, whole=True).first.nbytes
+    >>> simulate_exchange(shape, sample.batches, whole=True).first.nbytes
     """
     own = [batch.subgraph.node[: batch.subgraph.num_nodes[0]] for batch in drawn]
     halo = [batch.subgraph.node[batch.subgraph.num_nodes[0] :] for batch in drawn]
@@ -120,7 +120,7 @@ def replay_histories(shape: HistoryShape, drawn: Sequence[SampledBatch], whole: 
         written=float(np.mean([shape.written(ids) for ids in own])) if own else 0.0,
         hot=_mean([shape.read(hot)]),
         held=held,
-        held_hot=count * (shape.node_bytes + 8),
+        resident_hot=count * (shape.node_bytes + 8),
         cost=shape.cost,
     )
 

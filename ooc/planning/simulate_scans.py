@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 
 from ooc.loading.collate import SampledBatch
-from ooc.loading.shared_scan_plan import BatchRemainder, SharedScan, WaitingBatch, sweeps, waiting
+from ooc.loading.shared_scan_plan import BatchRemainder, SharedScan, WaitingBatch, shared_scans, waiting
 from ooc.loading.work import Work
 from ooc.planning.simulate_superbatches import BatchCosts, Lengths, Share, cost_of, planned
 from stores.arrays.rows import Rows
@@ -121,12 +121,12 @@ def _mean(scans: Sequence[ScanLoad]) -> ScanLoad:
     return ScanLoad(*np.mean([list(vars(scan).values()) for scan in scans], axis=0).tolist())
 
 
-def replay_sweeps(
+def simulate_shared_scans(
     work: Work, drawn: Iterable[SampledBatch], pool: int, lengths: Lengths, seen: Callable[[SharedScan], None] = lambda _: None
 ) -> SimulatedScans:
     """Group `drawn` as training would, and count instead of reading; `seen` is called with each sweep.
 
-    >>> sum(scan.rows_read for scan in replay_sweeps(work, drawn, pool, lambda ids: rows.plan(ids).length).scans)
+    >>> sum(scan.rows_read for scan in simulate_shared_scans(work, drawn, pool, lambda ids: rows.plan(ids).length).scans)
     """
     assert work.x is not None
     asked: deque[tuple[int, int]] = deque()
@@ -138,30 +138,30 @@ def replay_sweeps(
             yield one
 
     scans, cost, most = [], cost_of(work.x), 1.0
-    for sweep in sweeps(waits(), pool, work.root_bytes, work.kept_bytes):
-        most = max(most, batches_in(pool - work.kept_bytes, sweep))
-        wanted = [asked.popleft() for _ in sweep.batches]
-        extents, nbytes = planned(sweep.row.astype(np.int64), lengths)
+    for shared_scan in shared_scans(waits(), pool, work.self_row_bytes, work.kept_bytes):
+        most = max(most, batches_in(pool - work.kept_bytes, shared_scan))
+        wanted = [asked.popleft() for _ in shared_scan.batches]
+        extents, nbytes = planned(shared_scan.row.astype(np.int64), lengths)
         scans.append(
             ScanLoad(
-                batches=len(sweep.batches),
+                batches=len(shared_scan.batches),
                 asked=sum(rows for rows, _ in wanted),
-                rows_read=len(sweep.row),
+                rows_read=len(shared_scan.row),
                 nbytes=nbytes,
                 read_s=extents * cost.read_s + nbytes * cost.byte_s,
-                sums=work.root_bytes * (sweep.num_rows + sweep.num_roots),
-                rests=sum(rest_bytes(rest) for rest in sweep.batches),
+                sums=work.self_row_bytes * (shared_scan.num_rows + shared_scan.num_self_rows),
+                rests=sum(rest_bytes(rest) for rest in shared_scan.batches),
                 entries=sum(nbytes for _, nbytes in wanted),
-                table=table_bytes(sweep),
+                table=table_bytes(shared_scan),
             )
         )
-        seen(sweep)
+        seen(shared_scan)
     return SimulatedScans(tuple(scans), most, work.x)
 
 
-def batches_in(pool: int, sweep: SharedScan) -> float:
+def batches_in(pool: int, shared_scan: SharedScan) -> float:
     """Batches like those of this sweep, which may lack some, that fit a sweep of `pool` bytes."""
-    size, count = sweep.size, len(sweep.batches)
+    size, count = shared_scan.size, len(shared_scan.batches)
     return max(float(count), (pool - size.fixed) * count // max(1, size.kept))
 
 
@@ -175,9 +175,9 @@ def entry_bytes(one: WaitingBatch) -> int:
     return one.row.nbytes + one.target.nbytes + one.edge.nbytes
 
 
-def table_bytes(sweep: SharedScan) -> int:
+def table_bytes(shared_scan: SharedScan) -> int:
     """Bytes of a sweep's entries in file order."""
-    return sweep.row.nbytes + sweep.first.nbytes + sweep.target.nbytes + sweep.edge.nbytes
+    return shared_scan.row.nbytes + shared_scan.first.nbytes + shared_scan.target.nbytes + shared_scan.edge.nbytes
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,6 @@ def _share(scans: Sequence[ScanLoad], line: ScanTimeline, costs: BatchCosts, beg
         rows_read=sum(scan.rows_read for scan in some),
         rows_asked=sum(scan.asked for scan in some),
         read_s=sum(line.making[begin:]) * pace.reading,
-        sum_s=sum(line.making[begin:]) * pace.summing,
+        sum_s=sum(line.making[begin:]) * pace.pre_aggregation,
         model_s=sum(line.serving[begin:]),
     )

@@ -138,7 +138,7 @@ class AggregationSpeed:
     """a batch, while sums are made"""
     reading: float
     """of the time, the share in which something is read"""
-    summing: float
+    pre_aggregation: float
     """and in which something is added up"""
 
 

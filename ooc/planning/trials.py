@@ -64,7 +64,7 @@ def apart(work: Work, **changed: Any) -> Work:
 def batches_of(work: Work, epoch: int, steps: int, split: bool = False) -> Iterator[SampledBatch]:
     """The batches of an epoch's first steps, sampled as training (split: as evaluation) samples them."""
     cursors = (Cursor(epoch, step) for step in range(steps))
-    if work.lockstep is not None:
+    if work.frontier is not None:
         return work.sampled(cursors, split)
     return work.split(cursors) if split else map(work.sample, cursors)
 
@@ -221,8 +221,8 @@ def median_of(clock: Clock, warm: int) -> float:
 
 def load_shown(work: Work, drawn: SampledBatch) -> LoadedBatch:
     """A batch with rows, or their sums, out of those that stand for the ones on disk."""
-    if work.summing is not None and isinstance(work.x, StandInRows):
-        return work.summed(drawn, work.x.rows, drawn.subgraph.node % len(work.x.rows))
+    if work.pre_aggregation is not None and isinstance(work.x, StandInRows):
+        return work.aggregated(drawn, work.x.rows, drawn.subgraph.node % len(work.x.rows))
     return work.load(drawn)
 
 
@@ -233,6 +233,6 @@ def pipeline_of(work: Work, steps: int, max_bytes: int, max_items: int, windows:
         stages = work.stages(1, 2, False)
         return Pipeline(cursors, stages, max_bytes, max_items), ["read", "collate"]
     collate = Stage("collate", lambda drawn: work.collate(load_shown(work, drawn)))  # one thread does both, as for windows
-    if work.lockstep is not None:
+    if work.frontier is not None:
         return Pipeline(work.sampled(cursors, False), [collate], max_bytes, max_items), ["collate"]
     return Pipeline(cursors, [Stage("sample", work.sample), collate], max_bytes, max_items), ["collate"]

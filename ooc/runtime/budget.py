@@ -68,7 +68,7 @@ class ScanSize:
 
     sums: int
     """of a sweep's batches, the destinations' own rows left out"""
-    roots: int
+    self_rows: int
     """those rows, each once: batches share them"""
     entries: int
     """of what its batches want of the rows"""
@@ -93,13 +93,13 @@ class ScanSize:
     @property
     def kept(self) -> int:
         """Of the batches that wait, in both."""
-        return 2 * (self.sums + self.roots) + _ENTRY_COPIES * self.entries
+        return 2 * (self.sums + self.self_rows) + _ENTRY_COPIES * self.entries
 
-    def joined(self, other: "ScanSize", roots: int) -> "ScanSize":
-        """With more batches; roots: of both together."""
+    def joined(self, other: "ScanSize", self_rows: int) -> "ScanSize":
+        """With more batches; self_rows: of both together."""
         activations, besides = max(self.activations, other.activations), max(self.besides, other.besides)
         copied, batches = max(self.copied, other.copied), self.batches + other.batches
-        return ScanSize(self.sums + other.sums, roots, self.entries + other.entries, activations, besides, copied, batches)
+        return ScanSize(self.sums + other.sums, self_rows, self.entries + other.entries, activations, besides, copied, batches)
 
 
 @dataclass(frozen=True)

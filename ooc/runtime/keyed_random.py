@@ -119,13 +119,13 @@ class Cursor(NamedTuple):
     step: int
 
 
-def steps_of(n: int, batch_size: int, drop_last: bool = False, world: int = 1) -> int:
-    """Steps of one epoch over `n` ids in batches of `batch_size` on each of `world` ranks.
+def steps_of(n: int, batch_size: int, drop_last: bool = False, world_size: int = 1) -> int:
+    """Steps of one epoch over `n` ids in batches of `batch_size` on each of `world_size` ranks.
 
-    >>> steps_of(10, 4), steps_of(10, 4, drop_last=True), steps_of(10, 4, world=2)
+    >>> steps_of(10, 4), steps_of(10, 4, drop_last=True), steps_of(10, 4, world_size=2)
     (3, 2, 2)
     """
-    whole = batch_size * world
+    whole = batch_size * world_size
     return n // whole if drop_last else -(-n // whole)
 
 
@@ -137,25 +137,25 @@ def seeds_of(
     seed: int,
     drop_last: bool = False,
     rank: int = 0,
-    world: int = 1,
+    world_size: int = 1,
 ) -> NDArray[np.int64]:
     """int64[b]: positions in `ids` of the batch that `rank` trains on at `cursor`; its seeds are `ids[positions]`.
 
-    A step covers `batch_size * world` positions of one order, the same on all ranks; rank r takes the r-th share. An
+    A step covers `batch_size * world_size` positions of one order, the same on all ranks; rank r takes the r-th share. An
     uneven last step is shared as evenly as can be (a rank's share may be empty). Only `len(ids)` matters here.
-    Raises IndexError for a step past the epoch's end, ValueError for a rank outside 0..world-1.
+    Raises IndexError for a step past the epoch's end, ValueError for a rank outside 0..world_size-1.
 
     >>> seeds_of(range(10), Cursor(epoch=0, step=2), batch_size=4, shuffle=False, seed=0)
     array([8, 9])
     """
-    steps = steps_of(len(ids), batch_size, drop_last, world)
+    steps = steps_of(len(ids), batch_size, drop_last, world_size)
     if not 0 <= cursor.step < steps:
         raise IndexError(f"step {cursor.step}: an epoch has steps 0..{steps - 1}")
-    if not 0 <= rank < world:
-        raise ValueError(f"rank {rank} is outside 0..{world - 1}")
-    first = cursor.step * batch_size * world
-    held = min(batch_size * world, len(ids) - first)
-    start, stop = first + held * rank // world, first + held * (rank + 1) // world
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is outside 0..{world_size - 1}")
+    first = cursor.step * batch_size * world_size
+    held = min(batch_size * world_size, len(ids) - first)
+    start, stop = first + held * rank // world_size, first + held * (rank + 1) // world_size
     if not shuffle:
         return np.arange(start, stop)
     return KeyedPermutation(len(ids), key(seed, Purpose.SHUFFLE, cursor.epoch))[start:stop]

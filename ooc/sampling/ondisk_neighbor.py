@@ -135,7 +135,7 @@ def _adopt(values: NDArray[Any], num_nodes: int, source: Ids, first: int) -> int
     return -1
 
 
-def lockstep_bytes(
+def frontier_bytes(
     needs: Sequence[HopBound], itemsize: int, at_once: int = AT_ONCE, weighted: bool = False, columns: Sequence[int] = ()
 ) -> int:
     """Bytes that sampling batches together holds at most, while the hop after which they are as large as `needs` is drawn.
@@ -242,8 +242,8 @@ class OnDiskFrontier:
     them. Where the column is mapped, the kernel is asked for a batch's pages before they are met (measured: 6 times faster).
     Raises ConfigError where `indices` or `columns` are not those of the sampler's graph.
 
-    >>> lockstep = OnDiskFrontier(sampler, ds.edge_rows("indices"), {"edge_id": ds.edge_rows("edge_id")}, max_bytes=200_000_000)
-    >>> found = lockstep.sample([seeds_of_step_0, seeds_of_step_1], [key_0, key_1])
+    >>> frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), {"edge_id": ds.edge_rows("edge_id")}, max_bytes=200_000_000)
+    >>> found = frontier.sample([seeds_of_step_0, seeds_of_step_1], [key_0, key_1])
     >>> found.batches[0].num_nodes
     """
 
@@ -306,7 +306,7 @@ class OnDiskFrontier:
         for k, batch in enumerate(batches):
             if batch.need is not None:
                 needs.append(batch.need)
-                need = lockstep_bytes(needs, itemsize, self.at_once, self.sampler.weighted, columns)
+                need = frontier_bytes(needs, itemsize, self.at_once, self.sampler.weighted, columns)
                 if need > self.max_bytes and len(needs) > 1:
                     return batches[:k]
         return batches

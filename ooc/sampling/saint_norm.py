@@ -37,7 +37,7 @@ _PAGE = mmap.PAGESIZE
 class SaintCounts:
     """In how many of `samples` subgraphs each node (uint32[N], in memory) and each slot (uint16, at most 65,535) came.
 
-    >>> counts = SaintCounts.open(folder) if (folder / "counts.json").exists() else count(sampler, folder, seed, coverage, about)
+    >>> counts = count(sampler, folder, seed, coverage, about)
     """
 
     def __init__(self, samples: int, nodes: NDArray[np.uint32], edges: Rows, about: dict[str, Any]) -> None:

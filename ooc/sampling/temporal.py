@@ -46,9 +46,9 @@ class TemporalSampler:
     """Samples the past of queries, hop by hop. Stateless: any number of threads may share one.
 
     graph: with the column `time` (a store ingested with --time). fanout: edges drawn at a query, per hop; -1 takes all of its
-    past. strategy: "last" takes the latest; "uniform" any, each set equally likely. max_bytes, row_bytes: limit on the bytes
-    of a batch (its arrays, and `row_bytes` a node). slots: the graph's, where they are not to be met in its arrays. Raises
-    ConfigError for a graph without times or a fan-out that does not fit.
+    past. temporal_strategy: "last" takes the latest; "uniform" any, each set equally likely. max_bytes, row_bytes: limit on
+    the bytes of a batch (its arrays, and `row_bytes` a node). slots: the graph's, where they are not to be met in its arrays.
+    Raises ConfigError for a graph without times or a fan-out that does not fit.
 
     >>> sampler = TemporalSampler(ds.graph, [10, 10])
     >>> found = sampler.sample(np.array([4, 7]), np.array([1000, 1000]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -60,7 +60,7 @@ class TemporalSampler:
         self,
         graph: Graph,
         fanout: Sequence[int],
-        strategy: Strategy = "last",
+        temporal_strategy: Strategy = "last",
         max_bytes: int | None = None,
         row_bytes: int = 0,
         slots: TemporalIndex | None = None,
@@ -69,9 +69,9 @@ class TemporalSampler:
             raise ConfigError(f"fan-out {list(fanout)}: give one number a hop, each 0 or more, or -1 for all of the past")
         if "time" not in graph.columns:
             raise ConfigError("the graph's edges have no times: ingest the store with --time COLUMN")
-        if strategy not in ("last", "uniform"):
-            raise ConfigError(f"strategy {strategy!r} is unknown: last takes the latest edges, uniform any")
-        self.fanout, self.strategy = tuple(int(k) for k in fanout), strategy
+        if temporal_strategy not in ("last", "uniform"):
+            raise ConfigError(f"temporal_strategy {temporal_strategy!r} is unknown: last takes the latest edges, uniform any")
+        self.fanout, self.temporal_strategy = tuple(int(k) for k in fanout), temporal_strategy
         self.max_bytes, self.row_bytes = max_bytes, row_bytes
         self._slots = TemporalIndex(graph) if slots is None else slots
         self._dtype = self._slots.dtype("time")
@@ -101,7 +101,7 @@ class TemporalSampler:
             count = int((past if fanout < 0 else np.minimum(past, fanout)).sum())
             self._check_bytes(hop, stop + count, len(source) + count)
             drawn, ends = np.empty(count, np.int64), np.empty(stop - start, np.int64)
-            last = self.strategy == "last"
+            last = self.temporal_strategy == "last"
             draw_past(first, node, time, start, past, fanout, last, np.uint64(key & (2**64 - 1)), drawn, ends)
             neighbor = self._slots.values("indices", drawn).astype(np.int64)
             if (wrong := (neighbor < 0) | (neighbor >= self.num_nodes)).any():

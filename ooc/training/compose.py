@@ -20,7 +20,7 @@ from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.metrics.nodes import out_channels
-from ooc.models.builders import summing_of
+from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import MemoryMeter
@@ -135,7 +135,7 @@ def make_evaluators(config: TrainConfig, dataset: Dataset, device: torch.device,
 
 def _sampling(config: TrainConfig, device: torch.device, model: nn.Module) -> dict[str, Any]:
     common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": device, "edge_ids": False}
-    return {**common, "summing": summing_of(model)}
+    return {**common, "summing": pre_aggregation_of(model)}
 
 
 def compose(

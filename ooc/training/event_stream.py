@@ -105,7 +105,7 @@ class EventStream:
         if bare:
             return EventLoader(self.dataset, config.batch_size, num_neighbors=[], columns=[], features=False, **options)
         options |= {"num_neighbors": config.num_neighbors, "columns": self.columns, "device": self.device}
-        options |= {"strategy": config.strategy}
+        options |= {"temporal_strategy": config.strategy}
         if self._has_memory:
             options |= {"width": config.memory_dim, "shared": config.past == "batch"}
             return MemoryLoader(self.dataset, config.batch_size, **options)

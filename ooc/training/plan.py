@@ -128,7 +128,7 @@ def _upkeep(job: Job, steps: int, asked: float) -> Upkeep:
         refresh_written=written,
         drift_read=0 if histories is None else _drift_read(job, histories),
         emptied=len(swept) / max(1, epochs - 1),
-        sweep_peak=peak,
+        scan_peak=peak,
     )
 
 
@@ -154,11 +154,11 @@ def _drift_read(job: Job, histories: HistoryShape) -> int:
 def _swept(job: Job, folder: str, upto: int | None) -> tuple[int, int, int]:
     """(the process's bytes at most, bytes read, bytes written) of a sweep over all nodes."""
     beside = 0 if upto is not None or job.exact is None else job.exact.beside
-    with closing(LayerwisePass(job.model, job.dataset, job.config.out / folder, upto=upto, beside=beside)) as sweep:
-        whole, under_way = ram_bytes(sweep.shape), besides_bytes(sweep.shape, job.dataset.graph)
-        taken = whole + min(whole, under_way) if sweep.plan.in_ram else sweep.plan.memory + under_way
+    with closing(LayerwisePass(job.model, job.dataset, job.config.out / folder, upto=upto, beside=beside)) as scan:
+        whole, under_way = ram_bytes(scan.shape), besides_bytes(scan.shape, job.dataset.graph)
+        taken = whole + min(whole, under_way) if scan.plan.in_ram else scan.plan.memory + under_way
         most = min(resident_bytes()[0] + taken, job.loader.budget.memory)  # libraries are loaded by the profile
-        return most, *sweep.plan.moved(sweep.shape)
+        return most, *scan.plan.moved(scan.shape)
 
 
 def _scored_by_sweep(config: TrainConfig, epoch: int) -> bool:

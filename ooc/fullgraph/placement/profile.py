@@ -87,12 +87,14 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
     >>> profile(full, Path("run")).tiers[TensorPlacement.DISK].read
     2100000000.0
     """
-    walks = NodeScans(full.dataset, full.shape, full.shelf, None, IoStats(), torch.device("cpu"))
+    node_scans = NodeScans(full.dataset, full.shape, full.store, None, IoStats(), torch.device("cpu"))
     encoder, layers, decoder = parts_of(full.model)
     parts = StepModules((encoder, layers, decoder), full.shape, DropoutKeys())
     modules = [part for part in (encoder, *layers, decoder) if part is not None]
-    with closing(walks), torch.random.fork_rng(devices=[]), _gradients_of(modules):
-        trial = _Trial(full.program, Placement({}), full.shape, parts, full.shelf, walks, None, IoStats(), full.room, set())
+    with closing(node_scans), torch.random.fork_rng(devices=[]), _gradients_of(modules):
+        trial = _Trial(
+            full.program, Placement({}), full.shape, parts, full.store, node_scans, None, IoStats(), full.room, set()
+        )
         return trial.profile(full.dataset.graph, folder, loss, TRIED_BYTES if disk is None else min(disk, TRIED_BYTES))
 
 
@@ -207,7 +209,7 @@ class _Trial(Executor):
         """The first destinations that a modest memory has room for, with all their sources."""
         memory = max(1, min(self.room // 2, 2 * GATHERED * _ROWS_BYTES))
         first, stop = next(iter(gather_ranges(self.graph, self.shape.sweep.layers[op.layer], memory, 0)))
-        return self.walks.place(first, stop, False)
+        return self.node_scans.place(first, stop, False)
 
     def _scatter_s(self, op: Op) -> float:
         """Seconds to add the gradients of all ranges to those of their sources; to gather rows goes on beside computing."""

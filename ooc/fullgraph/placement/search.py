@@ -150,8 +150,8 @@ class _Search:
             numbers = [self._number(following, tuple(each.get(n) or known[n] for n in names)) for each in picked]
             link, links = self._links(stage, known)
             tables = self.stages.tables(stage, known)
-            walk = tables.walks[:, 1, BEFORE] if stage.downs else np.zeros((len(tables.kept), 3))
-            before, which = np.unique(walk, axis=0, return_inverse=True)
+            scan = tables.node_scans[:, 1, BEFORE] if stage.downs else np.zeros((len(tables.kept), 3))
+            before, which = np.unique(scan, axis=0, return_inverse=True)
             self._steps[key] = Step(tables, np.array(numbers)[inverse], link, links, (before, which.reshape(-1)))
         return self._steps[key]
 
@@ -195,17 +195,19 @@ class _Search:
         """float64[states, options]: of the stage's ops, up and down, infinite where something does not fit. made:
         float64[states, 3], bytes of rows made again."""
         hidden, total, ops = self.costs.profile.hidden, np.zeros((len(held), len(step.tables.kept))), (stage.op, *stage.downs)
-        walks = []
-        for walk, op in enumerate(ops):
-            cells, stands = step.tables.walks[:, walk], held + made if walk else held
+        node_scans = []
+        for scan, op in enumerate(ops):
+            cells, stands = step.tables.node_scans[:, scan], held + made if scan else held
             left = self.room[0] - stands[:, :1] - cells[None, :, ALIVE.start]
             fits = np.ones(total.shape, np.bool_)
             for tier in (1, 2):
                 fits &= stands[:, tier : tier + 1] + cells[None, :, ALIVE.start + tier] <= self.room[tier]
-            walks.append((step.tables.load(walk, self.costs.units(op), self.costs.met_of(op)), left, fits))
-        gathered = [load.ranges.passes(left) for op, (load, left, _) in zip(ops, walks, strict=True) if op.kind == "gather"]
+            node_scans.append((step.tables.load(scan, self.costs.units(op), self.costs.met_of(op)), left, fits))
+        gathered = [
+            load.ranges.passes(left) for op, (load, left, _) in zip(ops, node_scans, strict=True) if op.kind == "gather"
+        ]
         cut = np.maximum.reduce(gathered) if gathered else 1.0  # a layer's ranges are the same up and down
-        for op, (load, left, fits) in zip(ops, walks, strict=True):
+        for op, (load, left, fits) in zip(ops, node_scans, strict=True):
             seconds = load.seconds(left, hidden, cut if op.kind == "gather" else 1.0)
             total += np.where(fits, seconds, np.inf)
         return total

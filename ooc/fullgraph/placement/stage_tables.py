@@ -18,7 +18,7 @@ from ooc.fullgraph.placement.schedule import sums_of
 ALIVE, ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12), slice(12, 15)
 UNIT, SOURCE, ALL_SOURCES, LEAST, BEFORE = 15, 16, 17, 18, slice(19, 22)
 _COLUMNS = 22
-"""Of a walk: bytes that stand meanwhile by tier; of its `RunLoad` the seconds; of its `Ranges` the bytes, the least being
+"""Of a scan: bytes that stand meanwhile by tier; of its `RunLoad` the seconds; of its `Ranges` the bytes, the least being
 those of a unit's sums in the first epoch (infinite: what cannot be); bytes that stand just before it"""
 
 
@@ -51,15 +51,15 @@ class PlacementStage:
 
 
 class Tables(NamedTuple):
-    """Of all options of a stage, given what is known. walks: float64[options, 1 + downs, columns]; kept: float64[options, 3],
-    bytes that stand from now on."""
+    """Of all options of a stage, given what is known. node_scans: float64[options, 1 + downs, columns]; kept: float64[options,
+    3], bytes that stand from now on."""
 
-    walks: Floats
+    node_scans: Floats
     kept: Floats
 
-    def load(self, walk: int, units: int, met: float) -> RunLoad:
+    def load(self, scan: int, units: int, met: float) -> RunLoad:
         """Of walk 0, the way up, or of one down; arrays by option. units, met: see `Ranges`."""
-        found = self.walks[:, walk].T
+        found = self.node_scans[:, scan].T
         ranges = Ranges(units, found[UNIT], found[SOURCE], found[ALL_SOURCES], found[LEAST], met)
         return RunLoad(
             (found[3], found[4], found[5]),
@@ -163,17 +163,17 @@ class Stages:
         fixed, count = self._anyway(stage), len(stage.decides)
         for name in stage.known:
             fixed = fixed + self._cells(stage, self.values[name], known[name], known)
-        walks, kept, shape = fixed[(None,) * count], np.zeros((1,) * count + (3,)), []
+        node_scans, kept, shape = fixed[(None,) * count], np.zeros((1,) * count + (3,)), []
         for axis, value in enumerate(stage.decides):
             choices = self.choices(value)
             at = (None,) * axis + (slice(None),) + (None,) * (count - axis - 1)
-            walks = walks + np.stack([self._cells(stage, value, choice, known) for choice in choices])[at]
+            node_scans = node_scans + np.stack([self._cells(stage, value, choice, known) for choice in choices])[at]
             kept = kept + np.stack([self.held(value, choice) for choice in choices])[at]
             shape.append(len(choices))
-        walks = np.broadcast_to(walks, (*shape, *fixed.shape)).reshape((-1, *fixed.shape)).copy()
+        node_scans = np.broadcast_to(node_scans, (*shape, *fixed.shape)).reshape((-1, *fixed.shape)).copy()
         kept = np.broadcast_to(kept, (*shape, 3)).reshape((-1, 3))
-        self._skip(stage, walks)
-        return Tables(walks, kept)
+        self._skip(stage, node_scans)
+        return Tables(node_scans, kept)
 
     def options(self, stage: PlacementStage) -> Ints:
         """What each option of a stage picks: int64[options, values it decides], places in their `choices`."""
@@ -190,7 +190,7 @@ class Stages:
             found[TIERS.index(choice.standing)] = self.costs.size(value.name)
         return found
 
-    def _skip(self, stage: PlacementStage, walks: Floats) -> None:
+    def _skip(self, stage: PlacementStage, node_scans: Floats) -> None:
         """An op is left out where all that it makes is there from an earlier epoch."""
         made = [value for value in stage.decides if value.name in stage.op.writes]
         if stage.op.turns or not all(value.constant for value in made):
@@ -198,7 +198,7 @@ class Stages:
         for number, option in enumerate(self.options(stage)):
             picked = self.picked(stage, option)
             if all(picked[value.name].fate is not TensorPlacement.RECOMPUTED for value in made):
-                walks[number, 0, ROWS.start : LEAST] = 0
+                node_scans[number, 0, ROWS.start : LEAST] = 0
 
     def _anyway(self, stage: PlacementStage) -> Floats:
         """What the ops of a stage ask for whatever is chosen."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ooc.fullgraph import scans as walks
+from ooc.fullgraph import scans as node_scans
 from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.layerwise import plan as layerplan
@@ -27,7 +27,7 @@ NAMES = ("sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc")
 def cut_into(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of so many rows that the graph has about `parts`, and pieces of 32 rows."""
     rows = max(8, -(-NODES // parts))
-    for module in (layerplan, walks):
+    for module in (layerplan, node_scans):
         monkeypatch.setattr(module, "CHUNK_ROWS", rows)
     monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
     monkeypatch.setattr(sweepshape, "PIECE_BYTES", 1)

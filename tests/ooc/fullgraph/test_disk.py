@@ -19,7 +19,7 @@ from tests.ooc.fullgraph.exact import LossOf, agree, cut_into, gradients, make, 
 
 def most_on_disk(full: FullGraph) -> int:
     """Bytes of the last step, without the edges, which have room between their pieces."""
-    edges = [full.shelf.disk.held(name) for name in ("tiles", "tiles-back")]
+    edges = [full.store.disk.held(name) for name in ("tiles", "tiles-back")]
     taken = sum(rows.dtype.itemsize * int(np.prod(rows.shape)) for rows in edges if rows is not None)
     return max(sample.disk for sample in full.traffic.samples) - taken
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ooc.fullgraph import resume as notes
-from ooc.fullgraph import scans as walks
+from ooc.fullgraph import scans as node_scans
 from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.resume import StepLog
 from ooc.fullgraph.step import FullGraph
@@ -41,7 +41,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many parts, and a note after each that can have one."""
     cut_into(9, monkeypatch)
     monkeypatch.setattr(notes, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(walks, "UNIT_CELLS", 2)
+    monkeypatch.setattr(node_scans, "UNIT_CELLS", 2)
 
 
 def once(

@@ -30,35 +30,35 @@ def full(
 
 
 def test_arrays_that_were_given_back_are_used_again_and_the_oldest_go_where_there_is_too_little(full: FullGraph) -> None:
-    shelf = full.shelf
-    shelf.left = lambda: 10_000
-    first, second, third = (shelf.take((count, 4)) for count in (100, 200, 300))
+    store = full.store
+    store.left = lambda: 10_000
+    first, second, third = (store.take((count, 4)) for count in (100, 200, 300))
     for array in (first, second, third):
-        shelf.give(array)
-    assert shelf.spare_bytes == 600 * 4 * shelf.dtype.itemsize
-    again = shelf.take((100, 8))
+        store.give(array)
+    assert store.spare_bytes == 600 * 4 * store.dtype.itemsize
+    again = store.take((100, 8))
     assert np.shares_memory(again, second), "as many bytes, whatever the shape"
-    fresh = shelf.take((1, 4))
+    fresh = store.take((1, 4))
     assert not any(np.shares_memory(fresh, array) for array in (first, third))
-    assert shelf.spare_bytes == 400 * 4 * shelf.dtype.itemsize, "no reason to let them go"
-    shelf.left = lambda: 5_000 + 400
-    shelf.take((25, 4))
-    assert shelf.spare_bytes == 300 * 4 * shelf.dtype.itemsize, "the longest that waits goes first"
-    shelf.trim()
-    assert shelf.spare_bytes == 0
+    assert store.spare_bytes == 400 * 4 * store.dtype.itemsize, "no reason to let them go"
+    store.left = lambda: 5_000 + 400
+    store.take((25, 4))
+    assert store.spare_bytes == 300 * 4 * store.dtype.itemsize, "the longest that waits goes first"
+    store.trim()
+    assert store.spare_bytes == 0
 
 
 def test_arrays_that_wait_go_where_the_process_has_too_much(full: FullGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf, resident = full.shelf, [900]
-    shelf.left = lambda: 10**6
+    store, resident = full.store, [900]
+    store.left = lambda: 10**6
     monkeypatch.setattr(memory, "resident_bytes", lambda: (resident[0], resident[0]))
-    monkeypatch.setattr(shelf, "_tidy", memory.Tidy(10_000))
-    shelf.give(shelf.take((100, 4)))
-    shelf.tidy()
-    assert shelf.spare_bytes
+    monkeypatch.setattr(store, "_tidy", memory.Tidy(10_000))
+    store.give(store.take((100, 4)))
+    store.tidy()
+    assert store.spare_bytes
     resident[0] = 10_001
-    shelf.tidy()
-    assert not shelf.spare_bytes
+    store.tidy()
+    assert not store.spare_bytes
 
 
 def test_a_second_step_takes_no_fresh_memory_for_its_values_where_there_is_room(
@@ -69,10 +69,10 @@ def test_a_second_step_takes_no_fresh_memory_for_its_values_where_there_is_room(
     full.step(loss)
     again, fresh, take = list[Any](), list[Any](), ValueStore.take
 
-    def taken(shelf: ValueStore, shape: tuple[int, ...]) -> Any:
-        before = shelf.spare_bytes
-        array = take(shelf, shape)
-        (again if shelf.spare_bytes == before - array.nbytes else fresh).append(shape)
+    def taken(store: ValueStore, shape: tuple[int, ...]) -> Any:
+        before = store.spare_bytes
+        array = take(store, shape)
+        (again if store.spare_bytes == before - array.nbytes else fresh).append(shape)
         return array
 
     monkeypatch.setattr(ValueStore, "take", taken)
@@ -88,14 +88,14 @@ def test_gradients_are_added_to_rows_on_disk_wherever_they_lie(make_store: MakeS
         Dataset.open(make_store(num_nodes=nodes, num_edges=nodes, x=np.ones((nodes, 33), np.float32))) as ds,
         closing(FullGraph(build_model("gat", 33, 33, 4, 3, heads=1), ds, tmp_path / "full", room=10**8)) as full,
     ):
-        shelf, expected = full.shelf, np.zeros((nodes, 33), np.float32)
-        shelf.placement = Placement({"grows1": TensorPlacement.DISK})
-        shelf.clear("grows1")
+        store, expected = full.store, np.zeros((nodes, 33), np.float32)
+        store.placement = Placement({"grows1": TensorPlacement.DISK})
+        store.clear("grows1")
         for _ in range(3):
             node, values = rng.permutation(nodes)[:count], rng.standard_normal((count, 33), np.float32)
             expected[node] += values
-            shelf.add("grows1", node, values)
-        np.testing.assert_array_equal(shelf.read("grows1", 0, nodes), expected)
+            store.add("grows1", node, values)
+        np.testing.assert_array_equal(store.read("grows1", 0, nodes), expected)
 
 
 _RANGE_BYTES = 200_000
@@ -116,7 +116,7 @@ def test_values_and_arrays_that_wait_take_no_more_than_the_room(
         def run(stepper: Executor, *arguments: Any) -> Any:
             result = made(stepper, *arguments)
             in_use.append(stepper.room - stepper._left())
-            with_spare.append(in_use[-1] + stepper.shelf.spare_bytes)
+            with_spare.append(in_use[-1] + stepper.store.spare_bytes)
             return result
 
         return run

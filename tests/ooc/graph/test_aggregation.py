@@ -18,12 +18,12 @@ from ooc.graph.aggregation import (
     RowDecoder,
     gathered,
     scale_rows,
-    scatter_sums,
+    scatter_aggregates,
     without_last_hop,
 )
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.shared_scan_plan import ScanDraft, waiting
-from ooc.models.builders import Model, build_model, summing_of
+from ooc.models.builders import Model, build_model, pre_aggregation_of
 from ooc.models.convs import BlockSAGEConv
 from ooc.models.layers import Layer
 from ooc.runtime.budget import divide
@@ -65,9 +65,9 @@ def degrees(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 def by_definition(graph: Graph, found: Any, x: np.ndarray, kind: str) -> np.ndarray:
     """float64[d, f]: each destination's sum, edge by edge."""
-    x, near = x.astype(np.float64), np.zeros((len(found.indptr) - 1, x.shape[1]))
+    x, neighbor = x.astype(np.float64), np.zeros((len(found.indptr) - 1, x.shape[1]))
     degree, _ = degrees(graph)
-    for i in range(len(near)):
+    for i in range(len(neighbor)):
         edges = range(found.indptr[i], found.indptr[i + 1])
         v = found.node[i]
         first, stop = graph.slots(v)
@@ -83,8 +83,8 @@ def by_definition(graph: Graph, found: Any, x: np.ndarray, kind: str) -> np.ndar
                 value *= graph.columns["weight"][found.slot[k]] if "weight" in graph.columns else 1
             elif kind == "gcn":
                 value = 0
-            near[i] += value * x[source]
-    return near
+            neighbor[i] += value * x[source]
+    return neighbor
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,11 +110,11 @@ def test_sums_are_what_the_definitions_say(kind: Any, weighted: bool, loops: boo
     for fanout, seeds in ([3], [0, 1, 2, 3, 7, 119]), ([2, 3], [118, 0]), ([-1, -1] if not replace else [90, 5], [0, 119, 5]):
         found = NeighborSampler(graph, fanout, replace, drawn_by).sample(np.array(seeds), 4)
         assert (found.stands_for is None) == (drawn_by is None)
-        near, root = np.full((2, len(found.indptr) - 1, F), np.nan, np.float32)
+        neighbor, self_row = np.full((2, len(found.indptr) - 1, F), np.nan, np.float32)
         factors = PreAggregation(kind, 8).factors(graph, found)
-        gathered(x, RowDecoder.of(Encoding.plain(x.dtype)), found.node, found, factors, near, root)
-        assert np.array_equal(root, x[found.node[: len(root)]])
-        np.testing.assert_allclose(near, by_definition(graph, found, x, kind), rtol=2e-5, atol=2e-5)
+        gathered(x, RowDecoder.of(Encoding.plain(x.dtype)), found.node, found, factors, neighbor, self_row)
+        assert np.array_equal(self_row, x[found.node[: len(self_row)]])
+        np.testing.assert_allclose(neighbor, by_definition(graph, found, x, kind), rtol=2e-5, atol=2e-5)
 
 
 def test_the_rest_is_what_the_hops_before_would_have_drawn() -> None:
@@ -167,14 +167,14 @@ def test_models_make_of_sums_what_they_make_of_rows(
 ) -> None:
     torch.manual_seed(1)
     model = build_model(name, F, 16, 16, num_layers, residual=residual, norm=norm, dropout=0.0)
-    summing = summing_of(model)
-    assert summing is not None
+    pre_aggregation = pre_aggregation_of(model)
+    assert pre_aggregation is not None
     options: dict[str, Any] = {"batch_size": 30, "seed": 7, "weight_attr": "weight" if data == "drawn by weight" else None}
 
     def batches(**more: Any) -> Any:
         return NeighborLoader(sets["plain" if data == "plain" else "weighted"], [4, 3, 2][:num_layers], **options, **more)
 
-    for with_sums, with_rows in islice(zip(batches(summing=summing), batches(), strict=True), 2):
+    for with_sums, with_rows in islice(zip(batches(pre_aggregation=pre_aggregation), batches(), strict=True), 2):
         assert isinstance(with_sums.x, FirstLayerAggregates)
         assert with_sums.x.size(0) == with_sums.num_nodes == with_rows.blocks[0].num_dst
         assert len(with_sums.blocks) == num_layers
@@ -191,7 +191,7 @@ def test_models_make_of_sums_what_they_make_of_rows(
 def test_recomputing_and_double_precision_take_sums(sets: Any) -> None:
     torch.manual_seed(1)
     model = build_model("sage", F, 16, 16, 2, norm="batch").double()
-    batch = next(iter(NeighborLoader(sets["plain"], [4, 3], batch_size=30, summing=summing_of(model))))
+    batch = next(iter(NeighborLoader(sets["plain"], [4, 3], batch_size=30, pre_aggregation=pre_aggregation_of(model))))
     whole, again = model(batch.x, batch.blocks), model(batch.x, batch.blocks, checkpoint=True)
     assert whole.dtype == torch.float64
     assert torch.equal(whole, again)
@@ -211,11 +211,11 @@ def test_models_that_need_the_rows_say_so() -> None:
         def forward(self, x: Any, block: Any) -> Any:
             return super().forward(x * 2, block)
 
-    assert summing_of(Model([Layer(BlockSAGEConv(F, 16), F, 16)])) == PreAggregation("mean", 16)
-    assert summing_of(build_model("sage", F, 16, 4, 2, dropout=0.5)) == PreAggregation("mean", 16)
-    assert summing_of(build_model("gin", F, 16, 4, 2, rescale=False)) == PreAggregation("sum", 16)
-    assert summing_of(build_model("gin", 500, 16, 4, 2)) == PreAggregation("expanded", 16)
-    assert summing_of(build_model("gcn", F, 16, 4, 2, dropout=0.5, input_dropout=0.0)) == PreAggregation("gcn", 16)
+    assert pre_aggregation_of(Model([Layer(BlockSAGEConv(F, 16), F, 16)])) == PreAggregation("mean", 16)
+    assert pre_aggregation_of(build_model("sage", F, 16, 4, 2, dropout=0.5)) == PreAggregation("mean", 16)
+    assert pre_aggregation_of(build_model("gin", F, 16, 4, 2, rescale=False)) == PreAggregation("sum", 16)
+    assert pre_aggregation_of(build_model("gin", 500, 16, 4, 2)) == PreAggregation("expanded", 16)
+    assert pre_aggregation_of(build_model("gcn", F, 16, 4, 2, dropout=0.5, input_dropout=0.0)) == PreAggregation("gcn", 16)
     for model in (
         build_model("gat", F, 16, 4, 2),
         build_model("sage", F, 16, 4, 2, input_dropout=0.1),
@@ -228,12 +228,12 @@ def test_models_that_need_the_rows_say_so() -> None:
         Model([Layer(OwnConv(F, 16), F, 16)]),
         nn.Linear(2, 2),
     ):
-        assert summing_of(model) is None
+        assert pre_aggregation_of(model) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_rows_that_are_not_float32_are_not_summed(sets: Any, dtype: torch.dtype) -> None:
-    loader = NeighborLoader(sets["float32"], [3], batch_size=10, dtype=dtype, summing=PreAggregation("mean", 8))
+    loader = NeighborLoader(sets["float32"], [3], batch_size=10, dtype=dtype, pre_aggregation=PreAggregation("mean", 8))
     assert next(iter(loader)).x.dtype == dtype
 
 
@@ -242,27 +242,27 @@ def test_features_stored_as_other_numbers_are_not_summed_though_float32_is_wante
     whole = np.arange(N * F).reshape(N, F).astype(stored)
     with Dataset.open(write_store(tmp_path / "t.ooc", graph_of(False, False), x=whole)) as ds:
         for dtype in torch.float32, None:
-            batch = next(iter(NeighborLoader(ds, [3], batch_size=10, dtype=dtype, summing=PreAggregation("mean", 8))))
+            batch = next(iter(NeighborLoader(ds, [3], batch_size=10, dtype=dtype, pre_aggregation=PreAggregation("mean", 8))))
             want = torch.from_numpy(whole)[batch.n_id]
             assert torch.equal(batch.x, want if dtype is None else want.to(dtype))
 
 
 def scattered(work: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """near, root of each batch, made by a sweep over all of them, of pieces that end at `cuts`."""
-    draft = ScanDraft(1 << 60, work.root_bytes)
+    draft = ScanDraft(1 << 60, work.self_row_bytes)
     assert all(draft.add(waiting(work, each)) for each in drawn)
-    sweep = draft.finish()
+    scan = draft.finish()
     rows = work.x.array.view(np.uint16) if work.x.dtype == np.float16 else work.x.array
-    near, roots = np.zeros((sweep.num_rows, F), np.float32), np.full((sweep.num_roots, F), np.nan, np.float32)
-    bounds = [0, *sorted({min(cut, len(sweep.row)) for cut in cuts}), len(sweep.row)]
+    neighbor, self_rows = np.zeros((scan.num_rows, F), np.float32), np.full((scan.num_self_rows, F), np.nan, np.float32)
+    bounds = [0, *sorted({min(cut, len(scan.row)) for cut in cuts}), len(scan.row)]
     for a, b in pairwise(bounds):
-        values = rows[sweep.row[a:b]].reshape(-1)
-        first, stop = int(sweep.first[a]), int(sweep.first[b])
-        at, of_row = np.arange(b - a) * F, sweep.first[a : b + 1].astype(np.int64) - first
-        scatter_sums(values, *work.code, at, of_row, sweep.target[first:stop], sweep.edge[first:stop], near, roots)
-    for batch, begin, stop in zip(sweep.batches, sweep.start[:-1], sweep.start[1:], strict=True):
-        scale_rows(near[begin:stop], batch.scale)
-    return [(near[a:b], roots[sweep.own[a:b]]) for a, b in zip(sweep.start[:-1], sweep.start[1:], strict=True)]
+        values = rows[scan.row[a:b]].reshape(-1)
+        first, stop = int(scan.first[a]), int(scan.first[b])
+        at, of_row = np.arange(b - a) * F, scan.first[a : b + 1].astype(np.int64) - first
+        scatter_aggregates(values, *work.code, at, of_row, scan.target[first:stop], scan.edge[first:stop], neighbor, self_rows)
+    for batch, begin, stop in zip(scan.batches, scan.start[:-1], scan.start[1:], strict=True):
+        scale_rows(neighbor[begin:stop], batch.scale)
+    return [(neighbor[a:b], self_rows[scan.own[a:b]]) for a, b in zip(scan.start[:-1], scan.start[1:], strict=True)]
 
 
 @settings(deadline=None, max_examples=60)
@@ -289,7 +289,7 @@ def test_sums_of_rows_that_go_by_are_those_of_rows_in_memory(
         batch_size=batch_size,
         replace=replace,
         weight_attr="weight" if by_weight and fanout != [-1] else None,
-        summing=PreAggregation(kind, 8),
+        pre_aggregation=PreAggregation(kind, 8),
         budget=divide(10**9, baseline=0),
     )
     work = loader._work
@@ -300,9 +300,9 @@ def test_sums_of_rows_that_go_by_are_those_of_rows_in_memory(
         got += scattered(work, drawn[at : at + size], cuts) if at < len(drawn) else []
         at += size
     assert len(got) == len(want)
-    for (near, root), x in zip(got, want, strict=True):
-        assert np.array_equal(near.view(np.uint32), np.asarray(x.near).view(np.uint32))
-        assert np.array_equal(root.view(np.uint32), np.asarray(x.root).view(np.uint32))
+    for (neighbor, self_row), x in zip(got, want, strict=True):
+        assert np.array_equal(neighbor.view(np.uint32), np.asarray(x.neighbor).view(np.uint32))
+        assert np.array_equal(self_row.view(np.uint32), np.asarray(x.self_row).view(np.uint32))
 
 
 @settings(deadline=None, max_examples=60)

@@ -12,7 +12,7 @@ from ooc.graph.aggregation import RowDecoder
 from ooc.layerwise import edge_tiles as tiles
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import SOURCE_BITS, SlotReader, Tiles, count_entries, sort_slots
-from ooc.layerwise.plan import LayerShape, LayerwisePlan, ModelShape, plan_sweep
+from ooc.layerwise.plan import LayerShape, LayerwisePlan, ModelShape, plan_layerwise
 from ooc.layerwise.row_files import Files
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, read_range, write_range
@@ -162,7 +162,7 @@ WIDE |= {"encoded": 0, "slot_bytes": 8, "out": 32}
 
 
 def test_the_plan_of_a_large_graph() -> None:
-    plan = plan_sweep(shape_of(), 10**9)
+    plan = plan_layerwise(shape_of(), 10**9)
     first, second, third = plan.layers
     assert not plan.in_ram
     assert not plan.mapped
@@ -177,16 +177,16 @@ def test_the_plan_of_a_large_graph() -> None:
 
 
 def test_more_memory_costs_no_more_bytes() -> None:
-    moved = [plan_sweep(shape_of(), memory).nbytes for memory in (10**8, 3 * 10**8, 10**9, 3 * 10**9, 10**10)]
+    moved = [plan_layerwise(shape_of(), memory).nbytes for memory in (10**8, 3 * 10**8, 10**9, 3 * 10**9, 10**10)]
     assert moved == sorted(moved, reverse=True)
-    assert plan_sweep(shape_of(), 10**11).in_ram
+    assert plan_layerwise(shape_of(), 10**11).in_ram
     with pytest.raises(BudgetError, match="give at least"):
-        plan_sweep(shape_of(), 10**5)
+        plan_layerwise(shape_of(), 10**5)
 
 
 def test_features_pass_a_map_only_where_that_saves() -> None:
     narrowing = (LayerShape(128, 8, "gcn", (8, 0)), LayerShape(8, 8, "gcn", (8, 0)))
-    assert plan_sweep(shape_of(layers=narrowing), 10**8).mapped
-    assert not plan_sweep(shape_of(layers=narrowing, x_bytes=60), 10**8).mapped
-    assert plan_sweep(shape_of(encoded=64), 10**9).mapped
-    assert plan_sweep(shape_of(x_plain=False), 10**9).mapped
+    assert plan_layerwise(shape_of(layers=narrowing), 10**8).mapped
+    assert not plan_layerwise(shape_of(layers=narrowing, x_bytes=60), 10**8).mapped
+    assert plan_layerwise(shape_of(encoded=64), 10**9).mapped
+    assert plan_layerwise(shape_of(x_plain=False), 10**9).mapped

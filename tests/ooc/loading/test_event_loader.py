@@ -165,7 +165,7 @@ def test_goes_on_where_it_stood(store: Path) -> None:
     with ooc.open(store) as ds:
 
         def make() -> Any:
-            return ooc.EventLoader(ds, 25, strategy="uniform", num_neighbors=[2], negatives=RandomNegatives(0, 30))
+            return ooc.EventLoader(ds, 25, temporal_strategy="uniform", num_neighbors=[2], negatives=RandomNegatives(0, 30))
 
         whole, loader = make(), make()
         wanted = [*whole, *whole]
@@ -182,7 +182,7 @@ def test_goes_on_where_it_stood(store: Path) -> None:
             for name in ("e_id", "neg_dst", "n_id", "entry", "edge_id", "x"):
                 assert torch.equal(getattr(a, name), getattr(b, name)), name
         with pytest.raises(ConfigError, match="batch_size was 25 and is 26 now"):
-            ooc.EventLoader(ds, 26, strategy="uniform", num_neighbors=[2]).load_state_dict(loader.state_dict())
+            ooc.EventLoader(ds, 26, temporal_strategy="uniform", num_neighbors=[2]).load_state_dict(loader.state_dict())
         one = iter(make())
         next(one)
         one.close()

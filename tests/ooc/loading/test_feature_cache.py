@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading.feature_cache import CachedNodes, PoolClosed, RowPool, shelf_of
+from ooc.loading.feature_cache import CachedNodes, PoolClosed, RowPool, registry_of
 from stores.arrays.rows import ArrayRows
 
 nodes = st.sets(st.integers(0, 30), max_size=12)
@@ -93,13 +93,13 @@ def test_whoever_waits_for_slots_gets_them_or_learns_of_the_end():
 
 def test_a_shelf_lends_its_cache_once_at_a_time():
     rows = ArrayRows(np.zeros((9, 2), np.float32))
-    shelf = shelf_of(rows)
+    shelf = registry_of(rows)
     lease = shelf.lend(5, rows)
     assert shelf.lend(5, rows) is None
     slot = lease.cache.pool.take(2, 2, 5)
     residents, _ = CachedNodes.none().take(ascending({3, 8}), np.ones(2, np.float32), 5, np.empty(0, np.int32))
     lease.end(residents, slot)
-    again = shelf_of(rows).lend(5, rows)
+    again = registry_of(rows).lend(5, rows)
     assert again.cache is lease.cache
     assert again.cache.residents.node.tolist() == [3, 8]
     again.end(None, slot)
@@ -109,7 +109,7 @@ def test_a_shelf_lends_its_cache_once_at_a_time():
 
 def test_the_next_pipeline_waits_for_one_that_stops():
     rows = ArrayRows(np.zeros((9, 2), np.float32))
-    shelf = shelf_of(rows)
+    shelf = registry_of(rows)
     lease = shelf.lend(5, rows)
     lease.stop()
     ending = threading.Timer(0.2, lease.end, (None, np.empty(0, np.int32)))

@@ -57,10 +57,10 @@ def test_batches_hold_the_values_through_windows_and_from_memory(
         with Dataset.open(store, features={"x": source}, **options) as ds:
             return list(NeighborLoader(ds, [4, 3], batch_size=40, shuffle=True, seed=2, dtype=dtype))
 
-    windowed, held = batches(), batches(in_memory=True)
-    assert same(windowed, held)
-    assert len(windowed) == 8
-    for batch in windowed:
+    in_superbatches, held = batches(), batches(in_memory=True)
+    assert same(in_superbatches, held)
+    assert len(in_superbatches) == 8
+    for batch in in_superbatches:
         assert batch.x.dtype == want.dtype
         assert torch.equal(batch.x, want[batch.n_id])
 

@@ -166,7 +166,7 @@ def test_nothing_adds_up_over_many_openings(path, monkeypatch, topology):
     for cycle in range(200):
         with suppress(ZeroDivisionError), Dataset.open(path) as ds:
             loader = NeighborLoader(ds, [2, 2], batch_size=40)
-            assert (loader._work.lockstep is None) == (topology == "in memory")
+            assert (loader._work.frontier is None) == (topology == "in memory")
             epoch = iter(loader)
             for _ in range(cycle % 3):
                 next(epoch)

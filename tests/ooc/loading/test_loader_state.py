@@ -96,7 +96,7 @@ def test_epochs_follow_one_another_and_can_be_set(ds):
 
 
 def test_ranks_share_an_epoch(ds):
-    parts = [list(NeighborLoader(ds, [1], batch_size=8, shuffle=True, rank=rank, world=3)) for rank in range(3)]
+    parts = [list(NeighborLoader(ds, [1], batch_size=8, shuffle=True, rank=rank, world_size=3)) for rank in range(3)]
     assert [len(part) for part in parts] == [3, 3, 3]
     taken = torch.cat([batch.n_id[: batch.batch_size] for part in parts for batch in part])
     assert taken.sort().values.tolist() == list(range(N))

@@ -171,7 +171,7 @@ def test_input_nodes_in_every_form(ds):
         ({"generator": torch.Generator()}, ConfigError, "seed"),
         ({"weight_attr": "weight"}, ConfigError, "no edge column 'weight'"),
         ({"split_seeds": True, "shuffle": True}, ConfigError, "split_seeds"),
-        ({"rank": 2, "world": 2}, ConfigError, "rank"),
+        ({"rank": 2, "world_size": 2}, ConfigError, "rank"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -68,7 +68,7 @@ def test_batches_are_those_of_edges_in_memory(path, batch_size, max_batch, fanou
             if "in_memory" not in how:
                 without_edges(ds, "weight_attr" in options)
             loader = NeighborLoader(ds, fanout, **options)
-            assert (loader._work.lockstep is None) == ("in_memory" in how)
+            assert (loader._work.frontier is None) == ("in_memory" in how)
             got = []
             try:
                 for _ in range(2):
@@ -109,7 +109,7 @@ def test_an_unreadable_edge_fails_at_its_batch(path):
                 return rows.read(ids, out, at)
 
         loader = NeighborLoader(ds, [-1], batch_size=10)
-        loader._work.lockstep.indices = Broken()
+        loader._work.frontier.indices = Broken()
         got = []
         with pytest.raises(StoreError, match="unreadable"):
             got.extend(loader)
@@ -119,4 +119,4 @@ def test_an_unreadable_edge_fails_at_its_batch(path):
 
 def test_edges_that_fit_are_read_in_beforehand(path):
     with Dataset.open(path, memory="4GB") as ds:
-        assert NeighborLoader(ds, [2])._work.lockstep is None
+        assert NeighborLoader(ds, [2])._work.frontier is None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.models.builders import build_model, summing_of
+from ooc.models.builders import build_model, pre_aggregation_of
 from stores.build import write_store
 from stores.dataset import Dataset
 from stores.graph import Graph
@@ -47,10 +47,10 @@ def held_bytes(model: Any, batch: Any) -> int:
 
 def both(ds: Dataset, model: Any, fanout: list[int]) -> tuple[int, int]:
     """Bytes that a step holds, and what they are reckoned to be."""
-    summing = summing_of(model)
-    assert summing is not None
-    batch = next(iter(NeighborLoader(ds, fanout, batch_size=400, summing=summing, shuffle=True)))
-    return held_bytes(model, batch), summing.held_bytes([*batch.num_sampled_nodes, 0], WIDTH)
+    pre_aggregation = pre_aggregation_of(model)
+    assert pre_aggregation is not None
+    batch = next(iter(NeighborLoader(ds, fanout, batch_size=400, pre_aggregation=pre_aggregation, shuffle=True)))
+    return held_bytes(model, batch), pre_aggregation.held_bytes([*batch.num_sampled_nodes, 0], WIDTH)
 
 
 @pytest.mark.parametrize("fanout", [[8, 8], [8, 4, 4], [2, 2, 2]])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading import shared_scan_plan as sweepplan
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, SharedScan, WaitingBatch, pieces, sweeps, waiting
+from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, SharedScan, WaitingBatch, pieces, shared_scans, waiting
 from ooc.loading.work import PIECE_BYTES, PIECES
 from ooc.runtime.budget import ScanSize
 from ooc.runtime.buffers import Buffers
@@ -48,7 +48,7 @@ def path(tmp_path_factory: Any) -> Path:
 
 def waits_of(ds: Dataset, fanout: list[int], batch_size: int) -> tuple[Any, list[WaitingBatch]]:
     """The work of a loader, and its batches, all sampled."""
-    loader = NeighborLoader(ds, fanout, batch_size=batch_size, shuffle=True, summing=PreAggregation("expanded", 8))
+    loader = NeighborLoader(ds, fanout, batch_size=batch_size, shuffle=True, pre_aggregation=PreAggregation("expanded", 8))
     work = loader._work
     return work, [waiting(work, work.sample(Cursor(0, step))) for step in range(len(loader))]
 
@@ -64,23 +64,23 @@ def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> WaitingBatc
     return WaitingBatch(BatchRemainder(drawn, np.ones(d, np.float32)), row, target, edge, ScanSize(d, 3 * d, size + d, size, 1))
 
 
-def sweep_of(batches: list[WaitingBatch], root_bytes: int = 3) -> SharedScan:
-    draft = ScanDraft(1 << 60, root_bytes)
+def sweep_of(batches: list[WaitingBatch], self_row_bytes: int = 3) -> SharedScan:
+    draft = ScanDraft(1 << 60, self_row_bytes)
     assert all(draft.add(batch) for batch in batches)
     return draft.finish()
 
 
-def entries_of(sweep: SharedScan) -> list[tuple[int, int, float]]:
+def entries_of(scan: SharedScan) -> list[tuple[int, int, float]]:
     """(row, sum, factor) of each edge, in order."""
-    factor = sweep.edge if len(sweep.edge) else np.ones(len(sweep.target), np.float32)
-    row = np.repeat(sweep.row, np.diff(sweep.first))
-    return [(r, to, f) for r, to, f in zip(row.tolist(), sweep.target.tolist(), factor.tolist(), strict=True) if to >= 0]
+    factor = scan.edge if len(scan.edge) else np.ones(len(scan.target), np.float32)
+    row = np.repeat(scan.row, np.diff(scan.first))
+    return [(r, to, f) for r, to, f in zip(row.tolist(), scan.target.tolist(), factor.tolist(), strict=True) if to >= 0]
 
 
-def kept_by(sweep: SharedScan) -> dict[int, int]:
+def kept_by(scan: SharedScan) -> dict[int, int]:
     """The row in each place that keeps one."""
-    row = np.repeat(sweep.row, np.diff(sweep.first)).tolist()
-    kept = [(~to, r) for r, to in zip(row, sweep.target.tolist(), strict=True) if to < 0]
+    row = np.repeat(scan.row, np.diff(scan.first)).tolist()
+    kept = [(~to, r) for r, to in zip(row, scan.target.tolist(), strict=True) if to < 0]
     assert len(dict(kept)) == len(kept)
     return dict(kept)
 
@@ -96,25 +96,25 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
     """int32 and int64 rows, batches without edges, with factors and without; one batch of them by itself."""
     rng = np.random.default_rng(seed)
     batches = [drawn_at_random(rng, size, top, weighed) for size in sizes]
-    sweep = sweep_of(batches)
+    scan = sweep_of(batches)
     start = np.cumsum([0, *(batch.rest.num_rows for batch in batches)]).tolist()
     node = np.concatenate([batch.rest.drawn.subgraph.node for batch in batches])
     wanted = []
     for batch, base in zip(batches, start[:-1], strict=True):
         factor = batch.edge if len(batch.edge) else np.ones(len(batch.row), np.float32)
         wanted.append(list(zip(batch.row.tolist(), (batch.target + base).tolist(), factor.tolist(), strict=True)))
-    assert entries_of(sweep) == sorted([entry for each in wanted for entry in each], key=lambda entry: entry[0])
-    assert sweep.start.tolist() == start
-    assert sweep.num_rows == start[-1]
-    assert sweep.row.tolist() == sorted({*node.tolist(), *(row for each in wanted for row, _, _ in each)})
-    assert [kept_by(sweep)[place] for place in sweep.own.tolist()] == node.tolist()
-    assert sweep.num_roots == len(kept_by(sweep)) == len(set(node.tolist()))
-    assert sweep.size == ScanSize(start[-1], 3 * sweep.num_roots, sum(sizes) + start[-1], max(sizes), 1, 0, len(sizes))
+    assert entries_of(scan) == sorted([entry for each in wanted for entry in each], key=lambda entry: entry[0])
+    assert scan.start.tolist() == start
+    assert scan.num_rows == start[-1]
+    assert scan.row.tolist() == sorted({*node.tolist(), *(row for each in wanted for row, _, _ in each)})
+    assert [kept_by(scan)[place] for place in scan.own.tolist()] == node.tolist()
+    assert scan.num_self_rows == len(kept_by(scan)) == len(set(node.tolist()))
+    assert scan.size == ScanSize(start[-1], 3 * scan.num_self_rows, sum(sizes) + start[-1], max(sizes), 1, 0, len(sizes))
     for k in range(len(batches)):
-        alone = sweep.only(k)
+        alone = scan.only(k)
         assert entries_of(alone) == sorted([(row, to - start[k], f) for row, to, f in wanted[k]], key=lambda entry: entry[0])
         assert [kept_by(alone)[place] for place in alone.own.tolist()] == node[start[k] : start[k + 1]].tolist()
-        assert alone.num_roots == sweep.num_roots
+        assert alone.num_self_rows == scan.num_self_rows
 
 
 @pytest.mark.parametrize("source", ["float32", "float16", "lmdb", "foreign"])
@@ -127,18 +127,18 @@ def test_pieces_hold_every_row_once_in_order(
         rows = ds.stored("x")
         stored = np.empty((N, F), rows.dtype)
         rows.read(np.arange(N), stored)
-        sweep = sweep_of(waits_of(ds, [1], 3)[1][:20])
-        assert 20 < len(sweep.row) < N
+        scan = sweep_of(waits_of(ds, [1], 3)[1][:20])
+        assert 20 < len(scan.row) < N
         done: list[int] = []
-        for piece in pieces(sweep, rows, piece_bytes):
+        for piece in pieces(scan, rows, piece_bytes):
             found, nbytes = piece.read(rows, Buffers(1))
             assert nbytes > 0
             assert (piece.plan is None) == (source in ("lmdb", "foreign"))
             for row, at in zip(piece.row, piece.row_at, strict=True):
                 assert np.array_equal(found[at : at + F].view(rows.dtype), stored[row])
-            assert np.array_equal(piece.first, sweep.first[len(done) : len(done) + len(piece.row) + 1])
+            assert np.array_equal(piece.first, scan.first[len(done) : len(done) + len(piece.row) + 1])
             done += piece.row.tolist()
-        assert done == sweep.row.tolist()
+        assert done == scan.row.tolist()
 
 
 @settings(deadline=None, max_examples=30)
@@ -146,19 +146,19 @@ def test_pieces_hold_every_row_once_in_order(
 def test_sweeps_hold_all_batches_in_order_within_their_bytes(path: Path, batch_size: int, pool: int) -> None:
     with Dataset.open(path) as ds:
         work, waits = waits_of(ds, [4, 3], batch_size)
-    made = list(sweeps(iter(waits), pool, work.root_bytes))
-    assert [id(batch) for sweep in made for batch in sweep.batches] == [id(batch.rest) for batch in waits]
+    made = list(shared_scans(iter(waits), pool, work.self_row_bytes))
+    assert [id(batch) for scan in made for batch in scan.batches] == [id(batch.rest) for batch in waits]
     at = 0
-    for sweep in made:
-        own = waits[at : at + len(sweep.batches)]
+    for scan in made:
+        own = waits[at : at + len(scan.batches)]
         at += len(own)
         entries = sum(batch.row.nbytes + batch.target.nbytes + batch.edge.nbytes for batch in own)
-        sums = 4 * (sweep.num_rows + sweep.num_roots) * F
+        sums = 4 * (scan.num_rows + scan.num_self_rows) * F
         need = 2 * sums + 3 * entries + max(batch.share.activations for batch in own) + PIECES * work.piece_bytes
-        assert len(own) == 1 or need <= sweep.size.nbytes <= pool
-        assert sweep.size.sums > 4 * sweep.num_rows * F
-        assert sweep.size.roots == 4 * sweep.num_roots * F
-        assert sweep.size.entries >= entries
+        assert len(own) == 1 or need <= scan.size.nbytes <= pool
+        assert scan.size.sums > 4 * scan.num_rows * F
+        assert scan.size.self_rows == 4 * scan.num_self_rows * F
+        assert scan.size.entries >= entries
 
 
 def test_a_failure_comes_after_the_sweep_before_it(path: Path) -> None:
@@ -169,18 +169,18 @@ def test_a_failure_comes_after_the_sweep_before_it(path: Path) -> None:
         yield from waits[:2]
         raise ZeroDivisionError("mine")
 
-    found = sweeps(failing(), 10**9, 4 * F)
+    found = shared_scans(failing(), 10**9, 4 * F)
     assert len(next(found).batches) == 2
     with pytest.raises(ZeroDivisionError, match="mine"):
         next(found)
-    assert list(sweeps(iter([]), 10**9, 4 * F)) == []
+    assert list(shared_scans(iter([]), 10**9, 4 * F)) == []
 
 
 def test_two_batches_take_what_freed_blocks_were_to_have_and_more_do_not() -> None:
     """And copies of destinations' rows: none of one batch, one of two, two of three and more."""
     rng = np.random.default_rng(0)
     one = drawn_at_random(rng, 10, 50, False)
-    share = ScanSize(sums=100, roots=0, entries=0, activations=50, besides=5, copied=10)
+    share = ScanSize(sums=100, self_rows=0, entries=0, activations=50, besides=5, copied=10)
     batch = replace(one, share=share)
     sizes = []
     joined = share
@@ -189,5 +189,5 @@ def test_two_batches_take_what_freed_blocks_were_to_have_and_more_do_not() -> No
         joined = joined.joined(share, 0)
     assert sizes == [255, 465, 675]
     for pool, blocks, want in ((465, 0, 2), (465, 400, 2), (464, 0, 1), (675, 0, 3), (675, 1, 2), (676, 1, 3)):
-        made = sweeps(iter([batch] * 3), pool, 0, blocks)
+        made = shared_scans(iter([batch] * 3), pool, 0, blocks)
         assert len(next(made).batches) == want, (pool, blocks)

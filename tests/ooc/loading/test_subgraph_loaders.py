@@ -99,7 +99,7 @@ def test_parts_are_grouped_anew_each_epoch_and_a_state_leads_back(store: Path) -
         ({"batch_size": 8}, "a batch of 8 parts: give 1 to 7"),
         ({"num_parts": 3}, "the store has 7 parts, not 3"),
         ({"shufle": True}, "ClusterLoader has no argument 'shufle': did you mean 'shuffle'"),
-        ({"rank": 2, "world": 2}, "rank"),
+        ({"rank": 2, "world_size": 2}, "rank"),
         ({"disjoint": True}, "ClusterLoader cannot take disjoint=True"),
     ],
     ids=str,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.loading import superbatch as windows
-from ooc.loading.feature_cache import CachedNodes, shelf_of
+from ooc.loading.feature_cache import CachedNodes, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.superbatch import Grouping
 from ooc.runtime.budget import divide
@@ -126,7 +126,7 @@ def test_rows_of_earlier_epochs_and_other_loaders_make_room(ds):
     """Without which an epoch waits forever for room among rows that the one before has left."""
     with Dataset.open(ds.path) as fresh:
         small = dataclasses.replace(budget(30_000), in_flight=1)
-        cache = shelf_of(fresh.rows("x"))
+        cache = registry_of(fresh.rows("x"))
         for epoch in range(6):
             loader = NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, budget=small, seed=epoch)
             got, expected = list(loader), list(in_memory(NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, seed=epoch)))
@@ -147,7 +147,7 @@ def test_an_iterator_dropped_at_any_batch_gives_the_rows_back(ds, taken):
     """Also one that nobody took a batch of, though windows are read by then."""
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [2], batch_size=20, budget=budget(10**8))
-        shelf = shelf_of(fresh.rows("x"))
+        shelf = registry_of(fresh.rows("x"))
         for _ in range(3):
             epoch = iter(loader)
             for _ in range(taken):

@@ -38,10 +38,13 @@ def same(own: list[Tensor | None], wanted: list[Tensor | None]) -> bool:
 
 @pytest.mark.parametrize("x_wanted", [True, False])
 def test_two_products_are_two_linear_maps_added(x_wanted: bool) -> None:
-    near, root = leaf(N, WIDE, wanted=x_wanted), leaf(N, WIDE, wanted=x_wanted)
+    neighbor, self_row = leaf(N, WIDE, wanted=x_wanted), leaf(N, WIDE, wanted=x_wanted)
     weights = leaf(OUT, WIDE), leaf(OUT), leaf(OUT, WIDE)
-    leaves = [near, root, *weights]
-    own, wanted = two_products(near, root, *weights), F.linear(near, weights[0], weights[1]) + F.linear(root, weights[2])
+    leaves = [neighbor, self_row, *weights]
+    own, wanted = (
+        two_products(neighbor, self_row, *weights),
+        F.linear(neighbor, weights[0], weights[1]) + F.linear(self_row, weights[2]),
+    )
     assert torch.allclose(own, wanted)
     assert same(gradients(own, leaves), gradients(wanted, leaves))
 
@@ -53,8 +56,8 @@ def test_a_sage_layer_is_the_sum_over_edges_and_two_linear_maps(x_wanted: bool) 
     weights = leaf(OUT, WIDE), leaf(OUT), leaf(OUT, WIDE)
     leaves = [x, *weights]
     source, target = whole.edge_index
-    near = torch.zeros(N, WIDE, dtype=torch.float64).index_add(0, target, x[source] * value[:, None])
-    wanted = F.linear(near, weights[0], weights[1]) + F.linear(x, weights[2])
+    neighbor = torch.zeros(N, WIDE, dtype=torch.float64).index_add(0, target, x[source] * value[:, None])
+    wanted = F.linear(neighbor, weights[0], weights[1]) + F.linear(x, weights[2])
     own = sage_layer(x, value, (whole.edge_index, whole.indptr), *weights)
     assert torch.allclose(own, wanted)
     assert same(gradients(own, leaves), gradients(wanted, leaves))

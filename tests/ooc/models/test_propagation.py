@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GCN2Conv, SGConv
 
 from ooc.graph.aggregation import FirstLayerAggregates, PreAggregation
-from ooc.models.builders import Model, build_model, full_blocks, summing_of
+from ooc.models.builders import Model, build_model, full_blocks, pre_aggregation_of
 from ooc.models.layers import run_layers, run_model
 from ooc.models.propagation import BlockGCN2Conv, BlockPropagation
 from ooc.models.user import forward_batch
@@ -81,11 +81,11 @@ def test_sampled_propagation_is_rescaled(replace: bool) -> None:
 
 
 def test_sums_stand_for_rows_where_nothing_is_learnt_before_them() -> None:
-    assert summing_of(make("sgc", dropout=0.5)) == PreAggregation("gcn", X_CHANNELS)
-    assert summing_of(make("sgc", input_dropout=0.5)) is None
-    assert summing_of(make("sgc", rescale=False)) is None
-    assert summing_of(make("gcnii")) is None
-    assert summing_of(make("appnp")) is None
+    assert pre_aggregation_of(make("sgc", dropout=0.5)) == PreAggregation("gcn", X_CHANNELS)
+    assert pre_aggregation_of(make("sgc", input_dropout=0.5)) is None
+    assert pre_aggregation_of(make("sgc", rescale=False)) is None
+    assert pre_aggregation_of(make("gcnii")) is None
+    assert pre_aggregation_of(make("appnp")) is None
 
 
 def test_the_hook_sees_what_passes_between_the_layers() -> None:

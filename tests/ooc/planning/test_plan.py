@@ -17,7 +17,7 @@ from ooc.loading import neighbor_loader as loaders
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.superbatch_plan import SuperbatchPlanner
-from ooc.models.builders import build_model, summing_of
+from ooc.models.builders import build_model, pre_aggregation_of
 from ooc.planning.plan import RunFacts, advise, plan
 from ooc.planning.profile import RunProfile, regroup
 from ooc.planning.simulate_scans import ScanLoad, SimulatedScans, follow
@@ -72,8 +72,8 @@ def test_what_is_replayed_is_what_is_read(ds: Dataset, room: float) -> None:
 
 def test_sweeps_are_replayed_to_the_row_too(ds: Dataset) -> None:
     """Where a model's first layer sums, and the rows do not fit."""
-    summing = summing_of(build_model("sage", F, 16, 3, 2))
-    options: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 1, "summing": summing, "edge_ids": False}
+    pre_aggregation = pre_aggregation_of(build_model("sage", F, 16, 3, 2))
+    options: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 1, "summing": pre_aggregation, "edge_ids": False}
     budget = dataclasses.replace(budget_of(ds), max_batch=2 * 10**6, in_flight=4 * 10**6)
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [3, 3], budget=budget, **options)
@@ -184,7 +184,7 @@ def test_an_epoch_goes_on_like_its_windows() -> None:
 def sweep_costs(batch_s: float = 0.1, byte_s: float = 1e-9, beside: float = 1.0) -> BatchCosts:
     """`beside`: how much slower both are side by side."""
     alone = byte_s / 1e-9
-    pace = AggregationSpeed(alone, alone * beside, batch_s * beside, reading=1.0, summing=0.5)
+    pace = AggregationSpeed(alone, alone * beside, batch_s * beside, reading=1.0, pre_aggregation=0.5)
     return dataclasses.replace(costs(batch_s), sample_s=0.001, pace=pace)
 
 

@@ -13,7 +13,7 @@ from ooc.cli.main import main
 from ooc.graph.blocks import Subgraph
 from ooc.history.rows import most_asked
 from ooc.loading.collate import SampledBatch
-from ooc.planning.simulate_history import HistoryShape, replay_histories
+from ooc.planning.simulate_history import HistoryShape, simulate_exchange
 from ooc.training.node_loop import plan as plan_of
 from ooc.training.node_loop import train
 from stores.io.pages import PAGE_BYTES
@@ -57,9 +57,9 @@ def test_what_a_mode_reads_is_predicted(
             monkeypatch.setattr(f"ooc.{module}.WARM_SHARE", 2**62)
     summary = train(a_run(store, tmp_path / "run", MODES[mode]))
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
-    near = 0.0 if mode != "saint" else 0.05  # whose later epochs are other subgraphs
+    neighbor = 0.0 if mode != "saint" else 0.05  # whose later epochs are other subgraphs
     for name in ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked", "read_amplification"):
-        assert predicted[name] == pytest.approx(actual[name], rel=near), name
+        assert predicted[name] == pytest.approx(actual[name], rel=neighbor), name
     assert (predicted["edge_bytes_read"] > 0) == (where == "edges on disk")
     assert predicted["history_bytes_read"] == pytest.approx(actual["history_bytes_read"], rel=0.05)
     assert predicted["history_bytes_written"] == pytest.approx(actual["history_bytes_written"], rel=0.02)
@@ -107,13 +107,13 @@ def shape_of(num_nodes: int, hot_bytes: int) -> HistoryShape:
 def test_pulls_are_counted_as_a_history_keeps_them(halos: list[set[int]], hot: int) -> None:
     """Rows of a page each: bytes are pages, and later epochs read what is asked for beyond the rows most asked for."""
     drawn = [drawn_of([50, 51], sorted(halo)) for halo in halos]
-    found = replay_histories(shape_of(64, hot * (PAGE_BYTES + 8)), drawn, whole=True)
+    found = simulate_exchange(shape_of(64, hot * (PAGE_BYTES + 8)), drawn, whole=True)
     asked = np.bincount([node for halo in halos for node in halo], minlength=64)
     kept = {int(node) for node in np.argsort(asked, kind="stable")[64 - hot :] if asked[node]}
     assert found.first.nbytes * len(halos) == pytest.approx(PAGE_BYTES * int(asked.sum()))
     assert found.later.nbytes * len(halos) == pytest.approx(PAGE_BYTES * sum(len(halo - kept) for halo in halos))
     assert found.hot.nbytes == PAGE_BYTES * len(kept)
-    assert found.held_hot == (PAGE_BYTES + 8) * len(kept)
+    assert found.resident_hot == (PAGE_BYTES + 8) * len(kept)
     assert found.written == 2 * PAGE_BYTES + PAGE_BYTES, "two rows, and the page of their steps"
 
 
@@ -122,8 +122,8 @@ def test_a_part_of_the_batches_tells_of_the_others() -> None:
     rng = np.random.default_rng(3)
     halos = [sorted({*range(100), *rng.integers(100, 20_000, 100).tolist()}) for _ in range(40)]
     shape = shape_of(20_000, 150 * (PAGE_BYTES + 8))
-    whole = replay_histories(shape, [drawn_of([0], halo) for halo in halos], whole=True)
-    some = replay_histories(shape, [drawn_of([0], halo) for halo in halos[:20]], whole=False)
+    whole = simulate_exchange(shape, [drawn_of([0], halo) for halo in halos], whole=True)
+    some = simulate_exchange(shape, [drawn_of([0], halo) for halo in halos[:20]], whole=False)
     assert some.later.nbytes == pytest.approx(whole.later.nbytes, rel=0.05)
     assert some.first.nbytes == pytest.approx(whole.first.nbytes, rel=0.03)
 

@@ -82,7 +82,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(IndexError, match=r"steps 0\.\.2"):
         seeds_of(range(10), Cursor(0, 3), 4, shuffle=False, seed=0)
     with pytest.raises(ValueError, match="rank 2"):
-        seeds_of(range(10), Cursor(0, 0), 4, shuffle=False, seed=0, rank=2, world=2)
+        seeds_of(range(10), Cursor(0, 0), 4, shuffle=False, seed=0, rank=2, world_size=2)
 
 
 @compiling
@@ -99,20 +99,20 @@ def test_keys_of_different_uses_differ() -> None:
 @compiling
 @given(st.integers(0, 200), st.integers(1, 30), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(0, 9))
 def test_an_epoch_visits_every_position_once(
-    n: int, batch_size: int, world: int, shuffle: bool, drop_last: bool, epoch: int
+    n: int, batch_size: int, world_size: int, shuffle: bool, drop_last: bool, epoch: int
 ) -> None:
-    steps = steps_of(n, batch_size, drop_last, world)
+    steps = steps_of(n, batch_size, drop_last, world_size)
     batches = [
-        seeds_of(range(n), Cursor(epoch, step), batch_size, shuffle, 3, drop_last, rank, world)
+        seeds_of(range(n), Cursor(epoch, step), batch_size, shuffle, 3, drop_last, rank, world_size)
         for step in range(steps)
-        for rank in range(world)
+        for rank in range(world_size)
     ]
     seen = np.concatenate([np.empty(0, np.int64), *batches])
     assert len(np.unique(seen)) == len(seen)
-    assert all(len(batch) == batch_size for batch in batches[: world * (n // (batch_size * world))])
-    sizes = [len(batch) for batch in batches[len(batches) - world :]]
+    assert all(len(batch) == batch_size for batch in batches[: world_size * (n // (batch_size * world_size))])
+    sizes = [len(batch) for batch in batches[len(batches) - world_size :]]
     assert not sizes or max(sizes) - min(sizes) <= 1
-    assert len(seen) == (n // (batch_size * world) * batch_size * world if drop_last else n)
+    assert len(seen) == (n // (batch_size * world_size) * batch_size * world_size if drop_last else n)
     if not shuffle:
         assert np.array_equal(seen, np.arange(len(seen)))
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.graph.blocks import Subgraph
-from ooc.sampling import NeighborSampler, OnDiskFrontier, lockstep_bytes, read_together
+from ooc.sampling import NeighborSampler, OnDiskFrontier, frontier_bytes, read_together
 from ooc.sampling.ondisk_neighbor import FrontierBatches
 from stores.arrays.rows import AnyArray, ArrayRows, Ids
 from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
@@ -282,11 +282,11 @@ def test_the_estimate_grows_with_each_of_its_parts() -> None:
     graph = random_graph(400, 3_000, seed=6)
     sampler = NeighborSampler(graph, [4])
     need = sampler.need(sampler.begin(np.arange(100)), 0)
-    one = lockstep_bytes([need], 4)
-    assert one < lockstep_bytes([need], 8) < lockstep_bytes([need] * 2, 8) < lockstep_bytes([need] * 2, 8, weighted=True)
-    assert lockstep_bytes([need], 4, at_once=1) < one
-    assert one < lockstep_bytes([need], 4, columns=[4]) < lockstep_bytes([need], 4, columns=[4, 8])
-    assert lockstep_bytes([], 4) == 0
+    one = frontier_bytes([need], 4)
+    assert one < frontier_bytes([need], 8) < frontier_bytes([need] * 2, 8) < frontier_bytes([need] * 2, 8, weighted=True)
+    assert frontier_bytes([need], 4, at_once=1) < one
+    assert one < frontier_bytes([need], 4, columns=[4]) < frontier_bytes([need], 4, columns=[4, 8])
+    assert frontier_bytes([], 4) == 0
 
 
 def test_reading_together_serves_every_request() -> None:

@@ -66,7 +66,7 @@ def test_the_latest_edges_are_the_reference(events: Any, queries: Any, fanout: A
 @given(events=EVENTS, queries=QUERIES, fanout=FANOUT)
 def test_uniform_draws_are_of_the_past_and_distinct(events: Any, queries: Any, fanout: Any) -> None:
     graph = graph_of(events)
-    found = sampled(graph, queries, fanout, strategy="uniform")
+    found = sampled(graph, queries, fanout, temporal_strategy="uniform")
     target = np.repeat(np.arange(len(found.indptr) - 1), np.diff(found.indptr))
     edge_id = graph.edge_ids(found.slot)
     assert (found.time[found.source] < found.time[target]).all()
@@ -85,17 +85,19 @@ def test_uniform_draws_are_of_the_past_and_distinct(events: Any, queries: Any, f
     future=EVENTS,
     queries=QUERIES,
     fanout=FANOUT,
-    strategy=st.sampled_from(["last", "uniform"]),
+    temporal_strategy=st.sampled_from(["last", "uniform"]),
     now=st.integers(0, 9),
 )
-def test_the_future_changes_nothing(events: Any, future: Any, queries: Any, fanout: Any, strategy: Any, now: int) -> None:
+def test_the_future_changes_nothing(
+    events: Any, future: Any, queries: Any, fanout: Any, temporal_strategy: Any, now: int
+) -> None:
     """Whatever happens from `now` on: what is drawn for times up to it is the same, to the bit."""
     past = [event for event in events if event[2] < now]
     early = [(node, min(time, now)) for node, time in queries]
     found = []
     for later in ([], future):
         graph = graph_of([*past, *((s, d, t + now) for s, d, t in later)] or [(0, 0, now)])
-        one = sampled(graph, early, fanout, strategy=strategy)
+        one = sampled(graph, early, fanout, temporal_strategy=temporal_strategy)
         found.append((one.node, one.time, one.source, one.indptr, graph.edge_ids(one.slot), one.num_nodes))
     for a, b in zip(*found, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -128,5 +130,5 @@ def test_what_does_not_fit_is_refused() -> None:
         TemporalSampler(graph, [1]).sample(np.array([1, 2]), np.array([1]), 0)
     with pytest.raises(ConfigError, match="have no times"):
         TemporalSampler(Graph.from_edges([0], [1], 2), [1])
-    with pytest.raises(ConfigError, match="strategy 'first' is unknown"):
+    with pytest.raises(ConfigError, match="temporal_strategy 'first' is unknown"):
         TemporalSampler(graph, [1], "first")  # type: ignore[arg-type]

@@ -79,14 +79,14 @@ def open_topology(group: Path, engine: str) -> tuple[Any, CountedRows]:
     return graph, CountedRows(open_zarr_rows(group, "graph/indices", engine))
 
 
-def sampled(lockstep: Any, nodes: int, batch_size: int, batches: int, seed: int) -> tuple[list[Any], Result]:
+def sampled(frontier: Any, nodes: int, batch_size: int, batches: int, seed: int) -> tuple[list[Any], Result]:
     """(the batches, what sampling them together took); as many at once as fit, the rest in further calls."""
     rng = np.random.default_rng(seed)
     seeds, done, calls, edges, nbytes = [rng.integers(0, nodes, batch_size) for _ in range(batches)], 0, 0, 0, 0
     found: list[Any] = []
     begin, cpu = time.perf_counter(), time.process_time()
     while done < batches:
-        together = lockstep.sample(seeds[done:], list(range(done, batches)))
+        together = frontier.sample(seeds[done:], list(range(done, batches)))
         done, calls = done + len(together.batches), calls + 1
         edges, nbytes = edges + together.edges, nbytes + together.nbytes
         found += [(len(batch.slot), hash(batch.slot.tobytes()), hash(batch.node.tobytes())) for batch in together.batches]
@@ -116,10 +116,10 @@ def one_run(group: Path, a: argparse.Namespace) -> Result:
     from ooc.sampling import NeighborSampler, OnDiskFrontier
 
     graph, rows = open_topology(group, a.engine)
-    lockstep = OnDiskFrontier(NeighborSampler(graph, a.fanout), rows, max_bytes=parse_bytes(a.together))
-    sampled(lockstep, graph.num_nodes, 16, 1, a.seed + 1)  # compiles the kernels
+    frontier = OnDiskFrontier(NeighborSampler(graph, a.fanout), rows, max_bytes=parse_bytes(a.together))
+    sampled(frontier, graph.num_nodes, 16, 1, a.seed + 1)  # compiles the kernels
     rows.pages = 0
-    _, result = sampled(lockstep, graph.num_nodes, a.batch_size, a.batches, a.seed)
+    _, result = sampled(frontier, graph.num_nodes, a.batch_size, a.batches, a.seed)
     rows.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {**result, "pages": rows.pages, "pages_per_s": rows.pages / result["seconds"], "peak_rss_bytes": peak}

@@ -78,9 +78,9 @@ def loader_of(
     import ooc
     from ooc.graph.aggregation import PreAggregation
 
-    summing = PreAggregation("mean", sums) if sums else None
+    pre_aggregation = PreAggregation("mean", sums) if sums else None
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "edge_ids": False}
-    options |= {"budget": budget, "summing": summing}
+    options |= {"budget": budget, "summing": pre_aggregation}
     return ooc.NeighborLoader(ds, fanout, input_nodes=seeds, **options)
 
 

@@ -14,7 +14,7 @@ import ooc
 from ooc.graph.memory_shares import budget_of
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
-from ooc.loading.shared_scan_plan import SharedScan, sweeps, waiting
+from ooc.loading.shared_scan_plan import SharedScan, shared_scans, waiting
 from ooc.loading.superbatch_plan import Superbatch, SuperbatchPlanner
 from ooc.loading.work import Work
 from ooc.runtime.budget import Budget
@@ -72,7 +72,7 @@ class Trace:
     def drawn(self) -> Iterator[SampledBatch]:
         """The sampled batches."""
         cursors = (Cursor(0, step) for step in range(self.batches))
-        yield from map(self.work.sample, cursors) if self.work.lockstep is None else self.work.sampled(cursors, False)
+        yield from map(self.work.sample, cursors) if self.work.frontier is None else self.work.sampled(cursors, False)
 
     def nodes(self) -> Iterator[NDArray[np.int64]]:
         """int64[n], the node ids of every batch."""
@@ -82,17 +82,17 @@ class Trace:
         """The windows that the run's own planner made."""
         return SuperbatchPlanner(self.work, self.budget.batches, 1, CachedNodes.none()).windows(self.drawn())
 
-    def sweeps(self) -> Iterator[SharedScan]:
+    def shared_scans(self) -> Iterator[SharedScan]:
         """The sweeps that the run's own planner made, where its batches have sums."""
         waits = (waiting(self.work, drawn) for drawn in self.drawn())
         pool = self.budget.batches + self.work.spare_bytes
-        return sweeps(waits, pool, self.work.root_bytes, self.work.kept_bytes)
+        return shared_scans(waits, pool, self.work.self_row_bytes, self.work.kept_bytes)
 
     def reads(self) -> Iterator[tuple[NDArray[Any], int]]:
-        """Of every window or sweep: the rows that it had to read, int[u] ascending, and how many were in memory at once."""
-        if self.work.sweeping:
-            for sweep in self.sweeps():
-                yield sweep.row, 2 * 2 * sweep.num_rows  # two rows a sum, and two sweeps
+        """Of every window or scan: the rows that it had to read, int[u] ascending, and how many were in memory at once."""
+        if self.work.scanning:
+            for scan in self.shared_scans():
+                yield scan.row, 2 * 2 * scan.num_rows  # two rows a sum, and two sweeps
         else:
             for window in self.windows():
                 yield window.sketch.node[window.carried < 0], window.sketch.limit

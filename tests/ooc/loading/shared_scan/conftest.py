@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ooc.loading import neighbor_loader as loaders
-from ooc.loading import shared_scan as sweeps
+from ooc.loading import shared_scan as shared_scans
 from stores.build import write_store
 from stores.dataset import Dataset
 from stores.graph import Graph
@@ -35,7 +35,7 @@ def path(tmp_path_factory: Any, x: Any) -> Any:
 def _always_swept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every loader of rows on disk sweeps; and no thread is left."""
     monkeypatch.setattr(loaders, "sweeps_pay", lambda rows, pool: True)
-    monkeypatch.setattr(sweeps, "GRACE_SECONDS", 0.02)  # most consumers here keep their batches
+    monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 0.02)  # most consumers here keep their batches
     yield
     gc.collect()
     assert eventually(lambda: no_threads() and not piece_threads())

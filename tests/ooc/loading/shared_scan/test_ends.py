@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ooc.loading import shared_scan as sweeps
-from ooc.loading.feature_cache import shelf_of
+from ooc.loading import shared_scan as shared_scans
+from ooc.loading.feature_cache import registry_of
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from stores.arrays.rows import ArrayRows
@@ -24,7 +24,7 @@ from tests.waiting import NoMoreThreads, eventually, no_threads
 @pytest.mark.parametrize("bad", [3, 47, 155, 299])
 def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x: Any, bad: int) -> None:
     want = in_memory(path)[0][:15]
-    first = next(step for step, batch in enumerate(in_memory(path, summing=None)[0]) if bad in batch.n_id)
+    first = next(step for step, batch in enumerate(in_memory(path, pre_aggregation=None)[0]) if bad in batch.n_id)
     loader = loader_of(ds)
     loader._work = dataclasses.replace(loader._work, x=Behind(Broken(x, bad)))
     got = []
@@ -32,7 +32,7 @@ def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x:
         got.extend(loader)
     assert caught.value.__notes__ == [f"in stage 'sum' at step {first} of the pipeline"]
     assert same(got, want[:first])
-    assert not shelf_of(loader._work.x)._sweeps
+    assert not registry_of(loader._work.x)._scans
 
 
 @pytest.mark.parametrize("failing", [0, 1, 11])
@@ -75,7 +75,7 @@ def test_an_epoch_left_halfway_leaves_nothing(path: Any, ds: Dataset, taken: int
             leave()
         gc.collect()
         assert eventually(lambda: no_threads() and not piece_threads())
-        assert not shelf_of(rows)._sweeps
+        assert not registry_of(rows)._scans
     loader.set_epoch(0)
     assert same(list(loader), in_memory(path)[0][:15])
 
@@ -89,7 +89,7 @@ def test_an_epoch_that_cannot_begin_leaves_nothing(path: Any, ds: Dataset, monke
         with pytest.raises(type(error)):
             iter(loader)
     assert eventually(lambda: no_threads() and not piece_threads())
-    assert not shelf_of(loader._work.x)._sweeps
+    assert not registry_of(loader._work.x)._scans
     loader.set_epoch(0)
     assert same(list(loader), in_memory(path)[0][:15])
 
@@ -99,8 +99,8 @@ def test_an_epoch_after_one_that_was_dropped_has_all_the_memory(
 ) -> None:
     """However long the reads under way still take."""
     pools, reading, slow = [], threading.Event(), threading.Event()
-    chain = sweeps._chain
-    monkeypatch.setattr(sweeps, "_chain", lambda *a: (pools.append(a[4]), chain(*a))[1])
+    chain = shared_scans._chain
+    monkeypatch.setattr(shared_scans, "_chain", lambda *a: (pools.append(a[4]), chain(*a))[1])
 
     class Slow(ArrayRows):
         def read(self, ids: Any, out: Any, at: Any = None) -> int:
@@ -122,17 +122,17 @@ def test_an_epoch_after_one_that_was_dropped_has_all_the_memory(
 def test_a_collection_in_the_middle_of_a_request_to_read_stops_the_sweeper(ds: Dataset) -> None:
     """By the thread that makes the request, in which the collection of a dropped epoch may happen."""
     loader = loader_of(ds)
-    sweeper = sweeps.ScanReader(loader._work, loader._work.x, Clock(), loader.budget.batches)
+    scan_reader = shared_scans.ScanReader(loader._work, loader._work.x, Clock(), loader.budget.batches)
 
     def request() -> None:
-        with sweeper._readers._shutdown_lock:
-            sweeper.stop()
+        with scan_reader._readers._shutdown_lock:
+            scan_reader.stop()
 
     thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
-    sweeper.close()
+    scan_reader.close()
 
 
 def test_closing_waits_for_the_reads_under_way(ds: Dataset, x: Any) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.loading import neighbor_loader as loaders
-from ooc.loading import shared_scan as sweeps
-from ooc.loading.feature_cache import SECOND_SHARE, CacheRegistry, shelf_of
+from ooc.loading import shared_scan as shared_scans
+from ooc.loading.feature_cache import SECOND_SHARE, CacheRegistry, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.shared_scan import AggregateBuffers, SelfRowBuffers, Stopped
 from stores.dataset import Dataset
@@ -23,7 +23,7 @@ def test_batches_that_are_kept_neither_hang_nor_change(path: Any, ds: Dataset) -
     loader = loader_of(ds, budget=few(1))
     kept = list(loader)
     assert loader.times()["sum"]["items"] > 4
-    copies = [FirstLayerAggregates(batch.x.near.clone(), batch.x.root.clone()) for batch in kept]
+    copies = [FirstLayerAggregates(batch.x.neighbor.clone(), batch.x.self_row.clone()) for batch in kept]
     outcome(loader)
     assert same([batch.x for batch in kept], copies)
     assert same(kept, in_memory(path)[0][:15])
@@ -34,9 +34,9 @@ def test_sums_alive_stay_within_the_budget(ds: Dataset, monkeypatch: pytest.Monk
     peak = 0
     take = AggregateBuffers.take
 
-    def counted(self: Any, rows: int, roots: int, width: int, turn: int) -> Any:
+    def counted(self: Any, rows: int, self_rows: int, width: int, turn: int) -> Any:
         nonlocal peak
-        sums, kept = take(self, rows, roots, width, turn)
+        sums, kept = take(self, rows, self_rows, width, turn)
         number = len(numbers)
         numbers.append(number)
         alive[number] = sums.nbytes + kept.nbytes
@@ -46,7 +46,7 @@ def test_sums_alive_stay_within_the_budget(ds: Dataset, monkeypatch: pytest.Monk
 
     numbers: list[int] = []
     monkeypatch.setattr(AggregateBuffers, "take", counted)
-    monkeypatch.setattr(sweeps, "GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 10.0)
     for room in 2, 4, 8:
         loader = loader_of(ds, batch_size=10, budget=few(room))
         for _ in range(3):
@@ -66,10 +66,10 @@ def stopped(memory: AggregateBuffers) -> None:
 
 def test_two_buffers_serve_an_epoch_and_a_consumer_that_keeps_them_gets_more() -> None:
     memory = AggregateBuffers()
-    (first, roots), second = memory.take(3, 2, 4, 0), memory.take(3, 2, 4, 1)
-    first[:], roots[:], second[0][:], second[1][:] = 1, 1, 2, 2
-    part, got = roots[1:], []
-    del first, roots
+    (first, self_rows), second = memory.take(3, 2, 4, 0), memory.take(3, 2, 4, 1)
+    first[:], self_rows[:], second[0][:], second[1][:] = 1, 1, 2, 2
+    part, got = self_rows[1:], []
+    del first, self_rows
     third = threading.Thread(target=lambda: got.append(memory.take(2, 1, 4, 2)))
     third.start()
     third.join(0.1)
@@ -92,7 +92,7 @@ def test_two_buffers_serve_an_epoch_and_a_consumer_that_keeps_them_gets_more() -
 
 
 def test_copies_are_used_again_and_a_consumer_that_keeps_them_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 10.0)
     copies = SelfRowBuffers(2)
     first, second = copies.take(3, 4), copies.take(3, 4)
     first[:], second[:], address, got = 1, 2, first.ctypes.data, []
@@ -103,7 +103,7 @@ def test_copies_are_used_again_and_a_consumer_that_keeps_them_gets_more(monkeypa
     del first
     third.join(10)
     assert got[0].ctypes.data == address
-    monkeypatch.setattr(sweeps, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 0.01)
     more = [copies.take(3, 4) for _ in range(3)]
     assert len({each.ctypes.data for each in (*got, second, *more)}) == 5
     assert (second == 2).all()
@@ -123,8 +123,8 @@ def test_a_sweeps_first_batch_needs_no_copy_and_two_at_a_time_are_alive(
 
 def test_two_loaders_at_once_share_the_memory(path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     pools = []
-    chain = sweeps._chain
-    monkeypatch.setattr(sweeps, "_chain", lambda *a: (pools.append(a[4]), chain(*a))[1])
+    chain = shared_scans._chain
+    monkeypatch.setattr(shared_scans, "_chain", lambda *a: (pools.append(a[4]), chain(*a))[1])
     room = few(12)
     one, other = loader_of(ds, budget=room), loader_of(ds, seed=4, fanout=[2, 2], budget=room)
     got = list(zip(one, other, strict=True))
@@ -152,10 +152,10 @@ def test_a_batch_that_only_fits_all_the_memory_is_refused_or_halved_beside_anoth
 
 
 def test_a_loader_of_rows_beside_one_of_sums_shares_the_memory_too(ds: Dataset) -> None:
-    shelf = shelf_of(ds.stored("x"))
+    shelf = registry_of(ds.stored("x"))
     sums, rows = iter(loader_of(ds)), iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
     next(sums), next(rows)
-    assert (len(shelf._sweeps), shelf._lease) == (1, None)  # the rows' pipeline has a smaller cache of its own
+    assert (len(shelf._scans), shelf._lease) == (1, None)  # the rows' pipeline has a smaller cache of its own
     sums.close(), rows.close()
     rows = iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
     next(rows)
