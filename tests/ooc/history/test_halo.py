@@ -148,7 +148,7 @@ REFRESHED: dict[str, Any] = {
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of these graphs do not fit the memory."""
     for module in ("upkeep", "exact"):
-        monkeypatch.setattr(f"ooc.{module}.LayerSweep", partial(LayerwisePass, room=1500))
+        monkeypatch.setattr(f"ooc.{module}.LayerwisePass", partial(LayerwisePass, room=1500))
     for changed in (layerplan, sweepstages):
         monkeypatch.setattr(changed, "CHUNK_ROWS", 16)
     monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)

@@ -32,7 +32,7 @@ def path(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _many_windows(monkeypatch):
     """Of a few batches each, where the memory would do for one window."""
-    monkeypatch.setattr(windows, "Grouping", partial(windows.Grouping, first_bytes=9600, growth=1))
+    monkeypatch.setattr(windows, "SuperbatchPlanner", partial(windows.SuperbatchPlanner, first_bytes=9600, growth=1))
 
 
 def descriptors() -> list[str]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ooc.loading import superbatch as windows
 from ooc.loading.feature_cache import CachedNodes, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.superbatch import Grouping
+from ooc.loading.superbatch import SuperbatchPlanner
 from ooc.runtime.budget import divide
 from ooc.runtime.keyed_random import Cursor
 from stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
@@ -88,7 +88,7 @@ def test_batches_are_those_read_one_by_one(ds, batch_size, max_batch, threads, r
 
     with pytest.MonkeyPatch.context() as patch:
         first_bytes, growth = ramp
-        patch.setattr(windows, "Grouping", partial(Grouping, first_bytes=first_bytes, growth=growth))
+        patch.setattr(windows, "SuperbatchPlanner", partial(SuperbatchPlanner, first_bytes=first_bytes, growth=growth))
         with_windows = outcome(make())
     assert same(with_windows, outcome(in_memory(make())))
 
@@ -111,7 +111,7 @@ def test_rows_read_are_those_that_residents_foresee_whatever_the_timing(ds):
         loader = NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, budget=small)
         work = loader._work
         drawn = list(work.split(iter([Cursor(0, step) for step in range(len(loader))])))
-        sketches = list(Grouping(work, small.batches, 1, CachedNodes.none()).sketches(iter(drawn)))
+        sketches = list(SuperbatchPlanner(work, small.batches, 1, CachedNodes.none()).sketches(iter(drawn)))
         assert 2 < len(sketches) < len(drawn)
         held, foreseen = CachedNodes.none(), 0
         for sketch in sketches:
@@ -201,7 +201,7 @@ def test_windows_hold_all_batches_in_order_within_their_bytes(ds, batch_size, ma
     loader = NeighborLoader(ds, [2, 2], batch_size=batch_size, edge_ids=edge_ids)
     work, pool = loader._work, 4 * max_batch
     drawn = list(work.split(iter([Cursor(0, step) for step in range(len(loader))])))
-    grouping = Grouping(work, pool, 1, CachedNodes.none(), first_bytes=first * F * 4, growth=3)
+    grouping = SuperbatchPlanner(work, pool, 1, CachedNodes.none(), first_bytes=first * F * 4, growth=3)
     made = list(grouping.sketches(iter(drawn)))
     unpacked = [batch.unpack(sketch.node) for sketch in made for batch in sketch.batches]
     for one, other in zip(unpacked, drawn, strict=True):
@@ -310,7 +310,7 @@ def test_closing_while_a_window_is_read_does_not_wait_for_the_next(ds, monkeypat
             slow.wait(60)
             return super().read(ids, out, at)
 
-    monkeypatch.setattr(windows, "Grouping", partial(Grouping, first_bytes=60 * F * 4, growth=1))
+    monkeypatch.setattr(windows, "SuperbatchPlanner", partial(SuperbatchPlanner, first_bytes=60 * F * 4, growth=1))
     loader = NeighborLoader(ds, [2], batch_size=10)
     loader._work = dataclasses.replace(loader._work, x=Behind(Slow(np.zeros((N, F), np.float32))))
     epoch = iter(loader)

@@ -308,7 +308,7 @@ def test_a_runs_rows_are_predicted_to_the_row(make_store: MakeStore, tmp_path: P
 def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaders, "sweeps_pay", lambda rows, pool: True)
+    monkeypatch.setattr(loaders, "scan_pays", lambda rows, pool: True)
     config = configure(make_store(), tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"], plan=True)
     summary = train(config)
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]

@@ -34,7 +34,7 @@ def path(tmp_path_factory: Any, x: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _always_swept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every loader of rows on disk sweeps; and no thread is left."""
-    monkeypatch.setattr(loaders, "sweeps_pay", lambda rows, pool: True)
+    monkeypatch.setattr(loaders, "scan_pays", lambda rows, pool: True)
     monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 0.02)  # most consumers here keep their batches
     yield
     gc.collect()

@@ -86,7 +86,7 @@ def test_features_that_someone_else_wrote_are_swept_to_the_bit(path: Any, featur
 
 
 def test_windows_make_the_same_sums(path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "sweeps_pay", scan_pays)
+    monkeypatch.setattr(loaders, "scan_pays", scan_pays)
     loader = loader_of(ds, budget=budget(10**8))
     got = outcome(loader)
     assert "sum" not in loader.times()
@@ -122,7 +122,7 @@ def test_runs_are_the_same_whichever_way_sums_are_made(
         name: train(configure(store, tmp_path / name, model=model, epochs=2, dropout=0.3, **way, **settings))
         for name, way in ways.items()
     }
-    monkeypatch.setattr(loaders, "sweeps_pay", scan_pays)
+    monkeypatch.setattr(loaders, "scan_pays", scan_pays)
     ways["windows"] = {}
     summaries["windows"] = train(configure(store, tmp_path / "windows", model=model, epochs=2, dropout=0.3, **settings))
     assert {name: "sum" in summary["stages"] for name, summary in summaries.items()} == {

@@ -1,0 +1,1 @@
+"""Scripts that draw what the documentation shows."""
