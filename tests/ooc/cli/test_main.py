@@ -169,7 +169,7 @@ def test_every_key_has_a_flag_with_help() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     wide = {**os.environ, "COLUMNS": "200"}
-    code = "import sys; from ooc.cli import main; main(['train', '--help']); print(*sys.modules)"
+    code = "import sys; from ooc.cli.main import main; main(['train', '--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=wide)
     assert "--activation-checkpointing" in done.stdout
     loaded = done.stdout.splitlines()[-1].split()
@@ -212,7 +212,7 @@ class Finder(MetaPathFinder):
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Finder())
-from ooc.cli import main
+from ooc.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
 """`ooc` with Ctrl-C when the module named first is about to be imported"""

@@ -25,7 +25,7 @@ def ooc_command(limit: str = "") -> list[str]:
     if not limit:
         return [sys.executable, "-m", "ooc.cli"]
     limited = "import sys; from tools.bench.lib.machine import limit_memory; limit_memory(sys.argv.pop(1)); "
-    return [sys.executable, "-c", limited + "from ooc.cli import main; sys.exit(main(sys.argv[1:]))", limit]
+    return [sys.executable, "-c", limited + "from ooc.cli.main import main; sys.exit(main(sys.argv[1:]))", limit]
 
 
 def drop_page_cache() -> None:
