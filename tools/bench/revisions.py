@@ -2,10 +2,10 @@
 
     python -m tools.bench.revisions WORK --old CHECKOUT --rounds 3
 
-WORK holds the graphs, which are made where they are missing. CHECKOUT is a working tree of the other revision. Every case runs in
-a process of its own, old and new in turn, with a cold page cache. Cases from disk run under a memory limit that counts page
-cache (needs root). A first round compiles the kernels and does not count. Prints JSON: the seconds of each round, and the median
-of the new revision divided by that of the old one.
+WORK holds the graphs, which are made where they are missing. CHECKOUT is a working tree of the other revision. Every case
+runs in a process of its own, old and new in turn, with a cold page cache. Cases from disk run under a memory limit that counts
+page cache (needs root). A first round compiles the kernels and does not count. Prints JSON: the seconds of each round, and
+the median of the new revision divided by that of the old one.
 """
 
 import argparse
