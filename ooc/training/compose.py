@@ -135,7 +135,7 @@ def make_evaluators(config: TrainConfig, dataset: Dataset, device: torch.device,
 
 def _sampling(config: TrainConfig, device: torch.device, model: nn.Module) -> dict[str, Any]:
     common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": device, "edge_ids": False}
-    return {**common, "summing": pre_aggregation_of(model)}
+    return {**common, "pre_aggregation": pre_aggregation_of(model)}
 
 
 def compose(
