@@ -162,7 +162,7 @@ def test_input_nodes_in_every_form(ds):
         ({"num_neighbors": [3, -2]}, ConfigError, "fan-out"),
         ({"batch_sise": 4}, ConfigError, "did you mean 'batch_size'"),
         ({"batch_size": 0}, ConfigError, "1 or more"),
-        ({"summing": "mean"}, ConfigError, "summing_of"),
+        ({"pre_aggregation": "mean"}, ConfigError, "pre_aggregation_of"),
         ({"disjoint": True}, ConfigError, "disjoint=True"),
         ({"subgraph_type": "induced"}, ConfigError, "subgraph_type"),
         ({"time_attr": "time"}, ConfigError, "temporal"),

@@ -73,7 +73,13 @@ def test_what_is_replayed_is_what_is_read(ds: Dataset, room: float) -> None:
 def test_sweeps_are_replayed_to_the_row_too(ds: Dataset) -> None:
     """Where a model's first layer sums, and the rows do not fit."""
     pre_aggregation = pre_aggregation_of(build_model("sage", F, 16, 3, 2))
-    options: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 1, "summing": pre_aggregation, "edge_ids": False}
+    options: dict[str, Any] = {
+        "batch_size": 64,
+        "shuffle": True,
+        "seed": 1,
+        "pre_aggregation": pre_aggregation,
+        "edge_ids": False,
+    }
     budget = dataclasses.replace(budget_of(ds), max_batch=2 * 10**6, in_flight=4 * 10**6)
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [3, 3], budget=budget, **options)

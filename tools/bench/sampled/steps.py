@@ -80,7 +80,7 @@ def loader_of(
 
     pre_aggregation = PreAggregation("mean", sums) if sums else None
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "edge_ids": False}
-    options |= {"budget": budget, "summing": pre_aggregation}
+    options |= {"budget": budget, "pre_aggregation": pre_aggregation}
     return ooc.NeighborLoader(ds, fanout, input_nodes=seeds, **options)
 
 

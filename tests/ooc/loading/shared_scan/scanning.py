@@ -37,7 +37,7 @@ def loader_of(ds: Dataset, **options: Any) -> NeighborLoader:
         "batch_size": 20,
         "shuffle": not options.get("split_seeds"),
         "seed": 3,
-        "summing": MEAN,
+        "pre_aggregation": MEAN,
         "budget": few(),
     } | options
     return NeighborLoader(ds, chosen.pop("fanout", [4, 3]), **chosen)

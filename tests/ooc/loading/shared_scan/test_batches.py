@@ -50,7 +50,7 @@ def test_batches_are_those_of_rows_in_memory(
     encoding: str, edges_on_disk: bool,
 ) -> None:  # fmt: skip
     """Whatever the budget, the threads, the engine, the type of the features and where the edges are."""
-    options: dict[str, Any] = {"fanout": fanout, "batch_size": batch_size, "summing": PreAggregation(kind, 8)}
+    options: dict[str, Any] = {"fanout": fanout, "batch_size": batch_size, "pre_aggregation": PreAggregation(kind, 8)}
     options["input_nodes"] = torch.arange(0, N, 9)
     options["budget"] = budget(room)
     if how == "weight_attr":
