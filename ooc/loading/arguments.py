@@ -98,7 +98,7 @@ def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader
             raise ConfigError(f"{loader} cannot take {name}={value!r}: {_REFUSED[name][1]}; leave it out")
     if idle:
         text = f"{', '.join(idle)} changes nothing: threads do the work, there are no worker processes"
-        warnings.warn(text, UserWarning, stacklevel=3)
+        warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -167,7 +167,9 @@ class NeighborLoader(BatchLoader):
         if batch_size < 1 or world_size < 1 or not 0 <= rank < world_size or min(sample_threads, read_threads) < 1:
             raise ConfigError("batch_size, world_size and the threads must be 1 or more, and rank one of 0..world_size-1")
         if not (pre_aggregation is None or isinstance(pre_aggregation, PreAggregation)):
-            raise ConfigError(f"summing must be what `ooc.models.pre_aggregation_of(model)` gives, not {pre_aggregation!r}")
+            raise ConfigError(
+                f"pre_aggregation must be what `ooc.models.pre_aggregation_of(model)` returns, not {pre_aggregation!r}"
+            )
         if split_seeds and shuffle:
             raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
         budget = budget or budget_of(data)
@@ -182,7 +184,7 @@ class NeighborLoader(BatchLoader):
         super().__init__(data, work, budget, place, prefetch, split_seeds, (sample_threads, read_threads))
         if prefetch_factor is not None and not (work.x is None or isinstance(work.x, ArrayRows)):
             text = "prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds"
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warnings.warn(text, UserWarning, stacklevel=3)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(fanout={self._sampling[0]}, seeds={self.num_seeds}, batches={len(self)})"

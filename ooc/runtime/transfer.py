@@ -303,5 +303,5 @@ def copied_ahead(batches: Iterable[Any], copier: Copier, clocks: dict[str, Clock
 def pins(pin_memory: bool) -> bool:
     """Whether batches come in page-locked memory, for the user's own copies to CUDA."""
     if pin_memory and not torch.cuda.is_available():
-        warnings.warn("pin_memory changes nothing: torch sees no CUDA device", UserWarning, stacklevel=4)
+        warnings.warn("pin_memory changes nothing: torch sees no CUDA device", UserWarning, stacklevel=5)
     return pin_memory and torch.cuda.is_available()
