@@ -1,50 +1,170 @@
-"""One decorator for hot loops: a numba kernel that releases the GIL and is cached on disk.
+"""One decorator for hot loops: a numba kernel that releases the GIL and is compiled once for a machine.
 
-numba's cache notices an edit to the file that holds a kernel but not to a helper kernel in another file, so the cache
-folder's name carries a hash of every kernel source of the package (and of `stores`, whose kernels other packages call).
+numba's own cache notices an edit to the file that holds a kernel, but not to a helper kernel in another file, and any edit to
+that file throws away all its kernels. Here compiled code is kept under a key of the kernel and of all it uses
+(`stores.kernel_key`), one file each: an edit recompiles what it changes and nothing else, and another checkout with the same
+kernels finds them compiled.
 """
 
+import contextlib
 import hashlib
 import os
+import pickle
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numba
+from numba.core.compiler import CompileResult
+from numba.extending import overload as numba_overload
+
+from stores.kernel_key import NoKeyError, kernel_key
+
+try:
+    from numba.core.caching import NullCache
+    from numba.core.serialize import dumps
+
+    NUMBA_IS_KNOWN = hasattr(CompileResult, "_reduce") and hasattr(CompileResult, "_rebuild")
+except ImportError:
+    NUMBA_IS_KNOWN, NullCache = False, object
 
 F = TypeVar("F", bound=Callable[..., object])
+UNUSED_DAYS = 60
+"""Compiled code that nobody has loaded for so long is removed"""
+_DAY = 86_400
+_CHECKSUM = hashlib.sha256().digest_size
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: $NUMBA_CACHE_DIR, or `ooc/kernels` in the user's cache.
+
+    >>> cache_folder()
+    PosixPath('/home/me/.cache/ooc/kernels')
+    """
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ooc" / "kernels"
+
+
+class KernelCache(NullCache):  # type: ignore[misc]
+    """The compiled code of one kernel on disk, a file for each signature. What cannot be read or written is compiled again.
+
+    kernel: numba's dispatcher.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    @property
+    def cache_path(self) -> str:
+        """For numba's statistics."""
+        return str(cache_folder())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """numba's result of compiling for the signature, or None."""
+        target_context.refresh()
+        path = self._path(sig, target_context.codegen())
+        data = None if path is None else _read(path)
+        return None if data is None else CompileResult._rebuild(target_context, *pickle.loads(data))
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep numba's result, if it has no address of this process in it."""
+        path = self._path(sig, data.codegen)
+        if path is None or data.library.has_dynamic_globals or any(not lifted.can_cache for lifted in data.lifted):
+            return
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove_unused(path.parent)
+            _write(path, dumps(data._reduce()))
+
+    def _path(self, sig: Any, codegen: Any) -> Path | None:
+        try:
+            key = kernel_key(self._kernel, sig, codegen.magic_tuple())
+        except NoKeyError:
+            return None
+        function = self._kernel.py_func
+        return cache_folder() / f"{function.__module__}.{function.__name__}-{key}.kernel"
+
+
+def _read(path: Path) -> bytes | None:
+    """What was written, unless it is not there or damaged."""
+    try:
+        checksum, data = (content := path.read_bytes())[:_CHECKSUM], content[_CHECKSUM:]
+    except OSError:
+        return None
+    if checksum != hashlib.sha256(data).digest():
+        return None
+    with contextlib.suppress(OSError):  # where it is not ours to change
+        if time.time() - path.stat().st_mtime > _DAY:
+            os.utime(path)
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of the file or nothing: other processes read it meanwhile."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(data).digest() + data)
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 @cache
-def cache_dir(package: str) -> str:
-    """Where the compiled kernels of an imported package are kept, as its sources are now.
+def remove_unused(folder: Path, days: int = UNUSED_DAYS) -> None:
+    """Remove compiled code that was not loaded for `days` days; once a process."""
+    oldest = time.time() - days * _DAY
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process removes it too
+            if path.suffix in (".kernel", ".tmp") and path.stat().st_mtime < oldest:
+                path.unlink()
 
-    >>> cache_dir("ooc")
-    '/home/me/.cache/ooc/numba-3f0c...'
-    """
+
+@cache
+def package_folder(package: str) -> str:
+    """numba's own cache, for a numba that is not as `KernelCache` knows it: keyed by all kernel sources of a package."""
     digest = hashlib.sha256(numba.__version__.encode())
     for name in sorted({package, "stores"}):
-        roots = getattr(sys.modules.get(name), "__path__", [])
-        for root in sorted(roots):
+        for root in sorted(getattr(sys.modules.get(name), "__path__", [])):
             for path in sorted(Path(root).rglob("*.py")):
                 text = path.read_bytes()
                 if b"@kernel" in text:
                     digest.update(path.name.encode() + text)
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return str(base / "ooc" / f"numba-{digest.hexdigest()[:16]}")
+    return str(cache_folder() / f"numba-{digest.hexdigest()[:16]}")
 
 
 def kernel(function: F) -> F:
-    """`numba.njit(nogil=True, cache=True)` with a cache folder keyed by all kernel sources.
+    """`numba.njit(nogil=True)`, with the compiled code kept on disk.
 
     >>> @kernel
     ... def total(values: np.ndarray) -> float: ...
     """
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = os.environ.get("NUMBA_CACHE_DIR") or cache_dir(function.__module__.split(".")[0])
-    try:
-        return numba.njit(nogil=True, cache=True)(function)
-    finally:
-        numba.config.CACHE_DIR = before
+    compiled: Any = numba.njit(nogil=True)(function)
+    if NUMBA_IS_KNOWN and isinstance(getattr(compiled, "_cache", None), NullCache):
+        compiled._cache = KernelCache(compiled)
+    elif hasattr(compiled, "py_func"):  # else numba is disabled
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, package_folder(function.__module__.split(".")[0])
+        try:
+            compiled = numba.njit(nogil=True, cache=True)(function)
+        finally:
+            numba.config.CACHE_DIR = before
+    return compiled
+
+
+def overload(function: Any, **options: Any) -> Callable[[F], F]:
+    """`numba.extending.overload`, whose implementation counts in the keys of the kernels that call `function`.
+
+    >>> @overload(value, inline="always")
+    ... def _value(row, j): ...
+    """
+
+    def register(implementation: F) -> F:
+        function.overloads = [*getattr(function, "overloads", ()), implementation]
+        return numba_overload(function, **options)(implementation)
+
+    return register

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ooc  # noqa: F401 - its kernels count in the name of the folder
 from stores.build import write_store
 from stores.graph import Graph
-from stores.jit import cache_dir
+from stores.jit import cache_folder
 
-os.environ.setdefault("NUMBA_CACHE_DIR", cache_dir("ooc"))  # where it is anyway: compiled once, not every session
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder()))  # where it is anyway: compiled once, not every session
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ooc-tests-")  # what was measured on this machine changes no test
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored, children inherit that
 MakeStore = Callable[..., Path]

@@ -17,13 +17,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
 from stores.arrays.encoding import Encoding, of_bfloat16, of_float16, of_int8
 from stores.graph import Graph
-from stores.jit import kernel
+from stores.jit import kernel, overload
 from stores.prefetch import prefetch
 
 Floats = NDArray[np.float32]
