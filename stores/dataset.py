@@ -25,6 +25,7 @@ from stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_array
 from stores.ids import GrownIds, IdMap, identity, whole_number
 from stores.io.engines import describe
 from stores.manifest import Task
+from stores.process import ProcessMemory
 from stores.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -111,6 +112,11 @@ class Dataset:
         dataset._opened = {"memory": memory, "engine": engine, "in_memory": in_memory, "features": features}
         dataset._replaced = {name: f"{encodings[name].digest}{rows[name].shape}" for name in sorted(features or {})}
         return dataset
+
+    @cached_property
+    def process_memory(self) -> ProcessMemory:
+        """What all its loaders divide: measured once, before the first of them holds batches that a later one would count."""
+        return ProcessMemory.measure(self.memory)
 
     @property
     def num_nodes(self) -> int:

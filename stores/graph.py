@@ -4,7 +4,7 @@ The in-edges of node v are slots `indptr[v]:indptr[v+1]`; one slot number addres
 alike. Offsets are int64 throughout, so a graph of more than 2**31 edges needs nothing special.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from stores.errors import InputError
 from stores.io.segments import forget, warm
 
 Ints = NDArray[np.int64]
+MAP_SLOTS = 2**14
+"""Slots of a part: a page fault maps the cached pages around it too (the kernel's fault-around, 64 KiB: so many of int32)"""
 
 
 def index_dtype(num_nodes: int) -> np.dtype[Any]:
@@ -106,6 +108,14 @@ class Graph:
     def sampled_bytes(self, weight: str | None = None) -> int:
         """Bytes that sampling reads, `indptr` aside: `indices`, and the column it weighs edges by."""
         return self.indices.nbytes + (0 if weight is None else self.columns[weight].nbytes)
+
+    def mapped_bytes(self, columns: Collection[str] | None = None) -> int:
+        """Bytes of `indices` and these columns (None: all), in whole parts of `MAP_SLOTS` slots: what may be mapped at most."""
+        return max(1, -(-len(self.indices) // MAP_SLOTS)) * self.part_bytes(self.columns if columns is None else columns)
+
+    def part_bytes(self, columns: Collection[str]) -> int:
+        """Bytes of `MAP_SLOTS` slots of `indices` and these columns."""
+        return MAP_SLOTS * sum(array.itemsize for array in (self.indices, *(self.columns[name] for name in columns)))
 
     def warm(self, weight: str | None = None) -> int:
         """Read what sampling needs into the page cache, front to back; returns the bytes read (0 from RAM)."""

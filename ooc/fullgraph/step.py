@@ -16,16 +16,17 @@ from ooc.fullgraph.resume import StepLog, key_of
 from ooc.fullgraph.scans import NodeScans
 from ooc.fullgraph.shape import dtype_of, full_shape, hidden_norms
 from ooc.fullgraph.value_store import ValueStore
-from ooc.graph.memory_shares import budget_of
 from ooc.layerwise.edge_order import EdgeTiles
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.plan import CHUNK_ROWS, cell_rows
 from ooc.layerwise.shape import ALLOWED, besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of, room_in
 from ooc.models.dropout import DropoutKeys
-from ooc.runtime.memory import Tidy, keep_large_blocks, resident_bytes
+from ooc.runtime.memory import Tidy, keep_large_blocks
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from stores.io.atomic import remove_tree
+from stores.process import resident_bytes
 from stores.sizes import format_bytes
 
 
@@ -41,9 +42,9 @@ class FullGraph:
     """Exact steps of a model over a data set.
 
     folder: for what does not fit the memory; None where all is to be in memory. memory: bytes for the whole process, None:
-    what the data set's budget leaves to batches, less `beside`; room: for values and sums alone, where that is known.
-    placement: a fate for every value; by default all are retained where they fit, and else on disk. Raises ConfigError for a
-    model that is no list of layers, BudgetError where the memory is too little.
+    what `budget` (by default the data set's) leaves to batches, less `beside`; room: for values and sums alone, where that is
+    known. placement: a fate for every value; by default all are retained where they fit, and else on disk. Raises ConfigError
+    for a model that is no list of layers, BudgetError where the memory is too little.
 
     >>> with closing(FullGraph(model, ds, Path("run/full"))) as full:
     ...     loss = full.step(loss_of)  # gradients are in the parameters' .grad
@@ -58,10 +59,11 @@ class FullGraph:
         memory: int | None = None,
         room: int | None = None,
         beside: int = 0,
+        budget: MemoryPlan | None = None,
         placement: Placement | None = None,
         engine: str = "auto",
     ) -> None:
-        self.model, self.dataset, self._folder = model, dataset, folder
+        self.model, self.dataset, self._folder, self._budget = model, dataset, folder, budget
         self._parts = parts_of(model)
         self.shape = full_shape(model, dataset)
         self._training = model.training
@@ -81,17 +83,24 @@ class FullGraph:
         self._check(dtype_of(model))
         self.placement = self._default() if placement is None else placement
 
+    @property
+    def budget(self) -> MemoryPlan:
+        """The division of the memory that its room is of."""
+        if self._budget is None:
+            self._budget = plan_memory(self.dataset)
+        return self._budget
+
     def _room_in(self, memory: int | None, beside: int) -> int:
         besides = self._besides
         if memory is None:  # `besides` has the graph's pointers and what libraries allocate, which the budget took off already
-            besides -= budget_of(self.dataset).topology + ALLOWED
-        return room_in(self.dataset, besides, "exact training", memory, beside)
+            besides -= self.budget.topology + ALLOWED
+        return room_in(self.dataset, besides, "exact training", memory, beside, self._budget)
 
     def _whole(self, memory: int | None, room: int | None) -> int:
         """Bytes for the process: where only the room is known, what it has now with all that a step takes."""
         if room is not None:
             return resident_bytes()[0] + room + self._besides
-        return budget_of(self.dataset).memory if memory is None else memory
+        return self.budget.memory if memory is None else memory
 
     @property
     def _besides(self) -> int:

@@ -9,19 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from stores.graph import Graph
+from stores.graph import MAP_SLOTS, Graph
 from stores.io.segments import mapping_of, warm
-
-_PART_SLOTS = 2**14  # 64 KiB of int32
-
-
-def slot_bytes(graph: Graph, columns: Collection[str]) -> int:
-    """Bytes of `indices` and these columns, in whole parts of 2**14 slots: what may be mapped of them at most."""
-    return max(1, -(-len(graph.indices) // _PART_SLOTS)) * _part_bytes(graph, columns)
-
-
-def _part_bytes(graph: Graph, columns: Collection[str]) -> int:
-    return _PART_SLOTS * sum(array.itemsize for array in (graph.indices, *(graph.columns[name] for name in columns)))
 
 
 class MappedRanges:
@@ -32,7 +21,7 @@ class MappedRanges:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._part = np.zeros(max(1, -(-len(graph.indices) // _PART_SLOTS)), np.bool_)
+        self._part = np.zeros(max(1, -(-len(graph.indices) // MAP_SLOTS)), np.bool_)
         self.exceeded = False
         """whether more than allowed were ever touched"""
         self._lock = threading.Lock()
@@ -46,7 +35,7 @@ class MappedRanges:
     def add(self, slot: NDArray[np.int64], most: int) -> bool:
         """Count `slot` (int64[k]); True, beginning anew, where more than `most` parts are touched now."""
         with self._lock:
-            self._part[slot // _PART_SLOTS] = True
+            self._part[slot // MAP_SLOTS] = True
             over = int(np.count_nonzero(self._part)) > most
             if over:
                 self._part[:] = False
@@ -79,7 +68,7 @@ class Topology:
         fits = graph.sampled_bytes(weight) <= max_warm
         self._cold = fits or not mapped
         self._warm = partial(graph.warm, weight) if fits else partial(warm, graph.indptr)
-        self._part_bytes = _part_bytes(graph, {*columns, *([] if weight is None else [weight])})
+        self._part_bytes = graph.part_bytes({*columns, *([] if weight is None else [weight])})
         self._most = max_mapped // self._part_bytes
         with _touched_lock:
             if graph not in _touched:
@@ -113,7 +102,7 @@ class Topology:
 def _parts(first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[k]: a slot of each part that the ranges first[i]:stop[i] touch."""
     first, stop = first[first < stop], stop[first < stop]
-    begin = first // _PART_SLOTS
-    count = (stop - 1) // _PART_SLOTS - begin + 1
+    begin = first // MAP_SLOTS
+    count = (stop - 1) // MAP_SLOTS - begin + 1
     within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-    return (np.repeat(begin, count) + within) * _PART_SLOTS
+    return (np.repeat(begin, count) + within) * MAP_SLOTS

@@ -28,8 +28,6 @@ from stores.arrays.rows import Ids
 from stores.errors import ConfigError, StoreError
 
 FOLDER = "history"
-SHARE = 4
-"""Of the batches' memory, 1/4 for rows in RAM, and pushes that wait"""
 AHEAD = 2
 """Batches whose halo is read before the model asks for them, the one it is at included"""
 
@@ -77,7 +75,7 @@ class HaloLoader(PartLoader):
     @property
     def kept_bytes(self) -> int:
         """Room for hot rows, and as much for pushes that wait."""
-        return self.budget.batches // SHARE // 2
+        return self.budget.history
 
     def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
         inner = {name: clock for name, clock in clocks.items() if name not in (CONSUMER, "pull")}

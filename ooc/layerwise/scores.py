@@ -10,6 +10,7 @@ from ooc.layerwise.plan import ram_bytes
 from ooc.layerwise.stages import LayerObserver
 from ooc.layerwise.sweep import LayerwisePass
 from ooc.metrics.nodes import Scores
+from ooc.runtime.memory_plan import MemoryPlan
 from stores.arrays.rows import Rows
 from stores.dataset import Dataset
 
@@ -20,16 +21,25 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 2**17, 2**24
 class ExactScores:
     """Scores of a model by its outputs over all in-edges of every node; a sweep serves all splits till the parameters change.
 
-    folder: for what does not fit the memory; beside: bytes of it that others keep meanwhile. Raises as `LayerwisePass` does.
+    folder: for what does not fit the memory; beside: bytes of it that others keep meanwhile; budget: the run's. Raises as
+    `LayerwisePass` does.
 
     >>> exact = ExactScores(model, ds, Path("run/sweep"))
     >>> exact.score("val")["accuracy"]
     0.815
     """
 
-    def __init__(self, model: nn.Module, dataset: Dataset, folder: Path, engine: str = "auto", beside: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        folder: Path,
+        engine: str = "auto",
+        beside: int = 0,
+        budget: MemoryPlan | None = None,
+    ) -> None:
         self._dataset, self.beside = dataset, beside
-        self._sweep = LayerwisePass(model, dataset, folder, engine=engine, beside=beside)
+        self._sweep = LayerwisePass(model, dataset, folder, engine=engine, beside=beside, budget=budget)
         self._swept: tuple[str, Rows] | None = None
 
     @property

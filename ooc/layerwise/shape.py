@@ -10,7 +10,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch_geometric.nn import DiffGroupNorm, GraphNorm, GraphSizeNorm, LayerNorm, MeanSubtractionNorm, PairNorm
 
 from ooc.graph.blocks import Block
-from ooc.graph.memory_shares import budget_of
 from ooc.layerwise.aggregator import AHEAD
 from ooc.layerwise.edge_tiles import ENTRIES_AT_ONCE, MOST_PIECE_ROWS
 from ooc.layerwise.plan import CHUNK_ROWS, LayerShape, ModelShape
@@ -20,10 +19,11 @@ from ooc.models.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGE
 from ooc.models.layers import Layer, as_input
 from ooc.models.propagation import BlockGCN2Conv, BlockPropagation
 from ooc.models.user import kind_of
-from ooc.runtime.memory import resident_bytes
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from stores.graph import Graph
+from stores.process import resident_bytes
 from stores.sizes import format_bytes
 
 PIECE_BYTES = 16 * 2**20
@@ -151,13 +151,13 @@ def besides_bytes(shape: ModelShape, graph: Graph) -> int:
     return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + ALLOWED)
 
 
-def room_in(dataset: Dataset, besides: int, what: str, memory: int | None, beside: int) -> int:
+def room_in(dataset: Dataset, besides: int, what: str, memory: int | None, beside: int, budget: MemoryPlan | None) -> int:
     """Bytes that are left for values and sums of `what`, beside `besides` for what is under way.
 
-    memory: bytes for the whole process, None: what the data set's budget leaves to batches, less `beside`. Raises BudgetError
-    where nothing is left.
+    memory: bytes for the whole process, None: what `budget` (by default the data set's) leaves to batches, less `beside`.
+    Raises BudgetError where nothing is left.
     """
-    left = budget_of(dataset).batches - beside if memory is None else memory - resident_bytes()[0]
+    left = memory - resident_bytes()[0] if memory is not None else (budget or plan_memory(dataset)).batches - beside
     if left <= besides:
         raise BudgetError(
             f"{format_bytes(max(0, left))} of memory are left for {what}, which needs {format_bytes(besides)} for what is "

@@ -25,6 +25,7 @@ from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, p
 from ooc.layerwise.stages import LayerObserver, LayerStage, Runner
 from ooc.loading.feature_cache import registry_of
 from ooc.models.contexts import evaluating
+from ooc.runtime.memory_plan import MemoryPlan
 from stores.arrays.rows import Rows
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
@@ -49,8 +50,8 @@ class LayerwisePass:
     """Sweeps of a model over a data set; `run` gives the rows of all nodes.
 
     folder: where rows and progress are kept, unless everything fits the memory; None: in memory. memory: bytes for the whole
-    process, None: what the data set's budget leaves to batches; room: for sums and what is kept alone, where that is known.
-    beside: bytes of what the budget leaves to batches that are taken. upto: stop after so many layers, without the decoder.
+    process, None: what `budget` (by default the data set's) leaves to batches, less `beside`; room: for sums and what is kept
+    alone, where that is known. upto: stop after so many layers, without the decoder.
     In evaluation mode, float32. Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too
     little.
 
@@ -67,6 +68,7 @@ class LayerwisePass:
         memory: int | None = None,
         room: int | None = None,
         beside: int = 0,
+        budget: MemoryPlan | None = None,
         upto: int | None = None,
         engine: str = "auto",
     ) -> None:
@@ -75,7 +77,7 @@ class LayerwisePass:
         self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
         self._check_norms()
         self.shape = shape_of(model, dataset, upto)
-        self._room = self._room_in(memory, beside) if room is None else room
+        self._room = self._room_in(memory, beside, budget) if room is None else room
         self.plan = plan_layerwise(self.shape, self._room)
         check_hub(dataset.graph, self.shape, self.plan.memory)
         if folder is None and not self.plan.in_ram:
@@ -97,9 +99,9 @@ class LayerwisePass:
                 "score it on sampled batches"
             )
 
-    def _room_in(self, memory: int | None, beside: int) -> int:
+    def _room_in(self, memory: int | None, beside: int, budget: MemoryPlan | None) -> int:
         """Bytes for sums, or for the rows of a layer that gathers."""
-        return room_in(self.dataset, besides_bytes(self.shape, self.dataset.graph), "a sweep", memory, beside)
+        return room_in(self.dataset, besides_bytes(self.shape, self.dataset.graph), "a sweep", memory, beside, budget)
 
     def _resumed(self, key: str) -> tuple[int, int] | None:
         """(stage, node) to go on from, None to begin; takes over the plan of the sweep that was interrupted, where it does not

@@ -8,10 +8,10 @@ import torch
 from ooc.loading.shared_scan import in_shared_scans
 from ooc.loading.superbatch import in_superbatches
 from ooc.loading.work import Work
-from ooc.runtime.budget import Budget
 from ooc.runtime.clock import Clock, Span
 from ooc.runtime.keyed_random import Cursor, steps_of
 from ooc.runtime.memory import return_freed
+from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
 from ooc.runtime.transfer import Copier, OnDevice, on_device
 from stores.arrays.rows import ArrayRows
@@ -28,7 +28,7 @@ class Loader:
     Each `iter` is an `Epoch` of (what stands behind a batch, the batch).
     """
 
-    def __init__(self, data: Dataset, budget: Budget, device: torch.device | str | None, prefetch: int) -> None:
+    def __init__(self, data: Dataset, budget: MemoryPlan, device: torch.device | str | None, prefetch: int) -> None:
         if prefetch < 1:
             raise ConfigError(f"prefetch is how many are made in advance, 1 or more, not {prefetch}")
         self.data, self.budget, self.prefetch = data, budget, prefetch
@@ -68,7 +68,7 @@ class BatchLoader(Loader):
         self,
         data: Dataset,
         work: Work,
-        budget: Budget,
+        budget: MemoryPlan,
         device: torch.device | None,
         prefetch: int = PREFETCH,
         split: bool = False,

@@ -14,14 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch_geometric.data import TemporalData
 
-from ooc.graph.memory_shares import budget_of
 from ooc.graph.relabel import RelabelTable
 from ooc.loading.arguments import renamed
 from ooc.loading.base import Epoch, Loader
 from ooc.loading.feature_gather import Gather
-from ooc.runtime.budget import BatchRoom, Budget, words_for
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for
 from ooc.runtime.pipeline import Stage
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.temporal import Strategy, TemporalSampler, TemporalSubgraph
@@ -248,16 +247,16 @@ class EventLoader(Loader):
         prefetch: int = PREFETCH,
         transform: Callable[[Any], Any] | None = None,
         device: torch.device | str | None = None,
-        budget: Budget | None = None,
+        budget: MemoryPlan | None = None,
     ) -> None:
-        super().__init__(data, budget or budget_of(data), device, prefetch)
+        super().__init__(data, budget or plan_memory(data), device, prefetch)
         if batch_size < 1:
             raise ConfigError(f"batch_size is 1 or more, not {batch_size}")
         held = data.events
         wanted = tuple(held.columns if columns is None else columns)
         check_names(held, wanted, FIELDS)
         x = data.stored("x") if features and data.num_features else None
-        most = BatchRoom(self.budget.max_batch, 5, self.budget)
+        most = self.budget.batch
         self._work = EventWork(
             events=held,
             columns=wanted,

@@ -19,8 +19,6 @@ from stores.jit import kernel
 Slots = NDArray[np.int32]
 STOPPING_SECONDS = 60.0
 """that the next pipeline waits for one that was told to stop; it ends the reads under way first"""
-SECOND_SHARE = 4
-"""A second pipeline over the same rows at the same time has so much less memory, on top of the first one's"""
 _AGE = np.float32(0.5)
 """what a row's uses still count after one more window"""
 

@@ -17,16 +17,15 @@ from torch_geometric.data import Data
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.mapped_topology import Topology
-from ooc.graph.memory_shares import LOCKSTEP_SHARE, WARM_SHARE, budget_of
 from ooc.loading.arguments import check_pyg_arguments, fanout_of, input_nodes_of, renamed, weight_column_of
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.collate import Collator
 from ooc.loading.feature_gather import Gather
 from ooc.loading.shared_scan_plan import scan_pays
 from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, Work
-from ooc.runtime.budget import SHARES, BatchRoom, Budget
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.memory import keep_large_blocks, return_large_blocks
+from ooc.runtime.memory_plan import BatchRoom, MemoryPlan, plan_memory
 from ooc.runtime.transfer import pins
 from ooc.sampling import NeighborSampler, OnDiskFrontier
 from stores.arrays.rows import ArrayRows
@@ -35,16 +34,13 @@ from stores.dataset import Dataset
 from stores.errors import ConfigError
 from stores.io.engines.ring import SCRATCH_BYTES as RING_BYTES
 
-KEPT_BYTES, KEPT_SHARE = 80 * 10**6, 10
-"""Of a sweep's memory, for freed blocks that the C library keeps (measured: up to as much); where that is a tenth at most"""
-
 
 def make_work(
     ds: Dataset,
     order: Order,
     collator: Collator,
     sampling: tuple[list[int], bool, str | None],
-    budget: Budget,
+    budget: MemoryPlan,
     transform: Callable[[Data], Any] | None,
     pin_memory: bool,
     device: torch.device | None,
@@ -63,25 +59,24 @@ def make_work(
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     scan_possible = x is not None and not isinstance(x, ArrayRows) and scan_pays(x, budget.batches)
     scanning = pre_aggregation is not None and scan_possible
-    mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.memory // WARM_SHARE
+    mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.topology_in_ram
     edges_stay = x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm
     spare = _unused_scratch(x, budget) if scanning and not edges_stay else 0
-    kept = KEPT_BYTES if scanning and ds.memory is not None and budget.batches >= KEPT_SHARE * KEPT_BYTES else 0
+    kept = budget.freed if scanning and ds.memory is not None else 0
     if ds.memory is None or kept or not (scan_possible or isinstance(x, ArrayRows)):
         keep_large_blocks()
     else:  # the memory is filled to the brim
         return_large_blocks()
     # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
-    own = BatchRoom(budget.max_batch, SHARES, budget)
-    most_drawn, most = own, own
+    most_drawn = most = budget.batch
     if scanning:
-        most_drawn, most = BatchRoom(budget.batches // 2, 2, budget), BatchRoom(budget.batches + spare, 1, budget)
+        most_drawn, most = budget.drawn, BatchRoom(budget.batches + spare, 1, budget)
     limit: dict[str, Any] = {"max_bytes": most_drawn, "row_bytes": per_node, "expanded_bytes": per_expanded}
     sampler = NeighborSampler(ds.graph, *sampling, **limit)
     frontier = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
-        frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.batches // LOCKSTEP_SHARE)
+        frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier)
     topology = Topology(ds.graph, sampling[2], mapped, warm, frontier is None, collator.columns)
     to_cuda = device is not None and device.type == "cuda"
     buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
@@ -91,7 +86,7 @@ def make_work(
     return Work(*parts, pre_aggregation=pre_aggregation, scanning=scanning, **rest)
 
 
-def _unused_scratch(x: Any, budget: Budget) -> int:
+def _unused_scratch(x: Any, budget: MemoryPlan) -> int:
     """Of the buffers of reads, what sweeps have no use for: where io_uring reads whole extents straight into their pieces."""
     straight = isinstance(x, ShardedRows) and x.engine.name == "uring"
     return max(0, budget.scratch - RING_BYTES) if straight else 0
@@ -111,8 +106,8 @@ class NeighborLoader(BatchLoader):
     `ooc.loading.feature_gather.Gather`); edge_ids (False saves looking up `e_id`);
     split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
     so not with shuffle; where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's fan-out, so
-    scores may differ with the memory that decides on halving; where all hops draw alike they don't); budget (a division of
-    the memory other than `budget_of(data)`); sample_threads; read_threads (to gather rows that are in memory); summing
+    scores may differ with the memory that decides on halving; where all hops draw alike they don't); budget (a plan of
+    the memory other than `plan_memory(data)`); sample_threads; read_threads (to gather rows that are in memory); summing
     (`ooc.models.pre_aggregation_of(model)`: the sums that the model's first layer makes of its
     neighbors are made here, x is `Sums` of its destinations, and no field has the last hop; a tenth of the memory. Where
     the values of x are no rows of float32, or `dtype` asks for another type, x is the rows all the same).
@@ -154,7 +149,7 @@ class NeighborLoader(BatchLoader):
         dtype: torch.dtype | None = None,
         edge_ids: bool = True,
         split_seeds: bool = False,
-        budget: Budget | None = None,
+        budget: MemoryPlan | None = None,
         pre_aggregation: PreAggregation | None = None,
         sample_threads: int = 1,
         read_threads: int = 2,
@@ -172,7 +167,7 @@ class NeighborLoader(BatchLoader):
             )
         if split_seeds and shuffle:
             raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
-        budget = budget or budget_of(data)
+        budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
         prefetch = PREFETCH if prefetch_factor is None else max(1, prefetch_factor) * max(1, num_workers)
         nodes = input_nodes_of(data, input_nodes, input_id)

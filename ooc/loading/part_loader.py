@@ -15,16 +15,15 @@ from torch_geometric.data import Data
 
 from ooc.graph.blocks import Sampler, Subgraph
 from ooc.graph.mapped_topology import Topology
-from ooc.graph.memory_shares import WARM_SHARE, budget_of
 from ooc.loading.arguments import InputNodes
 from ooc.loading.base import BatchLoader
 from ooc.loading.collate import Collator, LoadedBatch, SampledBatch
 from ooc.loading.feature_gather import Gather
 from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, ReadCounts, Work
-from ooc.runtime.budget import Budget
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import steps_of
 from ooc.runtime.memory import return_large_blocks
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
 from stores.arrays.members import Members
 from stores.arrays.rows import AnyArray
@@ -149,14 +148,14 @@ class PartLoader(BatchLoader):
         beside: int = 0,
         seed: int = 0,
         device: torch.device | None = None,
-        budget: Budget | None = None,
+        budget: MemoryPlan | None = None,
     ) -> None:
         self.parts = parts_of(data.graph, parts)
         count = len(self.parts) - 1
         if not 1 <= per_batch <= count:
             raise ConfigError(f"a batch of {per_batch} parts: give 1 to {count}, as many as there are")
         self.halo = halo
-        budget = budget or budget_of(data)
+        budget = budget or plan_memory(data)
         order = Order(InputNodes(count), per_batch, shuffle, seed, False, 0, 1)
         shape = layers, width, beside
         work = _work(data, self.parts, halo, shape, order, train, budget, device)
@@ -174,7 +173,7 @@ def _work(
     shape: tuple[int, int, int],
     order: Order,
     train: Members | None,
-    budget: Budget,
+    budget: MemoryPlan,
     device: torch.device | None,
 ) -> PartWork:
     if ds.memory is not None:
@@ -186,7 +185,7 @@ def _work(
     x, gather = ds.stored("x"), Gather(ds.encoding("x"))
     collator = Collator(graph, gather, edge_ids=False)
     row_bytes = beside + gather.row_bytes(x.shape[1:]) + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
-    warm = budget.memory // WARM_SHARE
+    warm = budget.topology_in_ram
     mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
     edges = None if mapped else Edges(ds.edge_rows("indices"), {name: ds.edge_rows(name) for name in collator.columns})
     topology = Topology(graph, None, max(0, budget.topology - graph.indptr.nbytes), warm, mapped, collator.columns)

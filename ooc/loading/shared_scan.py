@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from ooc.graph.aggregation import FirstLayerAggregates, Floats, scale_rows, scatter_aggregates
 from ooc.loading.collate import LoadedBatch
-from ooc.loading.feature_cache import SECOND_SHARE, ScanLease, registry_of
+from ooc.loading.feature_cache import ScanLease, registry_of
+from ooc.loading.scan_size import COPIES
 from ooc.loading.shared_scan_plan import (
     AHEAD,
     BatchRemainder,
@@ -37,12 +38,12 @@ from ooc.loading.shared_scan_plan import (
     waiting,
 )
 from ooc.loading.work import PIECES, Work
-from ooc.runtime.budget import COPIES
 from ooc.runtime.buffers import Buffers, leased
 from ooc.runtime.clock import Clock
 from ooc.runtime.clock import waiting as booked
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import return_freed, return_large_blocks
+from ooc.runtime.memory_plan import SECOND_SHARE
 from ooc.runtime.pipeline import CONSUMER, SOURCE, Pipeline, Stage
 from stores.arrays.rows import Rows
 

@@ -11,8 +11,8 @@ from ooc.graph.aggregation import Floats
 from ooc.graph.relabel import RelabelTable
 from ooc.loading.collate import SampledBatch
 from ooc.loading.compact_batch import narrow
+from ooc.loading.scan_size import ScanSize
 from ooc.loading.work import Work
-from ooc.runtime.budget import ScanSize
 from ooc.runtime.buffers import Buffers
 from stores.arrays.rows import AnyArray, Rows
 from stores.arrays.zarr_rows import ShardedRows

@@ -14,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch_geometric.data import Data
 
-from ooc.graph.memory_shares import budget_of
 from ooc.graph.relabel import RelabelTable
 from ooc.loading.base import Epoch, Loader
 from ooc.loading.event_loader import check_names
 from ooc.loading.feature_gather import Gather
-from ooc.runtime.budget import BatchRoom, Budget, words_for
 from ooc.runtime.buffers import Buffers
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for
 from ooc.runtime.pipeline import Stage
 from ooc.sampling.event_labels import last_labels
 from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, windows
@@ -186,9 +185,9 @@ class SnapshotLoader(Loader):
         prefetch: int = PREFETCH,
         transform: Callable[[Data], Any] | None = None,
         device: torch.device | str | None = None,
-        budget: Budget | None = None,
+        budget: MemoryPlan | None = None,
     ) -> None:
-        super().__init__(data, budget or budget_of(data), device, prefetch)
+        super().__init__(data, budget or plan_memory(data), device, prefetch)
         events, self.empty = data.events, empty
         self.windows: TimeWindows | CountWindows = windows(events, window, stride, by, start)
         label = labels if isinstance(labels, str) else None
@@ -200,7 +199,7 @@ class SnapshotLoader(Loader):
         overlap = self.windows.stride < self.windows.length
         x = data.stored("x") if features and data.num_features else None
         gather = None if x is None else Gather(data.encoding("x"))
-        most = BatchRoom(self.budget.max_batch, 5, self.budget)
+        most = self.budget.batch
         y = data.labels if labels is True else None
         self._work = Snapshots(events, wanted, label, overlap, gather, x, y, data.num_nodes, most, transform)
         self._start = self._next = 0

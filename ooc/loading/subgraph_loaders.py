@@ -19,17 +19,16 @@ from torch_geometric.data import Data
 
 from ooc.graph.blocks import Sampler, Subgraph
 from ooc.graph.mapped_topology import Topology
-from ooc.graph.memory_shares import WARM_SHARE, budget_of
 from ooc.loading.arguments import InputNodes, check_pyg_arguments, renamed
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.collate import Collator, LoadedBatch, SampledBatch
 from ooc.loading.feature_gather import Gather
 from ooc.loading.part_loader import PartSampler, PartWork
 from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, ReadCounts
-from ooc.runtime.budget import Budget
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import return_large_blocks
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import pin, pins
 from ooc.sampling.cluster import Edges, parts_of
 from ooc.sampling.saint import Draw, Kind, SaintSampler, check
@@ -101,7 +100,7 @@ class _SubgraphLoader(BatchLoader):
         dtype: torch.dtype | None,
         edge_ids: bool,
         width: int,
-        budget: Budget | None,
+        budget: MemoryPlan | None,
         sample_threads: int,
     ) -> None:
         own = list(inspect.signature(type(self)).parameters)
@@ -113,7 +112,7 @@ class _SubgraphLoader(BatchLoader):
             )
         if not 0 <= order.rank < order.world_size or min(num_layers, sample_threads) < 1:
             raise ConfigError("world_size, num_layers and sample_threads must be 1 or more, and rank one of 0..world_size-1")
-        budget = budget or budget_of(data)
+        budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
         gather = Gather(data.encoding("x"), dtype) if data.num_features else None
         work = _work(data, order, make_sampler, Collator(data.graph, gather, edge_ids=edge_ids, induced=induced), budget, place)
@@ -129,7 +128,7 @@ def _work(
     order: Order,
     make_sampler: MakeSampler,
     collator: Collator,
-    budget: Budget,
+    budget: MemoryPlan,
     device: torch.device | None,
 ) -> InducedWork:
     if ds.memory is not None:
@@ -137,7 +136,7 @@ def _work(
     graph, x, y = ds.graph, ds.stored("x") if ds.num_features else None, ds.labels
     x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
-    warm = budget.memory // WARM_SHARE
+    warm = budget.topology_in_ram
     mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
     edges = None if mapped else Edges(ds.edge_rows("indices"), {name: ds.edge_rows(name) for name in collator.columns})
     read, to_cuda = ReadCounts(), device is not None and device.type == "cuda"
@@ -200,7 +199,7 @@ class ClusterLoader(_SubgraphLoader):
         dtype: torch.dtype | None = None,
         edge_ids: bool = True,
         width: int = 0,
-        budget: Budget | None = None,
+        budget: MemoryPlan | None = None,
         sample_threads: int = 1,
         **arguments: Any,
     ) -> None:
@@ -296,7 +295,7 @@ class SaintLoader(_SubgraphLoader):
         dtype: torch.dtype | None = None,
         edge_ids: bool = True,
         width: int = 0,
-        budget: Budget | None = None,
+        budget: MemoryPlan | None = None,
         sample_threads: int = 1,
         **arguments: Any,
     ) -> None:

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.loading.collate import LoadedBatch, SampledBatch
-from ooc.loading.feature_cache import SECOND_SHARE, CachedNodes, CacheLease, PoolClosed, RowPool, Slots, own_cache, registry_of
+from ooc.loading.feature_cache import CachedNodes, CacheLease, PoolClosed, RowPool, Slots, own_cache, registry_of
 from ooc.loading.superbatch_plan import AHEAD, Superbatch, SuperbatchPlanner, SuperbatchSketch
 from ooc.loading.work import Work
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
+from ooc.runtime.memory_plan import SECOND_SHARE
 from ooc.runtime.pipeline import CONSUMER, SOURCE, Pipeline, Stage
 
 PIECE_ROWS = 2**15, 2**18

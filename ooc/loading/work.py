@@ -19,9 +19,10 @@ from ooc.graph.blocks import Sampler, Subgraph
 from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import InputNodes
 from ooc.loading.collate import Collator, LoadedBatch, SampledBatch
-from ooc.runtime.budget import BatchRoom, ScanSize, words_for
+from ooc.loading.scan_size import ScanSize
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of
+from ooc.runtime.memory_plan import PIECE_SHARE, BatchRoom, words_for
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.transfer import pin
 from ooc.sampling import OnDiskFrontier
@@ -84,9 +85,9 @@ BUFFERS_KEPT, PINNED_KEPT = 1, 4
 """Memory of batches that the model is done with, for the rows of the next ones; page-locking takes long enough to keep more"""
 FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 """Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
-PIECES, PIECE_BYTES, _PIECE_SHARE = 3, 8 * 2**20, 32
-"""Pieces of a sweep's pass that are in memory at once: two being read, so that the disk never waits, and one being added up; a
-piece's bytes at most, and its share of the memory at most"""
+PIECES, PIECE_BYTES = 3, 8 * 2**20
+"""Pieces of the file that a scan has in memory at once: two being read, so that the disk never waits, and one being added up;
+and a piece's bytes at most"""
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class Work:
     @property
     def piece_bytes(self) -> int:
         """Of a piece of a sweep's pass, about."""
-        return min(PIECE_BYTES, self.max_bytes // _PIECE_SHARE)
+        return min(PIECE_BYTES, self.max_bytes // PIECE_SHARE)
 
     def scan_size(self, drawn: SampledBatch) -> ScanSize:
         """The part of the memory that the batch takes in a sweep."""

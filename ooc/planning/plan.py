@@ -8,7 +8,7 @@ from ooc.loading.superbatch_plan import ROW_BYTES, WINDOWS
 from ooc.planning.profile import Evaluation, RunProfile
 from ooc.planning.simulate_scans import SimulatedScans
 from ooc.planning.simulate_superbatches import BatchCosts, Share, SimulatedSuperbatches, simulate
-from ooc.runtime.budget import Budget
+from ooc.runtime.memory_plan import MemoryPlan
 from stores.sizes import format_bytes
 
 WORTH = 0.1
@@ -86,7 +86,7 @@ class Prediction:
 class Plan:
     """A run's memory, what it will take, and what to change; frozen, printed by `ooc plan`, JSON by `asdict`."""
 
-    budget: Budget
+    budget: MemoryPlan
     prediction: Prediction
     costs: BatchCosts
     others: dict[str, float]
@@ -116,7 +116,7 @@ class Plan:
         return asdict(self)
 
 
-def plan(profile: RunProfile, budget: Budget, run: RunFacts) -> Plan:
+def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
     """Predict `run`. More memory never means more bytes; the same profile gives the same plan.
 
     >>> print(plan(profile, budget, run).advice)

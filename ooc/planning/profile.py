@@ -39,21 +39,18 @@ from ooc.planning.trials import (
     read_cost,
     run_together,
 )
-from ooc.runtime.budget import Budget
 from ooc.runtime.memory import return_freed
+from ooc.runtime.memory_plan import MemoryPlan
 from stores.arrays.rows import ArrayRows
 from stores.arrays.zarr_rows import ShardedRows
 from stores.io.read_plan import ReadCost, plan_by_cost
 from stores.sizes import format_bytes
 
-DRAWN_SHARE, ROWS_SHARE = 2, 4
-"""Of the batches' memory, free before training: 1/2 at most for batches that were sampled, 1/4 for rows that were read"""
 TOGETHER = 3
 """Batches in the pipeline at once: one sampled, one gathered ahead and one at the model"""
 WARM_STEPS = 2
 EVALUATED = 3
 """Batches of evaluation that the model runs on, the first to warm up"""
-MOST_DRAWN_BYTES = 2**29
 CHEAP_SECONDS = 0.3
 """What trying another setting may take where nobody asked for it"""
 
@@ -139,9 +136,7 @@ def _in_memory(trial: RunTrial, work: Work, seconds: float) -> RunProfile:
     loader, budget = trial.loader, trial.loader.budget
     pipeline, gather = pipeline_of(work, trial.steps, budget.in_flight, loader.prefetch, windows=False)
     found = run_together(pipeline, trial.step, gather, loader.prefetch, seconds)
-    sample = BatchSample(
-        batches_of(apart(work), 0, trial.steps), min(MOST_DRAWN_BYTES, budget.batches // DRAWN_SHARE), seconds / 2
-    )
+    sample = BatchSample(batches_of(apart(work), 0, trial.steps), budget.trial_batches(), seconds / 2)
     exchange = None if trial.histories is None else _exchange(trial, list(sample))
     sample.batches.clear()
     costs = BatchCosts(found.sample_s, 0.0, found.collate_s, found.step_s, found.seconds, found.cpu_s, FREE, 0.0, cores())
@@ -169,7 +164,7 @@ def _exchange(trial: RunTrial, drawn: list[SampledBatch]) -> HistoryTraffic | No
 def _from_disk(trial: RunTrial, work: Work, seconds: float, variants: bool) -> RunProfile:
     """Windows and sweeps are put together as in training and read in part; the model runs on rows that stand for the others."""
     budget, steps, lengths = trial.loader.budget, trial.steps, TimedLengths(lengths_of(work.x))
-    max_bytes = min(MOST_DRAWN_BYTES, budget.batches // DRAWN_SHARE)
+    max_bytes = budget.trial_batches()
     grouping = SuperbatchPlanner(work, budget.batches + work.spare_bytes, trial.loader.threads[0], CachedNodes.none())
     regroup(grouping, batches_of(work, 0, 1), lengths_of(work.x))  # loads the kernels
     sampling = apart(work)
@@ -234,7 +229,7 @@ def _windowed(
 ) -> tuple[BatchCosts, int, Work]:
     """(costs, bytes of the process beside its rows, the work on rows that stand for those on disk)."""
     budget = trial.loader.budget
-    read, read_cpu, rows = read_cost(work.x, ids, budget.batches // ROWS_SHARE, seconds)
+    read, read_cpu, rows = read_cost(work.x, ids, budget.trial_rows, seconds)
     shown = apart(work, x=StandInRows(work.x, rows))
     pipeline, gather = pipeline_of(shown, trial.steps, budget.in_flight, TOGETHER, windows=True)
     found = run_together(pipeline, trial.step, gather, WARM_STEPS, seconds)
@@ -268,7 +263,7 @@ def _evaluations(trial: RunTrial, shown: Work, seconds: float) -> dict[str, Eval
 def evaluation(loader: BatchLoader, work: Work, shown: Work, forward: Step, seconds: float) -> Evaluation:
     """What scoring a split takes, from its first batches, as small as they have to be."""
     pool, threads, x = loader.budget.batches + work.spare_bytes, loader.threads[0], work.x
-    most = min(MOST_DRAWN_BYTES, pool // DRAWN_SHARE)
+    most = loader.budget.trial_batches(work.spare_bytes)
     sample = BatchSample(batches_of(work, 0, len(loader), split=True), most, seconds, patience=1)
     found: SimulatedSuperbatches | SimulatedScans | None = None
     if x is None or isinstance(x, ArrayRows):
@@ -305,7 +300,7 @@ def _without_sums(work: Work, drawn: SampledBatch) -> LoadedBatch:
     return LoadedBatch(rest, FirstLayerAggregates(neighbor, self_row), work.labels(rest))
 
 
-def variations(grouping: SuperbatchPlanner, budget: Budget) -> Iterator[tuple[str, SuperbatchPlanner, Lengths]]:
+def variations(grouping: SuperbatchPlanner, budget: MemoryPlan) -> Iterator[tuple[str, SuperbatchPlanner, Lengths]]:
     """Other settings worth knowing of: (what to do, how it would be grouped, how its rows would be read)."""
     x: Any = grouping.work.x
     for percent in (50, 100):

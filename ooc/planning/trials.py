@@ -26,7 +26,7 @@ from stores.io.read_plan import ReadCost
 
 PIECE_ROWS = 2**16
 """Rows of one read that is timed"""
-WARM_SHARE = 32
+WARM_EVERY = 32
 """One of so many of them is read beforehand"""
 LEAST_STEPS = 8
 """Batches that the model is timed on, where it is not very slow"""
@@ -151,7 +151,7 @@ def read_cost(x: Any, ids: NDArray[np.int64], max_bytes: int, seconds: float) ->
     model = cost_of(x)
     most = max(1, min(len(ids), PIECE_ROWS, max_bytes // x.row_bytes))
     rows = np.empty((most, *x.shape[1:]), x.dtype)
-    x.read(ids[:most:WARM_SHARE], rows[: -(-most // WARM_SHARE)])  # compiles the kernels
+    x.read(ids[:most:WARM_EVERY], rows[: -(-most // WARM_EVERY)])  # compiles the kernels
     taken = expected = cpu = 0.0
     for at in range(0, len(ids) - most + 1, most):
         piece = ids[at : at + most]

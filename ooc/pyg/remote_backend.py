@@ -18,9 +18,9 @@ from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
-from ooc.graph.memory_shares import budget_of
 from ooc.loading.arguments import fanout_of, weight_column_of
 from ooc.loading.collate import edge_index_of
+from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling import NeighborSampler
 from stores.dataset import Dataset
 from stores.errors import ConfigError
@@ -124,7 +124,7 @@ class OocSampler(BaseSampler):  # type: ignore[misc]
             fanout_of(num_neighbors),
             replace,
             weight_column_of(ds.graph, weight_attr),
-            max_bytes=budget_of(ds).max_batch,
+            max_bytes=plan_memory(ds).max_batch,
             row_bytes=ds.rows("x").row_bytes if ds.num_features else 0,
         )
 

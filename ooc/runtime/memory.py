@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Self
 
+from stores.process import resident_bytes
 from stores.sizes import format_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
@@ -22,18 +23,6 @@ _REST = 4
 """calls after one that returned memory: where what is in use takes it all, looking again at once is of no use"""
 _KEPT_BLOCK_BYTES, _KEPT_BYTES, _ARENAS = 2**25, 2**26, 1
 """Blocks below the first (glibc's most) wait in the C library for their next use, up to the second at the end of an arena"""
-
-
-def resident_bytes() -> tuple[int, int]:
-    """(resident bytes of the process now, at its highest so far), from /proc/self/status."""
-    now = high = 0
-    with open("/proc/self/status", "rb") as status:
-        for line in status:
-            if line.startswith(b"VmRSS:"):
-                now = int(line.split()[1]) * 1024
-            elif line.startswith(b"VmHWM:"):
-                high = int(line.split()[1]) * 1024
-    return now, max(now, high)
 
 
 def return_large_blocks() -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from ooc.runtime.budget import words_for
+from ooc.runtime.memory_plan import words_for
 from ooc.sampling import kernels
 from stores.errors import BudgetError, ConfigError, InputError, StoreError
 from stores.graph import Graph

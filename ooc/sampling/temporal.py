@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from ooc.runtime.budget import words_for
 from ooc.runtime.keyed_random import mix64
+from ooc.runtime.memory_plan import words_for
 from ooc.sampling import kernels
 from ooc.sampling.neighbor import damaged_slot
 from ooc.sampling.temporal_index import TemporalIndex

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.memory_shares import WARM_SHARE, budget_of
-from ooc.runtime.budget import Budget
+from ooc.runtime.memory_plan import TOPOLOGY_SHARE, MemoryPlan
 from stores.arrays.rows import AnyArray, Rows
 from stores.dataset import Dataset
 from stores.errors import StoreError
@@ -156,6 +155,7 @@ def _before(column: AnyArray, first: Ids, stop: Ids, bound: AnyArray, past: Ids)
         past[i] = low - first[i]
 
 
-def slots_of(data: Dataset, budget: Budget | None = None) -> TemporalIndex:
+def slots_of(data: Dataset, budget: MemoryPlan | None = None) -> TemporalIndex:
     """The slots of a temporal graph, in the map where a third of the memory holds them; all loaders of so much share them."""
-    return TemporalIndex.of(data, (budget or budget_of(data)).memory // WARM_SHARE)
+    memory = data.process_memory.limit if budget is None else budget.memory
+    return TemporalIndex.of(data, memory // TOPOLOGY_SHARE)

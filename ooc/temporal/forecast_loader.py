@@ -21,9 +21,9 @@ from ooc.history.history import History
 from ooc.history.rows import PrefetchedRows
 from ooc.loading.event_loader import EventBytes
 from ooc.models.builders import full_blocks
-from ooc.runtime.budget import words_for
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock
+from ooc.runtime.memory_plan import words_for
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.transfer import OnDevice, on_device
 from ooc.sampling.event_labels import last_labels
@@ -36,10 +36,6 @@ from stores.events import EventBlock, Events, Reader
 
 PREFETCH = 4
 """windows between the disk and the model at most; fewer where they are large"""
-PARTS = 10
-"""of the batches' memory: one for a window being read, three for those on their way, one for what waits to be written ..."""
-ACTIVATIONS = 2
-"""... and a half of it, five parts, for the activations of the window at the model"""
 _EVENT_BYTES = 2 * 8 + 8 + 4 * 8
 """of an event beside its columns: ends by their numbers, and the tables that number them"""
 _EDGE_BYTES = 3 * 16 + 2 * 8

@@ -4,7 +4,6 @@ Nothing is written before everything that can be refused has been checked, so a 
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from torch import nn
 
 from ooc.config.nodes import TrainConfig
-from ooc.graph.memory_shares import budget_of
-from ooc.history.halo import AHEAD, SHARE, Halo, HaloLoader, open_halo, widths_of
+from ooc.history.halo import AHEAD, Halo, HaloLoader, open_halo, widths_of
 from ooc.layerwise.scores import ExactScores
 from ooc.loading.arguments import weight_column_of
 from ooc.loading.base import BatchLoader
@@ -24,6 +22,7 @@ from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import MemoryMeter
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.training import checkpoint
 from ooc.training.grown import take_up
 from ooc.training.node_run import SWEEP, Job
@@ -58,12 +57,14 @@ def columns_met(config: TrainConfig, dataset: Dataset) -> set[str]:
     return {name for name in ("weight", drawn_by) if name is not None and name in dataset.graph.columns}
 
 
-def make_loader(config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module) -> BatchLoader:
+def make_loader(
+    config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module, budget: MemoryPlan
+) -> BatchLoader:
     """The training loader, of the configured mode."""
     if config.mode == "history":
-        return make_halo_loader(config, dataset, device, model)
+        return make_halo_loader(config, dataset, device, model, budget)
     if config.mode != "sampled":
-        return make_subgraph_loader(config, dataset, device)
+        return make_subgraph_loader(config, dataset, device, budget)
     return NeighborLoader(
         dataset,
         config.fanout,
@@ -71,11 +72,13 @@ def make_loader(config: TrainConfig, dataset: Dataset, device: torch.device, mod
         batch_size=config.batch_size,
         shuffle=True,
         seed=config.seed,
-        **_sampling(config, device, model),
+        **_sampling(config, device, model, budget),
     )
 
 
-def make_subgraph_loader(config: TrainConfig, dataset: Dataset, device: torch.device) -> ClusterLoader | SaintLoader:
+def make_subgraph_loader(
+    config: TrainConfig, dataset: Dataset, device: torch.device, budget: MemoryPlan
+) -> ClusterLoader | SaintLoader:
     """Batches of parts, or random subgraphs, whose coefficients are kept in the run's directory."""
     common: dict[str, Any] = {
         "input_nodes": config.train_split,
@@ -84,6 +87,7 @@ def make_subgraph_loader(config: TrainConfig, dataset: Dataset, device: torch.de
         "seed": config.seed,
         "device": device,
         "edge_ids": False,
+        "budget": budget,
     }
     if config.mode == "cluster":
         return ClusterLoader(dataset, config.parts_per_batch, shuffle=True, num_parts=config.parts, **common)
@@ -92,11 +96,11 @@ def make_subgraph_loader(config: TrainConfig, dataset: Dataset, device: torch.de
     return SaintLoader(dataset, config.saint, **sizes, sample_coverage=coverage, save_dir=folder, **common)
 
 
-def make_halo_loader(config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module) -> HaloLoader:
+def make_halo_loader(
+    config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module, budget: MemoryPlan
+) -> HaloLoader:
     """Batches of parts with their halo; rows pulled and pushed, and those kept in RAM, have their share of the memory."""
     widths = widths_of(model, dataset.num_features, "weight" in dataset.graph.columns)
-    whole = budget_of(dataset)
-    left = {name: getattr(whole, name) * (SHARE - 1) // SHARE for name in ("in_flight", "max_batch")}
     itemsize = 2 if config.history_dtype == "float16" else 4
     return HaloLoader(
         dataset,
@@ -110,11 +114,13 @@ def make_halo_loader(config: TrainConfig, dataset: Dataset, device: torch.device
         beside=itemsize * sum(widths) * AHEAD,
         seed=config.seed,
         device=device,
-        budget=replace(whole, **left),
+        budget=budget.beside_history(),
     )
 
 
-def make_evaluators(config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module) -> dict[str, NeighborLoader]:
+def make_evaluators(
+    config: TrainConfig, dataset: Dataset, device: torch.device, model: nn.Module, budget: MemoryPlan
+) -> dict[str, NeighborLoader]:
     """A loader for each split to score that the store has; none where a sweep scores them."""
     if config.evaluate == "layerwise":
         return {}
@@ -126,16 +132,16 @@ def make_evaluators(config: TrainConfig, dataset: Dataset, device: torch.device,
             batch_size=config.eval_batch_size or config.batch_size,
             seed=key(config.seed, Purpose.EVALUATE) >> 1,
             split_seeds=True,
-            **_sampling(config, device, model),
+            **_sampling(config, device, model, budget),
         )
         for split in dict.fromkeys([config.val_split, *config.eval_splits])
         if split in dataset.splits and len(dataset.members(split))
     }
 
 
-def _sampling(config: TrainConfig, device: torch.device, model: nn.Module) -> dict[str, Any]:
+def _sampling(config: TrainConfig, device: torch.device, model: nn.Module, budget: MemoryPlan) -> dict[str, Any]:
     common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": device, "edge_ids": False}
-    return {**common, "pre_aggregation": pre_aggregation_of(model)}
+    return {**common, "budget": budget, "pre_aggregation": pre_aggregation_of(model)}
 
 
 def compose(
@@ -161,8 +167,9 @@ def compose(
         saved = take_up(config.out, dataset, saved, grown)
         check_environment(config, saved, environment(device, dataset, model))
     counts = KEPT_A_NODE.get(config.mode, 0) * dataset.num_nodes
-    budget_of(dataset, model_bytes(config, model) + counts, columns_met(config, dataset))
-    loader, evaluators = make_loader(config, dataset, device, model), make_evaluators(config, dataset, device, model)
+    budget = plan_memory(dataset, model_bytes(config, model) + counts, columns_met(config, dataset))
+    loader = make_loader(config, dataset, device, model, budget)
+    evaluators = make_evaluators(config, dataset, device, model, budget)
     loss = make_loss(config, dataset, task, device)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
     job = Job(
@@ -170,6 +177,7 @@ def compose(
         dataset=dataset,
         device=device,
         model=model,
+        budget=budget,
         optimizer=make_optimizer(config, model),
         scaler=torch.amp.GradScaler(device.type, enabled=config.precision == "fp16"),
         loss=loss,
@@ -184,7 +192,7 @@ def compose(
     if config.evaluate == "layerwise":
         engine = "auto" if config.engine == "gds" else config.engine
         waiting = loader.kept_bytes if isinstance(loader, HaloLoader) and config.history_lag else 0  # pushes
-        job.exact = ExactScores(model, dataset, config.out / SWEEP, engine, beside=waiting)
+        job.exact = ExactScores(model, dataset, config.out / SWEEP, engine, waiting, budget)
     if saved is None:  # from here on it is a run, which --resume takes
         write_config(config)
     if config.tensorboard:

@@ -13,13 +13,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ooc.config.base import changed
 from ooc.config.events import MODELS, EventsConfig
-from ooc.graph.memory_shares import budget_of
 from ooc.history.grown import GROWN, extend_history
 from ooc.loading.event_loader import EventLoader
 from ooc.metrics.edgebank import EdgeBank
 from ooc.metrics.links import PAIR_BYTES, LinkScores
 from ooc.runtime.clock import Span
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pace import Pace
 from ooc.sampling.negatives import GivenNegatives, Negatives, fallen_back, negatives_of
 from ooc.sampling.time_splits import chronological, prefix
@@ -32,12 +32,8 @@ from stores.errors import ConfigError
 
 Scores = dict[str, float | None]
 FOLDER = "memory"
-SHARE = 4
-"""Of the batches' memory, 1/4 for rows of the node memory in RAM, and those that wait to be written"""
 KEPT_A_NODE = 6
 """bytes in memory for every node: when its row was written, and how often it was asked for"""
-_BASELINE_SHARE = 2
-"""Of the batches' memory, 1/2 for the pairs that EdgeBank remembers, before there are batches of a model"""
 
 
 class EventStream:
@@ -53,7 +49,7 @@ class EventStream:
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
         self.model: nn.Module = self._make().to(device)
         kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 16 * ("birth" in dataset.names)) + PAIR_BYTES
-        self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
+        self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept)
         self.splits = chronological(events, config.val, config.test)
         self._negatives = {split: self._drawing(split) for split in ("train", "val")}
         self._negatives["test"] = self._negatives["val"]
@@ -94,13 +90,12 @@ class EventStream:
 
     def _loader(self, split: str, bare: bool = False) -> EventLoader:
         """Of a split's events, with its negatives; those of scores are the same in every epoch. bare: without the past."""
-        config, share = self.config, SHARE - 1 if self._has_memory else SHARE
-        left = {name: getattr(self.budget, name) * share // SHARE for name in ("in_flight", "max_batch")}
+        config = self.config
         options: dict[str, Any] = {
             "events": self.splits[split],
             "negatives": self._negatives[split],
             "seed": config.seed if split == "train" else key(config.seed, Purpose.EVALUATE) >> 1,
-            "budget": replace(self.budget, **left),
+            "budget": self.budget.beside_history() if self._has_memory else self.budget,
         }
         if bare:
             return EventLoader(self.dataset, config.batch_size, num_neighbors=[], columns=[], features=False, **options)
@@ -127,7 +122,7 @@ class EventStream:
                 self.dataset,
                 self.config.memory_dim,
                 columns=self.columns,
-                max_bytes=self.budget.batches // SHARE // 2,
+                max_bytes=self.budget.history,
                 state=None if state is None else state["memory"],
                 engine="auto" if self.config.engine == "gds" else self.config.engine,
             )
@@ -215,7 +210,7 @@ class EventStream:
 def edgebank(stream: EventStream, tell: Pace) -> dict[str, dict[str, Scores]]:
     """{"EdgeBank": split -> scores}, with unlimited memory of pairs and the negatives that the model meets; none of a split
     without events, and none at all where the pairs do not fit the memory."""
-    events, most = stream.dataset.events, stream.budget.batches // _BASELINE_SHARE
+    events, most = stream.dataset.events, stream.budget.pairs
     bank, found = EdgeBank(stream.dataset.num_nodes), dict[str, Scores]()
     first, last = stream.splits["train"]
     for start in range(first, last, 2**16):

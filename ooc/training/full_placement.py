@@ -21,7 +21,7 @@ FOLDER = "full"
 """of what does not fit the memory, in the run's directory"""
 FORCED = {"retained": "all retained", "host": "all on the host", "disk": "all on disk", "recomputed": "all recomputed"}
 """`FullConfig.placement` -> the static plan"""
-_DISK_SHARE = 0.9
+_DISK_FRACTION = 0.9
 """of what is free"""
 _UNMEASURED = StepProfile({}, {TensorPlacement.DISK: Speed(1.0, 1.0)}, 0.0)
 
@@ -75,7 +75,7 @@ def _kept(config: FullConfig, full: FullGraph, folder: Path, room: TierRoom) -> 
 def disk_of(config: FullConfig, folder: Path) -> int:
     """Bytes of disk for values: those asked for, but no more than are free or hold what the run left there."""
     own = sum(path.stat().st_blocks * 512 for path in (folder / FOLDER).rglob("*") if path.is_file())
-    free = int((shutil.disk_usage(folder).free + own) * _DISK_SHARE)
+    free = int((shutil.disk_usage(folder).free + own) * _DISK_FRACTION)
     return free if config.disk_bytes is None else min(config.disk_bytes, free)
 
 
@@ -83,5 +83,5 @@ def scores_beside(full: FullGraph, folder: Path, engine: str) -> ExactScores:
     """Scores in the memory beside what a step leaves to the next one, or in its place where that is too much."""
     if 0 < full.held_bytes <= full.room // 2:
         with suppress(BudgetError):
-            return ExactScores(full.model, full.dataset, folder, engine, full.held_bytes)
-    return ExactScores(full.model, full.dataset, folder, engine)
+            return ExactScores(full.model, full.dataset, folder, engine, full.held_bytes, full.budget)
+    return ExactScores(full.model, full.dataset, folder, engine, budget=full.budget)

@@ -17,11 +17,11 @@ from ooc.config.full import FullConfig
 from ooc.fullgraph.ir import Program, TensorPlacement
 from ooc.fullgraph.placement.plan import StepPlan
 from ooc.fullgraph.step import FullGraph
-from ooc.graph.memory_shares import budget_of
 from ooc.layerwise.scores import ExactScores
 from ooc.metrics.nodes import Loss, out_channels
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import MemoryMeter, return_freed
+from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pace import Pace
 from ooc.runtime.trace import write_trace
 from ooc.training import checkpoint, summary
@@ -136,7 +136,7 @@ class FullRun(NodeRun):
                 "busy_seconds": traffic.busy(),
             },
             **self._predicted(),
-            "budget": asdict(budget_of(self.dataset)),
+            "budget": asdict(self.full.budget),
             "reading": self.dataset.reading("x"),
         }
         self.exact.close(keep=False)
@@ -251,13 +251,13 @@ def compose(
     if saved:
         saved = take_up(config.out, dataset, saved, grown)
         check_environment(config, saved, environment(device, dataset, model))
-    budget_of(dataset, model_bytes(config, model))
+    budget = plan_memory(dataset, model_bytes(config, model))
     loss = make_loss(config, dataset, task, device)
     model.train()
     engine = "auto" if config.engine == "gds" else config.engine
     share = SplitLoss(loss, dataset, config.train_split)
     with ExitStack() as refused:
-        full = refused.enter_context(closing(FullGraph(model, dataset, config.out / FOLDER, engine=engine)))
+        full = refused.enter_context(closing(FullGraph(model, dataset, config.out / FOLDER, budget=budget, engine=engine)))
         log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
         made = place(config, full, config.out, share)
         exact = scores_beside(full, config.out / SWEEP, engine)
@@ -287,6 +287,6 @@ def compose(
     if config.tensorboard:
         watchers.all.append(TensorBoardWatcher(config.out, run.state.total_steps))
     if config.memory is not None:
-        watchers.note(str(budget_of(dataset)))
+        watchers.note(str(budget))
     watchers.note(f"features are read: {dataset.reading('x')}")
     return run

@@ -74,7 +74,7 @@ def _refresh(job: Job, history: History, scored: bool) -> None:
         return
     engine = "auto" if job.config.engine == "gds" else job.config.engine
     layers, folder = len(history.rows), job.config.out / SWEEP
-    with closing(LayerwisePass(job.model, job.dataset, folder, upto=layers, engine=engine)) as sweep:
+    with closing(LayerwisePass(job.model, job.dataset, folder, budget=job.budget, upto=layers, engine=engine)) as sweep:
         try:
             refresh(sweep, refresher)
         finally:

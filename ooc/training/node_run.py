@@ -18,6 +18,7 @@ from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.subgraph_loaders import SaintLoader
 from ooc.metrics.nodes import DEFAULT_MONITOR, Loss
 from ooc.models.user import forward_batch
+from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.trace import write_trace
 from ooc.training import checkpoint, summary
 from ooc.training.evaluate import evaluate
@@ -82,6 +83,7 @@ class Job(NodeRun):
     """A composed run on batches (see `ooc.training.compose`)."""
 
     config: TrainConfig
+    budget: MemoryPlan
     scaler: torch.amp.GradScaler
     loader: BatchLoader
     evaluators: dict[str, NeighborLoader]

@@ -25,7 +25,6 @@ from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
 from ooc.planning.simulate_superbatches import cost_of
 from ooc.planning.trials import lengths_of
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.runtime.memory import resident_bytes
 from ooc.training.history_upkeep import SWEEP as REFRESH
 from ooc.training.node_run import SWEEP, Job
 from ooc.training.open_run import make_model, make_optimizer
@@ -33,6 +32,7 @@ from stores.arrays.rows import ArrayRows
 from stores.errors import BudgetError
 from stores.io.pages import PAGE_BYTES
 from stores.io.read_plan import ReadCost, plan_by_cost
+from stores.process import resident_bytes
 
 TRAIN_SECONDS, PLAN_SECONDS = 1.0, 2.0
 """What each part of the profile may take before training, and for `ooc plan`"""
@@ -154,7 +154,8 @@ def _drift_read(job: Job, histories: HistoryShape) -> int:
 def _swept(job: Job, folder: str, upto: int | None) -> tuple[int, int, int]:
     """(the process's bytes at most, bytes read, bytes written) of a sweep over all nodes."""
     beside = 0 if upto is not None or job.exact is None else job.exact.beside
-    with closing(LayerwisePass(job.model, job.dataset, job.config.out / folder, upto=upto, beside=beside)) as scan:
+    settings: dict[str, Any] = {"upto": upto, "beside": beside, "budget": job.budget}
+    with closing(LayerwisePass(job.model, job.dataset, job.config.out / folder, **settings)) as scan:
         whole, under_way = ram_bytes(scan.shape), besides_bytes(scan.shape, job.dataset.graph)
         taken = whole + min(whole, under_way) if scan.plan.in_ram else scan.plan.memory + under_way
         most = min(resident_bytes()[0] + taken, job.loader.budget.memory)  # libraries are loaded by the profile

@@ -18,8 +18,8 @@ from stores.dataset import Dataset
 
 SUMMARY = "summary.json"
 MODEL = "model.pt"
-CHECKPOINT_SHARE = 20
-"""By default checkpoints take at most a twentieth of the time ..."""
+CHECKPOINT_SPACING = 20
+"""By default so many times what a checkpoint took lies between two: at most a twentieth of the time is theirs ..."""
 CHECKPOINT_SECONDS = 2.0
 """... and come no more often than this."""
 
@@ -114,7 +114,7 @@ class Run:
         if every is not None:
             due = epoch_end or self.state.step % every == 0
         else:
-            interval = max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * self._save_seconds)
+            interval = max(CHECKPOINT_SECONDS, CHECKPOINT_SPACING * self._save_seconds)
             due = time.monotonic() - self._saved_at >= interval
         if due or self.interrupted:
             self.checkpoint()

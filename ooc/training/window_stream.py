@@ -21,20 +21,19 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ooc.config.base import changed
 from ooc.config.snapshots import MODELS, SnapshotsConfig
-from ooc.graph.memory_shares import budget_of
 from ooc.history.grown import GROWN, extend_history
 from ooc.history.history import History
 from ooc.loading.feature_gather import Gather
 from ooc.metrics.links import PAIR_BYTES, LinkScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, Scores, metric_names, out_channels
-from ooc.runtime.budget import BatchRoom
 from ooc.runtime.clock import Span
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pace import Pace
 from ooc.sampling.negatives import Negatives, fallen_back, negatives_of
 from ooc.sampling.time_splits import chronological, prefix
 from ooc.sampling.time_windows import windows
-from ooc.temporal.forecast_loader import ACTIVATIONS, PARTS, Forecast, ForecastLoader, ForecastWork
+from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork
 from ooc.temporal.node_state import carried, hand_on
 from ooc.temporal.window_inputs import Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
@@ -49,8 +48,6 @@ KEPT_A_NODE = 6
 """bytes in memory for every node that carries something: when it was written, and how often it was asked for"""
 PAIRS_AT_ONCE = 2**16
 """scored together where nothing is learned from them"""
-_BASELINE_SHARE = 2
-"""Of the batches' memory, 1/2 for the pairs that EdgeBank remembers, before there are windows of a model"""
 _LAYER_ROWS, _PAIR_ROWS = 14, 10
 """rows of the hidden width that a step keeps of a node, a layer, and of a pair"""
 
@@ -75,7 +72,7 @@ class WindowStream:
         self.history: History | None = None
         self._classes = classes
         kept = dataset.num_nodes * (KEPT_A_NODE * bool(made.widths) + 16 * ("birth" in dataset.names)) + PAIR_BYTES
-        self.budget = budget_of(dataset, model_bytes(config, self.model) + kept)
+        self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept)
         self.windows = windows(events, *config.span, config.by)
         self.borders = chronological(events, config.val, config.test)
         self.loaders = {each: self._loader(inputs, learning=each == "train") for each in ("train", "score")}
@@ -115,7 +112,7 @@ class WindowStream:
         return found
 
     def _loader(self, inputs: Inputs, learning: bool) -> ForecastLoader:
-        config, part = self.config, BatchRoom(self.budget.batches // PARTS, PARTS, self.budget)
+        config = self.config
         widths = self.net.model.widths
         weighted = "weight" in (self.dataset.events.columns if config.columns is None else config.columns)
         columns = [*inputs.columns, *(["weight"] if weighted else [])]
@@ -129,11 +126,11 @@ class WindowStream:
             both_ways=config.both_ways,
             state_bytes=4 * sum(widths),
             activations=partial(_activations, 4 * config.hidden, config.layers, None if learning else PAIRS_AT_ONCE),
-            max_bytes=part,
-            max_activations=BatchRoom(self.budget.batches // ACTIVATIONS, ACTIVATIONS, self.budget),
+            max_bytes=self.budget.window,
+            max_activations=self.budget.window_activations,
         )
         foresee = self.task is None
-        return ForecastLoader(work, self.windows, None, 3 * part, self.device, foresee=foresee)
+        return ForecastLoader(work, self.windows, None, 3 * self.budget.window, self.device, foresee=foresee)
 
     def _drawing(self, split: str) -> Negatives | None:
         config = self.config
@@ -151,14 +148,14 @@ class WindowStream:
             self._handed_on, self._trained = state["handed_on"], state["trained"]
         has_grown = state is not None and GROWN in state
         if (state is None or has_grown) and (negatives := self._negatives["val"]) is not None:
-            draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.batches // _BASELINE_SHARE
+            draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.pairs
             steps = self.loaders["score"].aheads()
             found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, tell, out)
             self.baselines = {"EdgeBank": found}
         if not widths:
             return
         engine = "auto" if self.config.engine == "gds" else self.config.engine
-        settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.batches // PARTS // 2, "engine": engine}
+        settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.window_state, "engine": engine}
         settings["resident"] = True
         if has_grown:
             extend_history(out / FOLDER, len(widths), self.dataset.num_nodes)

@@ -26,8 +26,8 @@ from ooc.loading.shared_scan_plan import ScanDraft, waiting
 from ooc.models.builders import Model, build_model, pre_aggregation_of
 from ooc.models.convs import BlockSAGEConv
 from ooc.models.layers import Layer
-from ooc.runtime.budget import divide
 from ooc.runtime.keyed_random import Cursor
+from ooc.runtime.memory_plan import divide
 from ooc.sampling import NeighborSampler
 from stores.arrays.encoding import Encoding
 from stores.build import write_store

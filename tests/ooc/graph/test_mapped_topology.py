@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooc.graph.blocks import Subgraph
-from ooc.graph.mapped_topology import Topology, _parts, slot_bytes
+from ooc.graph.mapped_topology import Topology, _parts
 from stores.graph import Graph
 
 PART = 2**14
@@ -32,7 +32,7 @@ def counting_forgets(graph: Graph, monkeypatch) -> list[Graph]:
 def test_slots_are_given_back_once_past_the_bound_by_all_loaders_together(monkeypatch):
     graph = graph_of([4 * PART])
     forgotten = counting_forgets(graph, monkeypatch)
-    part_bytes = slot_bytes(graph, ["weight"]) // 4
+    part_bytes = graph.mapped_bytes(["weight"]) // 4
     assert part_bytes == PART * 8  # int32 indices and float32 weights
     one, other = (Topology(graph, None, 2 * part_bytes, 0, columns=["weight"]) for _ in range(2))
     for _ in range(3):
@@ -52,7 +52,7 @@ def test_slots_are_given_back_once_past_the_bound_by_all_loaders_together(monkey
 def test_a_topology_that_fits_is_never_given_back(monkeypatch):
     graph = graph_of([3 * PART + 1])
     forgotten = counting_forgets(graph, monkeypatch)
-    topology = Topology(graph, None, slot_bytes(graph, []), 0)
+    topology = Topology(graph, None, graph.mapped_bytes([]), 0)
     topology.trim(subgraph_of([0, PART, 2 * PART, 3 * PART]))
     assert forgotten == []
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ooc.loading import neighbor_loader as loaders
 from ooc.loading import superbatch as windows
 from ooc.loading.neighbor_loader import NeighborLoader
 from stores.build import write_store
@@ -158,7 +157,7 @@ def mapped_rings() -> int:
 def test_nothing_adds_up_over_many_openings(path, monkeypatch, topology):
     """Opened, read from, left by an exception or halfway and closed, 200 times."""
     if topology == "on disk":
-        monkeypatch.setattr(loaders, "WARM_SHARE", 10**9)
+        monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
     rings = mapped_rings()
     with leaving_nothing(path):
         pass

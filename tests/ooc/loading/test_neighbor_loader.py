@@ -10,10 +10,9 @@ import zarr
 from torch_geometric.data import Data
 from torch_geometric.utils import degree, k_hop_subgraph
 
-from ooc.graph.memory_shares import SCRATCH_BYTES, budget_of
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.runtime.budget import divide
 from ooc.runtime.keyed_random import Cursor
+from ooc.runtime.memory_plan import SCRATCH_BYTES, divide, plan_memory
 from stores.arrays.zarr_rows import BLOCK_BYTES
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError, InputError
@@ -292,8 +291,12 @@ def test_a_batch_moves_with_its_blocks(ds):
     assert moved.blocks[1].num_dst == 8
 
 
-def test_loaders_of_a_data_set_share_one_budget(ds, make_store):
-    assert NeighborLoader(ds, [1]).budget is NeighborLoader(ds, [2]).budget is budget_of(ds)
+def test_loaders_of_a_data_set_divide_the_same_memory(ds, make_store):
+    first = NeighborLoader(ds, [1])
+    held = np.ones(30 * 2**20)  # 240 MB, as batches of the first loader would be
+    assert NeighborLoader(ds, [2]).budget == first.budget == plan_memory(ds)
+    assert plan_memory(ds, model=10**6).baseline == first.budget.baseline
+    del held
     with Dataset.open(ds.path, memory="100MB") as tight, pytest.raises(BudgetError, match="give at least"):
         NeighborLoader(tight, [1])
 
@@ -303,12 +306,12 @@ def test_features_in_chunks_larger_than_a_block_are_in_the_budget(ds, make_store
     zarr.create_array(tmp_path / "x", shape=(50, width), chunks=(50, width), dtype="float32")
     with Dataset.open(path, features={"x": tmp_path / "x"}) as other:
         beyond = 2 * (50 * width * 4 - BLOCK_BYTES)
-        assert budget_of(other).scratch == SCRATCH_BYTES + beyond
+        assert plan_memory(other).scratch == SCRATCH_BYTES + beyond
     refused = pytest.raises(BudgetError, match=r"read buffers 453 MB stay; give at least")
     with Dataset.open(path, features={"x": tmp_path / "x"}, memory=tight()) as other, refused:
-        budget_of(other)
+        plan_memory(other)
     with Dataset.open(path) as own:
-        assert budget_of(own).scratch == SCRATCH_BYTES
+        assert plan_memory(own).scratch == SCRATCH_BYTES
 
 
 def test_times_and_reads_add_up_over_epochs(ds):

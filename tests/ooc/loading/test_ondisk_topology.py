@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading import neighbor_loader as loaders
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.runtime.budget import divide
+from ooc.runtime.memory_plan import divide
 from stores.build import write_store
 from stores.dataset import Dataset
 from stores.errors import BudgetError, StoreError
@@ -32,7 +31,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 def _edges_do_not_fit(monkeypatch):
-    monkeypatch.setattr(loaders, "WARM_SHARE", 10**9)
+    monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
 
 
 def without_edges(ds: Dataset, weight: bool) -> None:

@@ -25,7 +25,7 @@ def edges_of(ds: Dataset) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("where", ["disk", "memory", "edges on disk"])
 def test_batches_against_brute_force(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, where: str, halo: bool) -> None:
     if where == "edges on disk":
-        monkeypatch.setattr("ooc.loading.part_loader.WARM_SHARE", 2**62)
+        monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 2**62)
     store = make_store(num_nodes=200, num_edges=900, weight=True)
     with Dataset.open(store, in_memory=where == "memory") as ds:
         train = ds.members("train")

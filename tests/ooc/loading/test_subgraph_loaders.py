@@ -12,7 +12,7 @@ from torch_geometric.utils import subgraph
 import ooc
 from ooc.loading.subgraph_loaders import ClusterLoader
 from ooc.models.convs import BlockGCNConv, BlockSAGEConv
-from ooc.runtime.budget import divide
+from ooc.runtime.memory_plan import divide
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
@@ -43,7 +43,7 @@ def whole(ds: Dataset) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("where", ["disk", "memory", "edges on disk"])
 def test_a_batch_is_the_subgraph_of_its_parts(store: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     if where == "edges on disk":
-        monkeypatch.setattr("ooc.loading.subgraph_loaders.WARM_SHARE", 2**62)
+        monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 2**62)
     with Dataset.open(store, in_memory=where == "memory") as ds:
         edge_index, weight, x = whole(ds)
         loader, seen = ClusterLoader(ds, 3, shuffle=True, input_nodes="train", num_layers=2), []

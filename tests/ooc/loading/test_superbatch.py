@@ -17,8 +17,8 @@ from ooc.loading import superbatch as windows
 from ooc.loading.feature_cache import CachedNodes, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.superbatch import SuperbatchPlanner
-from ooc.runtime.budget import divide
 from ooc.runtime.keyed_random import Cursor
+from ooc.runtime.memory_plan import divide
 from stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
 from stores.arrays.rows import ArrayRows
 from stores.arrays.zarr_rows import ForeignRows

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.graph.memory_shares import budget_of
 from ooc.loading import neighbor_loader as loaders
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.neighbor_loader import NeighborLoader
@@ -23,6 +22,7 @@ from ooc.planning.profile import RunProfile, regroup
 from ooc.planning.simulate_scans import ScanLoad, SimulatedScans, follow
 from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, SimulatedSuperbatches, SuperbatchLoad, simulate
 from ooc.planning.trials import apart, batches_of, lengths_of
+from ooc.runtime.memory_plan import plan_memory
 from ooc.training.checkpoint import read_plan
 from ooc.training.node_loop import plan as plan_of
 from ooc.training.node_loop import train
@@ -57,7 +57,7 @@ def test_what_is_replayed_is_what_is_read(ds: Dataset, room: float) -> None:
     """In as many windows, to the row, whether one batch fits or all of them."""
     probe = NeighborLoader(ds, [3, 3], batch_size=64, shuffle=True, seed=1)
     largest = max(probe.work.nbytes(drawn) for drawn in batches_of(probe.work, 0, len(probe)))
-    budget = dataclasses.replace(budget_of(ds), max_batch=int(largest * room), in_flight=2 * int(largest * room))
+    budget = dataclasses.replace(plan_memory(ds), max_batch=int(largest * room), in_flight=2 * int(largest * room))
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [3, 3], batch_size=64, shuffle=True, seed=1, budget=budget)
         found = replayed(loader, budget.batches)
@@ -80,7 +80,7 @@ def test_sweeps_are_replayed_to_the_row_too(ds: Dataset) -> None:
         "pre_aggregation": pre_aggregation,
         "edge_ids": False,
     }
-    budget = dataclasses.replace(budget_of(ds), max_batch=2 * 10**6, in_flight=4 * 10**6)
+    budget = dataclasses.replace(plan_memory(ds), max_batch=2 * 10**6, in_flight=4 * 10**6)
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [3, 3], budget=budget, **options)
         pool = budget.batches + loader.work.spare_bytes
@@ -268,13 +268,13 @@ def profile_of(loads: list[SuperbatchLoad], found: BatchCosts, **others: Simulat
 def test_a_plan_names_the_bottleneck_and_what_would_help(ds: Dataset) -> None:
     loads, run = windows_of(4, 10, 100_000), RunFacts(40, 40, 512, {})
     half = SimulatedSuperbatches(tuple(windows_of(4, 10, 50_000)), 0, CachedNodes.none())
-    made = plan(profile_of(loads, costs(0.01, 1e-4), **{"--memory 9GB": half}), budget_of(ds), run)
+    made = plan(profile_of(loads, costs(0.01, 1e-4), **{"--memory 9GB": half}), plan_memory(ds), run)
     assert made.prediction.bottleneck == "read"
     assert "Reading takes" in made.advice
     assert "--memory 9GB" in made.advice
     assert made.others["--memory 9GB"] == pytest.approx(made.prediction.seconds_per_epoch / 2, rel=0.1)
     assert made.prediction.read_amplification == pytest.approx(1)
-    slow = plan(profile_of(loads, costs(5.0, 1e-6), **{"--memory 9GB": half}), budget_of(ds), run)
+    slow = plan(profile_of(loads, costs(5.0, 1e-6), **{"--memory 9GB": half}), plan_memory(ds), run)
     assert slow.prediction.bottleneck == "consumer"
     assert "memory" not in slow.advice
     assert json.loads(json.dumps(slow.asdict()))["prediction"]["bottleneck"] == "consumer"
@@ -331,7 +331,7 @@ def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
 _TRAINING = """
 import json, sys
 from pathlib import Path
-from ooc.runtime.memory import resident_bytes
+from stores.process import resident_bytes
 from ooc.training.node_loop import train
 from tests.ooc.runs import configure
 

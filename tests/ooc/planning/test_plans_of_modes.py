@@ -53,8 +53,7 @@ def test_what_a_mode_reads_is_predicted(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, where: str
 ) -> None:
     if where == "edges on disk":
-        for module in ("induced", "parts"):
-            monkeypatch.setattr(f"ooc.{module}.WARM_SHARE", 2**62)
+        monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 2**62)
     summary = train(a_run(store, tmp_path / "run", MODES[mode]))
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
     neighbor = 0.0 if mode != "saint" else 0.05  # whose later epochs are other subgraphs

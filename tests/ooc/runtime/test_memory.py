@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ooc.runtime import memory
-from ooc.runtime.memory import MemoryMeter, Tidy, resident_bytes
+from ooc.runtime.memory import MemoryMeter, Tidy
+from stores.process import resident_bytes
 
 SIZE = 200_000_000
 SLACK = 40_000_000
@@ -72,7 +73,8 @@ def test_resident_bytes_agree_with_statm() -> None:
 
 _FREED_BLOCKS = """
 import ctypes
-from ooc.runtime.memory import resident_bytes, return_large_blocks
+from ooc.runtime.memory import return_large_blocks
+from stores.process import resident_bytes
 
 MIB = 2**20
 libc = ctypes.CDLL(None)

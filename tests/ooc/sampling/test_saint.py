@@ -210,7 +210,7 @@ def test_the_same_batches_whatever_the_threads_the_memory_and_the_engine(
     for number, each in enumerate([{"engine": "pread"}, {"engine": "mmap"}, {"in_memory": True}, {"sample_threads": 3}], 1):
         assert all(map(same, batches(number, **each), want))
         assert (tmp_path / str(number) / "edges.bin").read_bytes() == (tmp_path / "0/edges.bin").read_bytes()
-    monkeypatch.setattr("ooc.loading.subgraph_loaders.WARM_SHARE", 2**62)  # edges stay on disk
+    monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 2**62)  # edges stay on disk
     monkeypatch.setattr(saint_norm, "MAPPED_BYTES", 0)  # and their counts
     assert all(map(same, batches(9), want))
     assert (tmp_path / "9/edges.bin").read_bytes() == (tmp_path / "0/edges.bin").read_bytes()

@@ -10,7 +10,7 @@ import torch
 
 from ooc.layerwise import shape as sweepshape
 from ooc.loading import neighbor_loader as loaders
-from ooc.runtime.budget import divide
+from ooc.runtime.memory_plan import divide
 from ooc.training.checkpoint import read_metrics
 from ooc.training.node_loop import train
 from stores.errors import BudgetError, ConfigError

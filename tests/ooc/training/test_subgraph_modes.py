@@ -11,7 +11,7 @@ import torch
 from ooc.cli.main import main
 from ooc.config.modes import load_config
 from ooc.metrics.nodes import Loss
-from ooc.runtime.budget import divide
+from ooc.runtime.memory_plan import divide
 from ooc.training.node_loop import train
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
@@ -46,7 +46,7 @@ def test_a_run_is_a_function_of_its_settings_and_resumes_to_the_bit(
     for name, more in {"ram": {"in_memory": True}, "pread": {"engine": "pread"}, "budget": {"memory": tight()}}.items():
         train(configure(store, tmp_path / name, **settings(mode), **more))
         assert curve(tmp_path / name) == want
-    monkeypatch.setattr("ooc.loading.subgraph_loaders.WARM_SHARE", 2**62)
+    monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 2**62)
     train(configure(store, tmp_path / "edges", **settings(mode)))
     assert curve(tmp_path / "edges") == want
     for step in (0, 3, summary["total_steps"] - 1) if mode in MODES[:2] else (3,):
@@ -79,7 +79,7 @@ def test_the_parts_of_the_store_are_taken(make_store: MakeStore, tmp_path: Path)
 
 def test_a_batch_too_large_names_the_fix(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = dataclasses.replace(divide(10**9, baseline=0), max_batch=1000, in_flight=2000)
-    monkeypatch.setattr("ooc.loading.neighbor_loader.divide", lambda *_, **__: small)
+    monkeypatch.setattr("ooc.runtime.memory_plan.divide", lambda *_, **__: small)
     store = make_store(num_nodes=120, num_edges=900)
     with pytest.raises(BudgetError, match="take fewer parts a batch, a store with more parts"):
         train(configure(store, tmp_path / "run", **settings({"mode": "cluster", "parts": 2})))

@@ -211,7 +211,7 @@ def test_by_default_checkpoints_take_little_of_the_time(make_store: MakeStore, t
     assert len(saves) == 2  # the checkpoint and model.pt
     saves.clear()
     monkeypatch.setattr(baserun, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(baserun, "CHECKPOINT_SHARE", 0.0)
+    monkeypatch.setattr(baserun, "CHECKPOINT_SPACING", 0.0)
     train(configure(make_store("b.ooc"), tmp_path / "often"))
     assert len(saves) == 12 + 3 + 1
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ooc
-from ooc.runtime.budget import RUNTIME_BYTES, divide
+from ooc.runtime.memory_plan import RUNTIME_BYTES, divide
 from tools.bench.lib.disk_rates import Disk, Rates
 from tools.bench.lib.stores import make_store
 from tools.bench.sampled import cache_policies as policies

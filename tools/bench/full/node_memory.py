@@ -70,7 +70,7 @@ def train(a: argparse.Namespace) -> Result:
     import ooc
     from ooc.config.events import EventsConfig
     from ooc.temporal.node_memory import NodeMemory
-    from ooc.training.event_stream import SHARE, EventStream
+    from ooc.training.event_stream import EventStream
 
     out = a.work / "nodememory"
     shutil.rmtree(out, ignore_errors=True)
@@ -79,7 +79,7 @@ def train(a: argparse.Namespace) -> Result:
     torch.manual_seed(0)
     memory = a.memory or a.limit or None
     with ooc.open(a.child, memory=memory) as ds, closing(EventStream(config, ds, torch.device("cpu"))) as mode:
-        most = mode.budget.batches // SHARE // 2
+        most = mode.budget.history
         mode.memory = NodeMemory.create(out, ds, a.memory_dim, columns=mode.columns, max_bytes=most)
         loader: Any = mode.loaders["train"]
         loader.memory, history = mode.memory, mode.memory.history

@@ -79,7 +79,7 @@ def growth(at: list[int], resident: list[int]) -> dict[str, float]:
 def soak(a: argparse.Namespace) -> dict[str, Any]:
     """Warm up, train, close; the samples and what they come to."""
     import ooc
-    from ooc.runtime.memory import resident_bytes
+    from stores.process import resident_bytes
 
     fanout = [int(f) for f in a.fanout.split(",")]
     with ooc.open(a.store, memory=a.memory) as ds:

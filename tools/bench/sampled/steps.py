@@ -95,10 +95,12 @@ def windows_of(loader: Any) -> int:
     return int(stages["sum" if "sum" in stages else "read"]["items"]) if "group" in stages else 0
 
 
-def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int, sums: int = 0) -> tuple[Steps, Any]:
-    """One pass over `seeds`: nodes, edges and loss of every step, and the loader. sums: as of `loader_of`."""
+def train(
+    ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int, sums: int = 0, budget: Any = None
+) -> tuple[Steps, Any]:
+    """One pass over `seeds`: nodes, edges and loss of every step, and the loader. sums, budget: as of `loader_of`."""
     step = learner(ds, len(fanout), hidden, seed)
-    loader = loader_of(ds, seeds, fanout, batch_size, sums=sums)
+    loader = loader_of(ds, seeds, fanout, batch_size, budget, sums)
     steps: Steps = []
     for batch in loader:
         loss = step(batch)
@@ -109,7 +111,7 @@ def train(ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, 
 def run(a: argparse.Namespace) -> dict[str, Any]:
     """Open, warm up on a tiny graph, run the steps and measure."""
     import ooc
-    from ooc.graph.memory_shares import budget_of
+    from ooc.runtime.memory_plan import plan_memory
 
     fanout = [int(f) for f in a.fanout.split(",")]
     options = {"in_memory": a.features == "ram", "engine": a.engine, "memory": a.memory or a.limit}
@@ -119,11 +121,11 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
             stored.cost = replace(stored.cost, read_s=a.gap * 1024 * stored.cost.byte_s)
         seeds = seeds_of_run(ds.num_nodes, a.batch_size, a.batches, a.seed)
         # Before the libraries are warm and without columns that no batch meets, as in `ooc train`.
-        budget_of(ds, columns=())
+        budget = plan_memory(ds, columns=())
         sums = sums_of(a, fanout, ds)
         warm_up(fanout, a.hidden, sums, ds, options)
         begin = time.perf_counter()
-        steps, loader = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed, sums)
+        steps, loader = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed, sums, budget)
         seconds = time.perf_counter() - begin
     stages = loader.times()
     return {

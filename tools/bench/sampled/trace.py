@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ooc
-from ooc.graph.memory_shares import budget_of
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.shared_scan_plan import SharedScan, shared_scans, waiting
 from ooc.loading.superbatch_plan import Superbatch, SuperbatchPlanner
 from ooc.loading.work import Work
-from ooc.runtime.budget import Budget
 from ooc.runtime.keyed_random import Cursor
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from stores.arrays.zarr_rows import ShardedRows
 from stores.dataset import Dataset
 from tools.bench.lib.pages import PAGE_BYTES, pages_of
@@ -31,7 +30,7 @@ SCAN_SHARE = 0.9
 def settings(store: Path | str, fanout: str, batches: int, batch_size: int, seed: int) -> dict[str, Any]:
     """What `Trace.of` takes for batches of no run: with all the memory that the machine has."""
     with ooc.open(store) as ds:
-        budget = asdict(budget_of(ds))
+        budget = asdict(plan_memory(ds))
     layers = [int(f) for f in fanout.split(",")]
     return {"budget": budget, "fanout": layers, "batches": batches, "batch_size": batch_size, "seed": seed}
 
@@ -46,7 +45,7 @@ class Trace:
 
     ds: Dataset
     work: Work
-    budget: Budget
+    budget: MemoryPlan
     batches: int
 
     @classmethod
@@ -54,7 +53,7 @@ class Trace:
         """Of what `tools.bench.sampled.steps` printed of a run from disk."""
         ds = ooc.open(store, memory=run["budget"]["memory"])  # what loaders do depends on there being a limit
         try:
-            budget = Budget(**run["budget"])
+            budget = MemoryPlan(**run["budget"])
             seeds = seeds_of_run(ds.num_nodes, run["batch_size"], run["batches"], run["seed"])
             loader = loader_of(ds, seeds, run["fanout"], run["batch_size"], budget, run.get("sums", 0))
             work = loader._work  # without the pipeline around it: nothing is read

@@ -8,7 +8,7 @@ import numpy as np
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.runtime.budget import divide
+from ooc.runtime.memory_plan import divide
 from stores.arrays.rows import ArrayRows
 from stores.dataset import Dataset
 from stores.errors import BudgetError

@@ -61,7 +61,7 @@ def test_batches_are_those_of_rows_in_memory(
         options["fanout"] = [5]
     with pytest.MonkeyPatch.context() as patch, Dataset.open(path, engine=engine, features={"x": features[encoding]}) as ds:
         if edges_on_disk:
-            patch.setattr(loaders, "WARM_SHARE", 10**9)
+            patch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
         loader = loader_of(ds, sample_threads=threads, **options)
         assert (loader._work.frontier is not None) == edges_on_disk
         got, message, notes = outcome(loader, epochs=1)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.loading import neighbor_loader as loaders
 from ooc.loading import shared_scan as shared_scans
-from ooc.loading.feature_cache import SECOND_SHARE, CacheRegistry, registry_of
+from ooc.loading.feature_cache import CacheRegistry, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.shared_scan import AggregateBuffers, SelfRowBuffers, Stopped
+from ooc.runtime.memory_plan import SECOND_SHARE
 from stores.dataset import Dataset
 from stores.errors import BudgetError
 from tests.ooc.batches import same
@@ -140,7 +140,7 @@ def test_a_batch_that_only_fits_all_the_memory_is_refused_or_halved_beside_anoth
     ds: Dataset, monkeypatch: pytest.MonkeyPatch, edges_on_disk: bool
 ) -> None:
     if edges_on_disk:
-        monkeypatch.setattr(loaders, "WARM_SHARE", 10**9)
+        monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
     room = few(3)
     assert len(list(loader_of(ds, budget=room))) == 15
     first = iter(loader_of(ds, budget=room))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ooc.runtime.budget import LEAST_BATCH, RUNTIME_BYTES, BatchRoom, divide, words_for
+from ooc.runtime.memory_plan import LEAST_BATCH, RUNTIME_BYTES, BatchRoom, divide, words_for
 from stores.errors import BudgetError
 from stores.sizes import format_bytes, parse_bytes
 

@@ -1,8 +1,42 @@
-"""What the machine has left for this process."""
+"""The process's memory: what it holds, and what the machine has left for it."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """What the loaders of a data set divide among them, in bytes."""
+
+    limit: int
+    """of the whole process"""
+    baseline: int
+    """what it held when this was measured"""
+    origin: str
+    """where the limit comes from, for people"""
+
+    @classmethod
+    def measure(cls, limit: int | None) -> Self:
+        """Measure the process now. Without a limit it may take half of what the machine has available."""
+        baseline, _ = resident_bytes()
+        if limit is None:
+            return cls(baseline + available_bytes() // 2, baseline, "(half of what is available)")
+        return cls(limit, baseline, "given")
+
+
+def resident_bytes() -> tuple[int, int]:
+    """(resident bytes of the process now, at its highest so far), from /proc/self/status."""
+    now = high = 0
+    with open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"VmRSS:"):
+                now = int(line.split()[1]) * 1024
+            elif line.startswith(b"VmHWM:"):
+                high = int(line.split()[1]) * 1024
+    return now, max(now, high)
 
 
 def available_bytes() -> int:
