@@ -1,6 +1,6 @@
 """One exact step, op by op: the way up, the loss, and the way down."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -9,15 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.fullgraph.activation_offload import OffloadFile, PendingChunk, PendingChunks
-from ooc.fullgraph.gradients import arriving, behind_norm, inputs_of, wanted_of
+from ooc.fullgraph.gradients import SUMMED_GRADIENT, arriving, before_norm, inputs_of, wanted_of
 from ooc.fullgraph.io_stats import COMPUTE, IoStats
-from ooc.fullgraph.ir import Op, Placement, Program, TensorPlacement
+from ooc.fullgraph.ir import Placement, Program, TensorPlacement, ValueKind
 from ooc.fullgraph.ops import Moments, RangeOfNodes, StepModules, Tensors
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.resume import StepLog, StepPosition, statistics_of
 from ooc.fullgraph.scans import NodeChunk, NodeScans, SumRequest, sum_rows
 from ooc.fullgraph.shape import hidden_norms, norm_of
 from ooc.fullgraph.value_store import ValueStore, nothing
+from ooc.layerwise.ir import Op, ValueRef
 from ooc.models.layers import recording_nothing
 from stores.errors import BudgetError, StoreError
 
@@ -63,6 +64,7 @@ class Executor:
         """gradients that this op adds to what others left, chunk by chunk"""
         self._waiting = PendingChunks()
         self._uses = program.uses(placement)
+        self._values = {value.name: value for value in program.values}
         modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
         self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
 
@@ -80,7 +82,7 @@ class Executor:
                         self._down(op, start)
                     else:
                         moments = state.moments if number == state.op else None
-                        self._up(op, [name for name in op.writes if not name.startswith("saved")], loss, start, moments)
+                        self._up(op, self._of(op.writes, "rows", "sums", "gradient"), loss, start, moments)
                     self._drain()
                 self._let_go(op)
             return self.loss
@@ -105,18 +107,19 @@ class Executor:
     def _note(self, op: Op, chunk: NodeChunk, moments: Moments | None = None) -> None:
         """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
         self.store.tidy()
-        self._progress(op.name, chunk.place.stop, self.shape.sweep.num_nodes)
+        self._progress(op.name, chunk.place.stop, self.shape.model.num_nodes)
         if self._notes is None or not chunk.ends or op.scatters or not self._notes.due():
             return
         later = self.program.ops[self._number :]
-        needed = {name for each in later for name in (each.summed, *each.reads, *each.writes, each.scatters) if name[:1] == "g"}
+        named = (name for each in later for name in (each.summed, *each.reads, *each.writes, each.scatters))
+        needed = set(self._of(named, "gradient"))
         begun = [name for name in (*self._begun, *op.writes) if name in needed]
         if not all(self.store.on_disk(name) for name in begun):
             return
         rows = [name for name in op.writes if self._comes(name)]
-        if chunk.place.stop < self.shape.sweep.num_nodes and not all(map(self.store.on_disk, rows)):
+        if chunk.place.stop < self.shape.model.num_nodes and not all(map(self.store.on_disk, rows)):
             return  # what is in memory alone is made again from its first row on
-        made = [name for name in self._made if name not in ("x", "edges") and self.store.on_disk(name)]
+        made = [name for name in self._of(self._made, "rows", "sums", "gradient") if self.store.on_disk(name)]
         self._drain()
         self.store.sync([*rows, *made, *begun])
         state = StepPosition(
@@ -143,17 +146,17 @@ class Executor:
         """Run an op for the values `writes`, from node `start` on; loss: None where they were made before, and are made again;
         state: of the moments gathered before `start`."""
         inputs = inputs_of(self.shape, op)
-        for name in inputs.values():
-            if name[:4] != "near":
-                self._ensure(name)
+        for name in self._of(inputs.values(), "features", "rows"):
+            self._ensure(name)
         if loss is not None:
             self._begin(op)
-        near = inputs.get("near", "")
-        rows = [name for name in writes if name[0] != "g" and name != near]
+        sums = inputs.get("sums", "")
+        rows = self._of(writes, "rows")
         for name in rows:
             self.store.open(name)
-        moments = Moments(state) if loss is not None and f"z{op.layer}" in rows else None
-        for chunk in self._scan(op, inputs, near in writes and self._stored(near), [], {}, start):
+        before = ValueRef("pre_norm", op.layer).name
+        moments = Moments(state) if loss is not None and before in rows else None
+        for chunk in self._scan(op, inputs, sums in writes and self._stored(sums), [], {}, start):
             with self.traffic.timed(COMPUTE):
                 given = self._given(inputs, chunk)
                 if op.turns and loss is not None:
@@ -161,7 +164,7 @@ class Executor:
                 else:
                     outputs = self._forward(op, chunk.place, given, loss is None)
             if moments is not None:
-                moments.add(outputs[f"z{op.layer}"])
+                moments.add(outputs[before])
             for name in rows:
                 self.store.put(name, chunk.place.first, outputs[name].numpy())
             if loss is not None:
@@ -170,19 +173,20 @@ class Executor:
             self._normed(op.layer, moments)
         if loss is not None:
             self._added(op)
-        done = [*rows, *([near] if near in writes and self._stored(near) else [])]
+        done = [*rows, *([sums] if sums in writes and self._stored(sums) else [])]
         self._made |= {name for name in done if not start or self.store.on_disk(name)}
 
     def _comes(self, name: str) -> bool:
         """Whether an op's value is put anywhere, for later ops or for the way down."""
-        return not name.startswith("saved") and (name[:4] != "near" or self._stored(name))
+        kind = self._values[name].kind
+        return kind != "saved" and (kind != "sums" or self._stored(name))
 
     def _stored(self, name: str) -> bool:
         """Whether a value is kept for the way down."""
         return self.placement.fate(name) is not TensorPlacement.RECOMPUTED and bool(self._uses[name])
 
     def _forward(self, op: Op, place: RangeOfNodes, given: Tensors, again: bool) -> Tensors:
-        saved = next((name for name in op.writes if name.startswith("saved")), "")
+        saved = next(iter(self._of(op.writes, "saved")), "")
         if again or not saved or not self._stored(saved):
             with torch.no_grad(), self._quiet(op, again):
                 return self._function(op, place)(given)
@@ -220,12 +224,11 @@ class Executor:
         whole = lives and up.name != self._resumed_op  # of an op that was gone on with, the first chunks are computed again
         asked = set().union(*(live.asked for live in lives.values())) if whole else None
         inputs = {part: name for part, name in inputs_of(self.shape, up).items() if asked is None or part in asked}
-        more = [name for name in op.reads if name[0] == "g"]
-        if behind_norm(self.shape, op):
-            more.append(f"z{op.layer}")
-        for name in [*inputs.values(), *more]:
-            if name[0] != "g" and name[:4] != "near":
-                self._ensure(name)
+        more = self._of(op.reads, "gradient")
+        if before_norm(self.shape, op):
+            more.append(ValueRef("pre_norm", op.layer).name)
+        for name in self._of([*inputs.values(), *more], "features", "rows"):
+            self._ensure(name)
         self._begin(op)
         try:
             for chunk in self._scan(up, inputs, False, more, lives, start, op):
@@ -251,7 +254,7 @@ class Executor:
         """Sums of gradients alone."""
         (name,) = op.writes
         for chunk in self._scan(op, {}, False, [], {}, start, op):
-            self.store.put(name, chunk.place.first, chunk.read["gsum"])
+            self.store.put(name, chunk.place.first, chunk.read[SUMMED_GRADIENT])
             self._note(op, chunk)
         self._added(op)
 
@@ -268,22 +271,29 @@ class Executor:
         """An op's gradients stand there."""
         for name in self._adds:
             self.store.halves[name] = self.store.other_half(name)
-        self._begun |= {name for name in (*op.writes, op.scatters) if name[:1] == "g"}
+        self._begun |= set(self._of((*op.writes, op.scatters), "gradient"))
 
     def _leave(self, op: Op, chunk: NodeChunk, caught: Tensors) -> None:
         """Put the gradients of a chunk's inputs where the ops below find them."""
         index, place = op.layer, chunk.place
         if op.scatters and "rows" in caught:
             self.store.add(op.scatters, place.at["sources"], caught["rows"].numpy())
-        names = {"near": f"gnear{index}", "root": self.shape.own_gradient(index), "initial": "ginitial", "z": f"gz{index}"}
-        for part, name in names.items():
+        own = self.shape.own_gradient(index)
+        refs = {
+            "sums": ValueRef("sums", index, gradient=True),
+            "self": own,
+            "initial": ValueRef("initial", gradient=True),
+            "pre_norm": ValueRef("pre_norm", index, gradient=True),
+        }
+        for part, ref in refs.items():
+            name = "" if ref is None else ref.name
             if name not in op.writes:
                 continue
             gradient = caught.get(part)
             if gradient is None:
-                shape = (place.stop - place.first, self.shape.columns(name))
+                shape = (place.stop - place.first, self._values[name].columns)
                 gradient = torch.zeros(shape, dtype=torch.float64 if self.shape.itemsize == 8 else torch.float32)
-            if part == "near" and self.shape.sweep.layers[index].kind == "mean":
+            if part == "sums" and self.shape.model.layers[index].kind == "mean":
                 gradient = gradient * torch.from_numpy(self.node_scans.inverse_degree(place.first, place.stop))[:, None]
             if name in self._adds:
                 gradient = gradient + torch.from_numpy(self.store.read(name, place.first, place.stop))
@@ -304,17 +314,17 @@ class Executor:
         down: Op | None = None,
     ) -> Iterator[NodeChunk]:
         """The chunks of an op from node `start` on, and what it reads; keep: whether its sums become a value."""
-        summed, sweep = [], self.shape.sweep
-        kind = sweep.layers[up.layer].kind
-        near = inputs.get("near", "")
-        if near and near not in self._made:
+        summed, model = [], self.shape.model
+        kind = model.layers[up.layer].kind
+        sums = inputs.get("sums", "")
+        if sums and sums not in self._made:
             assert kind is not None
             self._ensure(up.summed)
-            summed.append(SumRequest(near, up.summed, kind, False, keep))
+            summed.append(SumRequest(sums, up.summed, kind, False, keep))
         if down is not None and down.summed:
-            above = sweep.layers[down.layer + (down.kind not in ("map", "add"))].kind
+            above = model.layers[down.layer + (down.kind not in ("map", "add"))].kind
             assert above is not None
-            summed.append(SumRequest("gsum", down.summed, "sum" if above == "mean" else above, True, False))
+            summed.append(SumRequest(SUMMED_GRADIENT, down.summed, "sum" if above == "mean" else above, True, False))
         made = {each.name for each in summed}
         names = list(dict.fromkeys(name for name in (*inputs.values(), *more) if name not in made))
         self.store.trim(0 if up.kind == "gather" else self._left())
@@ -329,7 +339,7 @@ class Executor:
             each for each in summed if each.keep and self.placement.fate(each.name) is not TensorPlacement.DISK
         ]  # made where they are
         columns = sum(self.store.rows(each.source).shape[1] for each in summed if each not in stay)
-        rows = sweep.num_nodes
+        rows = model.num_nodes
         if columns:
             rows = sum_rows(self._left(), columns, self.shape.itemsize, self.program.cell_rows)
         return self.node_scans.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
@@ -337,6 +347,10 @@ class Executor:
     def _left(self) -> int:
         """Bytes for sums, and for arrays that wait for their next use."""
         return self.room - self.store.memory_bytes - self._waiting.nbytes - self.node_scans.sum_bytes
+
+    def _of(self, names: Iterable[str], *kinds: ValueKind) -> list[str]:
+        """Those of some values that are of these kinds."""
+        return [name for name in names if name and self._values[name].kind in kinds]
 
     def _given(self, inputs: dict[str, str], chunk: NodeChunk) -> Tensors:
         spooled = 0 if self.spool is None else self.spool.nbytes
@@ -367,7 +381,7 @@ class Executor:
         if name in self._made:
             return
         op = self.program.op(self.program.value(name).made_by)
-        wanted = [each for each in op.writes if each.startswith(("rows", "root", "initial", "z")) and each not in self._made]
+        wanted = [each for each in self._of(op.writes, "rows") if each not in self._made]
         with self.traffic.op(f"{op.name} again"):
             self._up(op, wanted, None)
             self._drain()
@@ -376,7 +390,7 @@ class Executor:
         """Values whose last use this op was."""
         for value in self.program.values:
             name, uses = value.name, self._uses[value.name]
-            if name in ("x", "edges") or value.kind == "saved":
+            if value.kind in ("features", "edges", "saved"):
                 continue
             kept = bool(uses) and (op.backward or self.placement.fate(name) is not TensorPlacement.RECOMPUTED)
             last = uses[-1] if kept else value.last_forward

@@ -1,4 +1,4 @@
-"""What goes into an op's row-wise part, which gradients are asked of it, and which arrive at what it gave."""
+"""What goes into an op's row-wise part, which of it gets a gradient, and which gradients arrive at what it gave."""
 
 from typing import Any
 
@@ -6,65 +6,69 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.fullgraph.ir import Op
 from ooc.fullgraph.ops import StepModules, Tensors
 from ooc.fullgraph.program import FullShape
+from ooc.layerwise.ir import FEATURES, Op, ValueRef
 
 Array = NDArray[Any]
+SUMMED_GRADIENT = "gsum"
+"""name of the sums that arrive at a chunk by the transposed edges; they are no value"""
 
 
 def inputs_of(shape: FullShape, op: Op) -> dict[str, str]:
     """The inputs of an op's row-wise part, by value."""
-    index = op.layer
+    index, model = op.layer, shape.model
     if op.kind == "map":
-        return {"x": "x"}
+        return {"x": FEATURES.name}
     if op.kind == "norm":
-        return {"z": f"z{index}", **({"root": shape.root(index)} if shape.layers[index].residual else {})}
-    initial = {"initial": shape.initial()} if shape.sweep.layers[index].needs_initial else {}
+        own = {"self": model.self_rows(index).name} if shape.layers[index].residual else {}
+        return {"pre_norm": ValueRef("pre_norm", index).name, **own}
+    initial = {"initial": model.initial.name} if model.layers[index].needs_initial else {}
     if op.kind == "gather":
-        return {"rows": shape.rows(index), **initial}
-    return {"near": f"near{index}", "root": shape.root(index), **initial}
+        return {"rows": model.rows(index).name, **initial}
+    return {"sums": ValueRef("sums", index).name, "self": model.self_rows(index).name, **initial}
 
 
 def wanted_of(shape: FullShape, op: Op) -> list[str]:
-    """The inputs of an op that a gradient is asked of."""
+    """The inputs of an op that need a gradient."""
     below, index = shape.trained(op.layer), op.layer
     if op.kind == "map":
         return []
     if op.kind == "norm":
-        wanted = ["z"] if below or shape.layers[index].trains else []
-        return [*wanted, *(["root"] if below and shape.layers[index].residual else [])]
-    wanted = [] if not below else ["rows"] if op.kind == "gather" else ["near", "root"]
-    first = shape.sweep.layers[index].needs_initial and shape.trained(0)
+        wanted = ["pre_norm"] if below or shape.layers[index].trains else []
+        return [*wanted, *(["self"] if below and shape.layers[index].residual else [])]
+    wanted = [] if not below else ["rows"] if op.kind == "gather" else ["sums", "self"]
+    first = shape.model.layers[index].needs_initial and shape.trained(0)
     return [*wanted, *(["initial"] if first else [])]
 
 
-def behind_norm(shape: FullShape, op: Op) -> bool:
+def before_norm(shape: FullShape, op: Op) -> bool:
     """Whether what an op gives goes through a norm over all rows."""
     return op.kind in ("sum", "gather") and bool(shape.layers[op.layer].norm)
 
 
 def arriving(shape: FullShape, parts: StepModules, op: Op, read: dict[str, Array]) -> Tensors:
     """Gradients of what the op's forward gives, for a chunk; read: what the ops above left of it."""
-    if behind_norm(shape, op):
-        return {f"z{op.layer}": _through_norm(shape, parts, op.layer, read)}
-    index = 0 if op.kind == "map" else op.layer + 1
-    if not shape.trained(index):
+    if before_norm(shape, op):
+        return {ValueRef("pre_norm", op.layer).name: _through_norm(shape, parts, op.layer, read)}
+    index, model = 0 if op.kind == "map" else op.layer + 1, shape.model
+    gradient = shape.own_gradient(index)
+    if gradient is None:
         return {}
-    own = torch.from_numpy(read[shape.own_gradient(index)])
-    rows, root, found = shape.rows(index), shape.root(index), {}
-    sums = read.get("gsum", read.get(f"grows{index}"))
-    assert sums is not None
-    found[rows] = torch.from_numpy(sums)
-    if shape.own_gradient(index)[:5] == "groot":
-        if root == rows:
-            found[rows] = found[rows].add_(own) if "gsum" in read else found[rows] + own
+    own = torch.from_numpy(read[gradient.name])
+    rows, self_rows, found = model.rows(index).name, model.self_rows(index).name, {}
+    summed = read.get(SUMMED_GRADIENT)
+    found[rows] = torch.from_numpy(read[ValueRef("rows", index, gradient=True).name] if summed is None else summed)
+    if shape.sums(index):
+        if self_rows == rows:
+            found[rows] = found[rows] + own if summed is None else found[rows].add_(own)
         else:
-            found[root] = own
-    if "ginitial" in read and index == 0:
-        first = torch.from_numpy(read["ginitial"])
-        if shape.initial_apart:
-            found["initial"] = first
+            found[self_rows] = own
+    initial = shape.initial_gradient
+    if index == 0 and initial is not None and initial.name in read:
+        first = torch.from_numpy(read[initial.name])
+        if model.initial_apart:
+            found[model.initial.name] = first
         else:
             found[rows] = found[rows] + first
     return found
@@ -72,8 +76,8 @@ def arriving(shape: FullShape, parts: StepModules, op: Op, read: dict[str, Array
 
 def _through_norm(shape: FullShape, parts: StepModules, index: int, read: dict[str, Array]) -> Tensor:
     """The gradient before a norm: directly, by the mean and by the variance of all rows."""
-    found, nodes = parts.statistics[index], shape.sweep.num_nodes
-    direct, z = torch.from_numpy(read[f"gz{index}"]), torch.from_numpy(read[f"z{index}"])
+    found, nodes, before = parts.statistics[index], shape.model.num_nodes, ValueRef("pre_norm", index)
+    direct, rows = (torch.from_numpy(read[ref.name]) for ref in (before._replace(gradient=True), before))
     if found.mean.grad is None or found.var.grad is None:
         return direct
-    return direct + found.mean.grad / nodes + (z - found.mean.detach()) * (found.var.grad * (2 / nodes))
+    return direct + found.mean.grad / nodes + (rows - found.mean.detach()) * (found.var.grad * (2 / nodes))

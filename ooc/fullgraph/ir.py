@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from ooc.layerwise.ir import Op, ValueRef
+
 
 class TensorPlacement(StrEnum):
     """Where a value is from its last use on the way up to its use on the way down."""
@@ -24,7 +26,6 @@ class TensorPlacement(StrEnum):
 
 
 ValueKind = Literal["features", "edges", "rows", "sums", "saved", "gradient"]
-OpKind = Literal["map", "sum", "gather", "norm", "add"]
 
 
 @dataclass(frozen=True)
@@ -53,36 +54,6 @@ class Value:
     backward: tuple[str, ...]
     fates: tuple[TensorPlacement, ...]
     constant: bool = False
-
-
-@dataclass(frozen=True)
-class Op:
-    """A walk through all destinations, chunk by chunk.
-
-    kind: "map" (row by row), "sum" (the sums of a range of destinations, then row by row), "gather" (from the rows of a range's
-    sources), "norm" (row by row, with statistics over all nodes that the op before it gathered), "add" (only the sums, for a
-    "gather" on the way down, whose ranges are others). summed: value whose rows are added along the edges: it is read whole
-    once a range of destinations (a pass), "edges" (half of them: one order) once in all; on the way down along the transposed
-    edges. For "gather" it is the value whose rows are gathered; on the way down again, unless what is saved does without.
-    reads: values read once, in order. writes: values written once, in order; sums that are RECOMPUTED are not written at all.
-    scatters: gradient whose rows a "gather" adds to in any order. repeats: on the way down the op whose row-wise part is run
-    again where its "saved" is RECOMPUTED, else "". turns: the last op on the way up, which computes the loss and goes down at
-    once, so that nothing of it waits.
-
-    On the way down `summed` is the gradient of the sums of the layer above, and the sums go into this op's row-wise part as
-    gradients of what it wrote.
-    """
-
-    name: str
-    kind: OpKind
-    layer: int
-    backward: bool = False
-    summed: str = ""
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    scatters: str = ""
-    repeats: str = ""
-    turns: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +89,7 @@ class Program:
         op = self.op(value.made_by)
         if value.kind == "sums":
             return (op.summed, "edges")
-        own = (f"near{op.layer}",) if op.kind == "sum" else (op.summed,) if op.kind == "gather" else ()
+        own = (ValueRef("sums", op.layer).name,) if op.kind == "sum" else (op.summed,) if op.kind == "gather" else ()
         return (*own, *op.reads)
 
     def uses(self, placement: "Placement") -> dict[str, tuple[str, ...]]:

@@ -18,6 +18,7 @@ from ooc.fullgraph.shape import norm_of
 from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import Block
 from ooc.graph.range_blocks import own_block
+from ooc.layerwise.ir import ValueRef
 from ooc.models.dropout import DropoutKeys, Of, dropout
 from stores.graph import Graph
 
@@ -52,7 +53,7 @@ class Statistics:
 class StepModules:
     """A model's parts, in the order of a step. draws: the step's dropout.
 
-    >>> parts.layer(0, {"near": near, "root": root}, place)["rows1"]
+    >>> modules.layer(0, {"sums": sums, "self": own}, place)["rows1"]
     """
 
     def __init__(
@@ -69,36 +70,37 @@ class StepModules:
             with self.draws.part("encoder", place.at):
                 h = self.encoder(h)
         made = self._read(0, h, place)
-        return {**made, "initial": h} if self.shape.initial_apart else made
+        return {**made, "initial": h} if self.shape.model.initial_apart else made
 
     def layer(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
-        """given: "near" and "root", or "rows" of all sources; perhaps "initial"."""
+        """given: "sums" and "self", or "rows" of all sources; perhaps "initial"."""
         layer, block = self.layers[index], place.block
         assert block is not None
         extra = (given["initial"],) if "initial" in given else ()
         split = bool(self.shape.layers[index].norm)
-        if "near" not in given:
+        before = ValueRef("pre_norm", index).name
+        if "sums" not in given:
             with self.draws.part(f"layer{index}", place.at):
                 if not split:
                     return self._after(index, layer(given["rows"], block, *extra), place)
                 x = dropout(given["rows"], layer.dropout, layer.training)
-                return {f"z{index}": layer.convolved(x, block, *extra)}
-        if self.shape.narrow(index):
+                return {before: layer.convolved(x, block, *extra)}
+        if self.shape.model.narrows(index):
             own = layer.conv_joined if split else layer.joined
-            h = own(given["near"], given["root"], block)
+            h = own(given["sums"], given["self"], block)
         else:
             own = layer.convolved if split else layer
-            h = own(FirstLayerAggregates(given["near"], given["root"]), block, *extra)
-        return {f"z{index}": h} if split else self._after(index, h, place)
+            h = own(FirstLayerAggregates(given["sums"], given["self"]), block, *extra)
+        return {before: h} if split else self._after(index, h, place)
 
     def norm(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
-        """given: "z", and "root" with a residual."""
+        """given: "pre_norm", and "self" with a residual."""
         layer, found = self.layers[index], self.statistics[index]
-        root = given.get("root", given["z"])
-        if "root" in given and self.shape.sweep.layers[index].kind is None:
+        own = given.get("self", given["pre_norm"])
+        if "self" in given and not self.shape.sums(index):
             with self.draws.part(f"layer{index}", place.at):
-                root = dropout(root, layer.dropout, layer.training)
-        h = layer.finished(given["z"], root, normaliser(layer, found))
+                own = dropout(own, layer.dropout, layer.training)
+        h = layer.finished(given["pre_norm"], own, normaliser(layer, found))
         return self._after(index, h, place)
 
     def _after(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
@@ -111,15 +113,16 @@ class StepModules:
             return {"out": self.decoder(h)}
 
     def _read(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
-        layer, shape = self.layers[index], self.shape
-        if shape.sweep.layers[index].kind is None:
-            return {shape.rows(index): h}
+        layer, model = self.layers[index], self.shape.model
+        if not self.shape.sums(index):
+            return {model.rows(index).name: h}
         with self.draws.part(f"layer{index}", self._own(place)):
             h = dropout(h, layer.dropout, layer.training)
-        if not shape.narrow(index):
-            return {shape.rows(index): h}
-        near, root = layer.conv.narrowed(h)
-        return {shape.rows(index): near} if root is near else {shape.rows(index): near, shape.root(index): root}
+        if not model.narrows(index):
+            return {model.rows(index).name: h}
+        neighbor, own = layer.conv.narrowed(h)
+        made = {model.rows(index).name: neighbor}
+        return made if own is neighbor else {**made, model.self_rows(index).name: own}
 
     @staticmethod
     def _own(place: RangeOfNodes) -> dict[Of, NDArray[np.int64]]:

@@ -1,17 +1,17 @@
 """PURE: a model's shape on a graph -> the program of an exact step: its values, and its ops in order.
 
-Layer l reads "rows<l>" (from the store "x", where nothing is to be done to the features first), and where it maps before it
-sums, what the destination adds beside, "root<l>". A layer that sums makes "near<l>" of the rows. A layer with a norm over all
-nodes stops before it, at "z<l>". On the way down the gradients of sums and of destinations' own rows stand as "gnear<l>" and
-"groot<l>", of the rows of a layer that gathers as "grows<l>", of what stands before a norm as "gz<l>", and of the first rows,
-which later layers return to, as "ginitial".
+Layer l reads its rows (layer 0 the store's features, where nothing is to be done to them first) and, where it maps before it
+sums, what the destination adds beside. A layer that sums makes sums of the rows. A layer with a norm over all nodes stops
+before it. In the backward pass there are gradients of sums and of destinations' own rows, of the rows of a layer that gathers, of what
+stands before a norm, and of the first rows, which later layers return to. (See `ooc.layerwise.ir.ValueRef`.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ooc.fullgraph.ir import Op, OpKind, Program, TensorPlacement, Value, ValueKind
-from ooc.layerwise.plan import ModelShape, cell_rows, narrows, needs_initial
+from ooc.fullgraph.ir import Program, TensorPlacement, Value, ValueKind
+from ooc.layerwise.ir import FEATURES, Op, OpKind, ValueRef
+from ooc.layerwise.plan import ModelShape, cell_rows
 
 KEPT = (TensorPlacement.RETAINED, TensorPlacement.DISK)
 ANY = (*KEPT, TensorPlacement.RECOMPUTED)
@@ -19,91 +19,55 @@ ANY = (*KEPT, TensorPlacement.RECOMPUTED)
 
 @dataclass(frozen=True)
 class FullLayer:
-    """What training asks of a layer beside its `LayerShape`. norm: columns of its norm over all nodes, 0 without one;
-    residual: whether the destination's row follows; trains: whether it has parameters; drops: whether its input passes
-    dropout."""
+    """What training needs to know of a layer beside its `LayerShape`. norm: columns of its norm over all nodes, 0 without one;
+    residual: whether the destination's row is added; trains: whether it has parameters."""
 
     norm: int
     residual: bool
     trains: bool
-    drops: bool
 
 
 @dataclass(frozen=True)
 class FullShape:
     """A model in training on a graph. itemsize: bytes of a number; encoder_trains: whether the encoder has parameters."""
 
-    sweep: ModelShape
+    model: ModelShape
     layers: tuple[FullLayer, ...]
     itemsize: int
     encoder_trains: bool
 
-    @property
-    def mapped(self) -> bool:
-        """Whether the features pass a map of their own before the first layer reads them."""
-        sums = self.sweep.layers[0].kind is not None
-        return bool(self.sweep.encoded) or self.narrow(0) or (sums and (not self.sweep.x_plain or self.layers[0].drops))
+    def sums(self, layer: int) -> bool:
+        """Whether a layer sums its neighbors' rows; else it gathers them."""
+        return self.model.layers[layer].kind is not None
 
-    @property
-    def initial_apart(self) -> bool:
-        """Whether the first rows are kept for later layers in another form than the first layer reads."""
-        first = self.sweep.layers[0].kind is not None and self.layers[0].drops
-        return needs_initial(self.sweep) and (self.narrow(0) or first)
-
-    def narrow(self, layer: int) -> bool:
-        """Whether a layer maps before it sums."""
-        return narrows(self.sweep, layer)
-
-    def rows(self, layer: int) -> str:
-        """The value whose rows a layer sums or gathers."""
-        return "x" if layer == 0 and not self.mapped else f"rows{layer}"
-
-    def root(self, layer: int) -> str:
-        """The value that has a layer's destinations' own rows."""
-        narrow = self.sweep.layers[layer].narrow
-        return f"root{layer}" if self.narrow(layer) and narrow is not None and narrow[1] else self.rows(layer)
-
-    def initial(self) -> str:
-        """The value that has the first rows."""
-        return "initial" if self.initial_apart else self.rows(0)
-
-    def columns(self, name: str) -> int:
+    def columns(self, ref: ValueRef) -> int:
         """Columns of rows, sums or their gradients."""
-        if name in ("x", "initial", "ginitial"):
-            return self.sweep.encoded if name != "x" and self.sweep.encoded else self.sweep.x_width
-        index = int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
-        layer = self.sweep.layers[index]
-        narrow = layer.narrow if self.narrow(index) else None
-        if name.startswith(("z", "gz")):
-            return self.layers[index].norm
-        if narrow is None:
-            return layer.width
-        return narrow[1] or narrow[0] if name.startswith(("root", "groot")) else narrow[0]
-
-    def made(self, layer: int) -> list[str]:
-        """The values that are made for a layer to read."""
-        names = list(dict.fromkeys([self.rows(layer), self.root(layer)]))
-        return [*names, "initial"] if layer == 0 and self.initial_apart else names
+        return self.layers[ref.layer].norm if ref.role == "pre_norm" else self.model.columns(ref)
 
     def trained(self, layer: int) -> bool:
         """Whether anything below a layer has parameters: whether its rows need a gradient."""
         if layer == 0:
-            return self.mapped and (self.encoder_trains or self.narrow(0))
+            return self.model.mapped and (self.encoder_trains or self.model.narrows(0))
         own = self.layers[layer - 1]
-        return own.trains or self.narrow(layer) or self.trained(layer - 1)
+        return own.trains or self.model.narrows(layer) or self.trained(layer - 1)
 
-    def gradients(self, layer: int) -> list[str]:
-        """The values of the gradients that a layer's op leaves on its way down."""
+    def own_gradient(self, layer: int) -> ValueRef | None:
+        """The gradient of a layer's own rows, without what comes by edges where it sums; None where none is needed."""
         if not self.trained(layer):
-            return []
-        if self.sweep.layers[layer].kind is None:
-            return [f"grows{layer}"]
-        return [f"gnear{layer}", f"groot{layer}"]
+            return None
+        return ValueRef("self" if self.sums(layer) else "rows", layer, gradient=True)
 
-    def own_gradient(self, layer: int) -> str:
-        """The value of the gradient that a layer's own rows have, but for what comes by edges; "" where none is needed."""
-        named = "grows" if self.sweep.layers[layer].kind is None else "groot"
-        return f"{named}{layer}" if self.trained(layer) else ""
+    def gradients(self, layer: int) -> list[ValueRef]:
+        """The gradients that a layer's op leaves to the ops below."""
+        own = self.own_gradient(layer)
+        if own is None:
+            return []
+        return [ValueRef("sums", layer, gradient=True), own] if self.sums(layer) else [own]
+
+    @property
+    def initial_gradient(self) -> ValueRef | None:
+        """The gradient of the first rows, where a layer returns to them and something below them has parameters."""
+        return ValueRef("initial", gradient=True) if self.model.needs_initial and self.trained(0) else None
 
 
 def build(shape: FullShape) -> Program:
@@ -112,151 +76,194 @@ def build(shape: FullShape) -> Program:
     >>> [op.name for op in build(shape).forward]
     ['layer0', 'layer1', 'layer2']
     """
-    forward, backward = _forward(shape), _backward(shape)
-    values = _values(shape, (*forward, *backward))
-    sweep = shape.sweep
-    return Program(
-        sweep.num_nodes, sweep.num_edges, shape.itemsize, sweep.slot_bytes, cell_rows(sweep), values, forward, backward
-    )
+    return _Builder(shape).program()
 
 
-def _forward(shape: FullShape) -> tuple[Op, ...]:
-    ops, last = [], len(shape.layers) - 1
-    if shape.mapped:
-        saved = ["saved-map"] if shape.trained(0) else []
-        ops.append(Op("map", "map", 0, reads=("x",), writes=(*shape.made(0), *saved)))
-    for index, layer in enumerate(shape.layers):
-        turns = index == last
-        near = [f"near{index}"] * (shape.sweep.layers[index].kind is not None)
-        kind: OpKind = "sum" if near else "gather"
-        down = [*(shape.gradients(index) if near else []), *_more_gradients(shape, index)]
-        after = down if turns else shape.made(index + 1)
-        kept = [] if turns else [f"saved{index}"] * _goes_down(shape, index)
-        if not layer.norm:
-            ops.append(_up(shape, kind, index, [*near, *after, *kept], turns))
-            continue
-        below = shape.trained(index) or layer.trains
-        saved = [f"saved{index}"] * below
-        ops.append(_up(shape, kind, index, [*near, f"z{index}", *saved], False))
-        root = [shape.root(index)] * layer.residual
-        after = [f"gz{index}", *_passed_on(shape, index)] if turns else shape.made(index + 1)
-        saved = [] if turns else [f"saved-norm{index}"]
-        ops.append(Op(f"norm{index}", "norm", index, reads=(f"z{index}", *root), writes=(*after, *saved), turns=turns))
-    return tuple(ops)
+class _Builder:
+    """Makes a program's ops, and notes the values that they name."""
 
+    def __init__(self, shape: FullShape) -> None:
+        self.shape, self.model, self._last = shape, shape.model, len(shape.layers) - 1
+        self._refs: dict[str, ValueRef] = {}
 
-def _up(shape: FullShape, kind: OpKind, index: int, writes: Sequence[str], turns: bool) -> Op:
-    own = [shape.root(index)] if kind == "sum" else []
-    own += [shape.initial()] if shape.sweep.layers[index].needs_initial else []
-    scattered = "".join(shape.gradients(index)) if turns and kind == "gather" else ""
-    name = f"layer{index}"
-    return Op(name, kind, index, False, shape.rows(index), tuple(own), tuple(writes), scattered, turns=turns)
+    def program(self) -> Program:
+        forward, backward = self._forward(), self._backward()
+        model, values = self.model, self._values((*forward, *backward))
+        return Program(
+            model.num_nodes,
+            model.num_edges,
+            self.shape.itemsize,
+            model.slot_bytes,
+            cell_rows(model),
+            values,
+            forward,
+            backward,
+        )
 
+    def _names(self, *refs: ValueRef | None) -> tuple[str, ...]:
+        """The names of values, each once."""
+        found = {ref.name: ref for ref in refs if ref is not None}
+        self._refs |= found
+        return tuple(found)
 
-def _more_gradients(shape: FullShape, index: int) -> list[str]:
-    """The gradient of the first rows, where a layer takes them and something below them has parameters."""
-    return ["ginitial"] if shape.sweep.layers[index].needs_initial and shape.trained(0) else []
+    def _name(self, ref: ValueRef | None) -> str:
+        return "".join(self._names(ref))
 
+    # --- forward ---
 
-def _passed_on(shape: FullShape, index: int) -> list[str]:
-    """The gradient that a residual behind a norm gives to the layer's own rows."""
-    return [shape.own_gradient(index)] if shape.layers[index].residual and shape.trained(index) else []
+    def _forward(self) -> tuple[Op, ...]:
+        shape, ops = self.shape, []
+        if self.model.mapped:
+            saved = [ValueRef("saved_map")] if shape.trained(0) else []
+            ops.append(Op("map", "map", 0, reads=self._names(FEATURES), writes=self._names(*self.model.made(0), *saved)))
+        for index, layer in enumerate(shape.layers):
+            ops.append(self._layer(index))
+            if layer.norm:
+                ops.append(self._norm(index))
+        return tuple(ops)
 
-
-def _goes_down(shape: FullShape, index: int) -> bool:
-    """Whether a layer's op is met on the way down: where it or anything below it has parameters, or it maps for the next."""
-    following = index + 1 < len(shape.layers) and shape.narrow(index + 1)
-    return shape.layers[index].trains or shape.trained(index) or following
-
-
-def _backward(shape: FullShape) -> tuple[Op, ...]:
-    ops, last = [], len(shape.layers) - 1
-    for index in range(last, -1, -1):
-        layer = shape.layers[index]
-        kind: OpKind = "gather" if shape.sweep.layers[index].kind is None else "sum"
-        summed, given = ("", []) if index == last else _given(shape, index + 1)
-        if layer.norm and index < last:
-            root = [shape.root(index), f"saved-norm{index}"] if layer.residual else [f"saved-norm{index}"]
-            reads, writes = (f"z{index}", *root, *given), (f"gz{index}", *_passed_on(shape, index))
-            ops.append(Op(f"back-norm{index}", "norm", index, True, summed, reads, writes, repeats=f"norm{index}"))
+    def _layer(self, index: int) -> Op:
+        shape, layer = self.shape, self.shape.layers[index]
+        sums = [ValueRef("sums", index)] if shape.sums(index) else []
         if layer.norm:
-            summed, given = "", [f"gz{index}", f"z{index}"]
-        elif index == last:
-            continue
-        if (layer.trains or shape.trained(index)) if layer.norm else _goes_down(shape, index):
-            if summed and kind == "gather":
-                ops.append(Op(f"add{index + 1}", "add", index + 1, True, summed, (), (f"grows{index + 1}",)))
-                summed, given = "", [f"grows{index + 1}", *given]
-            ops.append(_down(shape, kind, index, summed, given))
-    if shape.mapped and shape.trained(0):
-        summed, given = _given(shape, 0)
-        initial = ["ginitial"] if _returns(shape) else []
-        ops.append(Op("back-map", "map", 0, True, summed, ("x", "saved-map", *given, *initial), (), repeats="map"))
-    return tuple(ops)
+            saved = [ValueRef("saved", index)] if shape.trained(index) or layer.trains else []
+            return self._forward_op(index, [*sums, ValueRef("pre_norm", index), *saved], False)
+        turns = index == self._last
+        if turns:
+            after = [*(shape.gradients(index) if sums else []), *self._to_initial(index)]
+        else:
+            saved = [ValueRef("saved", index)] if self._has_backward(index) else []
+            after = [*self.model.made(index + 1), *saved]
+        return self._forward_op(index, [*sums, *after], turns)
 
+    def _forward_op(self, index: int, writes: Sequence[ValueRef | None], turns: bool) -> Op:
+        model, kind = self.model, self._kind(index)
+        own = model.self_rows(index) if kind == "sum" else None
+        reads = self._names(own, model.initial if model.layers[index].needs_initial else None)
+        scattered = self._name(self.shape.own_gradient(index)) if turns and kind == "gather" else ""
+        return Op(
+            f"layer{index}",
+            kind,
+            index,
+            summed=self._name(model.rows(index)),
+            reads=reads,
+            writes=self._names(*writes),
+            scatters=scattered,
+            turns=turns,
+        )
 
-def _returns(shape: FullShape) -> bool:
-    return needs_initial(shape.sweep) and shape.trained(0)
+    def _norm(self, index: int) -> Op:
+        turns, before = index == self._last, ValueRef("pre_norm", index)
+        root = self.model.self_rows(index) if self.shape.layers[index].residual else None
+        if turns:
+            after = [before._replace(gradient=True), self._to_residual(index)]
+        else:
+            after = [*self.model.made(index + 1), ValueRef("saved_norm", index)]
+        return Op(f"norm{index}", "norm", index, reads=self._names(before, root), writes=self._names(*after), turns=turns)
 
+    def _kind(self, index: int) -> OpKind:
+        return "sum" if self.shape.sums(index) else "gather"
 
-def _given(shape: FullShape, index: int) -> tuple[str, list[str]]:
-    """(what is summed, what is read) for the gradient of what a layer reads."""
-    if not shape.trained(index):
-        return "", []
-    if shape.sweep.layers[index].kind is None:
-        return "", [f"grows{index}"]
-    return f"gnear{index}", [f"groot{index}"]
+    def _to_initial(self, index: int) -> list[ValueRef | None]:
+        """The gradient of the first rows, where a layer takes them."""
+        return [self.shape.initial_gradient] if self.model.layers[index].needs_initial else []
 
+    def _to_residual(self, index: int) -> ValueRef | None:
+        """The gradient that a residual behind a norm gives to the layer's own rows."""
+        return self.shape.own_gradient(index) if self.shape.layers[index].residual else None
 
-def _down(shape: FullShape, kind: OpKind, index: int, summed: str, given: Sequence[str]) -> Op:
-    up = _up(shape, kind, index, (), False)
-    near = [f"near{index}"] if kind == "sum" else []
-    gathered = "" if kind == "sum" or not shape.trained(index) else f"grows{index}"
-    writes = [] if gathered else shape.gradients(index)
-    writes += _more_gradients(shape, index)
-    reads = (*near, *([up.summed] if kind == "gather" else []), *up.reads, f"saved{index}", *given)
-    reads = tuple(dict.fromkeys(reads))
-    return Op(f"back{index}", kind, index, True, summed, reads, tuple(writes), gathered, f"layer{index}")
+    def _has_backward(self, index: int) -> bool:
+        """Whether a layer's op has a backward: where it or anything below it has parameters, or it maps for the next."""
+        following = index < self._last and self.model.narrows(index + 1)
+        return self.shape.layers[index].trains or self.shape.trained(index) or following
 
+    # --- backward ---
 
-def _values(shape: FullShape, ops: Sequence[Op]) -> tuple[Value, ...]:
-    names = dict.fromkeys(name for op in ops for name in (op.summed, *op.reads, *op.writes, op.scatters) if name)
-    found = [_value(shape, name, ops) for name in names]
-    pre_aggregation = [op for op in ops if op.summed and (op.backward or op.kind == "sum")]
-    if pre_aggregation:
-        up, down = ([op.name for op in pre_aggregation if op.backward == way] for way in (False, True))
-        nbytes = 2 * shape.sweep.num_edges * shape.sweep.slot_bytes
-        found.append(Value("edges", 0, "edges", 0, nbytes, "", up[-1], tuple(down), KEPT, True))
-    return tuple(found)
+    def _backward(self) -> tuple[Op, ...]:
+        shape, ops = self.shape, []
+        for index in range(self._last, -1, -1):
+            layer, kind = shape.layers[index], self._kind(index)
+            summed, given = (None, []) if index == self._last else self._given(index + 1)
+            before = ValueRef("pre_norm", index)
+            if layer.norm and index < self._last:
+                ops.append(self._norm_backward(index, summed, given))
+            if layer.norm:
+                summed, given = None, [before._replace(gradient=True), before]
+            elif index == self._last:
+                continue
+            if (layer.trains or shape.trained(index)) if layer.norm else self._has_backward(index):
+                if summed is not None and kind == "gather":
+                    added = ValueRef("rows", index + 1, gradient=True)
+                    name = f"add{index + 1}"
+                    ops.append(Op(name, "add", index + 1, True, self._name(summed), (), self._names(added)))
+                    summed, given = None, [added, *given]
+                ops.append(self._layer_backward(index, summed, given))
+        if self.model.mapped and shape.trained(0):
+            summed, given = self._given(0)
+            reads = self._names(FEATURES, ValueRef("saved_map"), *given, shape.initial_gradient)
+            ops.append(Op("back-map", "map", 0, True, self._name(summed), reads, (), repeats="map"))
+        return tuple(ops)
 
+    def _given(self, index: int) -> tuple[ValueRef | None, list[ValueRef | None]]:
+        """(what is summed, what is read) for the gradient of what a layer reads."""
+        own = self.shape.own_gradient(index)
+        if own is None:
+            return None, []
+        return ValueRef("sums", index, gradient=True) if self.shape.sums(index) else None, [own]
 
-def _value(shape: FullShape, name: str, ops: Sequence[Op]) -> Value:
-    made = next((op for op in ops if name in (*op.writes, op.scatters)), None)
-    readers = [op for op in ops if name in (op.summed, *op.reads)]
-    up = [op for op in readers if not op.backward]
-    down = tuple(op.name for op in readers if op.backward)
-    last = up[-1].name if up else ""
-    nodes, own = shape.sweep.num_nodes, "" if made is None else made.name
-    if name == "x":
-        return Value(name, 0, "features", shape.sweep.x_width, nodes * shape.sweep.x_bytes, own, last, down, KEPT, True)
-    if name.startswith("saved"):
-        assert made is not None
-        return Value(name, made.layer, "saved", 0, nodes * _saved_bytes(shape, made), own, last, down, ANY)
-    columns = shape.columns(name)
-    nbytes = nodes * columns * shape.itemsize
-    if name.startswith("g"):
-        return Value(name, made.layer if made else 0, "gradient", columns, nbytes, own, last, down, KEPT)
-    kind: ValueKind = "sums" if name.startswith("near") else "rows"
-    layer = up[0].layer if up else (made.layer if made else 0)
-    constant = name == "near0" and not shape.mapped
-    return Value(name, layer, kind, columns, nbytes, own, last, down, ANY, constant)
+    def _norm_backward(self, index: int, summed: ValueRef | None, given: Sequence[ValueRef | None]) -> Op:
+        before = ValueRef("pre_norm", index)
+        root = self.model.self_rows(index) if self.shape.layers[index].residual else None
+        reads = self._names(before, root, ValueRef("saved_norm", index), *given)
+        writes = self._names(before._replace(gradient=True), self._to_residual(index))
+        return Op(f"back-norm{index}", "norm", index, True, self._name(summed), reads, writes, repeats=f"norm{index}")
 
+    def _layer_backward(self, index: int, summed: ValueRef | None, given: Sequence[ValueRef | None]) -> Op:
+        shape, kind, forward = self.shape, self._kind(index), self._forward_op(index, (), False)
+        gathered = self._name(shape.own_gradient(index)) if kind == "gather" else ""
+        source = self._names(ValueRef("sums", index)) if kind == "sum" else (forward.summed,)
+        reads = (*source, *forward.reads, *self._names(ValueRef("saved", index), *given))
+        writes = self._names(*([] if gathered else shape.gradients(index)), *self._to_initial(index))
+        reads = tuple(dict.fromkeys(reads))
+        return Op(f"back{index}", kind, index, True, self._name(summed), reads, writes, gathered, f"layer{index}")
 
-def _saved_bytes(shape: FullShape, op: Op) -> int:
-    """Of a row, about: what an activation keeps (a byte a number), and the rows that a map before the next sum takes."""
-    layer = shape.sweep.layers[op.layer]
-    if op.kind == "map":
-        return shape.itemsize * (shape.sweep.encoded or shape.sweep.x_width)
-    following = op.layer + 1 < len(shape.layers) and shape.narrow(op.layer + 1)
-    gathered = layer.source_bytes + layer.edge_bytes * shape.sweep.num_edges // max(1, shape.sweep.num_nodes)
-    return layer.out * (1 + shape.itemsize * following) + gathered
+    # --- values ---
+
+    def _values(self, ops: Sequence[Op]) -> tuple[Value, ...]:
+        names = dict.fromkeys(name for op in ops for name in (op.summed, *op.reads, *op.writes, op.scatters) if name)
+        found = [self._value(self._refs[name], ops) for name in names]
+        summing = [op for op in ops if op.summed and (op.backward or op.kind == "sum")]
+        if summing:
+            forward, backward = ([op.name for op in summing if op.backward == way] for way in (False, True))
+            nbytes = 2 * self.model.num_edges * self.model.slot_bytes
+            found.append(Value("edges", 0, "edges", 0, nbytes, "", forward[-1], tuple(backward), KEPT, True))
+        return tuple(found)
+
+    def _value(self, ref: ValueRef, ops: Iterable[Op]) -> Value:
+        name, nodes, model = ref.name, self.model.num_nodes, self.model
+        made = next((op for op in ops if name in (*op.writes, op.scatters)), None)
+        readers = [op for op in ops if name in (op.summed, *op.reads)]
+        forward = [op for op in readers if not op.backward]
+        backward = tuple(op.name for op in readers if op.backward)
+        last, own, index = forward[-1].name if forward else "", "" if made is None else made.name, made.layer if made else 0
+        if ref == FEATURES:
+            return Value(name, 0, "features", model.x_width, nodes * model.x_bytes, own, last, backward, KEPT, True)
+        if made is not None and ref.role in ("saved_map", "saved", "saved_norm"):
+            return Value(name, index, "saved", 0, nodes * self._saved_bytes(made), own, last, backward, ANY)
+        columns = self.shape.columns(ref)
+        nbytes = nodes * columns * self.shape.itemsize
+        if ref.gradient:
+            return Value(name, index, "gradient", columns, nbytes, own, last, backward, KEPT)
+        kind: ValueKind = "sums" if ref.role == "sums" else "rows"
+        layer = forward[0].layer if forward else index
+        constant = ref == ValueRef("sums", 0) and not model.mapped
+        return Value(name, layer, kind, columns, nbytes, own, last, backward, ANY, constant)
+
+    def _saved_bytes(self, op: Op) -> int:
+        """Of a row, about: what an activation keeps (a byte a number), and the rows that a map before the next sum takes."""
+        model, itemsize = self.model, self.shape.itemsize
+        if op.kind == "map":
+            return itemsize * (model.encoded or model.x_width)
+        layer, following = model.layers[op.layer], op.layer < self._last and model.narrows(op.layer + 1)
+        gathered = layer.source_bytes + layer.edge_bytes * model.num_edges // max(1, model.num_nodes)
+        return layer.out * (1 + itemsize * following) + gathered

@@ -92,11 +92,11 @@ class NodeScans:
     ) -> Iterator[NodeChunk]:
         """Destinations from `start` on, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a
         time; live: what waits, by first destination; edges: whether the layer asks for what the graph says of its nodes."""
-        nodes = self._shape.sweep.num_nodes
+        nodes = self._shape.model.num_nodes
         if not sums:
             yield from self._chunks(names, {}, start, nodes, live, edges)
             return
-        cell = cell_rows(self._shape.sweep)
+        cell = cell_rows(self._shape.model)
         step = max(cell, min(rows // cell * cell, -(-nodes // cell) * cell))
         step = -(-nodes // (-(-nodes // step) * cell)) * cell  # equal ranges
         adders = [self._adder(each) for each in sums]
@@ -137,7 +137,7 @@ class NodeScans:
         return own[-1]
 
     def _sum(self, sums: SumRequest, adder: SumKernel, buffer: Array, first: int, stop: int) -> Array:
-        whole = len(buffer) == self._shape.sweep.num_nodes
+        whole = len(buffer) == self._shape.model.num_nodes
         made: Array = buffer[first:stop] if whole else buffer[: stop - first]
         encoding = self._dataset.encoding("x") if sums.source == "x" else Encoding.plain(np.dtype(np.float32))
         with self._traffic.timed(ADD):
@@ -148,7 +148,7 @@ class NodeScans:
     def _chunks(
         self, names: list[str], made: dict[str, Array], first: int, stop: int, live: Mapping[int, PendingChunk], edges: bool
     ) -> Iterator[NodeChunk]:
-        cell = cell_rows(self._shape.sweep)
+        cell = cell_rows(self._shape.model)
 
         def read(at: int) -> NodeChunk:
             end = min(at + CHUNK_ROWS, stop)
@@ -166,7 +166,7 @@ class NodeScans:
 
     def ranges(self, layer: int, memory: int) -> list[tuple[int, int]]:
         """Ranges of destinations whose sources' rows fit; see `ooc.layerwise.shape.gather_ranges`."""
-        return list(gather_ranges(self._graph, self._shape.sweep.layers[layer], memory, 0))
+        return list(gather_ranges(self._graph, self._shape.model.layers[layer], memory, 0))
 
     def gathered(
         self, source: str, names: list[str], ranges: list[tuple[int, int]], live: Mapping[int, PendingChunk]
@@ -175,7 +175,7 @@ class NodeScans:
 
         def read(own: tuple[int, int]) -> NodeChunk:
             first, stop = own
-            whole = stop - first == self._shape.sweep.num_nodes  # not the last range alone, where a step goes on
+            whole = stop - first == self._shape.model.num_nodes  # not the last range alone, where a step goes on
             place = self.place(first, stop, whole)
             found = {name: self._store.read(name, first, stop) for name in names}
             if whole:

@@ -1,5 +1,6 @@
 """What an exact step needs to know of a model: its parts, which of them learn, drop or normalise over all nodes."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ def full_shape(model: nn.Module, dataset: Dataset) -> FullShape:
         found = "" if part is None else over_rows(part)
         if found:
             raise ConfigError(f"an encoder or decoder is computed a few rows at a time: its {found} would see only those")
+    first = layers[0]
     return FullShape(
-        shape_of(model, dataset),
+        replace(shape_of(model, dataset), drops=is_plain(first) and bool(first.dropout) and first.training),
         tuple(_full_layer(layer) for layer in layers),
         torch.empty(0, dtype=dtype_of(model)).element_size(),
         encoder is not None and _trains(encoder),
@@ -68,7 +70,6 @@ def _full_layer(layer: nn.Module) -> FullLayer:
         norm=0 if norm is None else int(norm.num_features),
         residual=ours and bool(layer.residual),
         trains=_trains(layer),
-        drops=ours and bool(layer.dropout) and layer.training,
     )
 
 

@@ -33,8 +33,8 @@ from stores.sizes import format_bytes
 def way_down_bytes(shape: FullShape) -> int:
     """Memory that a step takes beside what a sweep does (measured): a chunk's activations and gradients, chunks on their way to
     and from the disk, and entries of both orders of the edges."""
-    sweep = shape.sweep
-    widest = max([sweep.x_width, sweep.encoded, sweep.out, *[max(layer.width, layer.out) for layer in sweep.layers]])
+    model = shape.model
+    widest = max([model.x_width, model.encoded, model.out, *[max(layer.width, layer.out) for layer in model.layers]])
     return 16 * CHUNK_ROWS * shape.itemsize * widest + 64 * 2**20
 
 
@@ -73,7 +73,7 @@ class FullGraph:
         keep_large_blocks()  # a chunk's activations, made and freed in one thread
         tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))  # that much is allocated between two looks
         dtype = np.dtype(f"float{8 * self.shape.itemsize}")
-        self.store = ValueStore(folder, engine, dataset, self.shape, dtype, self.traffic, tidy)
+        self.store = ValueStore(folder, engine, dataset, self.program, dtype, self.traffic, tidy)
         self.disk: int | None = None
         """bytes that values may take on disk at a time; None: as many as all that stand there in a step"""
         self._held: set[str] = set()
@@ -105,15 +105,15 @@ class FullGraph:
     @property
     def _besides(self) -> int:
         """Memory that a step takes beside values and sums."""
-        return besides_bytes(self.shape.sweep, self.dataset.graph) + way_down_bytes(self.shape)
+        return besides_bytes(self.shape.model, self.dataset.graph) + way_down_bytes(self.shape)
 
     def _check(self, dtype: torch.dtype) -> None:
-        check_hub(self.dataset.graph, self.shape.sweep, self.room // 2)
+        check_hub(self.dataset.graph, self.shape.model, self.room // 2)
         for index, layer in enumerate(self._parts[1]):
             found = hidden_norms(layer)
             if not found:
                 continue
-            whole = self.dataset.num_nodes <= CHUNK_ROWS if self.shape.sweep.layers[index].kind else self._at_once(index)
+            whole = self.dataset.num_nodes <= CHUNK_ROWS if self.shape.model.layers[index].kind else self._at_once(index)
             if not whole:
                 raise ConfigError(
                     f"layer {index} has a {found} inside, which sees all nodes, and its rows are computed in parts: give it "
@@ -121,7 +121,7 @@ class FullGraph:
                 )
 
     def _at_once(self, index: int) -> bool:
-        return len(list(gather_ranges(self.dataset.graph, self.shape.sweep.layers[index], self.room // 2, 0))) == 1
+        return len(list(gather_ranges(self.dataset.graph, self.shape.model.layers[index], self.room // 2, 0))) == 1
 
     def _default(self) -> Placement:
         total = self.most_bytes
@@ -182,13 +182,13 @@ class FullGraph:
     def _open_scans(self, progress: Progress) -> NodeScans:
         if self._node_scans is not None:
             return self._node_scans
-        sweep = self.shape.sweep
-        if any(layer.kind for layer in sweep.layers):
+        model = self.shape.model
+        if any(layer.kind for layer in model.layers):
             files = self.store.files("edges")
-            edges = EdgeTiles(self.dataset, files, piece_rows_of(sweep), cell_rows(sweep), weighted=sweep.slot_bytes > 8)
+            edges = EdgeTiles(self.dataset, files, piece_rows_of(model), cell_rows(model), weighted=model.slot_bytes > 8)
 
             def done(count: int) -> None:
-                progress("edges", count, sweep.num_edges)
+                progress("edges", count, model.num_edges)
 
             self._tiles = edges.forth(done), edges.back(done)
             self.traffic.bytes_read += edges.bytes_read

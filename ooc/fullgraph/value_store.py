@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ooc.fullgraph.activation_offload import MOST_KEPT
 from ooc.fullgraph.io_stats import IoStats
-from ooc.fullgraph.ir import Placement, TensorPlacement
-from ooc.fullgraph.program import FullShape
+from ooc.fullgraph.ir import Placement, Program, TensorPlacement
 from ooc.layerwise.row_files import Files, Kept, Writer
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.memory import Tidy, return_freed
@@ -38,7 +37,7 @@ class ValueStore:
         folder: Path | None,
         engine: str,
         dataset: Dataset,
-        shape: FullShape,
+        program: Program,
         dtype: np.dtype[Any],
         traffic: IoStats,
         tidy: Tidy,
@@ -51,7 +50,8 @@ class ValueStore:
         op that was killed can add once more to what was there before"""
         self.frees = False
         """whether files go with their values, where the disk has no room for all of a step"""
-        self.dtype, self._dataset, self._shape, self._traffic, self._tidy = dtype, dataset, shape, traffic, tidy
+        self.dtype, self._dataset, self._traffic, self._tidy = dtype, dataset, traffic, tidy
+        self._nodes, self._columns = program.num_nodes, {value.name: value.columns for value in program.values}
         self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT)
         self._writer = Writer(traffic.written)
         self._x: Rows = dataset.stored("x")
@@ -88,9 +88,8 @@ class ValueStore:
 
     def open(self, name: str, half: int | None = None) -> Kept:
         """The same of one that is written. half: of a gradient that is added to, see `halves`."""
-        columns = self._shape.columns(name)
         half = self.halves.get(name, 0) if half is None else half
-        named, shape, files = f"{name}.{half}" if half else name, (self._shape.sweep.num_nodes, columns), self.files(name)
+        named, shape, files = f"{name}.{half}" if half else name, (self._nodes, self._columns[name]), self.files(name)
         if files is self.memory and files.held(named) is None:
             files.hold(named, MemoryRows(self.take(shape)))
         return files.rows(named, shape, str(self.dtype))
@@ -225,7 +224,7 @@ class ValueStore:
 
     def clear(self, name: str) -> None:
         """Zeros in every row of a value."""
-        rows, nodes = self.open(name), self._shape.sweep.num_nodes
+        rows, nodes = self.open(name), self._nodes
         if isinstance(rows, MemoryRows):
             rows.array[:] = 0
             return

@@ -13,6 +13,7 @@ from typing import Any
 
 from ooc.graph.aggregation import Kind
 from ooc.layerwise.edge_tiles import cell_rows_of
+from ooc.layerwise.ir import FEATURES, ValueRef
 from stores.errors import BudgetError
 from stores.sizes import format_bytes
 
@@ -58,6 +59,69 @@ class ModelShape:
     layers: tuple[LayerShape, ...]
     out: int
     """columns of the result: after the decoder, where there is one"""
+    drops: bool = False
+    """whether the first layer's input passes dropout, as it does in training"""
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the features pass a map of their own before the first layer reads them: an encoder, a narrowing, or a dtype
+        that is not summed."""
+        sums = self.layers[0].kind is not None
+        return bool(self.encoded) or self.narrows(0) or (sums and (not self.x_plain or self.drops))
+
+    @property
+    def needs_initial(self) -> bool:
+        """Whether a layer returns to the first rows."""
+        return any(layer.needs_initial for layer in self.layers)
+
+    @property
+    def initial_apart(self) -> bool:
+        """Whether the first rows are kept for later layers in another form than the first layer reads."""
+        return self.needs_initial and (self.narrows(0) or (self.layers[0].kind is not None and self.drops))
+
+    def narrows(self, index: int) -> bool:
+        """Whether a layer maps before it sums: where fewer columns pass; of the features as they are, half the bytes."""
+        layer = self.layers[index]
+        if layer.narrow is None:
+            return False
+        if index == 0 and self.x_plain and not self.encoded:
+            return 2 * sum(layer.narrow) * _FLOAT <= self.x_bytes
+        return sum(layer.narrow) < layer.width
+
+    def rows(self, layer: int) -> ValueRef:
+        """The value whose rows a layer sums or gathers."""
+        return FEATURES if layer == 0 and not self.mapped else ValueRef("rows", layer)
+
+    def self_rows(self, layer: int) -> ValueRef:
+        """The value that has a layer's destinations' own rows."""
+        narrow = self.layers[layer].narrow
+        return ValueRef("self", layer) if self.narrows(layer) and narrow is not None and narrow[1] else self.rows(layer)
+
+    @property
+    def initial(self) -> ValueRef:
+        """The value that has the first rows."""
+        return ValueRef("initial") if self.initial_apart else self.rows(0)
+
+    def made(self, layer: int) -> list[ValueRef]:
+        """The values that are made for a layer to read; beyond the last the result."""
+        if layer == len(self.layers):
+            return [ValueRef("out", layer)]
+        refs = list(dict.fromkeys([self.rows(layer), self.self_rows(layer)]))
+        return [*refs, self.initial] if layer == 0 and self.initial_apart else refs
+
+    def columns(self, ref: ValueRef) -> int:
+        """Columns of rows, sums or their gradients."""
+        if ref.role == "features":
+            return self.x_width
+        if ref.role == "initial":
+            return self.encoded or self.x_width
+        if ref.role == "out":
+            return self.out
+        layer = self.layers[ref.layer]
+        narrow = layer.narrow if self.narrows(ref.layer) else None
+        if narrow is None:
+            return layer.width
+        return narrow[1] or narrow[0] if ref.role == "self" else narrow[0]
 
 
 @dataclass(frozen=True)
@@ -119,14 +183,13 @@ def plan_layerwise(shape: ModelShape, memory: int) -> LayerwisePlan:
 
     >>> plan_layerwise(shape, memory=10**9).nbytes
     """
-    narrow = [narrows(shape, index) for index in range(len(shape.layers))]
-    mapped = bool(shape.encoded) or narrow[0] or (not shape.x_plain and shape.layers[0].kind is not None)
+    mapped, narrow = shape.mapped, [shape.narrows(index) for index in range(len(shape.layers))]
     if ram_bytes(shape) <= memory:
         every = -(-max(1, shape.num_nodes) // cell_rows(shape)) * cell_rows(shape)
         plans = [LayerPlan(each, 1, every if layer.kind else 0, 0, 0) for layer, each in zip(shape.layers, narrow, strict=True)]
         return LayerwisePlan(memory, True, mapped, tuple(plans), 0, 0)
     layers = tuple(_plan_layer(shape, memory, narrow, index, mapped) for index in range(len(shape.layers)))
-    columns = _stored(shape, 0, narrow) + (shape.encoded or shape.x_width) * (narrow[0] and needs_initial(shape))
+    columns = _stored(shape, 0, narrow) + (shape.encoded or shape.x_width) * (narrow[0] and shape.needs_initial)
     map_bytes = shape.num_nodes * (shape.x_bytes + columns * _FLOAT) if mapped else 0
     tiles = shape.num_edges * (2 * 8 + shape.slot_bytes) if any(layer.kind for layer in shape.layers) else 0
     return LayerwisePlan(memory, False, mapped, layers, map_bytes, tiles)
@@ -143,20 +206,6 @@ def ram_bytes(shape: ModelShape) -> int:
     kept = shape.num_nodes * _FLOAT * 4 * widest
     rows = max([shape.num_nodes * layer.source_bytes + shape.num_edges * layer.edge_bytes for layer in shape.layers])
     return kept + rows + shape.num_nodes * shape.x_bytes + 3 * shape.num_edges * shape.slot_bytes
-
-
-def needs_initial(shape: ModelShape) -> bool:
-    return any(layer.needs_initial for layer in shape.layers)
-
-
-def narrows(shape: ModelShape, index: int) -> bool:
-    """Whether layer `index` maps before it sums: where fewer columns pass; of the features as they are, half the bytes."""
-    layer = shape.layers[index]
-    if layer.narrow is None:
-        return False
-    if index == 0 and shape.x_plain and not shape.encoded:
-        return 2 * sum(layer.narrow) * _FLOAT <= shape.x_bytes
-    return sum(layer.narrow) < layer.width
 
 
 def _plan_layer(shape: ModelShape, memory: int, narrow: Sequence[bool], index: int, mapped: bool) -> LayerPlan:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.ir import Op, Placement, Program, TensorPlacement, Value
+from ooc.fullgraph.ir import Placement, Program, TensorPlacement, Value
 from ooc.fullgraph.placement.schedule import OpRun, Schedule
+from ooc.layerwise.ir import Op
 from stores.io.pages import PAGE_BYTES
 
 TIERS = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK)

@@ -25,7 +25,7 @@ from ooc.fullgraph.activation_offload import PendingChunk
 from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.gradients import inputs_of, wanted_of
 from ooc.fullgraph.io_stats import IoStats
-from ooc.fullgraph.ir import Op, Placement, TensorPlacement
+from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.ops import Moments, RangeOfNodes, StepModules, Tensors, own_place
 from ooc.fullgraph.placement.costs import OpCost, RangeBytes, StepProfile, kept_bytes
 from ooc.fullgraph.placement.disk_speed import PIECE_BYTES, TRIED_BYTES, PieceReader, disk_speed, tried
@@ -36,6 +36,7 @@ from ooc.fullgraph.value_store import copy
 from ooc.graph.aggregation import Kind, RowDecoder
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
+from ooc.layerwise.ir import Op
 from ooc.layerwise.plan import CHUNK_ROWS
 from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
 from ooc.models.dropout import DropoutKeys
@@ -155,7 +156,7 @@ class _Trial(Executor):
             begun = perf_counter()
             live, given, results = run()
             ups.append(perf_counter() - begun)
-            saved = next((name for name in op.writes if name.startswith("saved")), "")
+            saved = next(iter(self._of(op.writes, "saved")), "")
             shared = live.bytes_of(sources) if sources else 0
             kept = RangeBytes(shared / max(1, sources), (live.nbytes - shared) / own * usual)
             if saved:
@@ -188,10 +189,10 @@ class _Trial(Executor):
             given: Tensors = {}
             for part, name in inputs.items():
                 count = len(place.at["sources"]) if part == "rows" else place.stop - place.first
-                given[part] = torch.randn(count, self.shape.columns(name), generator=generator, dtype=self._dtype)
+                given[part] = torch.randn(count, self.program.value(name).columns, generator=generator, dtype=self._dtype)
             if op.kind == "norm":
                 moments = Moments()
-                moments.add(given["z"])
+                moments.add(given["pre_norm"])
                 self.parts.statistics[op.layer] = moments.statistics(self._dtype)
             tries.append(partial(self._run, function, given, wanted, _Results()))
         return tries, place
@@ -208,13 +209,13 @@ class _Trial(Executor):
     def _gathered_place(self, op: Op) -> RangeOfNodes:
         """The first destinations that a modest memory has room for, with all their sources."""
         memory = max(1, min(self.room // 2, 2 * GATHERED * _ROWS_BYTES))
-        first, stop = next(iter(gather_ranges(self.graph, self.shape.sweep.layers[op.layer], memory, 0)))
+        first, stop = next(iter(gather_ranges(self.graph, self.shape.model.layers[op.layer], memory, 0)))
         return self.node_scans.place(first, stop, False)
 
     def _scatter_s(self, op: Op) -> float:
         """Seconds to add the gradients of all ranges to those of their sources; to gather rows goes on beside computing."""
         place, dtype = self._gathered_place(op), np.dtype(f"float{8 * self.shape.itemsize}")
-        values = np.zeros((len(place.at["sources"]), self.shape.columns(op.summed)), dtype)
+        values = np.zeros((len(place.at["sources"]), self.program.value(op.summed).columns), dtype)
         rows, at = np.zeros_like(values), np.random.default_rng(0).permutation(len(values))
 
         def add() -> None:
@@ -225,7 +226,7 @@ class _Trial(Executor):
 
     def _gathering(self, op: Op, kept: RangeBytes) -> dict[str, Any]:
         """What an op that gathers takes of memory, by the fields of `OpCost`."""
-        layer, hub = self.shape.sweep.layers[op.layer], self._hub
+        layer, hub = self.shape.model.layers[op.layer], self._hub
         own = 4 * layer.out + self.program.num_edges / self.nodes * layer.edge_bytes
         gathered = RangeBytes(GATHERED * layer.source_bytes, GATHERED * own)
         return {"gathered": gathered, "kept": kept, "hub": GATHERED * gathered_bytes(self.graph, layer, hub, hub + 1)}
@@ -242,16 +243,16 @@ class _Trial(Executor):
         if not op.summed or op.kind == "gather":
             return 0.0, 0.0
         layer = op.layer + (op.backward and op.kind not in ("map", "add"))
-        kind = self.shape.sweep.layers[layer].kind
+        kind = self.shape.model.layers[layer].kind
         assert kind is not None
-        columns = self.shape.columns(op.summed)
+        columns = self.program.value(op.summed).columns
         if (kind, columns) not in self._sums:
             self._sums[kind, columns] = self._sums_of(kind, columns)
         return self._sums[kind, columns]
 
     def _sums_of(self, kind: Kind, columns: int) -> tuple[float, float]:
         """Some destinations' real edges, over rows of a few pieces: in one range, and in several."""
-        dtype, piece_rows = np.dtype(f"float{8 * self.shape.itemsize}"), piece_rows_of(self.shape.sweep)
+        dtype, piece_rows = np.dtype(f"float{8 * self.shape.itemsize}"), piece_rows_of(self.shape.model)
         most = max(1, min(_SUMS_BYTES, self.room // 3) // (columns * dtype.itemsize))
         indptr, cell = self.graph.indptr, self.program.cell_rows
         stop = min(self.nodes, most, max(1, int(np.searchsorted(indptr, _TRIED_EDGES, side="right")) - 1))

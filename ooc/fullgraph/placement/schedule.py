@@ -8,7 +8,8 @@ that are RECOMPUTED are added up once more beside the op that wants them, and ne
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ooc.fullgraph.ir import Op, Placement, Program, TensorPlacement, Value
+from ooc.fullgraph.ir import Placement, Program, TensorPlacement, Value
+from ooc.layerwise.ir import Op
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.ir import Op, TensorPlacement, Value
+from ooc.fullgraph.ir import TensorPlacement, Value
 from ooc.fullgraph.placement.costs import MOVED, TIERS, Floats, Ranges, RunLoad, StepCosts
 from ooc.fullgraph.placement.schedule import sums_of
+from ooc.layerwise.ir import Op
 
 ALIVE, ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12), slice(12, 15)
 UNIT, SOURCE, ALL_SOURCES, LEAST, BEFORE = 15, 16, 17, 18, slice(19, 22)
