@@ -6,9 +6,7 @@ is held for them. (torch's saved-tensor hooks; offloaded asynchronously as in Fl
 """
 
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -22,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ooc.fullgraph.ops import Tensors
 from ooc.layerwise.row_files import Noted
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
-from stores.errors import StoreError
+from ooc.runtime.write_behind import WriteBehind
 from stores.io.pages import PageFile
 
 SEGMENT_BYTES = 64 * 2**20
@@ -52,8 +50,7 @@ class OffloadFile:
         self._folder, self._written, self._read = folder, written, read
         self._files: list[PageFile] = []
         self._end = 0
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="ooc-spool")
-        self._pending: deque[Future[None]] = deque()
+        self._writes = WriteBehind("ooc-spool", _PENDING)
         self._copies = Buffers(kept=2 * _PENDING, direct=True, least_bytes=1)
         self._buffers = Buffers(kept=_WAITING, direct=True, least_bytes=1, most_kept=MOST_KEPT)
 
@@ -84,15 +81,12 @@ class OffloadFile:
         return OffloadedTensor(pieces, values.shape, values.dtype)
 
     def _submit(self, file: PageFile, at: int, data: NDArray[np.uint8]) -> None:
-        while len(self._pending) >= _PENDING:
-            self._pending.popleft().result()
-
         def write() -> None:
             began = perf_counter()
             file.store(at, data)
             self._written(len(data), began)
 
-        self._pending.append(self._pool.submit(write))
+        self._writes.submit(write)
 
     def _file(self, number: int) -> PageFile:
         while len(self._files) <= number:
@@ -105,14 +99,7 @@ class OffloadFile:
 
     def drain(self) -> None:
         """Wait until all is written. Raises StoreError where something could not be."""
-        failure: StoreError | None = None
-        while self._pending:
-            try:
-                self._pending.popleft().result()
-            except StoreError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        self._writes.drain()
 
     def get(self, held: OffloadedTensor) -> Tensor:
         """Read it, once `drain` has returned. Thread-safe."""
@@ -132,8 +119,7 @@ class OffloadFile:
 
     def close(self) -> None:
         """End the threads, and remove the files; idempotent."""
-        self._pool.shutdown(cancel_futures=True)
-        self._pending.clear()
+        self._writes.close()
         while self._files:
             file = self._files.pop()
             file.close()

@@ -58,7 +58,7 @@ class Executor:
         self.loss = 0.0
         self._notes, self._progress = notes, progress
         self._number, self._resumed_op = 0, ""
-        self._made = {"x", "edges", *held}
+        self._made = {*held, *(v.name for v in program.values if v.kind in ("features", "edges"))}
         self._begun: set[str] = set()
         self._adds: set[str] = set()
         """gradients that this op adds to what others left, chunk by chunk"""

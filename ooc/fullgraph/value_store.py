@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ooc.fullgraph.activation_offload import MOST_KEPT
 from ooc.fullgraph.io_stats import IoStats
 from ooc.fullgraph.ir import Placement, Program, TensorPlacement
-from ooc.layerwise.row_files import Files, Kept, Writer
+from ooc.layerwise.row_files import Files, Kept, RowWriter
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.memory import Tidy, return_freed
 from ooc.runtime.range_io import MemoryRows, read_range
@@ -53,7 +53,7 @@ class ValueStore:
         self.dtype, self._dataset, self._traffic, self._tidy = dtype, dataset, traffic, tidy
         self._nodes, self._columns = program.num_nodes, {value.name: value.columns for value in program.values}
         self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT)
-        self._writer = Writer(traffic.written)
+        self._writer = RowWriter(traffic.written)
         self._x: Rows = dataset.stored("x")
         self._x_read = False
         self._spare: list[NDArray[np.uint8]] = []

@@ -20,6 +20,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
+from ooc.graph.gcn_norm import finite_or_zero, gcn_factors
 from stores.arrays.encoding import Encoding, of_bfloat16, of_float16, of_int8
 from stores.graph import Graph
 from stores.jit import kernel, overload
@@ -106,21 +107,15 @@ class PreAggregation:
 
 
 def _normalised(graph: Graph, subgraph: Subgraph, expansion: Factors) -> Factors:
-    """GCN's factors, 1 / sqrt(degree of source x degree of destination), by degrees in the whole graph with a self-loop."""
+    """GCN's factors of edges and destinations: see `ooc.graph.gcn_norm`."""
     node, count = subgraph.node, np.diff(subgraph.indptr)
-    loop: Any = graph.last_loop_weight(node)
-    loop = np.float32(1) if loop is None else loop
-    if graph.weight_sum is not None:
-        degree = np.asarray(graph.weight_sum[node], np.float32) + loop
-    else:
-        degree = (graph.degree(node) - (graph.loops(node) if len(graph.self_loops) else 0)).astype(np.float32) + loop
-    with np.errstate(divide="ignore"):
-        inverse = (1 / np.sqrt(degree)).astype(np.float32)
-    inverse[~np.isfinite(inverse)] = 0
+    inverse = gcn_factors(graph, node)
     edge = inverse[subgraph.source]
     if "weight" in graph.columns:
         read = subgraph.columns.get("weight")
-        edge = edge * np.asarray(graph.columns["weight"][subgraph.slot] if read is None else read, np.float32)
+        weight = np.asarray(graph.columns["weight"][subgraph.slot] if read is None else read, np.float32)
+        with np.errstate(invalid="ignore"):
+            edge = finite_or_zero(edge * weight)
     if len(graph.self_loops):
         edge[subgraph.source == np.repeat(np.arange(len(count)), count)] = 0
     if len(expansion.edge):

@@ -17,8 +17,9 @@ from ooc.graph.blocks import Block
 from ooc.history.grown import STALE, open_history
 from ooc.history.history import History
 from ooc.history.rows import HistoryCounts, PrefetchedRows
+from ooc.layerwise.shape import probe_widths
 from ooc.loading.part_loader import PartLoader
-from ooc.models.builders import full_blocks
+from ooc.models.contexts import evaluating
 from ooc.models.layers import run_model
 from ooc.models.user import kind_of
 from ooc.runtime.clock import Clock
@@ -33,7 +34,7 @@ AHEAD = 2
 
 
 def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
-    """Width of the rows between two layers, as two nodes and an edge through the model show.
+    """Widths of the rows between two layers.
 
     Raises ConfigError for a model whose forward is its own: nothing can act between its layers.
 
@@ -46,22 +47,9 @@ def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
             f"histories act between layers, and {type(model).__name__} has its own forward: "
             "give it a ModuleList `layers` and no forward, or take another --mode"
         )
-    found: list[int] = []
-
-    def note(layer: int, out: Tensor) -> Tensor:
-        found.append(out.size(1))
-        return out
-
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    edge = torch.tensor([[0], [1]], device=device)
-    weight = torch.ones(1, device=device) if weighted else None
-    training = model.training
-    model.eval()
-    with torch.inference_mode():
-        x = torch.zeros(2, in_channels, device=device)
-        run_model(model, x, full_blocks(edge, 2, len(layers), weight), between=note)
-    model.train(training)
-    return found
+    parts = getattr(model, "encoder", None), list(layers), getattr(model, "decoder", None)
+    with evaluating(model):
+        return probe_widths(parts, in_channels, weighted)[1:-1]
 
 
 class HaloLoader(PartLoader):

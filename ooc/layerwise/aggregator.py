@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ooc.graph.aggregation import Floats, Kind, RowDecoder, value
+from ooc.graph.gcn_norm import gcn_factors
 from ooc.layerwise.edge_tiles import SOURCE_BITS, Ints, Tiles
 from ooc.layerwise.row_files import Noted
 from ooc.runtime.buffers import Buffers
@@ -29,28 +30,6 @@ AHEAD = 3
 _ONES: Floats = np.empty(0, np.float32)
 _SPARSE = 2
 """A piece is read whole where at least one in so many of its rows is wanted"""
-
-
-class GCNNorm:
-    """GCN's factor of a node in the whole graph, 1 / sqrt(degree with a self-loop), of a floating dtype; see
-    `ooc.models.convs`."""
-
-    def __init__(self, graph: Graph, dtype: DTypeLike = np.float32) -> None:
-        self._graph, self._dtype = graph, np.dtype(dtype)
-
-    def __call__(self, first: int, stop: int) -> NDArray[Any]:
-        """[stop - first]."""
-        graph, ids, dtype = self._graph, np.arange(first, stop), self._dtype
-        loop: Any = graph.last_loop_weight(ids)
-        loop = dtype.type(1) if loop is None else loop
-        if graph.weight_sum is not None:
-            degree = np.asarray(graph.weight_sum[first:stop], dtype) + loop
-        else:
-            degree = (graph.degree(ids) - (graph.loops(ids) if len(graph.self_loops) else 0)).astype(dtype) + loop
-        with np.errstate(divide="ignore", invalid="ignore"):
-            inverse = (1 / np.sqrt(degree)).astype(dtype)
-        inverse[np.isinf(inverse)] = 0
-        return inverse
 
 
 class RowPiece(NamedTuple):
@@ -82,7 +61,7 @@ class SumKernel:
         noted: Noted = lambda nbytes, began: None,
     ) -> None:
         self._tiles, self._graph, self.kind, self._noted = tiles, graph, kind, noted
-        self._normal = GCNNorm(graph, dtype)
+        self._dtype = np.dtype(dtype)
         self._weighted = kind == "gcn" and tiles.weight is not None
         self._threads = threads
         self._buffers = Buffers(kept=AHEAD + 1, direct=True, least_bytes=1)
@@ -101,7 +80,7 @@ class SumKernel:
         for piece in ahead(self._readers, lambda span: self._read(rows, *span), spans, AHEAD):
             factor: NDArray[Any] = _ONES
             if self.kind == "gcn":
-                factor = self._normal(piece.first, min(piece.first + self._tiles.grid.piece_rows, rows.shape[0]))
+                factor = self._factors(piece.first, min(piece.first + self._tiles.grid.piece_rows, rows.shape[0]))
             self._scatter(piece, code, factor, first, near)
 
     def scale(self, first: int, near: NDArray[Any]) -> None:
@@ -110,7 +89,14 @@ class SumKernel:
             degree = self._graph.degree(np.arange(first, first + len(near)))
             near *= (1 / np.maximum(degree, 1)).astype(near.dtype)[:, None]
         elif self.kind == "gcn":
-            near *= self._normal(first, first + len(near))[:, None]
+            factor = self._factors(first, first + len(near))
+            with np.errstate(invalid="ignore"):
+                near *= factor[:, None]
+            near[factor == 0] = 0  # also where an infinite weight was added
+
+    def _factors(self, first: int, stop: int) -> NDArray[Any]:
+        """GCN's factors of nodes first:stop."""
+        return gcn_factors(self._graph, np.arange(first, stop), self._dtype)
 
     def _read(self, rows: Rows, number: int, low: int, high: int) -> RowPiece:
         """A piece of rows, or those of it that the edges low:high want."""
@@ -187,7 +173,7 @@ def scatter_entries(
     """near[destination - first] += weight * factor * row, for every entry (see `ooc.layerwise.edge_tiles`) in order.
 
     values, tag, scale: see `ooc.graph.aggregation.scatter_aggregates`; weight: float32[k] or [0] for ones; factor:
-    float32[piece rows], a source's of GCN's sum, which leaves self-loops out, or [0] for ones.
+    float32[piece rows], a source's of GCN's sum, which leaves self-loops and factors of 0 out, or [0] for ones.
     """
     width = near.shape[1]
     mask = (1 << SOURCE_BITS) - 1
@@ -198,7 +184,7 @@ def scatter_entries(
         if len(factor) == 0:
             for f in range(width):
                 near[to, f] += value(row, f, tag, scale)
-        elif to + first != piece_first + offset:
+        elif to + first != piece_first + offset and factor[offset] != 0:
             by = factor[offset]
             if len(weight) > 0:
                 by = by * weight[k]

@@ -4,9 +4,7 @@ import fcntl
 import json
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -17,15 +15,16 @@ from numpy.typing import NDArray
 
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, write_range
+from ooc.runtime.write_behind import WriteBehind
 from stores.arrays.mutable_rows import DiskRows
 from stores.errors import StoreError
 from stores.io.atomic import disk_errors, remove_tree, sync_dir, write_file
 
 PROGRESS = "progress.json"
-_WRITERS, _PENDING = 2, 4
+_PENDING = 4
 Kept = DiskRows | MemoryRows
 Noted = Callable[[int, float], None]
-"""(bytes, when it began): what a thread read or wrote, told when it is done"""
+"""noted(bytes, when it began): what a thread read or wrote, once it is done"""
 
 
 class Files:
@@ -151,45 +150,33 @@ class Files:
             os.close(lock)
 
 
-class Writer:
+class RowWriter:
     """Writes chunks of rows in the background, a few at a time, from aligned copies of them."""
 
-    def __init__(self, noted: Noted = lambda nbytes, began: None) -> None:
-        """noted: is told of what was written (bytes, and when it began), in the threads that write."""
-        self._noted = noted
-        self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="ooc-write-rows")
+    def __init__(self, written: Noted = lambda nbytes, began: None) -> None:
+        """written: is called with what was written (bytes, and when it began), in the threads that write."""
+        self._written = written
+        self._writes = WriteBehind("ooc-write-rows", _PENDING)
         self._buffers = Buffers(kept=_PENDING, direct=True, least_bytes=1)
-        self._pending: deque[Future[int]] = deque()
-        self.bytes_written = 0
 
     def put(self, rows: Kept, first: int, values: NDArray[Any]) -> None:
         """Rows first, first + 1, ... are to become `values` [n, f], which may change once this returns."""
-        while len(self._pending) >= _PENDING:
-            self.bytes_written += self._pending.popleft().result()
         if isinstance(rows, MemoryRows):
             write_range(rows, first, values)
             return
+        self._writes.make_room()
         copy = self._buffers.empty(values.shape, rows.dtype)
         copy[:] = values
-        self._pending.append(self._pool.submit(self._write, rows, first, copy))
+        self._writes.submit(lambda: self._write(rows, first, copy))
 
-    def _write(self, rows: Kept, first: int, values: NDArray[Any]) -> int:
+    def _write(self, rows: Kept, first: int, values: NDArray[Any]) -> None:
         began = perf_counter()
-        nbytes = write_range(rows, first, values)
-        self._noted(nbytes, began)
-        return nbytes
+        self._written(write_range(rows, first, values), began)
 
     def drain(self) -> None:
         """Wait until all is written. Raises StoreError where something could not be."""
-        failure: StoreError | None = None
-        while self._pending:
-            try:
-                self.bytes_written += self._pending.popleft().result()
-            except StoreError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        self._writes.drain()
 
     def close(self) -> None:
         """End the threads; idempotent."""
-        self._pool.shutdown(cancel_futures=True)
+        self._writes.close()

@@ -40,7 +40,11 @@ _DEGREES_AT_ONCE = 2**20
 _CODES = ("float32", "float16", "bfloat16", "int8")
 
 
-def parts_of(model: nn.Module) -> tuple[nn.Module | None, list[nn.Module], nn.Module | None]:
+Parts = tuple[nn.Module | None, list[nn.Module], nn.Module | None]
+"""(encoder, layers, decoder)"""
+
+
+def parts_of(model: nn.Module) -> Parts:
     """(encoder, layers, decoder) of a model that is a list of layers (see `ooc.models.layers.run_layers`).
 
     Raises ConfigError for one whose own forward decides what meets what.
@@ -83,7 +87,7 @@ def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> Mod
     layers, decoder = (layers, decoder) if upto is None else (layers[:upto], None)
     graph, encoding = dataset.graph, dataset.encoding("x")
     with evaluating(model):
-        widths = _widths(encoder, layers, decoder, dataset.num_features, graph.weight_sum is not None)
+        widths = probe_widths((encoder, layers, decoder), dataset.num_features, graph.weight_sum is not None)
     shapes = tuple(_layer_shape(layer, *widths[index : index + 2]) for index, layer in enumerate(layers))
     weighted = graph.weight_sum is not None and any(shape.kind == "gcn" for shape in shapes)
     return ModelShape(
@@ -99,10 +103,13 @@ def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> Mod
     )
 
 
-def _widths(
-    encoder: nn.Module | None, layers: list[nn.Module], decoder: nn.Module | None, features: int, weighted: bool
-) -> list[int]:
-    """Columns into each layer, and of the result; with a decoder, the last layer's own are left out."""
+def probe_widths(parts: Parts, features: int, weighted: bool) -> list[int]:
+    """Columns into each layer, and of the result; with a decoder, the last layer's own are left out.
+
+    They are those of a graph of two nodes and an edge. parts: in evaluation mode; features: columns of x; weighted: whether
+    edges have weights.
+    """
+    encoder, layers, decoder = parts
     parameter = next((p for part in (encoder, *layers, decoder) if part is not None for p in part.parameters()), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     weight = torch.ones(1) if weighted else None

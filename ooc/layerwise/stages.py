@@ -21,7 +21,7 @@ from ooc.graph.range_blocks import columns_of, gathered_block, own_block
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import Tiles, rows_over
 from ooc.layerwise.plan import CHUNK_ROWS, LayerwisePlan, ModelShape
-from ooc.layerwise.row_files import Files, Kept, Writer
+from ooc.layerwise.row_files import Files, Kept, RowWriter
 from ooc.layerwise.shape import gather_ranges
 from ooc.models.layers import as_input
 from ooc.runtime.buffers import Buffers
@@ -101,20 +101,20 @@ class Runner:
         self._present = present
         parameter = next((p for part in present for p in part.parameters()), None)
         self._device = torch.device("cpu") if parameter is None else parameter.device
-        self._writer = Writer()
+        self._writer = RowWriter(self._note_written)
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
         self._buffers = Buffers(kept=4 * _DEPTH, direct=True, least_bytes=1)
         self._threads = torch.get_num_threads()
         self._lock = threading.Lock()
-        self.bytes_read = self.edge_bytes_read = 0
+        self.bytes_read = self.bytes_written = self.edge_bytes_read = 0
 
     def _count(self, nbytes: int) -> None:
         with self._lock:
             self.bytes_read += nbytes
 
-    @property
-    def bytes_written(self) -> int:
-        return self._writer.bytes_written
+    def _note_written(self, nbytes: int, began: float) -> None:
+        with self._lock:
+            self.bytes_written += nbytes
 
     def close(self) -> None:
         """End the threads; idempotent."""

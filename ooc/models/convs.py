@@ -23,6 +23,7 @@ from torch_geometric.utils import index_sort, softmax
 
 from ooc.graph.aggregation import FirstLayerAggregates, Kind, PreAggregation
 from ooc.graph.blocks import Block
+from ooc.graph.gcn_norm import gcn_factors_of
 from ooc.graph.spmm import bag_sum, pointers
 from ooc.models.dropout import dropout
 from ooc.models.memory_efficient import memory_efficient_here, sage_layer, two_products
@@ -223,22 +224,22 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 
     @staticmethod
     def coefficients(block: Block, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """[e], [num_dst] of `dtype`: factor of each edge and of each destination's own row, by the graph's degrees."""
+        """[e], [num_dst] of `dtype`: factor of each edge and of each destination's own row; see `ooc.graph.gcn_norm`."""
         loop: Tensor | float = 1.0 if block.loop_weight is None else block.loop_weight.to(dtype)
         if block.weight is not None:
             assert block.weight_sum is not None, "a weighted block comes with the sums of the weights"
             degree = block.weight_sum.to(dtype) + loop
         else:
             degree = (block.degree if block.loops is None else block.degree - block.loops).to(dtype) + loop
-        inverse = degree.rsqrt()
-        inverse = inverse.masked_fill(inverse.isinf(), 0.0)
+        inverse = gcn_factors_of(degree)
         source, target = block.edge_index
-        value = inverse[source] * inverse[target]
+        value, own = inverse[source] * inverse[target], loop * inverse.square()
         if block.weight is not None:
             value = value * block.weight
+            value, own = (each.masked_fill(~each.isfinite(), 0.0) for each in (value, own))
         if block.loops is not None:
             value = value.masked_fill(source == target, 0.0)
-        return value * expansion(block), (loop * inverse.square())[: block.num_dst]
+        return value * expansion(block), own[: block.num_dst]
 
     @staticmethod
     def plain_coefficients(block: Block) -> tuple[Tensor, Tensor]:

@@ -104,13 +104,13 @@ def write_rate(work: Path) -> float:
     """Bytes a second of writing a GiB in ranges of 8 MiB, past the page cache."""
     import numpy as np
 
-    from ooc.layerwise.row_files import Writer
+    from ooc.layerwise.row_files import RowWriter
     from ooc.runtime.buffers import Buffers
     from stores.arrays.mutable_rows import DiskRows
 
     path = work / "rate"
     shutil.rmtree(path, ignore_errors=True)
-    rows, writer = DiskRows.create(path, (_WRITE_BYTES // 1024, 256), "float32"), Writer()
+    rows, writer = DiskRows.create(path, (_WRITE_BYTES // 1024, 256), "float32"), RowWriter()
     chunk = Buffers(kept=1, direct=True).empty((8192, 256), np.dtype(np.float32))
     chunk[:] = 1
     try:
