@@ -1,13 +1,11 @@
-"""A first layer's neighbor sums, computed while loading: what a model that begins with a sum needs of the features.
+"""First-layer pre-aggregation: neighbor sums of the features, computed while loading.
 
-GraphSAGE, GIN and GCN meet the features of the outermost nodes only in sums over neighbors. Those sums need no parameter, so
-the loader can make them: a batch then holds two rows for each destination of the first layer (the sum of its neighbors' rows,
-and its own row) in place of one for every sampled node, a tenth of the memory at fan-out [10, 10]. (SIGN and SGC sum before
-training, over all neighbors; this is the same step taken on the sampled ones, batch by batch.)
+GraphSAGE, GIN and GCN use the features of the outermost nodes only in sums over neighbors, and these sums have no parameters. A
+batch then has two rows per destination of the first layer (neighbor sum and own row) instead of one per sampled node, a tenth
+of the memory at fan-out [10, 10]. (SIGN and SGC do the same before training, over all neighbors.)
 
-The order of summation is part of the contract: ascending by source node, equal ones in the order of the edges. So the result
-is the same to the bit whether rows are gathered from memory (`gather_aggregates`) or go by in file order
-(`scatter_aggregates`).
+Rows are added in ascending order of the source node, ties in edge order, so gathering from memory (`gather_aggregates`) and
+scanning in file order (`scatter_aggregates`) give bit-identical results.
 """
 
 from collections.abc import Sequence
@@ -30,40 +28,41 @@ Floats = NDArray[np.float32]
 Kind = Literal["mean", "sum", "expanded", "gcn"]
 _NONE = np.empty(0, np.float32)
 _FEW = 64
-"""edges of a destination that are sorted by insertion"""
+"""destinations with at most this many edges are sorted by insertion"""
 _AHEAD, _LINE = 8, 16
-"""entries between a sum's being asked for and added to; float32 of a cache line"""
+"""entries between prefetching a sum and adding to it; float32 per cache line"""
 
 
 class FirstLayerAggregates(NamedTuple):
-    """What stands in place of a batch's x; tensors in a batch, arrays before. d: destinations of the first layer."""
+    """Replaces a batch's x: arrays while loading, tensors in the batch. d: destinations of the first layer."""
 
     neighbor: Any
-    """float32[d, f]: each destination's weighted sum of its sampled neighbors' rows"""
+    """float32[d, f]: weighted sum of each destination's sampled neighbors"""
     self_row: Any
-    """float32[d, f]: its own row; not to be written to, as batches of a sweep may share them"""
+    """float32[d, f]: each destination's own row; read-only, batches of a shared scan may share it"""
 
     def size(self, dim: int) -> int:
-        """As of a tensor [d, f]."""
+        """Size of a dimension, as of a tensor [d, f]."""
         return int(self.self_row.shape[dim])
 
 
 class Factors(NamedTuple):
-    """What neighbors count for in a sum; an empty array stands for ones."""
+    """Factors of a sum; an empty array means ones."""
 
     edge: Floats
-    """float32[e] or [0]: of each edge"""
+    """float32[e] or [0]: per edge"""
     target: Floats
-    """float32[d] or [0]: of each destination's whole sum"""
+    """float32[d] or [0]: per destination, applied to the whole sum"""
 
 
 @dataclass(frozen=True)
 class PreAggregation:
-    """The sum that a model's first layer makes of its neighbors; see `ooc.models.convs` for what each kind means.
+    """The neighbor sum of a model's first layer; see `ooc.models.convs`.
 
-    kind: "mean"; "sum"; "expanded", where each edge counts for as many as it stands for; "gcn", the symmetric normalisation
-    with expanded edges. channels: width of the rows that the layer makes of it. more_rows: that a step holds of those, for
-    each destination, beside what the sum's own layer does (`held_bytes`): those of norms, for instance.
+    Args:
+        kind: "mean", "sum", "expanded" (each edge weighted by the edges it represents) or "gcn" (symmetric normalization).
+        channels: Width of the layer's output.
+        more_rows: Rows of that width a step allocates per destination besides `step_bytes`, for example by norms.
 
     >>> factors = PreAggregation("mean", 256).factors(graph, subgraph)
     """
@@ -72,12 +71,11 @@ class PreAggregation:
     channels: int
     more_rows: float = 0.0
 
-    def held_bytes(self, num_nodes: Sequence[int], in_channels: int) -> int:
-        """What a training step holds at once beside the batch, activations and gradients, in bytes (measured, with and without
-        dropout): 2.5 rows for each destination of every layer, one more for GIN's perceptron, and, but for the mean, one as
-        wide as the features: both rows of sums added up.
+    def step_bytes(self, num_nodes: Sequence[int], in_channels: int) -> int:
+        """Bytes of activations and gradients in a training step, besides the batch (measured).
 
-        num_nodes: of the sampled batch, per hop.
+        That is 2.5 rows per destination of every layer, one more for GIN's perceptron and, except for the mean, one row as wide
+        as the features. `num_nodes` is per hop.
 
         >>> PreAggregation("mean", 256).held_bytes([1024, 9000, 80000], 128)  # 2.5 rows for 1024 + 10024 destinations
         28282880
@@ -88,11 +86,11 @@ class PreAggregation:
         return 4 * (round(rows * self.channels * destinations) + added_up)
 
     def weighs_edges(self, subgraph: Subgraph) -> bool:
-        """Whether each edge has a factor of its own."""
+        """Whether edges have individual factors."""
         return self.kind == "gcn" or (self.kind == "expanded" and subgraph.stands_for is not None)
 
     def factors(self, graph: Graph, subgraph: Subgraph) -> Factors:
-        """Factors of a sampled batch's edges and destinations."""
+        """Return the factors of a sampled batch's edges and destinations."""
         count = np.diff(subgraph.indptr)
         if self.kind == "mean":
             return Factors(_NONE, (1 / np.maximum(count, 1)).astype(np.float32))
@@ -125,7 +123,7 @@ def _normalised(graph: Graph, subgraph: Subgraph, expansion: Factors) -> Factors
 
 
 def without_last_hop(subgraph: Subgraph) -> Subgraph:
-    """The subgraph of all hops but the last, whose edges the sums stand for; copies, so that the whole one can go."""
+    """Return a copy of the subgraph without its last hop, whose edges are in the aggregates."""
     num_nodes, num_edges = subgraph.num_nodes[:-1], subgraph.num_edges[:-1]
     nodes, edges, expanded = sum(num_nodes), sum(num_edges), sum(num_nodes[:-1])
     return Subgraph(
@@ -141,17 +139,16 @@ def without_last_hop(subgraph: Subgraph) -> Subgraph:
 
 
 class RowDecoder(NamedTuple):
-    """How a kernel makes float32 of stored values; see `stores.arrays.encoding.Encoding`."""
+    """How a kernel converts stored values to float32; see `stores.arrays.encoding.Encoding`."""
 
     tag: NDArray[Any]
-    """empty; its dtype says which encoding, so that a kernel is compiled for each: a branch in its innermost loop would
-    make it half as fast"""
+    """empty; its dtype selects the encoding, so kernels are compiled per encoding (a branch in the inner loop halves speed)"""
     scale: Floats
-    """float32[f] of int8, else empty"""
+    """float32[f] for int8, else empty"""
 
     @classmethod
     def of(cls, encoding: Encoding) -> "RowDecoder":
-        """Of rows whose values are float32."""
+        """The decoder of an encoding with float32 values."""
         return cls(np.empty(0, _TAGS[encoding.name]), encoding.scale)
 
 
@@ -159,7 +156,7 @@ _TAGS: dict[str, Any] = {"float32": np.float32, "float16": np.uint8, "bfloat16":
 
 
 def value(row: NDArray[Any], j: int, tag: NDArray[Any], scale: Floats) -> np.float32:
-    """What row[j] means: for kernels only, see `_value`."""
+    """Decode row[j]; for kernels only, see `_value`."""
     raise NotImplementedError
 
 
@@ -176,19 +173,19 @@ def _value(row: Any, j: Any, tag: Any, scale: Any) -> Any:
 
 def gathered(
     rows: NDArray[Any],
-    code: RowDecoder,
+    decoder: RowDecoder,
     at: NDArray[Any],
     subgraph: Subgraph,
     factors: Factors,
     neighbor: Floats,
     self_row: Floats,
 ) -> None:
-    """The sums of a batch whose rows lie in memory: node i's is rows[at[i]].
+    """Aggregate the batch's rows from memory: node i's row is rows[at[i]] (rows [m, f] as stored, at int[n]).
 
-    rows: [m, f], as stored; at: int[n]; near, self_row: float32[d, f], filled.
+    Fills `neighbor` and `self_row`, float32[d, f], with the neighbor sums and the destinations' rows.
     """
     rows = rows.view(np.uint16) if rows.dtype == np.float16 else rows
-    gather_aggregates(rows, *code, at, subgraph.node, subgraph.indptr, subgraph.source, *factors, neighbor, self_row)
+    gather_aggregates(rows, *decoder, at, subgraph.node, subgraph.indptr, subgraph.source, *factors, neighbor, self_row)
 
 
 @kernel
@@ -205,7 +202,7 @@ def gather_aggregates(
     neighbor: Floats,
     self_row: Floats,
 ) -> None:
-    """See `gathered`."""
+    """Kernel of `gathered`."""
     width = rows.shape[1]
     few = np.empty(_FEW, np.int64)
     for i in range(len(indptr) - 1):
@@ -232,7 +229,7 @@ def gather_aggregates(
 def ascending(
     node: NDArray[np.int64], source: NDArray[Any], first: int, stop: int, few: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Edges first:stop by ascending source node, equal ones in their order; in `few` where they are."""
+    """Return edges first:stop by ascending source node, ties in order; uses the buffer `few` if they fit."""
     if stop - first > len(few):
         ids = np.empty(stop - first, np.int64)
         for k in range(stop - first):
@@ -260,11 +257,10 @@ def scatter_aggregates(
     neighbor: Floats,
     self_row: Floats,
 ) -> None:
-    """Add rows that go by to the sums they belong to.
+    """Add rows read in file order to the sums of the destinations that use them.
 
-    rows: [m] values of which row p begins at row_at[p]; entries first[p]:first[p + 1] are row p's. target: int32, of each
-    entry, the sum (>= 0) or ~ the destination whose own row it is; edge: float32, its factor, or empty for ones.
-    near, self_row: float32[d, f], the sums so far and the rows.
+    Row p of `rows` ([m] values) begins at row_at[p] and has entries first[p]:first[p + 1]. Entry k adds it to destination
+    target[k] with factor edge[k] (empty for ones), or is the self row of destination ~target[k]. Fills float32[d, f].
     """
     width, flat = neighbor.shape[1], neighbor.reshape(-1)
     for p in range(len(row_at)):
@@ -289,7 +285,7 @@ def scatter_aggregates(
 
 @kernel
 def scale_rows(neighbor: Floats, target: Floats) -> None:
-    """near[i] *= target[i]: float32[d, f] by float32[d]."""
+    """neighbor[i] *= target[i], for float32[d, f] and float32[d]."""
     for i in range(len(target)):
         for f in range(neighbor.shape[1]):
             neighbor[i, f] *= target[i]

@@ -1,8 +1,8 @@
-"""What flows through the pipeline: a sampled subgraph, and the bipartite blocks that a model's layers run on.
+"""A sampled subgraph, and the bipartite blocks that a model's layers run on.
 
-A subgraph's nodes stand in hop order (seeds first) and its edges are sorted by destination, so every layer's block is a
-prefix of the same arrays: layer l of L computes only the rows that layer l+1 needs. (PyG calls the same thing
-`trim_to_layer`; blocks as in DGL, but sharing one sample per node as PyG's NeighborLoader does.)
+Nodes are in hop order (seeds first) and edges sorted by destination, so each layer's block is a prefix of the same arrays:
+layer l computes only the rows that layer l+1 needs (PyG's `trim_to_layer`, DGL's blocks; as in PyG's NeighborLoader, layers
+share one sample per node).
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Subgraph:
-    """One batch's sampled neighborhood, numpy only; it holds no features.
+    """A batch's sampled neighborhood as numpy arrays, without features.
 
-    The first `num_nodes[0]` nodes are the seeds in the order given. `indptr` covers the nodes that were expanded, that is
-    all hops but the last: local node i's sampled in-edges are edges `indptr[i]:indptr[i+1]`.
+    The first `num_nodes[0]` nodes are the seeds in the order given. `indptr` covers the expanded nodes, all hops but the last:
+    the sampled in-edges of local node i are edges `indptr[i]:indptr[i+1]`.
     """
 
     node: NDArray[np.int64]
@@ -29,64 +29,63 @@ class Subgraph:
     source: NDArray[np.int64]
     """int64[e]: local source node of each edge"""
     slot: NDArray[np.int64]
-    """int64[e]: the edge's slot in the graph's CSC (addresses weight, time and edge_id alike)"""
+    """int64[e]: the edge's slot in the graph's CSC, which addresses weight, time and edge_id"""
     num_nodes: tuple[int, ...]
-    """new nodes per hop, hop 0 (the seeds) first: L+1 numbers"""
+    """new nodes per hop, seeds first: L+1 numbers"""
     num_edges: tuple[int, ...]
     """edges per hop: L numbers"""
     stands_for: NDArray[np.float32] | None = None
-    """float32[e]: see `Block.stands_for`; None for uniform draws"""
+    """float32[e]: see `Block.stands_for`; None for uniform sampling"""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """the graph's columns that were read for these edges ([e] each), where the edges stay on disk"""
+    """graph columns read for these edges, [e] each, if the edges are on disk"""
 
     @property
     def nbytes(self) -> int:
-        """Bytes the arrays hold, those of `columns` aside."""
+        """Size of the arrays in bytes, without `columns`."""
         arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for)
         return sum(array.nbytes for array in arrays if array is not None)
 
 
 class Sampler(Protocol):
-    """Seeds and a key -> a subgraph, the same for the same two; reads no features."""
+    """Maps seeds and a key to a subgraph, deterministically and without reading features."""
 
     def sample(self, seeds: NDArray[np.int64], key: int) -> Subgraph:
-        """Raises BudgetError where the batch does not fit."""
+        """Sample a batch. Raises BudgetError if it does not fit."""
 
 
 class Block(NamedTuple):
-    """The bipartite graph one layer computes on: `num_src` source rows in, `num_dst` destination rows out.
+    """The bipartite graph of one layer: `num_src` source rows in, `num_dst` destination rows out.
 
-    Destination row i is source row i (destinations are a prefix of the sources). A NamedTuple, so that PyG's `Data.to`
-    moves it. `edge_index` is what PyG's convolutions take, with `size=(num_src, num_dst)`.
+    Destination row i is source row i. A NamedTuple, so that PyG's `Data.to` moves it. PyG's convolutions accept `edge_index`
+    with `size=(num_src, num_dst)`.
     """
 
     edge_index: Tensor
     """int64[2, e]: (source, destination), sorted by destination"""
     indptr: Tensor
-    """int64[num_dst+1]: the same edges as rows of a CSR matrix [num_dst, num_src]"""
+    """int64[num_dst+1]: the edges as rows of a CSR matrix [num_dst, num_src]"""
     num_src: int
     num_dst: int
     degree: Tensor
-    """int64[num_src]: in-degree in the whole graph, self-loops included"""
+    """int64[num_src]: in-degree in the whole graph, including self-loops"""
     loops: Tensor | None
-    """int64[num_src]: self-loops in the whole graph, None where the graph has none"""
+    """int64[num_src]: self-loops in the whole graph; None if the graph has none"""
     weight: Tensor | None
-    """float32[e]: edge weights, None for an unweighted graph"""
+    """float32[e]: edge weights; None for an unweighted graph"""
     weight_sum: Tensor | None
-    """float32[num_src]: sum of the in-weights in the whole graph without self-loops, None for an unweighted graph"""
+    """float32[num_src]: sum of in-weights in the whole graph without self-loops; None for an unweighted graph"""
     loop_weight: Tensor | None = None
-    """float32[num_src]: weight of each node's last self-loop in the whole graph, 1 where it has none; None for an unweighted
-    graph and for one without self-loops"""
+    """float32[num_src]: weight of each node's last self-loop, 1 without one; None if the graph has no weights or no self-loops
+    """
     stands_for: Tensor | None = None
-    """float32[e]: how many edges of the whole graph each sampled edge stands for: 1 / (times it was expected in the sample),
-    1 where no edge was left out. None for uniform sampling, where it is degree / (sampled edges) of the destination"""
+    """float32[e]: edges of the whole graph each sampled edge represents, 1 / (expected occurrences in the sample). None for
+    uniform sampling, where it is degree / (sampled edges) of the destination"""
     share: Tensor | None = None
-    """float32[e]: what each edge counts for in the mean of its destination's neighbors, where sampled edges differ in that
-    (GraphSAINT: stands_for / degree); None where they count alike"""
+    """float32[e]: weight of each edge in its destination's mean (GraphSAINT: stands_for / degree); None if all are equal"""
 
 
 def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
-    """The prefix of `block` with so many sources, destinations and edges: the next layer's block."""
+    """Return the prefix of `block` with the given numbers of sources, destinations and edges: the next layer's block."""
     return Block(
         block.edge_index[:, :num_edges],
         block.indptr[: num_dst + 1],
@@ -103,21 +102,14 @@ def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
 
 
 def aggregated_block(following: Block) -> Block:
-    """The block of a first layer whose sums are made already (`ooc.graph.aggregation`): no edges, each source its own
-    destination.
-
-    following: the second layer's block, whose sources are the first's destinations.
-    """
+    """Return a first layer's block without edges, for `FirstLayerAggregates`; `following` is the second layer's block."""
     none = trim(following, following.num_src, following.num_dst, 0)
     indptr = following.indptr.new_zeros(following.num_src + 1)
     return none._replace(indptr=indptr, num_dst=following.num_src)
 
 
 def blocks_of(first: Block, num_nodes: tuple[int, ...], num_edges: tuple[int, ...]) -> list[Block]:
-    """One block per layer, input side first, as prefixes of the first (largest) one.
-
-    num_nodes, num_edges: per hop, as in `Subgraph`.
-    """
+    """Return one block per layer, input side first, as prefixes of the first one; counts are per hop as in `Subgraph`."""
     hops = len(num_edges)
     return [
         trim(first, sum(num_nodes[: hops - layer + 1]), sum(num_nodes[: hops - layer]), sum(num_edges[: hops - layer]))

@@ -1,4 +1,4 @@
-"""Keeps a memory-mapped graph fast and small: which parts of its edges are mapped, counted, and given back in time."""
+"""Memory-mapped topology: tracks which parts of a graph's edges are mapped and releases them in time."""
 
 import threading
 import weakref
@@ -14,26 +14,26 @@ from stores.io.segments import mapping_of, warm
 
 
 class MappedRanges:
-    """Which parts of a graph's slot arrays this process may have mapped in since they were last given back.
+    """Parts of a graph's slot arrays that this process may have mapped since they were last released.
 
-    A page fault maps the cached pages around it too (the kernel's fault-around, 64 KiB), so parts are counted as large. Counted
-    by hand, since the process's resident file pages include its libraries'.
+    A page fault also maps the cached pages around it (the kernel's fault-around, 64 KiB), so parts are that large. The resident
+    file pages of /proc cannot be used: they include shared libraries.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._part = np.zeros(max(1, -(-len(graph.indices) // MAP_SLOTS)), np.bool_)
         self.exceeded = False
-        """whether more than allowed were ever touched"""
+        """whether the limit was ever exceeded"""
         self._lock = threading.Lock()
 
     def left(self, most: int) -> int:
-        """Parts that may yet be touched, of `most`; 0 where there were more already."""
+        """Parts that may still be touched out of `most`; 0 once the limit was exceeded."""
         with self._lock:
             allowed = min(len(self._part), most)
             return 0 if self.exceeded else max(0, allowed - int(np.count_nonzero(self._part)))
 
     def add(self, slot: NDArray[np.int64], most: int) -> bool:
-        """Count `slot` (int64[k]); True, beginning anew, where more than `most` parts are touched now."""
+        """Record slots (int64[k]); returns True and starts over if more than `most` parts are touched."""
         with self._lock:
             self._part[slot // MAP_SLOTS] = True
             over = int(np.count_nonzero(self._part)) > most
@@ -48,11 +48,13 @@ _touched_lock = threading.Lock()
 
 
 class Topology:
-    """Keeps a memory-mapped graph fast and small: read in once where it fits, and its slots mapped to `max_mapped` bytes.
+    """Bounds the mapped memory of a memory-mapped graph (per graph, over all its loaders), and reads it ahead once if it fits.
 
-    What is mapped is counted per graph, for all its loaders; one batch may go beyond. max_warm: bytes of page cache that the
-    slots may take; of a larger topology only `indptr` is read in. mapped: whether draws meet `indices` in the map at all;
-    columns: those met there beside it.
+    Args:
+        weight: Name of the weight column used for sampling, or None.
+        max_mapped: Bytes of the slot arrays that may be mapped; a single batch may exceed it.
+        max_warm: Bytes of page cache the slots may take; of a larger topology only `indptr` is read ahead.
+        mapped, columns: Whether sampling reads `indices` through the map, and further columns it reads so.
     """
 
     def __init__(
@@ -77,22 +79,22 @@ class Topology:
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Before the first draw: a few tenths of a second in sequence save minutes of page faults."""
+        """Read the topology sequentially before the first batch, which avoids minutes of page faults."""
         with self._lock:
             if self._cold:
                 self._cold = False
                 self._warm()
 
     def unmapped(self) -> int:
-        """Bytes that batches will map in besides the most they have; 0 where the graph is in RAM, or its slots not met."""
+        """Bytes that future batches may still map; 0 if the graph is in RAM or its slots are not read."""
         if not self._mapped or mapping_of(self._graph.indices) is None:
             return 0
         return self._touched.left(self._most) * self._part_bytes
 
     def trim(self, subgraph: Subgraph) -> None:
-        """After a draw: give mapped pages back (they stay in the page cache) where they are too many."""
+        """Release mapped pages after a batch if there are too many; they stay in the page cache."""
         slot = subgraph.slot if self._mapped else subgraph.slot[:0]
-        if self._weight is not None:  # every in-edge of the expanded nodes was weighed
+        if self._weight is not None:  # weighted sampling reads every in-edge of the expanded nodes
             node = subgraph.node[: len(subgraph.indptr) - 1]
             slot = np.concatenate([slot, _parts(self._graph.indptr[node], self._graph.indptr[node + 1])])
         if self._touched.add(slot, self._most):
@@ -100,7 +102,7 @@ class Topology:
 
 
 def _parts(first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[k]: a slot of each part that the ranges first[i]:stop[i] touch."""
+    """Return a slot of each part that the ranges first[i]:stop[i] overlap, int64[k]."""
     first, stop = first[first < stop], stop[first < stop]
     begin = first // MAP_SLOTS
     count = (stop - 1) // MAP_SLOTS - begin + 1

@@ -273,7 +273,7 @@ class Work:
         each layer; measured, it is less), or what the rows made of sums take."""
         if self.pre_aggregation is None or self.x is None:
             return self.nbytes(drawn)
-        return self.pre_aggregation.held_bytes(drawn.subgraph.num_nodes, self.x.shape[1])
+        return self.pre_aggregation.step_bytes(drawn.subgraph.num_nodes, self.x.shape[1])
 
     def load(self, drawn: SampledBatch) -> LoadedBatch:
         """Features and labels of a sampled batch."""

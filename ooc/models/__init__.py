@@ -1,4 +1,4 @@
-"""Models as lists of layers: built in, the user's own, and their convolutions."""
+"""Models as lists of layers: the built-in ones, user-defined modules, and the convolutions they use."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""GraphSAGE, GCN, GAT, GIN, GCNII, APPNP and SGC as lists of layers, and the user's own modules beside them.
+"""Built-in models as lists of layers: GraphSAGE, GCN, GAT, GIN, GCNII, APPNP and SGC.
 
-One model runs on sampled blocks and on the whole graph (`full_blocks`), with the same parameters.
+A model runs on sampled blocks and on the whole graph (`full_blocks`) with the same parameters.
 """
 
 import warnings
@@ -24,11 +24,11 @@ from stores.errors import ConfigError
 
 ModelName = Literal["sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc"]
 _PROPAGATING = ("appnp", "sgc")
-"""whose layers have no parameters"""
+"""models whose layers have no parameters"""
 
 
 class Model(nn.Module):
-    """A list of layers, perhaps an encoder before them and a decoder after them; layer l runs on block l (see `run_layers`).
+    """A list of layers with an optional encoder before and decoder after it; layer l runs on block l (see `run_layers`).
 
     >>> model = build_model("sage", 128, 256, 32, num_layers=2)
     >>> model(batch.x, batch.blocks).shape
@@ -46,23 +46,22 @@ class Model(nn.Module):
         checkpoint: bool = False,
         between: Between | None = None,
     ) -> Tensor:
-        """x: [blocks[0].num_src, in_channels] -> [blocks[-1].num_dst, out_channels]; see `run_layers`."""
+        """Map x [blocks[0].num_src, in_channels] to [blocks[-1].num_dst, out_channels]; see `run_layers`."""
         out: Tensor = run_model(self, x, blocks, checkpoint, between)
         return out
 
 
 def summing_of(model: nn.Module) -> PreAggregation | None:
-    """The old name of `pre_aggregation_of`."""
+    """Deprecated name of `pre_aggregation_of`."""
     warnings.warn("ooc.models.summing_of is now pre_aggregation_of", DeprecationWarning, stacklevel=2)
     return pre_aggregation_of(model)
 
 
 def pre_aggregation_of(model: nn.Module) -> PreAggregation | None:
-    """The sum that the model's first layer makes of its neighbors' rows, where a loader can make it beforehand.
+    """Return the neighbor sum of the model's first layer if a loader can compute it in advance, else None.
 
-    None for other models (subclasses with a forward of their own too: it may meet the rows), for those with an encoder, which
-    the rows pass first, for attention, for dropout of the input, and where rows are so wide that they are better narrowed first
-    (`ooc.models.convs.narrow_first`).
+    None for models with an encoder, attention, input dropout or their own forward, and where rows are so wide that applying the
+    linear map before the sum is cheaper (`ooc.models.convs.narrow_first`).
 
     >>> pre_aggregation_of(build_model("sage", 128, 256, 32, num_layers=2))
     PreAggregation(kind='mean', channels=256, more_rows=0.0)
@@ -75,12 +74,12 @@ def pre_aggregation_of(model: nn.Module) -> PreAggregation | None:
     first: Any = layers[0]
     if type(first.conv).forward not in _SUMMED or first.dropout:
         return None
-    found: PreAggregation | None = first.conv.pre_aggregation()
-    return None if found is None else replace(found, more_rows=max(map(_more_rows, layers)))
+    result: PreAggregation | None = first.conv.pre_aggregation()
+    return None if result is None else replace(result, more_rows=max(map(_more_rows, layers)))
 
 
 def _more_rows(layer: Any) -> float:
-    """Rows that a step holds at once for a destination beside those of the convolution and `Relu` (measured)."""
+    """Rows a step allocates per destination besides those of the convolution and `Relu` (measured)."""
     if not isinstance(layer, Layer):
         return _OTHERS_ROWS
     own_activation = not isinstance(layer.activation, Relu | nn.Identity)
@@ -89,9 +88,9 @@ def _more_rows(layer: Any) -> float:
 
 
 _OTHERS_ROWS = 3.0
-"""of a layer of somebody else's"""
+"""assumed for a user-defined layer"""
 _SUMMED = (BlockSAGEConv.forward, BlockGCNConv.forward, BlockGINConv.forward, BlockPropagation.forward)
-"""of the convolutions that take `FirstLayerAggregates`"""
+"""forwards of the convolutions that accept `FirstLayerAggregates`"""
 
 
 def build_model(
@@ -110,16 +109,24 @@ def build_model(
     alpha: float = 0.1,
     theta: float = 0.5,
 ) -> Model:
-    """A model of `num_layers` layers: "sage", "gcn", "gat", "gin", "gcnii", "appnp" or "sgc".
+    """Build a model by name.
 
-    hidden_channels: width of what passes between the layers. For gat it is the width of all heads together, so it is a multiple
-    of `heads` (the published model: hidden_channels=64, heads=8, dropout=0.6); the last layer averages `output_heads` heads.
-    dropout: on the input of every layer that has parameters, and on the attention of gat. input_dropout: on the features; by
-    default `dropout` for gcn, gat, gcnii and appnp, as published, and none for sage, gin and sgc. norm and activation (ELU for
-    gat, else ReLU): after all layers but the last, in gcnii after all. rescale: see `ooc.models.convs`. A layer of appnp or
-    sgc is a step of propagation without parameters: what they learn is appnp's encoder (of two linear maps) or sgc's decoder;
-    gcnii has both. alpha (gcnii, appnp): share of the first rows in every layer; theta (gcnii): see `BlockGCN2Conv`. Raises
-    ConfigError for a setting that does not fit.
+    Args:
+        name: One of "sage", "gcn", "gat", "gin", "gcnii", "appnp" and "sgc".
+        in_channels, out_channels: Numbers of input features and of outputs.
+        hidden_channels: Width between layers. For gat the width of all heads together, a multiple of `heads`.
+        num_layers: Number of layers. For appnp and sgc, each layer is one parameter-free propagation step.
+        dropout: Dropout on the input of every layer with parameters, and on gat's attention.
+        norm: Normalization after every layer but the last (after every layer in gcnii).
+        residual: Whether to add each destination's own input to the layer's output.
+        heads, output_heads: Attention heads of gat, and those of its last layer, which are averaged.
+        rescale: Whether to rescale sums over sampled edges; see `ooc.models.convs`.
+        input_dropout: Dropout on the features. Default: `dropout` for gcn, gat, gcnii and appnp, as published, else 0.
+        alpha: Weight of the initial rows in every layer of gcnii and appnp.
+        theta: Strength of gcnii's weights; see `BlockGCN2Conv`.
+
+    Raises:
+        ConfigError: If a value is invalid.
 
     >>> model = build_model("gcn", 1433, 16, 7, num_layers=2, dropout=0.5)
     >>> logits = model(x, full_blocks(edge_index, num_nodes=2708, num_layers=2))
@@ -150,7 +157,7 @@ def build_model(
 
 
 Dropouts = tuple[float, float]
-"""of the features, and of what follows"""
+"""of the features, and of everything after them"""
 
 
 def _deep(
@@ -164,13 +171,13 @@ def _deep(
     alpha: float,
     theta: float,
 ) -> Model:
-    """gcnii, appnp or sgc; channels: of the features, inside and of the output."""
+    """Build gcnii, appnp or sgc; `channels` are the widths of the input, the hidden rows and the output."""
     if not 0 < alpha < 1:
-        raise ConfigError(f"alpha={alpha}: give the share of the first rows, between 0 and 1")
+        raise ConfigError(f"alpha={alpha} is invalid: give the weight of the initial rows, between 0 and 1")
     if theta <= 0:
-        raise ConfigError(f"theta={theta}: give a positive number")
+        raise ConfigError(f"theta={theta} is invalid: give a positive number")
     if name in _PROPAGATING and (norm != "none" or residual):
-        raise ConfigError(f"{name} propagates rows as they are: leave out norm={norm!r} and residual={residual}")
+        raise ConfigError(f"{name} has no layers to apply norm={norm!r} and residual={residual} to: leave them out")
     if name == "gcnii":
         return _gcnii(channels, num_layers, dropouts, rescale, norm=norm, residual=residual, theta=theta, alpha=alpha)
     return (
@@ -191,7 +198,7 @@ def _gcnii(
     theta: float,
     alpha: float,
 ) -> Model:
-    """As published: every layer of the hidden width and followed by ReLU, a linear map before them and one after them."""
+    """Build GCNII as published: layers of the hidden width with ReLU between two linear maps."""
     width_in, hidden, width_out = channels
     layers = [
         Layer(
@@ -209,7 +216,7 @@ def _gcnii(
 
 
 def _appnp(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, rescale: bool, alpha: float) -> Model:
-    """As published: a perceptron of two layers, then steps of propagation."""
+    """Build APPNP as published: a two-layer perceptron followed by propagation steps."""
     width_in, hidden, width_out = channels
     encoder = nn.Sequential(DenseLayer(width_in, hidden, dropouts[0], Relu()), DenseLayer(hidden, width_out, dropouts[1]))
     steps = [BlockPropagation(width_out, alpha, rescale) for _ in range(num_layers)]
@@ -217,7 +224,7 @@ def _appnp(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, 
 
 
 def _sgc(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, rescale: bool) -> Model:
-    """As published: steps of propagation, then one linear map."""
+    """Build SGC as published: propagation steps followed by one linear map."""
     width_in, _, width_out = channels
     steps = [BlockPropagation(width_in, rescale=rescale) for _ in range(num_layers)]
     layers = [Layer(step, width_in, width_in, dropout=dropouts[0] if not index else 0.0) for index, step in enumerate(steps)]
@@ -227,11 +234,11 @@ def _sgc(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, re
 def _check(name: str, hidden: int, num_layers: int, dropout: float, heads: int, output_heads: int) -> None:
     if name not in get_args(ModelName):
         known = ", ".join(get_args(ModelName))
-        raise ConfigError(f"model {name!r} is unknown: use {known}, or package.module:Class for one of your own")
+        raise ConfigError(f"model {name!r} is unknown: use {known}, or package.module:Class for your own")
     if num_layers < 1:
-        raise ConfigError(f"num_layers={num_layers}: a model has at least one layer")
+        raise ConfigError(f"num_layers={num_layers} is invalid: a model has at least one layer")
     if not 0 <= dropout < 1:
-        raise ConfigError(f"dropout={dropout}: give a probability from 0 to below 1")
+        raise ConfigError(f"dropout={dropout} is invalid: give a probability of at least 0 and below 1")
     if heads < 1 or output_heads < 1:
         raise ConfigError(f"heads={heads}, output_heads={output_heads}: attention has at least one head")
     if name == "gat" and num_layers > 1 and hidden % heads:
@@ -246,7 +253,7 @@ def _make_conv(
     if name == "gcn":
         return BlockGCNConv(width_in, width_out, rescale)
     if name == "gin":
-        # A last layer as narrow inside as its output would hang a binary task on one ReLU, which may be dead.
+        # A binary task would otherwise depend on a single hidden unit, which a dead ReLU could silence.
         return BlockGINConv(width_in, width_out, rescale, inner=width_in if last else None)
     if last:
         return BlockGATConv(width_in, width_out, heads=output_heads, concat=False, dropout=dropout)
@@ -256,9 +263,15 @@ def _make_conv(
 def full_blocks(
     edge_index: Tensor, num_nodes: int, num_layers: int, weight: Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> list[Block]:
-    """Blocks of a whole graph, every node source and destination of each: a model runs on them as on a sampled batch.
+    """Return one block per layer in which every node of the graph is both source and destination.
 
-    edge_index: int64[2, e] (source, destination) in any order; weight: [e] or None. The blocks share their tensors.
+    The blocks share their tensors, so a model runs on a whole graph as on a sampled batch.
+
+    Args:
+        edge_index: int64[2, e], (source, destination) in any order.
+        num_nodes, num_layers: Numbers of nodes and of blocks to return.
+        weight: Edge weights [e], or None.
+        dtype: Floating dtype of the weights.
 
     >>> blocks = full_blocks(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, num_layers=3)
     >>> model(x, blocks).shape
@@ -277,21 +290,21 @@ def full_blocks(
     if weight is not None and has_loops:
         loop_weight = last_loop_weight(target[is_loop], weight[is_loop], num_nodes)
     indptr = index2ptr(target, num_nodes)
-    found = loops if has_loops else None
-    block = Block(edge_index, indptr, num_nodes, num_nodes, indptr.diff(), found, weight, weight_sum, loop_weight)
+    result = loops if has_loops else None
+    block = Block(edge_index, indptr, num_nodes, num_nodes, indptr.diff(), result, weight, weight_sum, loop_weight)
     return [block] * num_layers
 
 
 def last_loop_weight(node: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
-    """[num_nodes]: weight of each node's last self-loop, 1 where it has none.
+    """Return the weight of each node's last self-loop, [num_nodes], 1 for nodes without one.
 
-    node: int64[k] sorted, the node of each self-loop; weight: [k].
+    `node` (int64[k], sorted) is the node of each self-loop and `weight` ([k]) its weight.
 
     >>> last_loop_weight(torch.tensor([1, 1]), torch.tensor([2.0, 5.0]), 3)
     tensor([1., 5., 1.])
     """
     last = torch.ones_like(node, dtype=torch.bool)
     last[:-1] = node[1:] != node[:-1]
-    found = weight.new_ones(num_nodes)
-    found[node[last]] = weight[last]
-    return found
+    result = weight.new_ones(num_nodes)
+    result[node[last]] = weight[last]
+    return result

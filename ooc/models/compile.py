@@ -1,4 +1,4 @@
-"""torch.compile for training: the model compiled in place, for blocks whose sizes differ in every batch."""
+"""torch.compile for training: compiles a model in place for blocks whose sizes differ in every batch."""
 
 import os
 import shutil
@@ -14,14 +14,14 @@ from ooc.models.user import kind_of
 from stores.errors import ConfigError
 
 VARIANTS = 32
-"""Compiled forms of one function that torch keeps: per layer, for training and evaluation, and either order of its products"""
+"""compiled variants torch caches per function: one per layer, mode (training, evaluation) and order of products"""
 
 
 def compile_model(model: nn.Module, device: torch.device) -> nn.Module:
-    """The same module, its layers compiled where it is a list of them, else its forward, at their first call.
+    """Compile the model's layers in place, or its forward if it is not a list of layers, and return the model.
 
-    Sizes are symbols (`dynamic=True`), so batches of other sizes run the same code. Parameters, state dict and type stay as
-    they are: checkpoints of compiled and other runs are interchangeable. Raises ConfigError where no compiler can be found.
+    Sizes are dynamic, so all batches run the same code; checkpoints of compiled and uncompiled models are interchangeable.
+    Raises ConfigError if no compiler is found.
 
     >>> model = compile_model(build_model("sage", 128, 256, 32, num_layers=2), torch.device("cpu"))
     >>> model(batch.x, batch.blocks)
@@ -44,10 +44,10 @@ def _parts(model: nn.Module) -> list[nn.Module]:
 
 
 def missing_tools(device: torch.device) -> str | None:
-    """What torch.compile lacks here for code for `device`, None where it has all."""
+    """Return what torch.compile needs and does not find on this machine, or None."""
     compiler = os.environ.get("CXX")
     if not any(shutil.which(each) for each in ([compiler] if compiler else ["g++", "clang++", "c++"])):
-        return f"a C++ compiler ({f'CXX={compiler} is none' if compiler else 'no g++ or clang++ is on PATH'}): install one"
+        return f"a C++ compiler ({f'CXX={compiler} is missing' if compiler else 'no g++ or clang++ is on PATH'}): install one"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return "Python's headers (Python.h): install the package python3-dev, or python3-devel"
     if device.type == "cuda" and find_spec("triton") is None:

@@ -1,4 +1,4 @@
-"""Contexts that models run in: autocast and evaluation."""
+"""Context managers for running models: autocast and evaluation."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Mixed precision by torch's rules: "bf16" or "fp16"; nothing for "fp32"."""
+    """Return torch's autocast context for precision "bf16" or "fp16", and a null context for "fp32"."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
@@ -17,7 +17,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode without gradients; afterwards in the mode it was in."""
+    """Put the model in evaluation mode without gradients, and restore its mode afterwards."""
     training = model.training
     model.eval()
     try:

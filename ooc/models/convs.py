@@ -1,14 +1,12 @@
-"""PyG's convolutions on bipartite blocks: same parameters, same names in the state dict, fewer rows and faster sums.
+"""PyG's convolutions on bipartite blocks, with the same parameters and state-dict names.
 
-Each is a subclass of PyG's layer with `forward(x [num_src, f], block) -> [num_dst, g]`, and equals PyG's layer on the whole
-graph where the block holds all in-edges of its destinations. Degrees come from the whole graph, so a block that holds a
-sample of the edges is normalised as the graph is.
+Each subclasses PyG's layer with `forward(x [num_src, f], block) -> [num_dst, g]` and equals it on the whole graph if the block
+has all in-edges of its destinations. Degrees are those of the whole graph, so sampled blocks are normalized like the graph.
 
-Sums over a sample are rescaled (`rescale=True`): each sampled edge counts for as many edges as it stands for, the inverse of
-the times it was expected in the sample (Horvitz-Thompson; used for GNN sampling by FastGCN and GraphSAINT), so the expected
-sum is the full one. With uniform sampling that is degree / sampled edges of the destination, whether the graph is weighted
-or not. Where edges are drawn by weight, the sampler says it edge by edge (`Block.stands_for`). What GCN adds for the
-destination itself is known exactly and is not rescaled. `rescale=False` is PyG's layer on the block's own edges.
+With `rescale=True`, sums over sampled edges are unbiased: each edge is weighted by the inverse of its expected number of
+occurrences in the sample (Horvitz-Thompson, as in FastGCN and GraphSAINT). For uniform sampling this is degree / sampled edges
+of the destination; for weighted sampling the sampler provides it per edge (`Block.stands_for`). GCN's self-loop term is not
+rescaled. `rescale=False` is PyG's layer on the block's own edges.
 """
 
 from typing import Any
@@ -29,16 +27,16 @@ from ooc.models.dropout import dropout
 from ooc.models.memory_efficient import memory_efficient_here, sage_layer, two_products
 
 GATHER_COST = 16
-"""Multiply-adds that take as long as gathering one number of a neighbor's row (measured on CPU, rows of 32 to 256 float32)."""
+"""multiply-adds that cost as much as gathering one number of a neighbor's row (measured on CPU, 32 to 256 float32 per row)"""
 
-# A convolution that sums names the kind of its sum over all in-edges, `sum_kind`, as of `ooc.graph.aggregation.PreAggregation`.
+# `sum_kind` of a convolution is the `kind` of its sum over all in-edges (see `ooc.graph.aggregation.PreAggregation`).
 
 EDGES_AT_ONCE = 8192
-"""Edges whose rows stand side by side at one time in attention's backward pass, so that they stay in the cache."""
+"""edges processed together in the backward pass of attention, so that their rows stay in the CPU cache"""
 
 
 class _WeightedSum(torch.autograd.Function):
-    """CSR matrix times dense rows (`bag_sum`); backward is the transposed product."""
+    """CSR matrix times dense rows (`bag_sum`); the backward pass is the transposed product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor | None, edge_index: Tensor, indptr: Tensor) -> Tensor:
@@ -59,10 +57,9 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def weighted_sum(x: Tensor, block: Block, value: Tensor | None = None) -> Tensor:
-    """For each destination the sum of its in-edges' source rows, each times its edge's value.
+    """Sum the source rows x [num_src, f] of each destination's in-edges, times its value ([e] or None): [num_dst, f].
 
-    x: [num_src, f] of any floating dtype; value: [e] or None for ones, without gradient. Returns [num_dst, f]. Deterministic,
-    on CUDA too; no gradient is computed for an x that needs none.
+    Deterministic, also on CUDA. No gradient is computed for an x that does not require one, nor for the values.
 
     >>> block = full_blocks(torch.tensor([[0, 1], [2, 2]]), 3, 1)[0]
     >>> weighted_sum(torch.tensor([[1.0], [2.0], [4.0]]), block)[2]
@@ -73,7 +70,7 @@ def weighted_sum(x: Tensor, block: Block, value: Tensor | None = None) -> Tensor
 
 
 class _AttentionSum(torch.autograd.Function):
-    """`_WeightedSum` with a value for each head, which takes a gradient as well."""
+    """`_WeightedSum` with one differentiable value per head."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, edge_index: Tensor, indptr: Tensor) -> Tensor:
@@ -103,7 +100,7 @@ def _heads_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor) -> Te
 
 
 def attention_sum(x: Tensor, value: Tensor, block: Block) -> Tensor:
-    """`weighted_sum` by head: x [num_src, heads * c], value [e, heads] -> [num_dst, heads * c]; gradients to both.
+    """`weighted_sum` per head, differentiable in both: x [num_src, heads * c], value [e, heads] -> [num_dst, heads * c].
 
     >>> rows = attention_sum(h, share, block)  # [num_src, 64], [e, 8] -> [num_dst, 64]
     """
@@ -112,12 +109,12 @@ def attention_sum(x: Tensor, value: Tensor, block: Block) -> Tensor:
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What factors of rows of a dtype are computed in: float64 for float64, else float32."""
+    """The dtype in which factors of rows are computed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def expansion(block: Block) -> Tensor:
-    """float32[e]: how many edges of the whole graph each sampled edge stands for; ones where the block holds them all."""
+    """Return float32[e], how many edges of the graph each sampled edge represents; ones if the block has all edges."""
     if block.stands_for is not None:
         return block.stands_for
     count = block.indptr.diff()
@@ -126,13 +123,13 @@ def expansion(block: Block) -> Tensor:
 
 
 def narrow_first(block: Block, in_channels: int, out_channels: int) -> bool:
-    """Whether a linear map is cheaper before the neighbors are summed (on every source) than after (on every destination)."""
+    """Whether applying the linear map to every source before summing is cheaper than to every destination after."""
     gathered = block.edge_index.size(1) * (in_channels - out_channels) * GATHER_COST
     return gathered > (block.num_src - block.num_dst) * in_channels * out_channels
 
 
 def _pre_aggregation(kind: Kind, in_channels: int, out_channels: int) -> PreAggregation | None:
-    """The sum to make while loading; None where rows are better narrowed before they are summed, at an edge a source."""
+    """The sum to compute while loading; None if the linear map should come first, assuming one edge per source."""
     early = (in_channels - out_channels) * GATHER_COST > in_channels * out_channels
     return None if early else PreAggregation(kind, out_channels)
 
@@ -140,8 +137,8 @@ def _pre_aggregation(kind: Kind, in_channels: int, out_channels: int) -> PreAggr
 class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
     """PyG's SAGEConv with mean aggregation (Hamilton et al., 2017) on a block.
 
-    The mean over uniformly sampled neighbors is already unbiased, and over neighbors drawn by weight it estimates the weighted
-    mean, so there is nothing to rescale, but in GraphSAINT's subgraphs (`Block.share`). Edge weights are not used, as in PyG.
+    The mean over sampled neighbors is already unbiased, so it is not rescaled; GraphSAINT's subgraphs provide weights
+    (`Block.share`). Edge weights are ignored, as in PyG.
 
     >>> conv = BlockSAGEConv(128, 256)
     >>> conv.load_state_dict(SAGEConv(128, 256).state_dict())
@@ -158,11 +155,11 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
         return _pre_aggregation(self.sum_kind, self.in_channels, self.out_channels)
 
     def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What x [n, in_channels] brings in as neighbors and as destinations, [n, out_channels] each; see `joined`."""
+        """Apply the neighbor and self linear maps to x [n, in_channels]; returns two [n, out_channels]."""
         return F.linear(x, self.lin_l.weight), self.lin_r(x)
 
     def joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
-        """The result from what `narrowed` made: the neighbors' mean, and the destination's own, [num_dst, out_channels]."""
+        """Combine the neighbors' mean and the self rows of `narrowed`, [num_dst, out_channels] each, into the output."""
         return neighbor + self_row + self.lin_l.bias
 
     def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
@@ -186,11 +183,10 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
 
 
 class BlockGCNConv(GCNConv):  # type: ignore[misc]
-    """PyG's GCNConv (Kipf & Welling, 2017) on a block, where PyG's own refuses bipartite input.
+    """PyG's GCNConv (Kipf & Welling, 2017) on a block; PyG's own does not accept bipartite input.
 
-    As `add_remaining_self_loops` has it, self-loops of the graph are left out and every node gets one of weight 1, or, in a
-    weighted graph, of the weight of its last self-loop. rescale=False counts degrees in the block, as PyG does on a sampled
-    batch (with `trim_to_layer`); even at full fan-out that is not the whole graph's degree of an outermost source.
+    Self-loops follow `add_remaining_self_loops`: those of the graph are replaced by one per node with weight 1, or the weight
+    of its last self-loop in a weighted graph. With `rescale=False` degrees are counted in the block, as in PyG.
 
     >>> conv = BlockGCNConv(1433, 16)
     >>> conv.load_state_dict(GCNConv(1433, 16).state_dict())
@@ -204,16 +200,16 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
     sum_kind: Kind = "gcn"
 
     def pre_aggregation(self) -> PreAggregation | None:
-        """See `ooc.models.pre_aggregation_of`; degrees counted in the block are known only once there is one."""
+        """See `ooc.models.pre_aggregation_of`; degrees counted in the block are not known in advance."""
         return _pre_aggregation(self.sum_kind, self.in_channels, self.out_channels) if self.rescale else None
 
     def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """As of `BlockSAGEConv`; both are the same rows."""
+        """See `BlockSAGEConv.narrowed`; both results are the same rows."""
         h = self.lin(x)
         return h, h
 
     def joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
-        """As of `BlockSAGEConv`, for a block that holds all edges or whose sums are made."""
+        """See `BlockSAGEConv.joined`; the block has all edges, or pre-aggregated sums."""
         out: Tensor = with_own_row(neighbor, self_row, block) + self.bias
         return out
 
@@ -227,7 +223,7 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         """[e], [num_dst] of `dtype`: factor of each edge and of each destination's own row; see `ooc.graph.gcn_norm`."""
         loop: Tensor | float = 1.0 if block.loop_weight is None else block.loop_weight.to(dtype)
         if block.weight is not None:
-            assert block.weight_sum is not None, "a weighted block comes with the sums of the weights"
+            assert block.weight_sum is not None, "a weighted block needs weight_sum"
             degree = block.weight_sum.to(dtype) + loop
         else:
             degree = (block.degree if block.loops is None else block.degree - block.loops).to(dtype) + loop
@@ -243,7 +239,7 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 
     @staticmethod
     def plain_coefficients(block: Block) -> tuple[Tensor, Tensor]:
-        """The same by PyG's `gcn_norm` of the block's own edges."""
+        """The same from the block's own edges, by PyG's `gcn_norm`."""
         _, weight = gcn_norm(block.edge_index, block.weight, block.num_src, dtype=torch.float32)
         value = weight.new_zeros(block.edge_index.size(1))
         keep = block.edge_index[0] != block.edge_index[1]
@@ -252,7 +248,7 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 
 
 def propagated(x: Tensor | FirstLayerAggregates, block: Block, rescale: bool) -> Tensor:
-    """GCN's sum: x [num_src, f], times the normalised adjacency with self-loops: [num_dst, f]. rescale: see `BlockGCNConv`."""
+    """Multiply x [num_src, f] by the normalized adjacency with self-loops: [num_dst, f]. See `BlockGCNConv` for `rescale`."""
     if isinstance(x, FirstLayerAggregates):
         return with_own_row(*x, block)
     exact = exact_dtype(x.dtype)
@@ -261,18 +257,16 @@ def propagated(x: Tensor | FirstLayerAggregates, block: Block, rescale: bool) ->
 
 
 def with_own_row(neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
-    """[num_dst, f]: GCN's sum over the neighbors, `neighbor`, and the destination's own row, `self_row`, by the graph's
-    degrees."""
+    """Add the self rows [num_dst, f], scaled by the graph's degrees, to GCN's neighbor sums [num_dst, f]."""
     own = BlockGCNConv.coefficients(block, exact_dtype(self_row.dtype))[1]
     return neighbor + own.to(self_row.dtype).unsqueeze(1) * self_row
 
 
 class BlockGINConv(GINConv):  # type: ignore[misc]
-    """PyG's GINConv (Xu et al., 2019) with a two-layer perceptron, on a block. Edge weights are not used, as in PyG.
+    """PyG's GINConv (Xu et al., 2019) with a two-layer perceptron on a block. Edge weights are ignored, as in PyG.
 
-    inner: width between the perceptron's two layers; None: out_channels.
-
-    Where edges are drawn by weight, those of weight 0 are never drawn: the rescaled sum is that over the others.
+    `inner` is the width between the perceptron's layers (default: out_channels). Weighted sampling never picks edges of weight
+    0, so the rescaled sum covers the others only.
 
     >>> conv = BlockGINConv(128, 256)
     >>> rows = conv(x, block)  # [num_src, 128] -> [num_dst, 256]
@@ -298,10 +292,10 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
 
 
 class BlockGATConv(GATConv):  # type: ignore[misc]
-    """PyG's GATConv (Velickovic et al., 2018) on a block: self-loops are replaced by one for every destination.
+    """PyG's GATConv (Velickovic et al., 2018) on a block; self-loops are replaced by one per destination.
 
-    Attention is normalised over the sampled neighbors, so there is nothing to rescale. Edge weights are not used, as in PyG.
-    What a row contributes to the scores is one product with the attention vectors folded into the weight matrix.
+    Attention is normalized over the sampled neighbors, so nothing is rescaled. Edge weights are ignored, as in PyG. Attention
+    scores are computed from x directly, with the attention vectors folded into the weight matrix.
 
     >>> conv = BlockGATConv(1433, 8, heads=8, dropout=0.6)
     >>> rows = conv(x, block)  # [num_src, 1433] -> [num_dst, 64]
@@ -315,7 +309,7 @@ class BlockGATConv(GATConv):  # type: ignore[misc]
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
 
     def attention(self, x: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-        """[e, heads], [num_dst, heads]: share of each edge, and of each destination's own row."""
+        """Return the attention weights of the edges [e, heads] and of the self rows [num_dst, heads]."""
         weight = self.lin.weight.view(self.heads, self.out_channels, -1)
         to_source, to_target = (torch.einsum("hc,hci->ih", att[0], weight) for att in (self.att_src, self.att_dst))
         exact = exact_dtype(x.dtype)

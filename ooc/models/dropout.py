@@ -1,12 +1,11 @@
-"""Dropout whose random numbers cost less than the layer behind it, and which keeps nothing for its backward pass.
+"""Fast dropout on CPU that saves no mask for the backward pass.
 
-torch draws one Mersenne twister number for each element on the CPU, in one thread: 17 ns, eight times the rest of a GCN layer
-on the same rows. Here one counter-based 64-bit number (splitmix64) serves four elements, keyed by one draw from torch's
-generator, so that `torch.manual_seed` decides it, and recomputing with the generator's state restored repeats it. The backward
-pass draws the same numbers again from the key: no mask waits for it.
+A counter-based generator (splitmix64) yields four 16-bit numbers per hash, keyed by one draw of torch's generator, so
+`torch.manual_seed` determines the result and the backward pass regenerates the mask. torch's own CPU dropout is single-threaded
+and takes 17 ns per element, eight times the rest of a GCN layer.
 
-An element's number depends on its place alone. So a matrix of all nodes can be dropped a few rows at a time, in any order and
-again: `DropoutKeys` knows the keys, and where rows stand.
+An element's number depends on its position only, so a matrix of all nodes can be processed in row ranges of any order;
+`DropoutKeys` manages the keys and row positions.
 """
 
 import hashlib
@@ -26,14 +25,14 @@ from stores.jit import kernel
 
 Of = Literal["sources", "edges"]
 LEVELS = 1 << 16
-"""A probability is rounded to a multiple of 1 / LEVELS, and the rows are scaled by what is really kept."""
+"""probabilities are rounded to multiples of 1 / LEVELS; the scale uses the rounded value"""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LANE = np.uint64(0xFFFF)
 
 
 @kernel
 def drop(key: np.uint64, dropped: int, scale: np.float32, x: NDArray[Any], out: NDArray[Any]) -> None:
-    """out[i]: 0 with probability dropped / LEVELS, else x[i] * scale; from 16 bits of number i // 4 of the key's stream."""
+    """Zero each element with probability dropped / LEVELS, else scale it; uses 16 bits of number i // 4 of the key's stream."""
     size = len(x)
     for word in range((size + 3) // 4):
         bits = mix64(key + np.uint64(word) * _GOLDEN)
@@ -48,11 +47,11 @@ def drop(key: np.uint64, dropped: int, scale: np.float32, x: NDArray[Any], out: 
 def drop_rows(
     key: np.uint64, dropped: int, scale: np.float32, row: NDArray[np.int64], x: NDArray[Any], out: NDArray[Any]
 ) -> None:
-    """What `drop` makes of rows row[i] of a matrix: x, out [n, f], those rows; row: int64[n]."""
+    """Apply `drop` to rows row[i] (int64[n]) of a matrix; x and out ([n, f]) hold those rows."""
     width = x.shape[1]
     for i in range(len(row)):
         at = row[i] * width
-        if at & 3 == 0:  # four numbers at a time: the branch below keeps the processor from that
+        if at & 3 == 0:  # aligned: vectorizes, unlike the loop below
             drop(key + np.uint64(at >> 2) * _GOLDEN, dropped, scale, x[i], out[i])
             continue
         bits = mix64(key + np.uint64(at >> 2) * _GOLDEN)
@@ -67,20 +66,19 @@ def drop_rows(
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: int, dropped: int, row: NDArray[np.int64] | None) -> Tensor:
-        ctx.drawn = key, dropped, row
+        ctx.mask = key, dropped, row
         return _dropped(x, key, dropped) if row is None else _dropped_rows(x, key, dropped, row)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _Dropout.apply(grad, *ctx.drawn), None, None, None  # type: ignore[no-untyped-call]
+        return _Dropout.apply(grad, *ctx.mask), None, None, None  # type: ignore[no-untyped-call]
 
 
 class DropoutKeys:
-    """The keys of a model's dropout on a whole graph, for a walk through its nodes in ranges: within `part` the dropout of
-    each range's rows is that of the same rows in all nodes' matrix.
+    """Dropout keys of a model on the whole graph, for passes over its nodes in ranges.
 
-    A part's n-th call has its key from torch's generator at the first range, as it would have it for all nodes at once.
-    keys: by part, to go on with; they are all that is to be kept.
+    Within `part`, each range is dropped as its rows in the matrix of all nodes would be. The n-th call of a part takes its key
+    from torch's generator at the first range. `keys` (by part) is the whole state; pass it to continue.
 
     >>> draws = DropoutKeys()
     >>> with draws.part("layer 0", {"sources": np.arange(8192, 16384)}):
@@ -91,13 +89,13 @@ class DropoutKeys:
         self.keys = {} if keys is None else keys
         self._at: dict[Of, NDArray[np.int64]] = {}
         self._part, self._calls = "", 0
-        self._began = hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=16).digest()
+        self._initial = hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=16).digest()
         self._outer: Tensor | None = None
-        """the generator's state, while torch's own numbers are fixed"""
+        """the generator's state while torch's own random numbers are `fixed`"""
 
     @contextmanager
     def part(self, name: str, at: dict[Of, NDArray[np.int64]]) -> Iterator[None]:
-        """at: int64[n], where the rows of sources and of edges stand in those of all; a prefix where fewer are dropped."""
+        """Set the positions of the source and edge rows among all rows (int64[n]; a prefix is used if fewer are dropped)."""
         outer, _scope.draws = getattr(_scope, "draws", None), self
         before = self._part, self._calls, self._at
         self._part, self._calls, self._at = name, 0, at
@@ -109,12 +107,14 @@ class DropoutKeys:
 
     @contextmanager
     def fixed(self, name: str, first: int) -> Iterator[None]:
-        """Meanwhile torch's own random numbers, in modules not ours, hang on `name`, on `first` and on the generator as
-        it was when these draws began: rows computed again meet the same ones. The generator goes on as if there were none."""
+        """Make torch's own random numbers depend on `name`, `first` and the generator's initial state only.
+
+        Rows that are recomputed then see the same numbers in third-party modules. The generator is otherwise not affected.
+        """
         if self._outer is not None:
             yield
             return
-        digest = hashlib.blake2b(f"{name} {first}".encode(), key=self._began, digest_size=8).digest()
+        digest = hashlib.blake2b(f"{name} {first}".encode(), key=self._initial, digest_size=8).digest()
         self._outer = torch.get_rng_state()
         torch.default_generator.manual_seed(int.from_bytes(digest, "little") >> 1)
         try:
@@ -124,7 +124,7 @@ class DropoutKeys:
             self._outer = None
 
     def _drawn(self) -> int:
-        """A key from the generator, past what is `fixed`."""
+        """Draw a key from the generator, bypassing `fixed`."""
         if self._outer is None:
             return _key()
         inner = torch.get_rng_state()
@@ -135,7 +135,7 @@ class DropoutKeys:
         return found
 
     def next(self, x: Tensor, of: Of) -> tuple[int, NDArray[np.int64]]:
-        """(the key of this call, int64[len(x)]: where its rows stand)."""
+        """Return the key of this call and the positions of its rows, int64[len(x)]."""
         keys = self.keys.setdefault(self._part, [])
         if self._calls == len(keys):
             keys.append(self._drawn())
@@ -151,10 +151,10 @@ def _key() -> int:
 
 
 def dropout(x: Tensor, p: float, training: bool, of: Of = "sources") -> Tensor:
-    """`torch.nn.functional.dropout`: each element is 0 with probability p, else divided by 1 - p. On CUDA it is torch's.
+    """`torch.nn.functional.dropout`: zero each element with probability p and divide the others by 1 - p.
 
-    x: any shape, floating. The same torch seed gives the same zeros, whatever the number of threads. of: what the rows of x
-    belong to, see `DropoutKeys`.
+    The same torch seed gives the same zeros for any number of threads. Uses torch's dropout on CUDA. `of` says what the rows of
+    x belong to; see `DropoutKeys`.
 
     >>> torch.manual_seed(0)
     >>> dropout(torch.ones(4), 0.5, training=True)
@@ -167,9 +167,9 @@ def dropout(x: Tensor, p: float, training: bool, of: Of = "sources") -> Tensor:
     return _drawn(x, min(round(p * LEVELS), LEVELS - 1), of)
 
 
-@torch.compiler.disable  # torch.compile cannot trace numba: it compiles what stands before and behind
+@torch.compiler.disable  # torch.compile cannot trace numba
 def _drawn(x: Tensor, dropped: int, of: Of) -> Tensor:
-    """`dropout`, keyed by one draw from torch's generator."""
+    """`dropout` with a key drawn from torch's generator."""
     draws: DropoutKeys | None = getattr(_scope, "draws", None)
     key, row = (_key(), None) if draws is None else draws.next(x, of)
     out: Tensor = _Dropout.apply(x, key, dropped, row)  # type: ignore[no-untyped-call]
@@ -179,7 +179,7 @@ def _drawn(x: Tensor, dropped: int, of: Of) -> Tensor:
 def _dropped(x: Tensor, key: int, dropped: int) -> Tensor:
     """See `drop`."""
     scale = np.float32(LEVELS / (LEVELS - dropped))
-    if x.dtype not in (torch.float32, torch.float64):  # numba has no shorter ones
+    if x.dtype not in (torch.float32, torch.float64):  # numba does not support the others
         factor = torch.empty(x.shape, dtype=torch.float32)
         ones = np.broadcast_to(np.float32(1), factor.numel())
         drop(np.uint64(key), dropped, scale, ones, factor.view(-1).numpy())

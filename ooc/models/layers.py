@@ -1,8 +1,8 @@
-"""The seam between layers: a model is a list of layers, and each maps a block's source rows to its destination rows.
+"""The interface between layers: a model is a list of layers, each mapping a block's source rows to its destination rows.
 
-Dropout, normalisation, residual and activation are inside the layer, so what passes the seam is exactly what a history would
-keep, a layer-wise sweep would store, or recomputation would start from. (The list-of-layers view is GNNAutoScale's and DGL's.)
-What needs no neighbors stands outside of the list: an encoder of the features before it, a decoder of the seeds' rows after it.
+Dropout, normalization, residual and activation are part of the layer, so the rows between layers are what histories store,
+layer-wise passes write and recomputation starts from (the view of GNNAutoScale and DGL). An encoder before the list and a
+decoder after it work row by row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +28,19 @@ Norm = Literal["none", "batch", "layer"]
 class Layer(nn.Module):
     """dropout -> convolution -> norm -> + residual -> activation, on one block.
 
-    conv: a module (x [num_src, in_channels], block) -> [num_dst, out_channels]; one with a method `pre_aggregation` also takes
-    `FirstLayerAggregates` for x, and without dropout so does the layer; one with `needs_initial` takes `initial` too (see
-    `run_layers`), and so does the layer. The residual is the destination's own input
-    row, through a linear map where the widths differ. The norm is of each row by itself ("layer") or over the rows of the
-    batch ("batch"). Raises ConfigError for an unknown norm.
+    The layer accepts `FirstLayerAggregates` if its convolution has `pre_aggregation` and there is no dropout, and `initial`
+    (see `run_layers`) if its convolution has `needs_initial`.
+
+    Args:
+        conv: Module (x [num_src, in_channels], block) -> [num_dst, out_channels].
+        in_channels, out_channels: Widths of the input and output rows.
+        dropout: Dropout probability of the input.
+        norm: "none", "layer" (each row by itself) or "batch" (over the rows of the batch).
+        residual: Whether to add the destination's input row, through a linear map if the widths differ.
+        activation: Module applied last.
+
+    Raises:
+        ConfigError: If the norm is unknown.
 
     >>> layer = Layer(BlockGCNConv(128, 256), 128, 256, dropout=0.5, norm="batch", activation=nn.ReLU())
     >>> layer(torch.randn(block.num_src, 128), block).shape
@@ -71,25 +79,24 @@ class Layer(nn.Module):
         return self.finished(out, x.self_row if isinstance(x, FirstLayerAggregates) else x[: block.num_dst])
 
     def convolved(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor | None = None) -> Tensor:
-        """The convolution alone, of rows that dropout has passed: [num_dst, out_channels]."""
+        """Apply only the convolution, to rows after dropout: [num_dst, out_channels]."""
         out: Tensor = self.conv(x, block, initial) if self.needs_initial else self.conv(x, block)
         return out
 
     def finished(self, out: Tensor, self_row: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """What follows the convolution. self_row: [num_dst, in_channels], the destinations' rows that dropout has passed;
-        norm: in place of the layer's own."""
+        """Apply norm (or the given one), the residual of self_row [num_dst, in_channels], and activation."""
         out = self.norm(out) if norm is None else norm(out)
         if self.residual:
             out = out + self.skip(self_row)
         return self.activation(out)
 
     def joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
-        """The layer from what the convolution's `narrowed` made of rows that dropout has passed, summed; without a residual."""
+        """Compute the layer from aggregated rows of the convolution's `narrowed` (after dropout); without a residual."""
         return self.finished(self.conv_joined(neighbor, self_row, block), self_row)
 
     def conv_joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
-        """As `convolved`, from what `joined` takes."""
-        assert not self.residual, "that needs the rows themselves"
+        """The convolution's part of `joined`."""
+        assert not self.residual, "a residual needs the input rows"
         conv: Any = self.conv
         out: Tensor = conv.joined(neighbor, self_row, block)
         return out
@@ -99,7 +106,7 @@ class Layer(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """dropout -> linear map -> activation, row by row: what encoders and decoders are made of.
+    """dropout -> linear map -> activation, row by row; the building block of encoders and decoders.
 
     >>> DenseLayer(1433, 64, dropout=0.5, activation=nn.ReLU())(torch.randn(10, 1433)).shape
     torch.Size([10, 64])
@@ -121,7 +128,7 @@ class DenseLayer(nn.Module):
 
 
 def make_norm(norm: str, channels: int) -> nn.Module:
-    """The normalisation of that name; PyG's batch norm, because it also takes a batch of one row."""
+    """Return the normalization of that name; batch norm is PyG's, which accepts a batch of one row."""
     if norm == "none":
         return nn.Identity()
     if norm == "batch":
@@ -132,7 +139,7 @@ def make_norm(norm: str, channels: int) -> nn.Module:
 
 
 Between = Callable[[int, Tensor], Tensor]
-"""between(l, out [num_dst, g]) -> x of layer l + 1's block; the last layer's output does not pass it"""
+"""between(l, out [num_dst, g]) -> x for layer l + 1; not called for the last layer's output"""
 
 
 def run_layers(
@@ -148,30 +155,41 @@ def run_layers(
 ) -> Any:
     """Run layer l on block l, input side first, and return the rows of the seeds.
 
-    x: [blocks[0].num_src, f], or `FirstLayerAggregates` for a first layer that takes them; any dtype, converted to the
-    parameters' outside of autocast. Returns [blocks[-1].num_dst, g]. encoder, decoder: row by row, of x before the first layer
-    and of the last one's rows. A layer that has `needs_initial` is given also the rows of its destinations as they were before
-    the first layer, `initial` [num_dst, f0]: destinations are a prefix of the sources in every block, so those rows are a
-    prefix too. checkpoint: keep only what passes between the layers and compute the rest again in backward (Chen et al.,
-    2016); the same random numbers are drawn and batch statistics are recorded once, so the result does not change. between:
-    the hook between two layers (see `Between`): what is pushed and pulled there is pushed and pulled here. Raises ConfigError
-    where layers and blocks differ in number or an encoder meets `FirstLayerAggregates`, InputError where x does not fit the
-    first block.
+    Args:
+        layers: The layers. Those with `needs_initial` also receive the initial rows of their destinations.
+        x: [blocks[0].num_src, f], or `FirstLayerAggregates` if the first layer accepts them. Converted to the parameters'
+            dtype.
+        blocks: One block per layer.
+        checkpoint: Whether to save only the rows between layers and recompute the rest in the backward pass (Chen et al.,
+            2016). The result does not change: random numbers are repeated, batch statistics recorded once.
+        encoder: Applied to x row by row.
+        decoder: Applied to the last layer's rows.
+        between: Hook between two layers; see `Between`.
+        initial: Rows [num_dst, f0] before the first layer, for layers with `needs_initial`. Default: x after the encoder.
+
+    Returns:
+        [blocks[-1].num_dst, g].
+
+    Raises:
+        ConfigError: If the numbers of layers and blocks differ, or an encoder is given `FirstLayerAggregates`.
+        InputError: If x does not fit the first block.
 
     >>> out = run_layers(model.layers, batch.x, batch.blocks)
     >>> out.shape
     torch.Size([batch_size, classes])
     """
     if len(layers) != len(blocks):
-        whole = all(block.num_src == block.num_dst for block in blocks)  # of parts, of random subgraphs, of a whole graph
-        wanted = f"num_layers={len(layers)}" if whole else f"one fan-out for each layer, {len(layers)} in all"
-        raise ConfigError(f"the model has {len(layers)} layers but the batch {len(blocks)} blocks: give {wanted}")
+        square = all(block.num_src == block.num_dst for block in blocks)  # parts, subgraphs or the whole graph
+        wanted = f"num_layers={len(layers)}" if square else f"one fan-out for each layer, {len(layers)} in all"
+        raise ConfigError(f"the model has {len(layers)} layers but the batch has {len(blocks)} blocks: give {wanted}")
     if x.size(0) != blocks[0].num_src:
-        raise InputError(f"x has {x.size(0)} rows but the first block {blocks[0].num_src} sources: pass the rows of batch.n_id")
+        raise InputError(
+            f"x has {x.size(0)} rows but the first block has {blocks[0].num_src} sources: pass those of batch.n_id"
+        )
     out = as_input(x, *(part for part in (encoder, *layers, decoder) if part is not None))
     if encoder is not None:
         if isinstance(out, FirstLayerAggregates):
-            raise ConfigError("a model with an encoder needs the rows of x: make no sums for it while loading")
+            raise ConfigError("a model with an encoder needs the rows of x: load it without first-layer pre-aggregation")
         out = encoder(out)
     if initial is None:
         initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
@@ -193,13 +211,13 @@ def run_model(
     checkpoint: bool = False,
     between: Between | None = None,
 ) -> Any:
-    """`run_layers` of a module's `layers`, with its `encoder` and `decoder` where it has them."""
+    """Call `run_layers` with the model's `layers`, and its `encoder` and `decoder` if it has them."""
     encoder, decoder = getattr(model, "encoder", None), getattr(model, "decoder", None)
     return run_layers(model.layers, x, blocks, checkpoint, encoder=encoder, decoder=decoder, between=between)
 
 
 def as_input(x: Any, *modules: nn.Module) -> Any:
-    """x in the dtype that the modules compute in: their parameters', or under autocast any floating dtype as it is."""
+    """Convert x to the dtype of the modules' parameters; under autocast, floating x is returned unchanged."""
     if isinstance(x, FirstLayerAggregates):
         return FirstLayerAggregates(as_input(x.neighbor, *modules), as_input(x.self_row, *modules))
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
@@ -209,13 +227,13 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
 
 
 def _contexts(layer: nn.Module) -> tuple[Any, Any]:
-    """The contexts of the first computation and of its repetition."""
+    """Contexts of the first computation and of its recomputation."""
     return nullcontext(), recording_nothing(layer)
 
 
 @contextmanager
 def recording_nothing(layer: nn.Module) -> Iterator[None]:
-    """Batch norms normalise alike but leave their running statistics as they are."""
+    """Keep the running statistics of batch norms unchanged; they normalize as usual."""
     norms = [m for m in layer.modules() if isinstance(m, _BatchNorm)]
     before = [(norm.momentum, deepcopy(norm.num_batches_tracked)) for norm in norms]
     for norm in norms:

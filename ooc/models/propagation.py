@@ -1,7 +1,6 @@
-"""Convolutions of deep models on blocks: propagation alone (APPNP, SGC), and GCNII's.
+"""Convolutions of deep models on blocks: the propagation of APPNP and SGC, and GCNII's.
 
-All sum as GCN does, by degrees in the whole graph with a self-loop for every node, and rescale what is sampled as GCN does (see
-`ooc.models.convs`). PyG's own refuse bipartite input.
+All use GCN's normalized sum and rescaling (see `ooc.models.convs`); PyG's own do not accept bipartite input.
 """
 
 import torch
@@ -14,8 +13,9 @@ from ooc.models.convs import propagated
 
 
 class BlockPropagation(nn.Module):
-    """One step of PyG's APPNP (Gasteiger et al., 2019), which returns to the first rows with probability alpha, on a block;
-    with alpha = 0 one of SGConv's (Wu et al., 2019). Has no parameters: K steps are K layers.
+    """One propagation step of PyG's APPNP (Gasteiger et al., 2019) with teleport probability alpha, on a block.
+
+    With alpha = 0 it is a step of SGConv (Wu et al., 2019). It has no parameters: K steps are K layers.
 
     >>> rows = BlockPropagation(32, alpha=0.1)(x, block, initial)  # [num_src, 32], [num_dst, 32] -> [num_dst, 32]
     """
@@ -26,7 +26,7 @@ class BlockPropagation(nn.Module):
 
     @property
     def needs_initial(self) -> bool:
-        """Whether `forward` takes the rows that it returns to."""
+        """Whether `forward` takes the initial rows."""
         return self.alpha > 0
 
     sum_kind: Kind = "gcn"
@@ -44,9 +44,9 @@ class BlockPropagation(nn.Module):
 
 
 class BlockGCN2Conv(GCN2Conv):  # type: ignore[misc]
-    """PyG's GCN2Conv (GCNII: Chen et al., 2020), its weights shared, on a block.
+    """PyG's GCN2Conv (GCNII: Chen et al., 2020) with shared weights, on a block.
 
-    alpha: share of the first rows; theta, layer (from 1 on): the weights count for log(theta / layer + 1).
+    `alpha` is the weight of the initial rows; the layer's weight matrix counts for log(theta / layer + 1)(layer from 1).
 
     >>> conv = BlockGCN2Conv(64, alpha=0.1, theta=0.5, layer=1)
     >>> conv.load_state_dict(GCN2Conv(64, alpha=0.1, theta=0.5, layer=1).state_dict())

@@ -1,8 +1,7 @@
-"""Modules of the user's own: found by name, called by what their forward takes.
+"""User-defined modules: imported by name and called according to the signature of their forward.
 
-Three kinds are told apart by signature: `forward(x, blocks)`, a module that has only a list `layers` (and perhaps an `encoder`
-and a `decoder`, see `ooc.models.layers.run_layers`), and any PyG module `forward(x, edge_index)`, which runs on the whole
-subgraph, as PyG users do with NeighborLoader.
+Supported are `forward(x, blocks)`, a ModuleList `layers` without a forward (see `ooc.models.layers.run_layers`), and PyG's
+`forward(x, edge_index)`, which runs on the whole sampled subgraph as with NeighborLoader.
 """
 
 import importlib
@@ -21,46 +20,50 @@ Kind = Literal["blocks", "layers", "edge_index"]
 
 
 def load_model(
-    name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, asked: Collection[str] = ()
+    name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, requested: Collection[str] = ()
 ) -> nn.Module:
-    """The module "package.module:Class", looked for on the import path and in the working directory.
+    """Import and construct the module "package.module:Class", also from the working directory.
 
-    offered: arguments by name (in_channels, out_channels, ...), of which the class is given those its constructor names.
-    required: arguments that the class must take; asked: those of the offered ones that it must take, because somebody set
-    them. Raises ConfigError where the class cannot be found or made, or where `forward_batch` could not call it.
+    Args:
+        offered: Arguments by name; the constructor receives those it declares.
+        required: Arguments the constructor must accept.
+        requested: Names of offered arguments that the user set, so the constructor must accept them too.
+
+    Raises:
+        ConfigError: If the class is not found, cannot be constructed, or `forward_batch` could not call it.
 
     >>> model = load_model("mine.nets:Net", {"in_channels": 128, "out_channels": 32, "num_layers": 2})
     >>> forward_batch(model, batch).shape
     torch.Size([batch_size, 32])
     """
-    model = make_module(name, offered, required, asked)
+    model = make_module(name, offered, required, requested)
     kind_of(model)
     return model
 
 
 def make_module(
-    name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, asked: Collection[str] = ()
+    name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, requested: Collection[str] = ()
 ) -> nn.Module:
-    """`load_model`, whatever its forward takes.
+    """`load_model` without a check of the forward's signature.
 
     >>> model = make_module("mine.nets:Net", {"in_channels": 128, "hidden_channels": 100})
     """
-    made = _find_class(name)
-    arguments = _arguments(name, made, offered, required or {}, asked)
+    cls = _find_class(name)
+    arguments = _arguments(name, cls, offered, required or {}, requested)
     try:
-        model = made(**arguments)
+        model = cls(**arguments)
     except Exception as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ConfigError(f"model {name}({given}) could not be made: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"model {name}({given}) could not be constructed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model {name} makes a {type(model).__name__}, not a torch.nn.Module: name a Module class")
+        raise ConfigError(f"model {name} is a {type(model).__name__}, not a torch.nn.Module: name a Module class")
     return model
 
 
 def _find_class(name: str) -> Any:
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
-        raise ConfigError(f"model {name!r} names no class: write package.module:Class")
+        raise ConfigError(f"model {name!r} is not a class name: write package.module:Class")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
@@ -78,31 +81,29 @@ def _find_class(name: str) -> Any:
 
 
 def _arguments(
-    name: str, made: Any, offered: Mapping[str, Any], required: Mapping[str, Any], asked: Collection[str]
+    name: str, cls: Any, offered: Mapping[str, Any], required: Mapping[str, Any], requested: Collection[str]
 ) -> dict[str, Any]:
-    """What the constructor is given: all that is required, and what it names of the rest."""
-    parameters = inspect.signature(made).parameters.values()
+    """Select the constructor's arguments: all required ones, and the offered ones it declares."""
+    parameters = inspect.signature(cls).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     unknown = [key for key in required if key not in names and not takes_any]
     if unknown:
-        raise ConfigError(f"model {name} does not take {', '.join(unknown)}: its constructor takes {', '.join(sorted(names))}")
-    idle = [key for key in asked if key not in names and key not in required]
-    if idle:
-        raise ConfigError(f"model {name} does not take {idle[0]}: leave it out, or let its constructor name it")
+        raise ConfigError(f"model {name} does not accept {', '.join(unknown)}: the constructor has {', '.join(sorted(names))}")
+    unused = [key for key in requested if key not in names and key not in required]
+    if unused:
+        raise ConfigError(f"model {name} does not accept {unused[0]}: leave it out, or add it to the constructor")
     arguments = {key: value for key, value in offered.items() if key in names} | dict(required)
     needed = {p.name for p in parameters if p.name in names and p.default is p.empty}
     missing = sorted(needed - arguments.keys())
     if missing:
         offer = ", ".join(sorted(offered))
-        raise ConfigError(
-            f"model {name} needs {', '.join(missing)}, which is not known: offered are {offer}; give it a default"
-        )
+        raise ConfigError(f"model {name} needs {', '.join(missing)}, which are not among {offer}: give defaults")
     return arguments
 
 
 def kind_of(model: nn.Module) -> Kind:
-    """How the module is called, by its forward's parameters; ConfigError where no way fits."""
+    """Return how to call the module, by its forward's parameters. Raises ConfigError if no way fits."""
     own_forward = getattr(type(model).forward, "__name__", "") != "_forward_unimplemented"
     if not own_forward:
         if isinstance(getattr(model, "layers", None), nn.ModuleList):
@@ -120,11 +121,10 @@ def kind_of(model: nn.Module) -> Kind:
 
 
 def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Tensor:
-    """The model's rows for the batch's seeds, [batch_size, out_channels].
+    """Return the model's rows for the seeds of a loader's batch (PyG Data), [batch_size, out_channels].
 
-    batch: a PyG Data as the loader gives it: x, edge_index, blocks, batch_size. A forward that names `edge_weight` is given the
-    sampled edges' weights, None in an unweighted graph. checkpoint: recompute activations, see `run_layers`; ConfigError for a
-    model whose own forward decides what is kept.
+    A forward with a parameter `edge_weight` receives the sampled edges' weights. `checkpoint` recomputes activations (see
+    `run_layers`); raises ConfigError if the model's own forward does not support it.
 
     >>> out = forward_batch(model, batch)
     >>> loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])

@@ -50,7 +50,7 @@ def both(ds: Dataset, model: Any, fanout: list[int]) -> tuple[int, int]:
     pre_aggregation = pre_aggregation_of(model)
     assert pre_aggregation is not None
     batch = next(iter(NeighborLoader(ds, fanout, batch_size=400, pre_aggregation=pre_aggregation, shuffle=True)))
-    return held_bytes(model, batch), pre_aggregation.held_bytes([*batch.num_sampled_nodes, 0], WIDTH)
+    return held_bytes(model, batch), pre_aggregation.step_bytes([*batch.num_sampled_nodes, 0], WIDTH)
 
 
 @pytest.mark.parametrize("fanout", [[8, 8], [8, 4, 4], [2, 2, 2]])

@@ -94,7 +94,7 @@ def test_batch_norm_takes_a_single_row() -> None:
 
 def test_blocks_that_do_not_fit_are_refused() -> None:
     batch, model = batch_and_model("sage")
-    with pytest.raises(ConfigError, match="2 layers but the batch 1"):
+    with pytest.raises(ConfigError, match="2 layers but the batch has 1"):
         run_layers(model.layers, batch.x, batch.blocks[:1])
     with pytest.raises(InputError, match="sources"):
         run_layers(model.layers, batch.x[:-1], batch.blocks)

@@ -136,7 +136,7 @@ def test_checkpointing_is_refused_where_it_cannot_act(module: str) -> None:
 
 def test_required_arguments_reach_the_class(module: str) -> None:
     load_model(f"{module}:Plain", OFFERED, {"depth": 3})
-    with pytest.raises(ConfigError, match="does not take width: its constructor takes depth, in_channels, out_channels"):
+    with pytest.raises(ConfigError, match="does not accept width: the constructor has depth, in_channels, out_channels"):
         load_model(f"{module}:Plain", OFFERED, {"width": 3})
     load_model(f"{module}:OnBlocks", OFFERED, {"width": 3})
 
@@ -147,7 +147,7 @@ def test_what_somebody_set_must_be_taken(module: str) -> None:
 
     make(hidden=7, dropout=0.0)
     for name, value in {"dropout": 0.3, "heads": 2, "norm": "batch", "residual": True}.items():
-        with pytest.raises(ConfigError, match=f"Plain does not take {name}: leave it out"):
+        with pytest.raises(ConfigError, match=f"Plain does not accept {name}: leave it out"):
             make(**{name: value})
 
 
