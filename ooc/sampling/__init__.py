@@ -1,4 +1,4 @@
-"""Samplers: seeds and a key -> a Subgraph. They read the graph's topology, never features."""
+"""Samplers map seeds and a key to a Subgraph; they read the graph's topology, never features."""
 
 from ooc.sampling.neighbor import NeighborSampler, count_hop
 from ooc.sampling.ondisk_neighbor import OnDiskFrontier, frontier_bytes, read_together

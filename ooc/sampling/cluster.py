@@ -1,8 +1,7 @@
-"""Subgraphs of contiguous ranges of nodes, cut out of the CSC by reading it front to back (Cluster-GCN, Chiang et al., 2019).
+"""Subgraphs induced by contiguous node ranges, read sequentially from the CSC (Cluster-GCN, Chiang et al., 2019).
 
-Nodes are numbered so that a part of the graph is one range (`Graph.parts`), so the in-edges of a batch of parts are a few runs
-of slots. Either only the edges between the batch's nodes are kept, or all their in-edges, with the sources outside (the halo,
-as in GNNAutoScale, Fey et al., 2021) behind the batch's own nodes.
+Parts of the graph are ranges of node ids (`Graph.parts`), so their in-edges are a few runs of slots. A subgraph has the edges
+between its nodes, or all their in-edges with the outside sources (the halo, as in GNNAutoScale, Fey et al., 2021).
 """
 
 from collections.abc import Mapping
@@ -23,50 +22,47 @@ Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 PIECE_SLOTS = 2**20
-"""Slots read at a time: 4 MiB of int32"""
+"""slots read at a time: 4 MiB of int32"""
 _DAMAGED = -1
 
 
 class Edges(NamedTuple):
-    """The slot arrays as Rows [E], for edges that stay on disk (`Dataset.edge_rows`)."""
+    """The slot arrays as Rows [E], for edges on disk (`Dataset.edge_rows`)."""
 
     indices: Rows
     columns: Mapping[str, Rows]
-    """further ones whose entries come with the edges (`Subgraph.columns`)"""
+    """columns loaded with the edges (`Subgraph.columns`)"""
 
 
 class InducedSubgraph(NamedTuple):
-    """A subgraph cut out, and what that took."""
+    """An induced subgraph and the bytes read for it."""
 
     subgraph: Subgraph
     nbytes: int
-    """read from the disk, 0 for a graph in memory or mapped"""
+    """bytes read from disk; 0 for a graph in memory or memory-mapped"""
 
 
 def parts_of(graph: Graph, count: int | None = None) -> Ids:
-    """int64[P+1]: the first node of each part, and N at the end.
+    """Return the first node of each part and N at the end, int64[P+1]: the store's parts, or else `count` equal ranges.
 
-    The store's own parts, or `count` equal ranges of ids where it has none. Raises ConfigError where it has none and `count` is
-    None, where `count` contradicts the store, and where there are fewer nodes than parts.
+    Raises ConfigError if `count` is missing, contradicts the store, or exceeds the number of nodes.
 
     >>> parts_of(graph_of_10_nodes, 3)
     array([ 0,  3,  6, 10])
     """
     if graph.parts is not None:
         if count is not None and count != len(graph.parts) - 1:
-            raise ConfigError(
-                f"the store has {len(graph.parts) - 1} parts, not {count}: leave --parts out, or ingest anew with it"
-            )
+            raise ConfigError(f"the store has {len(graph.parts) - 1} parts, not {count}: leave out --parts, or ingest with it")
         return graph.parts
     if count is None:
-        raise ConfigError("the store has no parts: ingest it with --parts, or give --parts to cut equal ranges of node ids")
+        raise ConfigError("the store has no parts: ingest it with --parts, or give --parts to use equal ranges of node ids")
     if not 1 <= count <= graph.num_nodes:
-        raise ConfigError(f"{graph.num_nodes} nodes cannot make {count} parts: give 1 to {graph.num_nodes}")
+        raise ConfigError(f"{graph.num_nodes} nodes cannot be divided into {count} parts: give 1 to {graph.num_nodes}")
     return np.arange(count + 1) * graph.num_nodes // count
 
 
 def ranges_of(parts: Ids, numbers: Ids) -> Ids:
-    """int64[q, 2], ascending: the nodes [first, last) of each of the parts `numbers` (int64[q], distinct).
+    """Return the node ranges [first, last) of the given parts (int64[q], distinct), ascending: int64[q, 2].
 
     >>> ranges_of(np.array([0, 3, 6, 10]), np.array([2, 0]))
     array([[ 0,  3],
@@ -77,36 +73,39 @@ def ranges_of(parts: Ids, numbers: Ids) -> Ids:
 
 
 def cut(
-    graph: Graph,
-    ranges: Ids,
-    halo: bool,
-    edges: Edges | None = None,
-    max_bytes: int | None = None,
-    row_bytes: int = 0,
+    graph: Graph, ranges: Ids, halo: bool, edges: Edges | None = None, max_bytes: int | None = None, row_bytes: int = 0
 ) -> InducedSubgraph:
-    """The subgraph of the nodes in `ranges` (int64[q, 2], [first, last) each, ascending and disjoint).
+    """Return the subgraph induced by node ranges.
 
-    halo=False: its nodes ascending, and the edges between them: num_nodes (n,), num_edges (e,). halo=True: all their in-edges,
-    and behind the n nodes the sources outside, ascending: num_nodes (n, h). Either way `indptr` is int64[n+1], and
-    edges stand in the order of their slots.
-    edges: read them through these, PIECE_SLOTS at a time, instead of the graph's arrays. max_bytes, row_bytes: limit on the
-    bytes of the subgraph with `row_bytes` of features a node. Memory beside it: a piece, and N/4 bytes for a halo.
-    Raises BudgetError, soon after the limit is passed, StoreError where the topology is damaged.
+    Without a halo its nodes are ascending and its edges are those between them: num_nodes (n,), num_edges (e,). With a halo it
+    has all their in-edges, and the outside sources follow in ascending order: num_nodes (n, h). `indptr` is int64[n+1] and
+    edges are in slot order.
+
+    Args:
+        ranges: int64[q, 2], [first, last) each, ascending and disjoint.
+        halo: Whether to include the sources outside the ranges.
+        edges: Read the edges from these Rows, PIECE_SLOTS at a time, instead of from the graph's arrays.
+        max_bytes: Limit on the subgraph's bytes, features included.
+        row_bytes: Feature bytes per node.
+
+    Raises:
+        BudgetError: If the subgraph exceeds `max_bytes`.
+        StoreError: If the topology is damaged.
 
     >>> found = cut(graph, ranges_of(graph.parts, np.array([0, 3])), halo=True).subgraph
     >>> found.node[found.source]  # int64[e]: the source of every edge
     """
     indptr, own = np.asarray(graph.indptr), np.ascontiguousarray(ranges, np.int64)
-    assert (own[:, 0] <= own[:, 1]).all(), "a range ends before it begins"
-    assert (own[1:, 0] >= own[:-1, 1]).all(), "ranges overlap or descend"
-    work = _Cutting(graph, indptr, own, halo, edges, max_bytes, row_bytes)
+    assert (own[:, 0] <= own[:, 1]).all(), "a range ends before it starts"
+    assert (own[1:, 0] >= own[:-1, 1]).all(), "ranges overlap or are not ascending"
+    builder = _Cutting(graph, indptr, own, halo, edges, max_bytes, row_bytes)
     for index in range(len(own)):
-        work.take(index)
-    return InducedSubgraph(work.finish(), work.nbytes)
+        builder.take(index)
+    return InducedSubgraph(builder.finish(), builder.nbytes)
 
 
 class _Cutting:
-    """A subgraph in the making. Its edges' buffers have room for every in-edge; pages never written to take no memory."""
+    """Builds a subgraph. Edge buffers have space for every in-edge; untouched pages take no memory."""
 
     def __init__(
         self, graph: Graph, indptr: Ids, own: Ids, halo: bool, edges: Edges | None, max_bytes: int | None, row_bytes: int
@@ -121,7 +120,7 @@ class _Cutting:
         self._check(self._num_nodes, 0)
         most = int((indptr[own[:, 1]] - indptr[own[:, 0]]).sum())
         if most < 0 or most > len(graph.indices):
-            raise StoreError("indptr falls: the store is damaged; run `ooc verify` on it")
+            raise StoreError("indptr decreases: the store is damaged; run `ooc verify` on it")
         self._out = np.zeros(self._num_nodes + 1, np.int64)
         self._source, self._slot = np.empty(most, np.int64), np.empty(most, np.int64)
         self._columns = {name: np.empty(most, rows.dtype) for name, rows in self._edges.columns.items()}
@@ -135,16 +134,30 @@ class _Cutting:
         for begin in range(int(self._indptr[node]), stop, PIECE_SLOTS):
             end = min(begin + PIECE_SLOTS, stop)
             values = self._read(self._edges.indices, begin, end)
-            had = self._size
+            start = self._size
             where = (self._first, self._end, self._base, index)
             node, self._size = _take(
-                self._indptr, values, begin, node, last, where, self._halo, self._seen, self._source, self._slot, had, self._out
+                self._indptr,
+                values,
+                begin,
+                node,
+                last,
+                where,
+                self._halo,
+                self._seen,
+                self._source,
+                self._slot,
+                start,
+                self._out,
             )
             if node == _DAMAGED:
-                raise StoreError(f"slot {self._size} or its neighbors hold no node's id, or indptr falls: run `ooc verify`")
-            kept = self._slot[had : self._size] - begin
+                raise StoreError(
+                    f"slot {self._size} or one near it holds no valid node id, or indptr decreases: "
+                    "the store is damaged; run `ooc verify` on it"
+                )
+            selected = self._slot[start : self._size] - begin
             for name, rows in self._edges.columns.items():
-                self._columns[name][had : self._size] = self._read(rows, begin, end)[kept]
+                self._columns[name][start : self._size] = self._read(rows, begin, end)[selected]
             self._check(self._num_nodes, self._size)
         self._out[self._base[index] + node - self._own[index, 0] + 1 : self._base[index + 1] + 1] = self._size
 
@@ -166,13 +179,13 @@ class _Cutting:
         return values
 
     def _check(self, num_nodes: int, num_edges: int) -> None:
-        most, row_bytes = self._limit
+        limit, row_bytes = self._limit
         per_edge = 16 + sum(rows.dtype.itemsize for rows in self._edges.columns.values())
         need = (16 + row_bytes) * num_nodes + per_edge * num_edges
-        if most is not None and need > most:
+        if limit is not None and need > limit:
             raise BudgetError(
-                f"a batch of {len(self._own)} parts with {num_nodes} nodes needs {format_bytes(need)} or more of "
-                f"{format_bytes(most)}; take fewer parts a batch, a store with more parts, or more memory"
+                f"a batch of {len(self._own)} parts with {num_nodes} nodes needs at least {format_bytes(need)} of "
+                f"{format_bytes(limit)}; use fewer parts per batch, a store with more parts, or more memory"
             )
 
 
@@ -191,11 +204,10 @@ def _take(
     size: int,
     out: Ids,
 ) -> tuple[int, int]:
-    """Keep the edges in slots begin:begin+len(values), `values` being their sources, whose destinations begin at `node`.
+    """Append the edges in slots begin:begin+len(values), with sources `values` and destinations from `node` on.
 
-    where: (first, last, local id of the first) of every range, and the one at hand, of which `last` is the end. A source
-    outside is kept with a halo, as -1 - id, and marked in `seen`. Returns the node at which to go on and the edges so far, or
-    (_DAMAGED, a slot).
+    `where` is (first, last, local id of the first) of every range and the current range, which ends at `last`. Outside sources
+    are stored as -1 - id and marked in `seen`. Returns the next node and the edges so far, or (_DAMAGED, slot).
     """
     first, end, base, index = where
     num_nodes, stop = len(indptr) - 1, begin + len(values)
@@ -227,7 +239,7 @@ def _take(
 
 @kernel
 def ones(word: np.uint64) -> int:
-    """Bits of a word that are set."""
+    """Population count of a 64-bit word."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -236,7 +248,7 @@ def ones(word: np.uint64) -> int:
 
 @kernel
 def members(seen: Words) -> tuple[Ids, Ids]:
-    """(int64[h] the numbers marked in `seen`, ascending; int64[words] how many stand before each word)."""
+    """Return the marked numbers ascending, int64[h], and how many precede each word, int64[words]."""
     before = np.empty(len(seen), np.int64)
     count = 0
     for w in range(len(seen)):
@@ -256,7 +268,7 @@ def members(seen: Words) -> tuple[Ids, Ids]:
 
 @kernel
 def _number(source: Ids, seen: Words, before: Ids, num_inner: int) -> None:
-    """Local ids for the sources outside: their ranks among those seen, behind the inner ones."""
+    """Replace outside sources by local ids: their rank among those seen, after the inner nodes."""
     for e in range(len(source)):
         if source[e] < 0:
             u = -1 - source[e]

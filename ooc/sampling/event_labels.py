@@ -1,4 +1,4 @@
-"""Labels that events carry, at the end of a window."""
+"""Node labels derived from events, at the end of a window."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,9 +8,9 @@ from stores.errors import InputError
 
 
 def last_labels(count: int, node: NDArray[np.int64], label: AnyArray) -> NDArray[np.int64]:
-    """int64[count, ...]: of each node the label of its last event; -1 for one that has none, or whose label is NaN.
+    """Return the label of each node's last event, int64[count, ...]; -1 for nodes without one or with a NaN label.
 
-    node: int64[k] below `count`; label: [k], [k, 1] or [k, C], in time order. InputError for one that is no whole number.
+    `node` is int64[k] below `count`, `label` [k], [k, 1] or [k, C], in time order. Raises InputError if one is no integer.
 
     >>> last_labels(3, np.array([0, 1, 0]), np.array([2.0, 5.0, 3.0]))
     array([ 3,  5, -1])
@@ -19,7 +19,7 @@ def last_labels(count: int, node: NDArray[np.int64], label: AnyArray) -> NDArray
     if label.dtype.kind == "f":
         label = np.where(np.isnan(label), -1, label)
         if (wrong := label != np.floor(label)).any():
-            raise InputError(f"an event's label is {label[wrong][0]}: labels are classes, whole numbers; choose another column")
-    found = np.full((count, *label.shape[1:]), -1, np.int64)
-    found[node] = label  # of equal nodes the last counts
-    return found
+            raise InputError(f"an event has label {label[wrong][0]}: labels must be whole numbers; choose another column")
+    labels = np.full((count, *label.shape[1:]), -1, np.int64)
+    labels[node] = label  # the last assignment to a node wins
+    return labels

@@ -1,10 +1,10 @@
-"""The sampler's hot loops: count, draw, gather, relabel.
+"""The sampler's kernels: count, draw, gather, relabel.
 
-A hop runs as four passes over flat arrays instead of one loop over nodes. Each pass has one kind of cache miss (indptr,
-indices, hash table), so the next few misses can be asked for in advance: software prefetching is what makes it fast.
+A hop is four passes over flat arrays instead of one loop over nodes. Each pass has one kind of cache miss (indptr, indices,
+hash table), which software prefetching hides.
 
-Randomness is counter-based (splitmix64, Steele et al., 2014): number j drawn at a node is a function of (key, node, j).
-Offsets are int64 throughout; `indices` may be int32 or int64, memory-mapped or not.
+Randomness is counter-based (splitmix64, Steele et al., 2014): number j of a node is a function of (key, node, j). Offsets are
+int64; `indices` may be int32 or int64, memory-mapped or not.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from stores.jit import kernel
 from stores.prefetch import AHEAD, prefetch
 
 LOCAL_BITS = 40
-"""A table entry is (node id, stamp << LOCAL_BITS | local id); entries of another stamp are empty."""
+"""a table entry is (node id, stamp << LOCAL_BITS | local id); entries with another stamp are empty"""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S11, _S32 = np.uint64(11), np.uint64(32)
@@ -29,7 +29,7 @@ _DENSE = 4
 
 @kernel
 def stream_of(key: np.uint64, node: int) -> np.uint64:
-    """Where the stream of random numbers of one (key, node) begins."""
+    """Start of the random stream of (key, node)."""
     return mix64(key ^ mix64(np.uint64(node)))
 
 
@@ -41,7 +41,7 @@ def uniform(stream: np.uint64, counter: int) -> float:
 
 @kernel
 def num_drawn(degree: int, fanout: int, replace: bool) -> int:
-    """Edges drawn at a node of `degree` in-edges (at most so many where edges of weight zero are left out)."""
+    """Edges sampled at a node of `degree` in-edges (an upper bound if edges of weight 0 are skipped)."""
     if fanout < 0 or degree == 0:
         return degree
     return fanout if replace or degree > fanout else degree
@@ -49,16 +49,11 @@ def num_drawn(degree: int, fanout: int, replace: bool) -> int:
 
 @kernel
 def count_edges(
-    indptr: NDArray[np.int64],
-    node: NDArray[np.int64],
-    start: int,
-    stop: int,
-    fanout: int,
-    replace: bool,
+    indptr: NDArray[np.int64], node: NDArray[np.int64], start: int, stop: int, fanout: int, replace: bool
 ) -> tuple[int, int, int]:
-    """(edges, hub, degree): what expanding `node[start:stop]` draws, and the node there with the most in-edges.
+    """Return (edges, hub, degree): edges sampled at `node[start:stop]`, and the node there with the most in-edges.
 
-    `edges` is -1 where `hub`'s entries in indptr are not in order (a damaged store).
+    `edges` is -1 if indptr decreases at `hub` (a damaged store).
     """
     edges, hub, largest = 0, -1, -1
     for i in range(start, stop):
@@ -89,18 +84,11 @@ def sort_slots(slot: NDArray[np.int64], start: int, stop: int) -> None:
 
 
 @kernel
-def draw_distinct(
-    stream: np.uint64,
-    first: int,
-    degree: int,
-    count: int,
-    slot: NDArray[np.int64],
-    start: int,
-) -> None:
-    """`count` < `degree` distinct slots of `first:first+degree`, ascending, every set equally likely; O(count) draws.
+def draw_distinct(stream: np.uint64, first: int, degree: int, count: int, slot: NDArray[np.int64], start: int) -> None:
+    """Sample `count` < `degree` distinct slots of `first:first+degree`, ascending and uniformly, in O(count) draws.
 
-    Few to choose from: selection sampling (Knuth's algorithm S) without a branch. Many: draw, sort and drop repeats
-    until `count` differ, which is the set of the first `count` distinct numbers of one endless sequence.
+    Small ratios use branch-free selection sampling (Knuth's algorithm S); others draw, sort and remove duplicates until `count`
+    are distinct, which gives the first `count` distinct numbers of one sequence.
     """
     counter = 0
     at, stop = start, start + count
@@ -133,7 +121,7 @@ def draw_uniform(
     slot: NDArray[np.int64],
     edge_indptr: NDArray[np.int64],
 ) -> None:
-    """Draw slots for `node[start:stop]` into `slot`, from `edge_indptr[start]` on; fills `edge_indptr[start+1:stop+1]`."""
+    """Sample slots of `node[start:stop]` into `slot` from `edge_indptr[start]` on; fills `edge_indptr[start+1:stop+1]`."""
     at = edge_indptr[start]
     for i in range(start, stop):
         if i + AHEAD < stop:
@@ -157,7 +145,7 @@ def draw_uniform(
 
 @kernel
 def keep_smallest(rank: NDArray[np.float64], slot: NDArray[np.int64], start: int, size: int, value: float, item: int) -> None:
-    """Sift (value, item) down from the root of a max-heap: `rank[:size]` with its items at `slot[start:start+size]`."""
+    """Replace the root of a max-heap by (value, item): ranks `rank[:size]`, items `slot[start:start+size]`."""
     i = 0
     while True:
         child = 2 * i + 1
@@ -195,14 +183,14 @@ def draw_keys(
     at: int,
     stands_for: NDArray[np.float32],
 ) -> int:
-    """Up to `count` distinct slots with probability by weight (Efraimidis and Spirakis, 2006); returns how many.
+    """Sample up to `count` distinct slots by weight (Efraimidis and Spirakis, 2006); returns their number.
 
-    Every slot of positive weight w gets the key Exp(1) / w; the `count` smallest keys win: one pass, memory O(count). Given
-    the other slots' keys, a winner has won with probability 1 - exp(-w tau), tau the smallest key that lost: it stands for
-    the inverse (rank conditioning; Cohen and Kaplan, "Summarizing data using bottom-k sketches", 2007).
+    Every slot of positive weight w gets the key Exp(1) / w and the `count` smallest keys win, in one pass and O(count) memory.
+    Given the other keys, a winner was selected with probability 1 - exp(-w tau), tau being the smallest losing key;
+    `stands_for` is its inverse (rank conditioning; Cohen and Kaplan, "Summarizing data using bottom-k sketches", 2007).
     """
     if count == 0:
-        return 0  # `rank` has no root then
+        return 0  # `rank` is empty
     size, tau = 0, np.inf
     for s in range(first, last):
         w = np.float64(weight[s])
@@ -212,7 +200,7 @@ def draw_keys(
                 push(rank, slot, at, size, value, s)
                 size += 1
             elif value < rank[0]:
-                tau = rank[0]  # the largest kept so far is below all that lost before
+                tau = rank[0]  # the largest selected key is below all that lost before
                 keep_smallest(rank, slot, at, size, value, s)
             else:
                 tau = min(tau, value)
@@ -234,10 +222,10 @@ def draw_cumulative(
     at: int,
     stands_for: NDArray[np.float32],
 ) -> int:
-    """`count` slots with replacement, probability by weight; 0 of them where the weights sum to nothing.
+    """Sample `count` slots by weight with replacement; none if the weights sum to 0.
 
-    The thresholds are sorted and met in one walk along the running sum, so memory is O(count), not O(degree). A slot is
-    expected count * w / total times, the inverse of what each draw stands for (Hansen and Hurwitz, 1943).
+    Sorted thresholds are matched in one pass over the running sum, so memory is O(count), not O(degree). A slot is expected
+    count * w / total times, the inverse of `stands_for` (Hansen and Hurwitz, 1943).
     """
     total = 0.0
     for s in range(first, last):
@@ -272,9 +260,9 @@ def draw_weighted(
     edge_indptr: NDArray[np.int64],
     stands_for: NDArray[np.float32],
 ) -> int:
-    """`draw_uniform` by weight (fan-out >= 0); -1, or the first slot met whose weight is negative, not finite or not there.
+    """`draw_uniform` by weight (fan-out >= 0); returns -1, or the first slot whose weight is invalid or missing.
 
-    rank: scratch, float64 of at least the most edges drawn at one node. Fills `stands_for` beside `slot`.
+    `rank` is scratch, float64 of at least the most edges sampled at one node. Fills `stands_for` in parallel to `slot`.
     """
     at = edge_indptr[start]
     for i in range(start, stop):
@@ -296,14 +284,9 @@ def draw_weighted(
 
 @kernel
 def gather(
-    indices: NDArray[Any],
-    slot: NDArray[np.int64],
-    start: int,
-    stop: int,
-    num_nodes: int,
-    source: NDArray[np.int64],
+    indices: NDArray[Any], slot: NDArray[np.int64], start: int, stop: int, num_nodes: int, source: NDArray[np.int64]
 ) -> int:
-    """`source[e] = indices[slot[e]]` for e in start:stop; -1, or the first slot that holds no node's id."""
+    """Set source[e] = indices[slot[e]] for e in start:stop; returns -1, or the first slot without a valid node id."""
     for e in range(start, stop):
         if e + AHEAD < stop:
             prefetch(indices, slot[e + AHEAD])
@@ -318,24 +301,18 @@ def gather(
 
 @kernel
 def home(node: int, mask: int) -> int:
-    """Where a node's probing begins: the upper half of a multiplicative (Fibonacci) hash."""
+    """Where probing for a node starts: the upper half of a multiplicative (Fibonacci) hash."""
     return int(np.int64((np.uint64(node) * _GOLDEN) >> _S32)) & mask
 
 
 @kernel
 def relabel(
-    table: NDArray[np.int64],
-    stamp: int,
-    ids: NDArray[np.int64],
-    start: int,
-    stop: int,
-    node: NDArray[np.int64],
-    size: int,
+    table: NDArray[np.int64], stamp: int, ids: NDArray[np.int64], start: int, stop: int, node: NDArray[np.int64], size: int
 ) -> int:
-    """Replace `ids[start:stop]` by local ids, appending ids not met yet to `node[:size]`; returns the new size.
+    """Replace `ids[start:stop]` by local ids, appending new ids to `node[:size]`; returns the new size.
 
-    table: int64[capacity, 2], capacity a power of two above the number of nodes; open addressing, linear probing. Node
-    id and value share a cache line; an entry of another stamp is empty, so a used table needs no clearing.
+    `table` is int64[capacity, 2] with a power of two above the number of nodes, open addressing with linear probing. Id and
+    value share a cache line; entries of another stamp are empty, so the table need not be cleared.
     """
     mask = table.shape[0] - 1
     for e in range(start, stop):
@@ -355,7 +332,7 @@ def relabel(
 
 @kernel
 def insert(table: NDArray[np.int64], stamp: int, node: NDArray[np.int64], size: int) -> None:
-    """Enter `node[:size]`, each with its position; of equal ids the first counts."""
+    """Insert `node[:size]` with their positions; the first of equal ids wins."""
     mask = table.shape[0] - 1
     for i in range(size):
         if i + AHEAD < size:

@@ -1,9 +1,8 @@
-"""Destinations that an event did not have, for link prediction: random, historical, or given by a file.
+"""Negative destinations of events for link prediction: random, historical, or from a file.
 
-A draw depends on (key, number of the event) alone, so it is the same whatever the batches; none looks at an event at or after
-the time of its own. (Random and historical negatives as of Poursafaei et al., "Towards Better Evaluation for Dynamic Link
-Prediction", NeurIPS 2022; historical ones have the event's source, and files are, as of the Temporal Graph Benchmark, Huang et
-al., NeurIPS 2023.)
+A sample depends on (key, event number) only, so it is the same for any batches, and never uses events at or after the event's
+own time. (Random and historical negatives as in Poursafaei et al., "Towards Better Evaluation for Dynamic Link Prediction",
+NeurIPS 2022; historical ones per source and files as in the Temporal Graph Benchmark, Huang et al., NeurIPS 2023.)
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,30 +23,30 @@ from stores.jit import kernel
 
 Ids = NDArray[np.int64]
 _TRIES = 16
-"""draws of a negative until one is another than the event's own destination, and is born; then the last one stands"""
+"""attempts to find a random negative that is born and not the event's own destination; the last one is used in any case"""
 _ROUNDS: list[Ids] = [np.arange(1), np.arange(1, 3), np.arange(3, 8)]
-"""draws from the source's past for a historical negative: those of a round are looked at together, for few have to wait"""
+"""samples of the source's past for a historical negative, checked in rounds because most events need only the first"""
 _DRAWS = 8
 LATEST = 256
-"""events of the source's past, looked through where none of those was one with another destination"""
+"""latest events of the source's past that are searched if no sampled one had another destination"""
 _AT_ONCE = 1024
-"""negatives that are looked for so: some 10 MB"""
+"""negatives searched at a time: about 10 MB"""
 
 
 class Negatives(Protocol):
-    """events, and how many come before each one's time -> destinations."""
+    """Maps events, and the number of events before each, to destinations."""
 
     ratio: int
-    """negatives an event"""
+    """negatives per event"""
 
     def draw(self, block: EventBlock, past: Ids, key: int) -> Ids:
-        """int64[k, ratio]; past: int64[k], events strictly before each one's time."""
+        """Return destinations, int64[k, ratio]; past: int64[k], events strictly before each one's time."""
 
 
 class RandomNegatives:
-    """Any node of first..last-1, each alike, but an event's own destination, and nodes that are not born at its time.
+    """Uniform nodes of first..last-1, excluding an event's own destination and, given their `birth` times [N], unborn nodes.
 
-    birth: [N] first times of the nodes, or None. Raises ConfigError for a range that holds no two nodes.
+    Raises ConfigError if the range has fewer than two nodes or `ratio` (negatives per event) is below 1.
 
     >>> RandomNegatives(0, ds.num_nodes).draw(block, past, key(seed, Purpose.NEGATIVE, epoch)).shape
     (200, 1)
@@ -56,7 +55,7 @@ class RandomNegatives:
     def __init__(self, first: int, last: int, ratio: int = 1, birth: NDArray[Any] | None = None) -> None:
         if not 0 <= first < last - 1 or ratio < 1:
             raise ConfigError(
-                f"negatives need two nodes to choose from and one or more an event, not {first}..{last - 1}, {ratio}"
+                f"negatives need at least two nodes and a ratio of at least 1, not nodes {first}..{last - 1} and ratio {ratio}"
             )
         self.first, self.last, self.ratio = first, last, ratio
         self.birth = np.empty(0, np.int64) if birth is None else birth
@@ -69,13 +68,11 @@ class RandomNegatives:
 
 
 class HistoricalNegatives:
-    """Other destinations of the event's own source: of an earlier event of it, each alike; random ones where there is none.
+    """Destinations of earlier events of the same source, uniformly over those events; `otherwise` is used if there are none.
 
-    A few events of the source's past are drawn, and the first that is neither one to the source nor to the event's own
-    destination stands; where none is, any such one of the `LATEST` latest. slots: of an undirected store, where a node has all
-    events of its own; source: Rows [events], the sources of all events; otherwise: what takes the place where there is none.
-
-    drawn, random: negatives so far, and how many of them are random, since no other destination of the source was found.
+    A few past events of the source are sampled and the first with another destination is used; failing that, one of the
+    `LATEST` latest. `slots` index an undirected store, `source` are the sources of all events. `drawn` and `random` count the
+    negatives so far and the random ones among them.
 
     >>> HistoricalNegatives(TemporalIndex(ds.graph), ds.events.rows("src"), RandomNegatives(0, ds.num_nodes))
     """
@@ -89,115 +86,123 @@ class HistoricalNegatives:
         out = self.otherwise.draw(block, past, key).reshape(-1)
         stream = np.uint64(~key & (2**64 - 1))
         first, count = self._slots.before("edge_id", block.src.astype(np.int64), past)
-        wanted = np.flatnonzero(np.repeat(count > 0, self.ratio))  # of out: place // ratio is the event
+        wanted = np.flatnonzero(np.repeat(count > 0, self.ratio))  # position in out; position // ratio is the event
         for attempts in _ROUNDS:
             event = np.repeat(wanted // self.ratio, len(attempts))
             column, attempt = np.repeat(wanted % self.ratio, len(attempts)), np.tile(attempts, len(wanted))
             slot = np.empty(len(event), np.int64)
             _drawn(block.first, event, column, attempt, stream, first[event], count[event], slot)
             node, other = (each.reshape(-1, len(attempts)) for each in self._others(slot, block, event))
-            stands, some = other.argmax(axis=1), other.any(axis=1)
-            out[wanted[some]] = node[some, stands[some]]
-            wanted = wanted[~some]
+            choice, found = other.argmax(axis=1), other.any(axis=1)
+            out[wanted[found]] = node[found, choice[found]]
+            wanted = wanted[~found]
             if not len(wanted):
                 break
         parts = [wanted[start : start + _AT_ONCE] for start in range(0, len(wanted), _AT_ONCE)]
-        found = sum(self._of_the_latest(block, part, first, count, stream, out) for part in parts)
+        filled = sum(self._from_latest(block, part, first, count, stream, out) for part in parts)
         self.drawn += len(out)
-        self.random += int(np.count_nonzero(count == 0)) * self.ratio + len(wanted) - found
+        self.random += int(np.count_nonzero(count == 0)) * self.ratio + len(wanted) - filled
         return out.reshape(-1, self.ratio)
 
     def _others(self, slot: Ids, block: EventBlock, event: Ids) -> tuple[AnyArray, NDArray[np.bool_]]:
-        """(the node in each slot; whether the block's event may have it): slots of the events' sources."""
+        """Return the node in each slot and whether it is a valid negative of the block's event."""
         node, source = self._slots.values("indices", slot), np.empty(len(slot), self._source.dtype)
         self._source.read(self._slots.edge_ids(slot), source)
         return node, (source == block.src[event]) & (node != block.dst[event])
 
-    def _of_the_latest(self, block: EventBlock, wanted: Ids, first: Ids, count: Ids, stream: np.uint64, out: Ids) -> int:
-        """Fills in out[wanted] where the latest events of a source have another destination; how many."""
-        event, asked = np.unique(wanted // self.ratio, return_inverse=True)
+    def _from_latest(self, block: EventBlock, wanted: Ids, first: Ids, count: Ids, stream: np.uint64, out: Ids) -> int:
+        """Fill out[wanted] from the latest events of the sources; returns how many were found."""
+        event, inverse = np.unique(wanted // self.ratio, return_inverse=True)
         length = np.minimum(count[event], LATEST)
         begin = np.cumsum(length) - length
         slot = np.repeat(first[event] + count[event] - length - begin, length) + np.arange(int(length.sum()))
         node, other = self._others(slot, block, np.repeat(event, length))
         many = np.add.reduceat(other, begin, dtype=np.int64)
-        some = many[asked] > 0
-        place = wanted[some]
-        at, behind = np.empty(len(place), np.int64), np.full(len(place), _DRAWS)
+        some = many[inverse] > 0
+        position = wanted[some]
+        at, attempt = np.empty(len(position), np.int64), np.full(len(position), _DRAWS)
         begin = np.cumsum(many) - many
-        _drawn(block.first, place // self.ratio, place % self.ratio, behind, stream, begin[asked[some]], many[asked[some]], at)
-        out[place] = node[other][at]
-        return len(place)
+        _drawn(
+            block.first,
+            position // self.ratio,
+            position % self.ratio,
+            attempt,
+            stream,
+            begin[inverse[some]],
+            many[inverse[some]],
+            at,
+        )
+        out[position] = node[other][at]
+        return len(position)
 
 
 class GivenNegatives:
-    """Those of an npy file, int[events, ratio], of events first, first + 1, ...: a benchmark's.
+    """Negatives from an npy file, int[events, ratio], for events first, first + 1, ..., as benchmarks provide them.
 
-    last: the event behind those that it is to have; None: asked when they are drawn. Raises InputError where the file is not
-    such an array, has too few rows, or names nodes that are none.
+    Raises InputError if the file is no such array, has invalid node ids, or does not cover the events up to `last` (None: when
+    sampling).
     """
 
     def __init__(self, path: Path | str, first: int, num_nodes: int, last: int | None = None) -> None:
         try:
-            held = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError:
-            raise InputError(f"there is no {path}: negatives are random, historical, or the path of an npy file") from None
+            raise InputError(f"{path} does not exist: negatives are random, historical, or the path of an npy file") from None
         except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read as an npy file of negatives: {str(error)[:200]}; check it") from None
-        if held.ndim != 2 or held.dtype.kind not in "iu" or held.shape[1] < 1:
-            raise InputError(f"{path} holds {held.dtype}{list(held.shape)}: node ids [events, negatives] are wanted")
-        self._path, self._held, self._first, self._num_nodes = path, held, first, num_nodes
-        self.ratio = int(held.shape[1])
+            raise InputError(f"{path} is not a readable npy file of negatives: {str(error)[:200]}") from None
+        if array.ndim != 2 or array.dtype.kind not in "iu" or array.shape[1] < 1:
+            raise InputError(f"{path} holds {array.dtype}{list(array.shape)}: negatives must be node ids [events, negatives]")
+        self._path, self._array, self._first, self._num_nodes = path, array, first, num_nodes
+        self.ratio = int(array.shape[1])
         if last is not None:
             self._check(first, last)
 
     def draw(self, block: EventBlock, past: Ids, key: int) -> Ids:
-        """See `Negatives`; the key plays no part. Raises InputError for an event that the file leaves out."""
+        """See `Negatives`; ignores the key. Raises InputError for events the file does not cover."""
         self._check(block.first, block.last)
         begin = block.first - self._first
-        found = np.array(self._held[begin : begin + len(block)], np.int64)
-        wrong = (found < 0) | (found >= self._num_nodes)
+        destinations = np.array(self._array[begin : begin + len(block)], np.int64)
+        wrong = (destinations < 0) | (destinations >= self._num_nodes)
         if wrong.any():
             row = int(np.argmax(wrong.any(axis=1)))
             raise InputError(
-                f"{self._path} row {begin + row}: {found[row][wrong[row]][0]} is no node (0..{self._num_nodes - 1})"
+                f"{self._path} row {begin + row}: {destinations[row][wrong[row]][0]} is not a node (0..{self._num_nodes - 1})"
             )
-        return found
+        return destinations
 
     def _check(self, first: int, last: int) -> None:
-        if first < self._first or last > self._first + len(self._held):
-            has = f"events {self._first}..{self._first + len(self._held) - 1}"
-            raise InputError(f"{self._path} has negatives for {has}, not for {first}..{last - 1}: give those too")
+        if first < self._first or last > self._first + len(self._array):
+            has = f"events {self._first}..{self._first + len(self._array) - 1}"
+            raise InputError(f"{self._path} has negatives for {has}, not for {first}..{last - 1}: add those")
 
 
-def fallen_back(drawn: Iterable[Negatives | None]) -> dict[str, int]:
-    """Historical negatives so far, and how many of them are random, by the names of `summary.COUNTS`."""
-    kept = {id(each): each for each in drawn if isinstance(each, HistoricalNegatives)}.values()
-    total, random = sum(each.drawn for each in kept), sum(each.random for each in kept)
+def fallback_counts(drawn: Iterable[Negatives | None]) -> dict[str, int]:
+    """Return the number of historical negatives and of random ones among them, named as in `summary.COUNTS`."""
+    samplers = {id(each): each for each in drawn if isinstance(each, HistoricalNegatives)}.values()
+    total, random = sum(each.drawn for each in samplers), sum(each.random for each in samplers)
     return {"historical_negatives": total, "historical_negatives_random": random}
 
 
 def negatives_of(dataset: Dataset, how: str, ratio: int, destinations: Sequence[int] = ()) -> Negatives:
-    """ "random" or "historical" negatives of a store's events, of nodes that are born (where it knows).
+    """Return `ratio` "random" or "historical" negatives per event of a store, excluding unborn nodes if births are known.
 
-    destinations: the first node and the last that random ones are drawn from; (): all. ConfigError for one that is none, and
-    for historical ones of a store of directed edges, which keeps no node's own events together. Memory: 8 bytes a node, where
-    there are births.
+    `destinations` are the first and last node for random negatives, () for all. Raises ConfigError if they are out of range, or
+    for historical negatives of a directed store.
 
     >>> negatives_of(ds, "historical", ratio=1)
     """
     nodes = dataset.num_nodes
     first, last = destinations or (0, nodes - 1)
     if last >= nodes:
-        raise ConfigError(f"destinations {first},{last}: the store's nodes are 0..{nodes - 1}")
+        raise ConfigError(f"destinations {first},{last} are out of range: the store has nodes 0..{nodes - 1}")
     birth = read_range(dataset.rows("birth"), 0, nodes)[0] if "birth" in dataset.names else None
     random = RandomNegatives(first, last + 1, ratio, birth)
     if how == "random":
         return random
     if not dataset.manifest.undirected:
         raise ConfigError(
-            f"historical negatives are of the source's own past, and {dataset.path} has directed edges, which keep that of "
-            "destinations alone: ingest it with --undirected, or take random ones"
+            f"historical negatives need the past of sources, but {dataset.path} has directed edges and stores only that of "
+            "destinations: ingest it with --undirected, or use random negatives"
         )
     slots, events = slots_of(dataset), dataset.events
     source = ArrayRows(np.asarray(events.map("src"))) if slots.mapped else events.rows("src")
@@ -221,7 +226,7 @@ def _random(
 
 @kernel
 def _drawn(number: int, event: Ids, column: Ids, attempt: Ids, key: np.uint64, first: Ids, count: Ids, out: Ids) -> None:
-    """out[i]: one of first[i], ..., first[i] + count[i] - 1, by (key, number + event[i], column[i], attempt[i])."""
+    """out[i]: one of first[i], ..., first[i] + count[i] - 1, keyed by (key, number + event[i], column[i], attempt[i])."""
     for i in range(len(out)):
         stream = stream_of(key, number + event[i])
         out[i] = first[i] + int(uniform(stream, column[i] * (_DRAWS + 1) + attempt[i]) * count[i])

@@ -1,6 +1,6 @@
 """Uniform and weighted neighbor sampling with the semantics of PyG's NeighborLoader (GraphSAGE, Hamilton et al., 2017).
 
-Every node of a batch is expanded once, in the hop after it is first reached; all layers of a model share that one draw.
+Every node of a batch is expanded once, in the hop after it is first reached, and all layers share that sample.
 """
 
 import threading
@@ -20,13 +20,13 @@ Ids = NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
 
 _TABLE_KEPT = 32 * 2**20
-"""bytes: the largest hash table a thread keeps for its next batch"""
+"""bytes of the largest hash table a thread keeps for its next batch"""
 _TABLE_LEAST = 2**10
 _STAMPS = 1 << (63 - kernels.LOCAL_BITS)
 
 
 class HopCount(NamedTuple):
-    """What expanding one hop draws: `edges` in all; `hub` is the expanded node with the most in-edges (-1: none)."""
+    """Edges sampled in a hop, and the expanded node with the most in-edges (`hub`, -1 for none)."""
 
     edges: int
     hub: int
@@ -34,7 +34,7 @@ class HopCount(NamedTuple):
 
 
 class HopBound(NamedTuple):
-    """What a batch holds at most once a hop is expanded, known before anything is allocated for it."""
+    """Upper bounds of a batch after a hop, known before anything is allocated for it."""
 
     edges: HopCount
     num_nodes: int
@@ -43,70 +43,68 @@ class HopBound(NamedTuple):
 
 
 def count_hop(indptr: Ids, node: Ids, start: int, stop: int, fanout: int, replace: bool) -> HopCount:
-    """Count the edges that expanding `node[start:stop]` draws, before anything is allocated.
+    """Count the edges sampled when expanding `node[start:stop]`, without allocating.
 
-    indptr: int64[N+1]; node: int64[n], ids below N. Exact, but that it counts edges of weight zero too, which a weighted
-    draw leaves out. Raises StoreError where indptr is not ascending there.
+    Edges of weight zero are counted too, although weighted sampling skips them. Raises StoreError if indptr decreases.
 
     >>> count_hop(np.array([0, 3, 4]), np.array([0, 1]), 0, 2, fanout=2, replace=False)
     HopCount(edges=3, hub=0, degree=3)
     """
     edges, hub, degree = kernels.count_edges(indptr, node, start, stop, fanout, replace)
     if edges < 0:
-        raise StoreError(f"indptr falls at node {hub}: the store is damaged; run `ooc verify` on it")
+        raise StoreError(f"indptr decreases at node {hub}: the store is damaged; run `ooc verify` on it")
     return HopCount(int(edges), int(hub), int(degree))
 
 
 def table_capacity(num_nodes: int) -> int:
-    """Entries of a hash table for `num_nodes` nodes: a power of two, filled to three quarters at most."""
+    """Entries of a hash table for `num_nodes` nodes: a power of two, at most three quarters full."""
     return max(_TABLE_LEAST, 1 << (num_nodes * 4 // 3).bit_length())
 
 
 def bytes_bound(num_nodes: int, num_edges: int, num_expanded: int, row_bytes: int, weighted: bool = False) -> int:
-    """Bytes a batch of at most so many nodes and edges needs at its peak: its arrays, hash table and feature rows.
+    """Peak bytes of a batch with at most so many nodes and edges: its arrays, hash table and feature rows.
 
-    Growing holds an array of edges (one at a time) and a table of half the size once more. weighted: draws are by weight,
-    and `stands_for` is one more array of edges.
+    Includes one old copy of an edge array and a table of half the size while growing. `weighted` adds the array `stands_for`.
     """
     arrays = 8 * num_nodes + (24 + 4 * weighted) * num_edges + 8 * (num_expanded + 1)
     return arrays + 24 * table_capacity(num_nodes) + row_bytes * num_nodes
 
 
 class Table:
-    """The hash table node id -> local id of the batch at hand; `kernels.relabel` says how it is laid out."""
+    """A thread's hash table from node id to local id; see `kernels.relabel` for its layout."""
 
     def __init__(self) -> None:
         self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
         self.stamp = 0
 
     def clear(self) -> None:
-        """Forget all nodes: a new stamp makes every entry empty."""
+        """Remove all nodes; a new stamp invalidates every entry."""
         self.stamp += 1
         if self.stamp == _STAMPS:
             self.entries[:] = 0
             self.stamp = 1
 
     def reserve(self, num_nodes: int, node: Ids, size: int) -> None:
-        """Make room for `num_nodes` nodes, of which `node[:size]` are there already."""
+        """Grow to `num_nodes` nodes; `node[:size]` are in the table."""
         capacity = table_capacity(num_nodes)
         if capacity > len(self.entries):
             self.entries = np.zeros((capacity, 2), np.int64)
             kernels.insert(self.entries, self.stamp, node, size)
 
     def refill(self, num_nodes: int, node: Ids, size: int) -> None:
-        """Hold `node[:size]` and no others, with room for `num_nodes`."""
+        """Replace the contents by `node[:size]`, with capacity for `num_nodes`."""
         self.clear()
         self.reserve(num_nodes, node, 0)
         kernels.insert(self.entries, self.stamp, node, size)
 
     def trim(self) -> None:
-        """Give back a table too large to keep."""
+        """Free a table that is too large to keep."""
         if self.entries.nbytes > _TABLE_KEPT:
             self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
 
 
 class ThreadTables(threading.local):
-    """One table per thread that samples, shared by its samplers."""
+    """One table per sampling thread, shared by its samplers."""
 
     def __init__(self) -> None:
         self.table = Table()
@@ -116,20 +114,22 @@ scratch = ThreadTables()
 
 
 def _grown(array: NDArray[T], size: int, length: int) -> NDArray[T]:
-    """A new array of `length` that begins with `array[:size]`."""
+    """Return an array of `length` that starts with `array[:size]`."""
     grown = np.empty(length, array.dtype)
     grown[:size] = array[:size]
     return grown
 
 
 class SubgraphBuilder:
-    """A subgraph in the making: buffers that grow hop by hop to what the next hop needs at most.
+    """Builds a subgraph in buffers that grow to the next hop's upper bound.
 
-    A hop is three steps of `NeighborSampler`: `draw` fills `slot`, someone puts `indices[slot]` into `source`, and `number`
-    makes local ids of them. Only the second reads the graph's edges, so it can be done for many batches at once.
+    A hop has three steps: `NeighborSampler.draw` fills `slot`, the caller sets `source` to `indices[slot]`, and
+    `NeighborSampler.number` converts them to local ids. Only the second reads edges; it can serve many batches.
 
-    weighted: whether to tell what each edge stands for; columns: name and dtype of what is to be read for the edges, which is
-    someone else's to fill in.
+    Args:
+        seeds: int64[b].
+        weighted: Whether to compute `stands_for`.
+        columns: Name and dtype of columns loaded for the edges, filled by the caller.
     """
 
     def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]]) -> None:
@@ -143,7 +143,7 @@ class SubgraphBuilder:
         self.num_edges: list[int] = []
 
     def grow(self, num_nodes: int, num_edges: int, num_expanded: int) -> None:
-        """Make the buffers this long, keeping what they hold; numpy backs large new arrays by huge pages."""
+        """Grow the buffers to these lengths; numpy backs large new arrays by huge pages."""
         self.node = _grown(self.node, sum(self.num_nodes), num_nodes)
         self.indptr = _grown(self.indptr, len(self.indptr), num_expanded + 1)
         self.source = _grown(self.source, sum(self.num_edges), num_edges)
@@ -154,11 +154,11 @@ class SubgraphBuilder:
 
     @property
     def drawn(self) -> tuple[int, int]:
-        """(first, last) edge that the last `draw` drew and `number` has not seen yet."""
+        """The range (first, last) of edges sampled by the last `draw` and not yet processed by `number`."""
         return sum(self.num_edges), int(self.indptr[sum(self.num_nodes)])
 
     def finish(self) -> Subgraph:
-        """The subgraph, its arrays cut to their length in place."""
+        """Return the subgraph; its arrays are truncated in place."""
         self.node.resize(sum(self.num_nodes), refcheck=False)
         self.source.resize(sum(self.num_edges), refcheck=False)
         self.slot.resize(sum(self.num_edges), refcheck=False)
@@ -171,17 +171,18 @@ class SubgraphBuilder:
 class NeighborSampler:
     """Samples the in-neighborhood of seeds, hop by hop. Stateless: any number of threads may share one.
 
-    fanout: in-edges drawn at a node, per hop, the seeds' first; -1 takes all.
-    replace: draw with replacement (a node that has in-edges then gets exactly `fanout` of them).
-    weight: float[E] per slot or the name of such a graph column; edges are drawn with probability proportional to it.
-        Each edge then comes with how many of the graph's edges it stands for (`Subgraph.stands_for`), which makes sums
-        over samples unbiased, like `degree / drawn` does for uniform draws. Where a fan-out is finite, edges of weight 0
-        are never drawn, so a node may get fewer, even where the fan-out covers its degree: a sum in which each edge
-        counts by its weight (GCN) loses nothing, an unweighted one (GIN) lacks their terms, which no factor can restore.
-    max_bytes, row_bytes, expanded_bytes: limit on the bytes of a batch (its arrays, its hash table, `row_bytes` of features a
-        node and `expanded_bytes` for one of all hops but the last).
+    Args:
+        fanout: In-edges sampled per node and hop, the seeds' hop first; -1 takes all.
+        replace: Whether to sample with replacement, which gives nodes with in-edges exactly `fanout` of them.
+        weight: float[E] per slot or the name of such a graph column; edges are sampled with probability proportional to it, and
+            `Subgraph.stands_for` makes sums over samples unbiased. With a finite fan-out, edges of weight 0 are never sampled:
+            a sum weighted by edge weights (GCN) loses nothing, an unweighted one (GIN) lacks their terms.
+        max_bytes: Limit on the bytes of a batch: its arrays, hash table and feature rows.
+        row_bytes: Feature bytes per node.
+        expanded_bytes: Further bytes per node of all hops but the last.
 
-    Raises ConfigError for a fan-out or a weight that does not fit.
+    Raises:
+        ConfigError: If the fan-out or the weight is invalid.
 
     >>> sampler = NeighborSampler(graph, [15, 10, 5])
     >>> subgraph = sampler.sample(np.array([4, 7]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -199,7 +200,7 @@ class NeighborSampler:
         expanded_bytes: int = 0,
     ) -> None:
         if not fanout or any(k != int(k) or k < -1 for k in fanout):
-            raise ConfigError(f"fan-out {list(fanout)}: give one number a hop, each 0 or more, or -1 for all neighbors")
+            raise ConfigError(f"fan-out {list(fanout)} is invalid: give one number per hop, 0 or more, or -1 for all")
         self.fanout = tuple(int(k) for k in fanout)
         self.replace = bool(replace)
         self.max_bytes = max_bytes
@@ -210,106 +211,102 @@ class NeighborSampler:
         self.weight = None if weight is None else _weight_column(graph, weight)
 
     def sample(self, seeds: Ids, key: int) -> Subgraph:
-        """The sampled neighborhood of `seeds` (int64[b], duplicates allowed); the draw at a node depends on (key, node).
+        """Sample the neighborhood of `seeds` (int64[b], duplicates allowed); the sample at a node depends on (key, node).
 
-        Raises InputError for a seed that is no node or a weight below zero, BudgetError where the batch may exceed
-        `max_bytes` (before it is allocated), StoreError where the topology is damaged.
+        Raises:
+            InputError: If a seed is not a node, or a weight is negative or not finite.
+            BudgetError: If the batch may exceed `max_bytes`, before it is allocated.
+            StoreError: If the topology is damaged.
         """
-        draft = self.begin(seeds)
+        builder = self.begin(seeds)
         table = scratch.table
         try:
-            table.refill(len(seeds), draft.node, len(seeds))
+            table.refill(len(seeds), builder.node, len(seeds))
             for hop in range(len(self.fanout)):
-                self.draw(draft, hop, key, self.need(draft, hop))
-                first, last = draft.drawn
-                damaged = kernels.gather(self._indices, draft.slot, first, last, self.num_nodes, draft.source)
+                self.draw(builder, hop, key, self.need(builder, hop))
+                first, last = builder.drawn
+                damaged = kernels.gather(self._indices, builder.slot, first, last, self.num_nodes, builder.source)
                 if damaged >= 0:
                     raise damaged_slot(damaged)
-                self.number(draft, table)
+                self.number(builder, table)
         finally:
             table.trim()
-        return draft.finish()
+        return builder.finish()
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the graph."""
+        """Number of nodes of the graph."""
         return len(self.indptr) - 1
 
     @property
     def num_slots(self) -> int:
-        """Edges of the graph."""
+        """Number of edges of the graph."""
         return len(self._indices)
 
     @property
     def weighted(self) -> bool:
-        """Whether draws are by weight."""
+        """Whether edges are sampled by weight."""
         return self.weight is not None
 
     def begin(self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None) -> SubgraphBuilder:
-        """A batch of `seeds` before its first hop; columns: see `SubgraphBuilder`. Raises InputError for a seed that is no
-        node."""
+        """Start a batch of `seeds`; for `columns` see `SubgraphBuilder`. Raises InputError if a seed is not a node."""
         return SubgraphBuilder(self._check(seeds), self.weighted, columns or {})
 
-    def need(self, draft: SubgraphBuilder, hop: int) -> HopBound:
-        """What expanding hop `hop` takes at most. Raises BudgetError where that may exceed `max_bytes`."""
-        stop, done, batch_size = sum(draft.num_nodes), sum(draft.num_edges), draft.num_nodes[0]
-        start = stop - draft.num_nodes[-1]
-        count = count_hop(self.indptr, draft.node, start, stop, self.fanout[hop], self.replace)
+    def need(self, builder: SubgraphBuilder, hop: int) -> HopBound:
+        """Return the upper bounds after hop `hop`. Raises BudgetError if they may exceed `max_bytes`."""
+        stop, done, batch_size = sum(builder.num_nodes), sum(builder.num_edges), builder.num_nodes[0]
+        start = stop - builder.num_nodes[-1]
+        count = count_hop(self.indptr, builder.node, start, stop, self.fanout[hop], self.replace)
         most_nodes = min(stop + count.edges, self.num_nodes + batch_size)
         need = HopBound(count, most_nodes, done + count.edges, stop)
         self._check_bytes(hop, need, batch_size)
         return need
 
-    def draw(self, draft: SubgraphBuilder, hop: int, key: int, need: HopBound) -> None:
-        """Step 1 of a hop: draw slots at the nodes of hop `hop`; reads indptr (and weights), no edges."""
-        stop = sum(draft.num_nodes)
-        draft.grow(need.num_nodes, need.num_edges, need.num_expanded)
-        self._draw(draft, stop - draft.num_nodes[-1], stop, hop, np.uint64(key & (2**64 - 1)), need.edges)
+    def draw(self, builder: SubgraphBuilder, hop: int, key: int, need: HopBound) -> None:
+        """Step 1 of a hop: sample slots at the nodes of hop `hop`; reads indptr (and weights), no edges."""
+        stop = sum(builder.num_nodes)
+        builder.grow(need.num_nodes, need.num_edges, need.num_expanded)
+        self._draw(builder, stop - builder.num_nodes[-1], stop, hop, np.uint64(key & (2**64 - 1)), need.edges)
 
-    def number(self, draft: SubgraphBuilder, table: Table) -> None:
-        """Step 3 of a hop: local ids for `draft.source`; sources not met before become hop `hop + 1`.
+    def number(self, builder: SubgraphBuilder, table: Table) -> None:
+        """Step 3 of a hop: replace `builder.source` by local ids; new nodes form the next hop. `table` has the nodes so far."""
+        stop, (first, last) = sum(builder.num_nodes), builder.drawn
+        table.reserve(min(stop + last - first, len(builder.node)), builder.node, stop)
+        size = kernels.relabel(table.entries, table.stamp, builder.source, first, last, builder.node, stop)
+        builder.num_nodes.append(int(size) - stop)
+        builder.num_edges.append(last - first)
 
-        table: holds the nodes so far.
-        """
-        stop, (first, last) = sum(draft.num_nodes), draft.drawn
-        table.reserve(min(stop + last - first, len(draft.node)), draft.node, stop)
-        size = kernels.relabel(table.entries, table.stamp, draft.source, first, last, draft.node, stop)
-        draft.num_nodes.append(int(size) - stop)
-        draft.num_edges.append(last - first)
-
-    def _draw(self, draft: SubgraphBuilder, start: int, stop: int, hop: int, key: np.uint64, count: HopCount) -> None:
-        """Fill `draft.slot` and `draft.indptr` for the nodes start:stop."""
+    def _draw(self, builder: SubgraphBuilder, start: int, stop: int, hop: int, key: np.uint64, count: HopCount) -> None:
+        """Fill `builder.slot` and `builder.indptr` for the nodes start:stop."""
         fanout, replace = self.fanout[hop], self.replace
         draw = (start, stop, fanout, replace, key)
-        if self.weight is None or draft.stands_for is None or fanout < 0:
-            kernels.draw_uniform(self.indptr, draft.node, *draw, draft.slot, draft.indptr)
-            if draft.stands_for is not None:
-                draft.stands_for[draft.indptr[start] :] = 1
+        if self.weight is None or builder.stands_for is None or fanout < 0:
+            kernels.draw_uniform(self.indptr, builder.node, *draw, builder.slot, builder.indptr)
+            if builder.stands_for is not None:
+                builder.stands_for[builder.indptr[start] :] = 1
             return
         rank = np.empty(kernels.num_drawn(max(count.degree, 0), fanout, replace), np.float64)
-        out = (draft.slot, draft.indptr, draft.stands_for)
-        bad = kernels.draw_weighted(self.indptr, self.weight, draft.node, *draw, rank, *out)
+        out = (builder.slot, builder.indptr, builder.stands_for)
+        bad = kernels.draw_weighted(self.indptr, self.weight, builder.node, *draw, rank, *out)
         if bad >= self.num_slots:
             raise damaged_slot(bad)
         if bad >= 0:
-            raise InputError(
-                f"the weight of slot {bad} is {self.weight[bad]}; sampling by weight needs finite weights of 0 or more"
-            )
+            raise InputError(f"the weight of slot {bad} is {self.weight[bad]}; sampling needs finite weights of at least 0")
 
     def _check(self, seeds: Ids) -> Ids:
-        """Seeds as int64[b], all of them nodes."""
+        """Return the seeds as int64[b]; all must be nodes."""
         seeds = np.asarray(seeds)
         if seeds.ndim != 1 or (seeds.dtype.kind not in "iu" and len(seeds)):
-            raise InputError(f"seeds must be whole numbers in one dimension, not {seeds.dtype}{list(seeds.shape)}")
+            raise InputError(f"seeds must be a one-dimensional array of integers, not {seeds.dtype}{list(seeds.shape)}")
         num_nodes = len(self.indptr) - 1
         wrong = (seeds < 0) | (seeds >= num_nodes)
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise InputError(f"seed {seeds[at]} at position {at} is no node: the graph has nodes 0..{num_nodes - 1}")
+            raise InputError(f"seed {seeds[at]} at position {at} is not a node: the graph has nodes 0..{num_nodes - 1}")
         return seeds.astype(np.int64)
 
     def _check_bytes(self, hop: int, most: HopBound, batch_size: int) -> None:
-        """Raise BudgetError where a batch of at most so many nodes and edges may exceed `max_bytes`."""
+        """Raise BudgetError if a batch with these upper bounds may exceed `max_bytes`."""
         if self.max_bytes is None:
             return
         count = most.edges
@@ -317,19 +314,19 @@ class NeighborSampler:
         need += self.expanded_bytes * most.num_expanded
         if need > self.max_bytes:
             raise BudgetError(
-                f"hop {hop + 1} of fan-out {list(self.fanout)} draws {count.edges} edges, so the batch may need "
+                f"hop {hop + 1} of fan-out {list(self.fanout)} samples {count.edges} edges, so the batch may need "
                 f"{words_for(need, self.max_bytes)}; the largest hub is node {count.hub} with "
-                f"{count.degree} in-edges; take a batch size below {batch_size}, a smaller fan-out or more --memory"
+                f"{count.degree} in-edges; use a batch size below {batch_size}, a smaller fan-out or more --memory"
             )
 
 
 def damaged_slot(slot: int) -> StoreError:
-    """The error for a slot that the graph lacks or that holds no node's id."""
-    return StoreError(f"slot {slot} names no node: the store is damaged; run `ooc verify` on it")
+    """The error for a slot outside the graph or without a valid node id."""
+    return StoreError(f"slot {slot} holds no valid node id: the store is damaged; run `ooc verify` on it")
 
 
 def _weight_column(graph: Graph, weight: NDArray[Any] | str) -> NDArray[Any]:
-    """The weights as a plain array float[E]."""
+    """Return the weights as a plain array float[E]."""
     if isinstance(weight, str):
         if weight not in graph.columns:
             raise ConfigError(f"no edge column {weight!r} to sample by; the graph has {sorted(graph.columns)}")
@@ -337,7 +334,6 @@ def _weight_column(graph: Graph, weight: NDArray[Any] | str) -> NDArray[Any]:
     column = np.asarray(weight)
     if column.shape != graph.indices.shape or column.dtype.kind not in "fiu":
         raise ConfigError(
-            f"weights to sample by must be one number for each of {graph.num_edges} edges, "
-            f"not {column.dtype}{list(column.shape)}"
+            f"sampling weights must be one number for each of {graph.num_edges} edges, not {column.dtype}{list(column.shape)}"
         )
     return column

@@ -1,9 +1,8 @@
-"""Sampling from a graph whose edges stay on disk: many batches at once, hop by hop.
+"""Frontier sampling from a graph on disk: many batches together, hop by hop.
 
-Which slots a batch draws follows from `indptr` alone. So a hop draws the slots of all batches first, then reads the union of
-their pages in file order, with many reads in flight, through `Rows` like features; then each batch numbers what it got. The
-disk sees as many requests at a time as all batches of a window have, instead of one page fault after the other. (Layer-wise
-lockstep over a window as in Ginex's superbatches, where it is done for features.) Subgraphs are `NeighborSampler.sample`'s own.
+The slots a batch samples follow from `indptr` alone, so for each hop the slots of all batches are sampled first, then the union
+of their pages is read in file order with many reads in flight, and each batch converts its neighbors to local ids (Ginex does
+this for features). The subgraphs equal `NeighborSampler.sample`'s.
 """
 
 import mmap
@@ -24,30 +23,29 @@ from stores.jit import kernel
 Ids = NDArray[np.int64]
 
 AT_ONCE = 2**20
-"""Ids that one call of `Rows.read` is given, so that planning it stays small: about 80 MB"""
+"""ids per call of `Rows.read`, which bounds the memory for planning: about 80 MB"""
 _PLAN_BYTES = 72
-"""an id while its reads are planned and carried out"""
+"""per id while its reads are planned and executed"""
 _UNION_BYTES = 16
-"""an id in the union of all requests: itself, and its place in file order"""
+"""per id in the union of all requests: itself and its position in file order"""
 
 _madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.intp, types.int32))
 
 
 class FrontierRead(NamedTuple):
-    """What `read_together` found."""
+    """The result of `read_together`."""
 
     values: list[list[AnyArray] | Exception]
-    """for each request the rows out of each array, or what kept them from being read"""
+    """for each request its rows of each array, or the exception that prevented reading them"""
     nbytes: int
-    """read from the disk"""
+    """bytes read from disk"""
 
 
 def read_together(arrays: Sequence[Rows], requests: Sequence[Ids], at_once: int = AT_ONCE) -> FrontierRead:
-    """The same rows out of each of `arrays` for several requests (int64[n], any order, duplicates allowed), in file order.
+    """Read the same rows of several arrays (Rows [count]) for several requests (int64[n] each), in file order, each row once.
 
-    arrays: of one value a row ([count], of any dtype); each row is read once. Where the union of the requests cannot be read,
-    each is tried by itself, and those that fail come as the exception. Holds 16 bytes an id, the values, and 72 bytes for each
-    of at most `at_once` ids.
+    If the union cannot be read, each request is read by itself and failing ones return their exception. Needs 16 bytes per id,
+    the values, and 72 bytes for each of at most `at_once` ids.
 
     >>> edge_id = open_zarr_rows("papers.ooc", "graph/edge_id")
     >>> read_together([edge_id], [subgraph.slot for subgraph in window]).values
@@ -66,8 +64,8 @@ def read_together(arrays: Sequence[Rows], requests: Sequence[Ids], at_once: int 
 
 
 def _read_union(arrays: Sequence[Rows], flat: Ids, at_once: int) -> tuple[list[AnyArray], int]:
-    """(values [n] of the rows `flat` out of each array, bytes read)."""
-    order = np.argsort(flat, kind="stable")  # a timsort: the slots of a node ascend already, which halves its time
+    """Return the values [n] of the rows `flat` in each array, and the bytes read."""
+    order = np.argsort(flat, kind="stable")  # timsort benefits from the slots of a node being sorted
     values = [np.empty(len(flat), rows.dtype) for rows in arrays]
     wanted = np.empty(min(at_once, len(flat)), np.int64)
     begin = nbytes = 0
@@ -83,7 +81,7 @@ def _read_union(arrays: Sequence[Rows], flat: Ids, at_once: int) -> tuple[list[A
 
 @kernel
 def _distinct(flat: Ids, order: Ids, begin: int, wanted: Ids) -> tuple[int, int]:
-    """Put the distinct ids flat[order[begin:stop]] into wanted[:count], as many as it holds; (stop, count)."""
+    """Collect the distinct ids of flat[order[begin:stop]] in wanted[:count], up to its length; returns (stop, count)."""
     count = 0
     for position in range(begin, len(order)):
         value = flat[order[position]]
@@ -97,7 +95,7 @@ def _distinct(flat: Ids, order: Ids, begin: int, wanted: Ids) -> tuple[int, int]
 
 @kernel
 def _spread(flat: Ids, order: Ids, begin: int, stop: int, wanted: Ids, got: NDArray[Any], values: NDArray[Any]) -> None:
-    """values[i] = the row got for id flat[i], for i in order[begin:stop]."""
+    """Set values[i] to the row of id flat[i], for i in order[begin:stop]."""
     at = 0
     for position in range(begin, stop):
         i = order[position]
@@ -107,7 +105,7 @@ def _spread(flat: Ids, order: Ids, begin: int, stop: int, wanted: Ids, got: NDAr
 
 @kernel
 def _ask_for(indptr: Ids, node: Ids, start: int, stop: int, address: int, itemsize: int) -> None:
-    """Have the kernel read the mapped column's pages of the in-edges of `node[start:stop]`, many at once; a hint."""
+    """Advise the kernel to read the mapped column's pages of the in-edges of `node[start:stop]`."""
     for i in range(start, stop):
         begin = indptr[node[i]] * itemsize // mmap.PAGESIZE * mmap.PAGESIZE
         end = indptr[node[i] + 1] * itemsize
@@ -117,7 +115,7 @@ def _ask_for(indptr: Ids, node: Ids, start: int, stop: int, address: int, itemsi
 
 @kernel
 def _outside(slot: Ids, first: int, last: int, num_slots: int) -> int:
-    """The first of slot[first:last] that is none of 0..num_slots-1, or -1 where all are."""
+    """First position in slot[first:last] outside 0..num_slots-1, or -1."""
     for e in range(first, last):
         if slot[e] < 0 or slot[e] >= num_slots:
             return e
@@ -126,7 +124,7 @@ def _outside(slot: Ids, first: int, last: int, num_slots: int) -> int:
 
 @kernel
 def _adopt(values: NDArray[Any], num_nodes: int, source: Ids, first: int) -> int:
-    """source[first + i] = values[i]; -1, or the first i whose value is no node's id."""
+    """Set source[first + i] = values[i]; returns -1, or the first i without a valid node id."""
     for i in range(len(values)):
         neighbor = int(values[i])
         if neighbor < 0 or neighbor >= num_nodes:
@@ -138,109 +136,115 @@ def _adopt(values: NDArray[Any], num_nodes: int, source: Ids, first: int) -> int
 def frontier_bytes(
     needs: Sequence[HopBound], itemsize: int, at_once: int = AT_ONCE, weighted: bool = False, columns: Sequence[int] = ()
 ) -> int:
-    """Bytes that sampling batches together holds at most, while the hop after which they are as large as `needs` is drawn.
+    """Peak bytes of sampling batches together, with upper bounds `needs` after the current hop.
 
-    itemsize: of `indices`; columns: of the columns that are read beside them. Their arrays; the union of the hop's slots and
-    its reading; growing one batch; one hash table.
+    Counts their arrays, the union of the hop's slots and reading it, growing one batch, and one hash table. `itemsize` is that
+    of `indices`, `columns` those of the columns read with it.
     """
-    kept = sum(columns)
-    per_edge = 16 + 4 * weighted + kept
+    column_bytes = sum(columns)
+    per_edge = 16 + 4 * weighted + column_bytes
     arrays = sum(8 * need.num_nodes + per_edge * need.num_edges + 8 * (need.num_expanded + 1) for need in needs)
-    drawn = sum(need.edges.edges for need in needs)
-    union = (_UNION_BYTES + itemsize + kept) * drawn + (_PLAN_BYTES + max([itemsize, *columns])) * min(at_once, drawn)
+    sampled = sum(need.edges.edges for need in needs)
+    union = (_UNION_BYTES + itemsize + column_bytes) * sampled + (_PLAN_BYTES + max([itemsize, *columns])) * min(
+        at_once, sampled
+    )
     largest = max((8 * need.num_edges + 24 * table_capacity(need.num_nodes) for need in needs), default=0)
     return arrays + union + largest
 
 
 class FrontierBatches(NamedTuple):
-    """Batches sampled together: as many of the first as fit."""
+    """Batches sampled together: as many of the first ones as fit."""
 
     batches: list[Subgraph | Exception]
-    """of each batch its subgraph, or the error that `NeighborSampler.sample` raises for it"""
+    """each batch's subgraph, or the error `NeighborSampler.sample` would raise"""
     edges: int
-    """slots read, over all hops, those of batches left out later too"""
+    """slots read over all hops, including those of batches dropped later"""
     nbytes: int
-    """read from the disk for them, columns included"""
+    """bytes read from disk, including columns"""
 
 
 class _Batch:
-    """A batch on its way: a draft, until something fails."""
+    """A batch being sampled, or its error."""
 
     def __init__(self, sampler: NeighborSampler, columns: Mapping[str, Rows], seeds: Ids, key: int) -> None:
         self.sampler, self.key = sampler, key
         self.error: Exception | None = None
         self.need: HopBound | None = None
         try:
-            self.draft: SubgraphBuilder = sampler.begin(seeds, {name: rows.dtype for name, rows in columns.items()})
+            self.builder: SubgraphBuilder = sampler.begin(seeds, {name: rows.dtype for name, rows in columns.items()})
         except OocError as error:
             self.error = error
 
     def plan(self, hop: int) -> None:
-        """Count what hop `hop` needs."""
+        """Compute the upper bounds of hop `hop`."""
         try:
-            self.need = self.sampler.need(self.draft, hop)
+            self.need = self.sampler.need(self.builder, hop)
         except OocError as error:
             self.fail(error)
 
     def draw(self, hop: int) -> None:
-        """Step 1: the slots of hop `hop`, all of them slots of the graph."""
+        """Step 1: sample the slots of hop `hop` and check their range."""
         assert self.need is not None
-        sampler, draft = self.sampler, self.draft
+        sampler, builder = self.sampler, self.builder
         if sampler.weight is not None and sampler.fanout[hop] >= 0 and mapping_of(sampler.weight) is not None:
-            weight, stop = sampler.weight, sum(draft.num_nodes)
-            _ask_for(sampler.indptr, draft.node, stop - draft.num_nodes[-1], stop, weight.ctypes.data, weight.itemsize)
+            weight, stop = sampler.weight, sum(builder.num_nodes)
+            _ask_for(sampler.indptr, builder.node, stop - builder.num_nodes[-1], stop, weight.ctypes.data, weight.itemsize)
         try:
-            sampler.draw(draft, hop, self.key, self.need)
-            first, last = draft.drawn
-            wrong = _outside(draft.slot, first, last, sampler.num_slots)
+            sampler.draw(builder, hop, self.key, self.need)
+            first, last = builder.drawn
+            wrong = _outside(builder.slot, first, last, sampler.num_slots)
             if wrong >= 0:
-                raise damaged_slot(draft.slot[wrong])
+                raise damaged_slot(builder.slot[wrong])
         except OocError as error:
             self.fail(error)
 
     @property
     def slots(self) -> Ids:
-        """int64[k]: what the hop at hand drew."""
-        first, last = self.draft.drawn
-        return self.draft.slot[first:last]
+        """The slots sampled in the current hop, int64[k]."""
+        first, last = self.builder.drawn
+        return self.builder.slot[first:last]
 
     def number(self, values: list[AnyArray] | Exception) -> None:
-        """Step 3: from what `indices` and the columns hold at `slots` to local ids."""
+        """Step 3: local ids from the values of `indices` and the columns at `slots`."""
         if isinstance(values, Exception):
             self.fail(values)
             return
-        draft, (first, last) = self.draft, self.draft.drawn
-        wrong = _adopt(values[0], self.sampler.num_nodes, draft.source, first)
+        builder, (first, last) = self.builder, self.builder.drawn
+        wrong = _adopt(values[0], self.sampler.num_nodes, builder.source, first)
         if wrong >= 0:
-            self.fail(damaged_slot(draft.slot[first + wrong]))
+            self.fail(damaged_slot(builder.slot[first + wrong]))
             return
-        for column, read in zip(draft.columns.values(), values[1:], strict=True):
+        for column, read in zip(builder.columns.values(), values[1:], strict=True):
             column[first:last] = read
-        size = sum(draft.num_nodes)
+        size = sum(builder.num_nodes)
         table = scratch.table
-        table.refill(min(size + last - first, len(draft.node)), draft.node, size)
-        self.sampler.number(draft, table)
+        table.refill(min(size + last - first, len(builder.node)), builder.node, size)
+        self.sampler.number(builder, table)
 
     def fail(self, error: Exception) -> None:
-        """Give up; the other batches go on."""
+        """Record the error; the other batches continue."""
         self.error, self.need = error, None
-        del self.draft
+        del self.builder
 
     def finish(self) -> Subgraph | Exception:
-        return self.draft.finish() if self.error is None else self.error
+        return self.builder.finish() if self.error is None else self.error
 
 
 class OnDiskFrontier:
     """Samples batches together while the graph's edges stay on disk. Stateless: any number of threads may share one.
 
-    sampler: draws as it would alone; its `max_bytes` bounds each batch. indices: the graph's `indices` as Rows, int32|int64
-    [E]; columns: further ones [E] to read for the edges drawn (`Subgraph.columns`). max_bytes: of all that one call holds, the
-    subgraphs included (None: no bound). at_once: ids in one read.
+    `indptr` should be in memory (8 bytes per node). Weights are read through the graph's column, because sampling reads every
+    in-edge's weight; if it is memory-mapped, pages are requested in advance (measured: 6 times faster).
 
-    The graph's `indptr` is met at random for every node, so it belongs in memory (8 bytes a node). Weights are met through
-    the graph's own column, not through Rows: a draw weighs every in-edge of a node, a hub's millions too, and keeps none of
-    them. Where the column is mapped, the kernel is asked for a batch's pages before they are met (measured: 6 times faster).
-    Raises ConfigError where `indices` or `columns` are not those of the sampler's graph.
+    Args:
+        sampler: The sampler of each batch; its `max_bytes` bounds each batch.
+        indices: The graph's `indices` as Rows, int32|int64 [E].
+        columns: Further Rows [E] to read for the sampled edges (`Subgraph.columns`).
+        max_bytes: Limit on the bytes of one call, including the subgraphs; None for no limit.
+        at_once: Ids per read.
+
+    Raises:
+        ConfigError: If `indices` or `columns` do not belong to the sampler's graph.
 
     >>> frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), {"edge_id": ds.edge_rows("edge_id")}, max_bytes=200_000_000)
     >>> found = frontier.sample([seeds_of_step_0, seeds_of_step_1], [key_0, key_1])
@@ -257,23 +261,21 @@ class OnDiskFrontier:
     ) -> None:
         if indices.shape != (sampler.num_slots,) or indices.dtype.kind not in "iu" or at_once < 1:
             raise ConfigError(
-                f"sampling from disk needs the graph's {sampler.num_slots} source nodes, one whole number a row, and 1 or "
-                f"more of them at once; not {indices.dtype}{list(indices.shape)} and {at_once}"
+                f"sampling from disk needs the graph's {sampler.num_slots} source nodes as integer rows and at_once >= 1, "
+                f"not {indices.dtype}{list(indices.shape)} and {at_once}"
             )
         self.columns = dict(columns or {})
         for name, rows in self.columns.items():
             if rows.shape != (sampler.num_slots,):
                 raise ConfigError(
-                    f"column {name!r} has shape {list(rows.shape)}: one entry for each of {sampler.num_slots} edges"
+                    f"column {name!r} has shape {list(rows.shape)}: it needs one for each of {sampler.num_slots} edges"
                 )
         self.sampler, self.indices, self.max_bytes, self.at_once = sampler, indices, max_bytes, at_once
 
     def sample(self, seeds: Sequence[Ids], keys: Sequence[int]) -> FrontierBatches:
-        """The sampled neighborhoods of as many of the first batches as fit `max_bytes`, but of one at least.
+        """Sample as many of the first batches (seeds int64[b] and a key each) as fit `max_bytes`, at least one.
 
-        seeds: int64[b] a batch; keys: one a batch. A batch that fails has its exception for its place and spoils no other:
-        InputError, BudgetError or StoreError as `NeighborSampler.sample` raises them, or what reading its slots raised.
-        The caller samples the batches left out again, by a next call; what they were is the same.
+        A failing batch returns its exception (as raised by `NeighborSampler.sample`, or by reading its slots).
         """
         batches = [_Batch(self.sampler, self.columns, each, key) for each, key in zip(seeds, keys, strict=True)]
         edges = nbytes = 0
@@ -295,7 +297,7 @@ class OnDiskFrontier:
         return FrontierBatches([batch.finish() for batch in batches], edges, nbytes)
 
     def _fitting(self, batches: list[_Batch], hop: int) -> list[_Batch]:
-        """As many of the first batches as fit while hop `hop` is drawn: those left out free their memory."""
+        """The first batches that fit while hop `hop` is sampled; the others free their memory."""
         for batch in batches:
             if batch.error is None:
                 batch.plan(hop)

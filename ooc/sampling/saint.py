@@ -1,7 +1,7 @@
-"""GraphSAINT's samplers (Zeng et al., 2020): a set of nodes is drawn, and the subgraph has every edge between them.
+"""GraphSAINT's samplers (Zeng et al., 2020): sample a set of nodes and take every edge between them.
 
-The draws are counter-based, so a subgraph is a function of its key. Slots are read from memory or, many at once, through the
-engines; so a walk takes one round of reads a step, and the subgraph its nodes' runs of slots.
+Samples are counter-based, so a subgraph is a function of its key. A random walk reads one batch of slots per step, and the
+subgraph reads its nodes' runs of slots.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -19,14 +19,14 @@ from stores.jit import kernel
 from stores.sizes import format_bytes
 
 Kind = Literal["walk", "node", "edge"]
-DAMAGED = "slots hold no node's id, or indptr falls: the store is damaged; run `ooc verify` on it"
+DAMAGED = "a slot holds no valid node id, or indptr decreases: the store is damaged; run `ooc verify` on it"
 
 
 class Draw(NamedTuple):
-    """What is drawn for a subgraph.
+    """What to sample for a subgraph, always with replacement.
 
-    walk: `draws` roots, uniformly, each the begin of a walk of `length` steps along in-edges. edge: `draws` edges, as walks of
-    one step. node: `draws` nodes in proportion to in-degree + 1. All with replacement.
+    "walk": `draws` uniform roots of walks of `length` steps along in-edges. "edge": `draws` edges, as walks of one step.
+    "node": `draws` nodes in proportion to in-degree + 1.
     """
 
     kind: Kind
@@ -35,25 +35,27 @@ class Draw(NamedTuple):
 
     @property
     def most_nodes(self) -> int:
-        """Nodes drawn, each time they are."""
+        """Upper bound on the number of sampled nodes."""
         return self.draws * (1 if self.kind == "node" else 1 + self.length)
 
 
 def check(draw: Draw) -> Draw:
-    """`draw`, if it can be drawn. Raises ConfigError."""
+    """Return `draw` if it is valid. Raises ConfigError otherwise."""
     if draw.kind not in ("walk", "node", "edge"):
-        raise ConfigError(f"no GraphSAINT sampler is called {draw.kind!r}: choose walk, node or edge")
+        raise ConfigError(f"GraphSAINT sampler {draw.kind!r} is unknown: use walk, node or edge")
     if draw.draws < 1 or draw.length < 1 or (draw.kind == "edge" and draw.length != 1):
-        raise ConfigError(f"a {draw.kind} sampler of {draw.draws} draws and {draw.length} steps: give 1 or more of each")
+        raise ConfigError(
+            f"a {draw.kind} sampler with {draw.draws} draws and {draw.length} steps: give at least 1 (edge: 1 step)"
+        )
     return draw
 
 
-def drawn_nodes(graph: Graph, draw: Draw, key: int, indices: Rows) -> tuple[Ids, int]:
-    """(int64[n] the distinct nodes drawn, ascending; bytes read).
+def sample_nodes(graph: Graph, draw: Draw, key: int, indices: Rows) -> tuple[Ids, int]:
+    """Return the distinct sampled nodes, int64[n] ascending, and the bytes read.
 
-    An edge (u, v) is drawn in proportion to 1 / (in-degree of v), and in a symmetric graph, where its reverse counts too,
-    to 1/deg(u) + 1/deg(v), as the paper has it. Nodes are drawn by in-degree + 1, so that every node may be (the paper's
-    weights are squared norms of the adjacency's columns; PyG's, the degree).
+    An edge (u, v) is sampled in proportion to 1 / (in-degree of v); in a symmetric graph, where its reverse counts too, this is
+    1/deg(u) + 1/deg(v) as in the paper. Nodes are sampled by in-degree + 1, so that every node can occur (the paper uses
+    squared column norms of the adjacency, PyG the degree).
     """
     indptr, stream = np.asarray(graph.indptr), np.uint64(key & (2**64 - 1))
     first = np.empty(draw.draws, np.int64)
@@ -76,19 +78,19 @@ def drawn_nodes(graph: Graph, draw: Draw, key: int, indices: Rows) -> tuple[Ids,
 def induce(
     graph: Graph, node: Ids, edges: Edges | None = None, max_bytes: int | None = None, row_bytes: int = 0
 ) -> InducedSubgraph:
-    """The subgraph of `node` (int64[n], ascending, distinct) and every edge between them; see `ooc.sampling.cluster.cut`.
+    """Return the subgraph of `node` (int64[n], ascending, distinct) with every edge between them; see
+    `ooc.sampling.cluster.cut`.
 
-    Reads all their in-edges, PIECE_SLOTS at a time, which are the memory beside the subgraph, with N/4 bytes. Raises as `cut`
-    does.
+    Reads all their in-edges, PIECE_SLOTS at a time, with memory for one piece and N/4 bytes. Raises as `cut` does.
     """
     work = _Inducing(graph, node, edges, max_bytes, row_bytes)
-    for begin in range(0, work.most, PIECE_SLOTS):
-        work.take(begin, min(begin + PIECE_SLOTS, work.most))
+    for begin in range(0, work.num_in_edges, PIECE_SLOTS):
+        work.take(begin, min(begin + PIECE_SLOTS, work.num_in_edges))
     return InducedSubgraph(work.finish(), work.nbytes)
 
 
 class _Inducing:
-    """A subgraph in the making. `most`: the in-edges of its nodes, which are gone through as one run of places."""
+    """Builds a subgraph; `num_in_edges` is the number of in-edges of its nodes, processed as one sequence of positions."""
 
     def __init__(self, graph: Graph, node: Ids, edges: Edges | None, max_bytes: int | None, row_bytes: int) -> None:
         self._indptr, self._node = np.asarray(graph.indptr), node
@@ -97,18 +99,18 @@ class _Inducing:
         self._check(0)
         self._start = np.zeros(len(node) + 1, np.int64)
         np.cumsum(self._indptr[node + 1] - self._indptr[node], out=self._start[1:])
-        self.most = int(self._start[-1])
+        self.num_in_edges = int(self._start[-1])
         if (np.diff(self._start) < 0).any():
             raise StoreError(DAMAGED)
         self._seen = np.zeros(-(-graph.num_nodes // 64), np.uint64)
         _mark(node, self._seen)
         self._before = members(self._seen)[1]
         self._out = np.zeros(len(node) + 1, np.int64)
-        self._source, self._slot = np.empty(self.most, np.int64), np.empty(self.most, np.int64)
+        self._source, self._slot = np.empty(self.num_in_edges, np.int64), np.empty(self.num_in_edges, np.int64)
         self._size = self._row = self.nbytes = 0
 
     def take(self, begin: int, end: int) -> None:
-        """Keep the edges of places begin..end-1 whose sources are drawn too."""
+        """Keep the edges at positions begin..end-1 whose sources were sampled too."""
         slot = np.empty(end - begin, np.int64)
         _slots(self._indptr, self._node, self._start, self._row, begin, slot)
         values = np.empty(len(slot), self._edges.indices.dtype)
@@ -141,18 +143,18 @@ class _Inducing:
         return Subgraph(self._node, self._out, self._source, self._slot, (len(self._node),), (self._size,), columns=columns)
 
     def _check(self, num_edges: int) -> None:
-        most, row_bytes = self._limit
+        limit, row_bytes = self._limit
         per_edge = 16 + sum(rows.dtype.itemsize for rows in self._edges.columns.values())
         need = (16 + row_bytes) * len(self._node) + per_edge * num_edges
-        if most is not None and need > most:
+        if limit is not None and need > limit:
             raise BudgetError(
-                f"a subgraph of {len(self._node)} nodes needs {format_bytes(need)} or more of {format_bytes(most)}; "
-                "draw fewer roots, nodes or edges, take shorter walks, or give more memory"
+                f"a subgraph of {len(self._node)} nodes needs at least {format_bytes(need)} of {format_bytes(limit)}; "
+                "sample fewer roots, nodes or edges, use shorter walks, or more memory"
             )
 
 
 class SaintSampler(NamedTuple):
-    """One subgraph a key. max_bytes, row_bytes: see `induce`.
+    """Samples one subgraph per key; for `max_bytes` and `row_bytes` see `induce`.
 
     >>> SaintSampler(graph, Draw("walk", 2000, length=2)).draw(key).subgraph.num_nodes
     (5824,)
@@ -165,11 +167,11 @@ class SaintSampler(NamedTuple):
     row_bytes: int = 0
 
     def draw(self, key: int) -> InducedSubgraph:
-        """The subgraph of `key`. Raises BudgetError where it does not fit, StoreError where the topology is damaged."""
+        """Return the subgraph of `key`. Raises BudgetError if it does not fit, StoreError if the topology is damaged."""
         indices: Rows = ArrayRows(np.asarray(self.graph.indices)) if self.edges is None else self.edges.indices
-        node, nbytes = drawn_nodes(self.graph, self.how, key, indices)
-        found = induce(self.graph, node, self.edges, self.max_bytes, self.row_bytes)
-        return found._replace(nbytes=nbytes + found.nbytes)
+        node, nbytes = sample_nodes(self.graph, self.how, key, indices)
+        result = induce(self.graph, node, self.edges, self.max_bytes, self.row_bytes)
+        return result._replace(nbytes=nbytes + result.nbytes)
 
 
 @kernel
@@ -180,7 +182,7 @@ def _uniformly(num_nodes: int, key: np.uint64, out: Ids) -> None:
 
 @kernel
 def _by_degree(indptr: Ids, key: np.uint64, out: Ids) -> None:
-    """Nodes in proportion to in-degree + 1: node v has the places indptr[v] + v .. indptr[v + 1] + v of E + N."""
+    """Sample nodes in proportion to in-degree + 1: node v has positions indptr[v] + v .. indptr[v + 1] + v of E + N."""
     num_nodes = len(indptr) - 1
     total = indptr[num_nodes] + num_nodes
     for i in range(len(out)):
@@ -197,7 +199,7 @@ def _by_degree(indptr: Ids, key: np.uint64, out: Ids) -> None:
 
 @kernel
 def _step(indptr: Ids, at: Ids, key: np.uint64, step: int, slot: Ids) -> int:
-    """A random slot of each node that has any, one behind the other; returns how many."""
+    """Sample one slot of each node that has in-edges; returns their number."""
     size = 0
     for i in range(len(at)):
         degree = indptr[at[i] + 1] - indptr[at[i]]
@@ -209,7 +211,7 @@ def _step(indptr: Ids, at: Ids, key: np.uint64, step: int, slot: Ids) -> int:
 
 @kernel
 def _moved(indptr: Ids, at: Ids, values: NDArray[Any]) -> Ids:
-    """Where the walks stand now; those without a way on stay."""
+    """New positions of the walks; those at nodes without in-edges stay."""
     out, k = at.copy(), 0
     for i in range(len(at)):
         if indptr[at[i] + 1] > indptr[at[i]]:
@@ -226,7 +228,7 @@ def _mark(node: Ids, seen: Words) -> None:
 
 @kernel
 def _slots(indptr: Ids, node: Ids, start: Ids, row: int, begin: int, slot: Ids) -> None:
-    """The slots at places begin.. of the nodes' in-edges, one node behind the other; `row` is the first with any there."""
+    """Slots at positions begin.. of the nodes' concatenated in-edges; `row` is the first node with one there."""
     i = 0
     while i < len(slot):
         while start[row + 1] <= begin + i:
@@ -249,7 +251,7 @@ def _keep(
     size: int,
     out: Ids,
 ) -> tuple[int, int]:
-    """Keep the edges whose source is in `seen`; (the row at which to go on, edges so far), or (-1, 0) for a wrong source."""
+    """Keep the edges whose source is in `seen`; returns (next row, edges so far), or (-1, 0) for an invalid source."""
     start, begin, row = place
     for i in range(len(values)):
         while start[row + 1] <= begin + i:

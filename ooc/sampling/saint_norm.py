@@ -1,8 +1,7 @@
-"""GraphSAINT's normalisation (Zeng et al., 2020): how often nodes and edges are drawn, counted over subgraphs drawn beforehand.
+"""GraphSAINT's normalization (Zeng et al., 2020), estimated from subgraphs sampled in advance.
 
-An aggregation counts each edge of a subgraph for C_v / C_uv edges (C: in how many subgraphs v and the edge came), and the loss
-counts each node for M / C_v of M subgraphs, so that both are those of the whole graph on average. The batch at hand counts too,
-which keeps the quotients finite.
+Each edge of a subgraph is weighted by C_v / C_uv in aggregations (C: number of subgraphs with the node or edge) and each node
+by M / C_v of M subgraphs in the loss, so both are unbiased. The current batch is counted too, which keeps the quotients finite.
 """
 
 import json
@@ -30,12 +29,12 @@ from stores.jit import kernel
 
 ABOUT, NODES, EDGES = "counts.json", "nodes.npy", "edges.bin"
 MAPPED_BYTES = 64 * 2**20
-"""Of the edges' counts in this process's memory at most, while they are counted; larger ones are read by plan afterwards"""
+"""limit on mapped edge counts while counting; larger counts are read by plan during training"""
 _PAGE = mmap.PAGESIZE
 
 
 class SaintCounts:
-    """In how many of `samples` subgraphs each node (uint32[N], in memory) and each slot (uint16, at most 65,535) came.
+    """In how many of `samples` subgraphs each node (uint32[N], in memory) and each slot (uint16, saturating) occurred.
 
     >>> counts = count(sampler, folder, seed, coverage, about)
     """
@@ -45,31 +44,30 @@ class SaintCounts:
 
     @classmethod
     def open(cls, folder: Path, engine: str = "auto") -> Self:
-        """The counts in `folder`. Raises StoreError where they cannot be read."""
+        """Open the counts in `folder`. Raises StoreError if they are damaged."""
         try:
-            found = json.loads((folder / ABOUT).read_bytes())
+            meta = json.loads((folder / ABOUT).read_bytes())
             nodes = np.load(folder / NODES)
-            path, slots = folder / EDGES, int(found["slots"])
+            path, slots = folder / EDGES, int(meta["slots"])
             size = path.stat().st_size
         except (OSError, ValueError, KeyError) as error:
-            raise StoreError(f"{folder}: the counts of GraphSAINT's normalisation are damaged ({error}); remove it") from None
+            raise StoreError(f"{folder}: GraphSAINT's normalization counts are damaged ({error}); delete the folder") from None
         if size <= MAPPED_BYTES:
             edges: Rows = ArrayRows(np.fromfile(path, np.uint16, slots))
         else:
             edges = SegmentRows((slots,), np.dtype(np.uint16), Segments((path,), np.array([size])), engine)
-        return cls(int(found["samples"]), nodes, edges, found["about"])
+        return cls(int(meta["samples"]), nodes, edges, meta["about"])
 
     def stands_for(self, subgraph: Subgraph) -> tuple[NDArray[np.float32], int]:
-        """(float32[e]: how many edges each edge of the subgraph counts for, C_v / C_uv with the subgraph itself counted; bytes
-        read)."""
+        """Return C_v / C_uv of each edge, float32[e], counting the subgraph itself, and the bytes read."""
         edge = np.empty(len(subgraph.slot), np.uint16)
         nbytes = self.edges.read(subgraph.slot, edge)
         node = np.repeat(self.nodes[subgraph.node[: len(subgraph.indptr) - 1]], np.diff(subgraph.indptr))
-        node = np.where(edge == _MOST, np.minimum(node, _MOST), node)  # an edge whose count has ended counts for one
+        node = np.where(edge == _MOST, np.minimum(node, _MOST), node)  # a saturated edge counts for one
         return (node.astype(np.float32) + 1) / (edge.astype(np.float32) + 1), nbytes
 
     def weights(self, node: NDArray[np.int64]) -> NDArray[np.float32]:
-        """float32[n]: how many times each of `node` counts in the loss, M / C_v with the subgraph itself counted."""
+        """Return the loss weight M / C_v of each node, float32[n], counting the subgraph itself."""
         return np.float32(self.samples + 1) / (self.nodes[node].astype(np.float32) + 1)
 
     def close(self) -> None:
@@ -80,10 +78,10 @@ _MOST = np.iinfo(np.uint16).max
 
 
 def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about: dict[str, Any], threads: int = 2) -> int:
-    """Draw subgraphs until they have `coverage` times N nodes in all, and leave the counts in `folder`, which appears whole.
+    """Sample subgraphs until they have `coverage` times N nodes in total, and publish the counts in `folder` atomically.
 
-    about: kept with them, to tell what they are of. Returns the bytes of edges read. Memory: 4 bytes a node, MAPPED_BYTES of
-    the edges' counts, a few subgraphs.
+    Needs 4 bytes per node, MAPPED_BYTES of edge counts and a few subgraphs. `about` identifies what was counted and is stored
+    with the counts. Returns the bytes of edges read.
     """
     graph, partial = sampler.graph, partial_path(folder)
     with disk_errors(folder):
@@ -93,17 +91,17 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
         with (partial / EDGES).open("wb") as file:
             file.truncate(size)
         edges = np.memmap(partial / EDGES, np.uint16, "r+")
-        nodes, samples, left = np.zeros(graph.num_nodes, np.uint32), 0, coverage * graph.num_nodes
+        nodes, samples, remaining = np.zeros(graph.num_nodes, np.uint32), 0, coverage * graph.num_nodes
         touched = nbytes = 0
-        for subgraph, drawn_bytes in _ahead(lambda step: sampler.draw(key(seed, Purpose.NORMALISE, step=step)), threads):
-            nbytes += drawn_bytes
+        for subgraph, read_bytes in _ahead(lambda step: sampler.draw(key(seed, Purpose.NORMALISE, step=step)), threads):
+            nbytes += read_bytes
             _add(subgraph.node, subgraph.slot, nodes, edges)
-            samples, left = samples + 1, left - len(subgraph.node)
+            samples, remaining = samples + 1, remaining - len(subgraph.node)
             touched += len(subgraph.slot)
             if size > MAPPED_BYTES and touched * _PAGE > MAPPED_BYTES:
                 touched = 0
-                edges._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # of this process; the file keeps them
-            if left <= 0:
+                edges._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # unmaps them here; the file is unchanged
+            if remaining <= 0:
                 break
         edges.flush()
         np.save(partial / NODES, nodes)
@@ -114,7 +112,7 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
 
 
 def _ahead(draw: Callable[[int], InducedSubgraph], threads: int) -> Iterator[InducedSubgraph]:
-    """draw(0), draw(1), ...: made by threads, `threads` of them ahead."""
+    """Yield draw(0), draw(1), ..., computed by threads, `threads` of them ahead."""
     with ThreadPoolExecutor(threads, "ooc-saint") as pool:
         coming: list[Future[InducedSubgraph]] = [pool.submit(draw, step) for step in range(threads)]
         step = threads
@@ -138,7 +136,7 @@ def _add(node: NDArray[np.int64], slot: NDArray[np.int64], nodes: NDArray[np.uin
 
 
 class Normalisation:
-    """The counts, made at their first use and kept in `folder`; of several threads one makes them. read: told of the bytes."""
+    """The counts in `folder`, computed on first use by one thread; `read` is called with the bytes read."""
 
     def __init__(
         self,
@@ -156,13 +154,13 @@ class Normalisation:
         self._counts: SaintCounts | None = None
 
     def counts(self) -> SaintCounts:
-        """Raises StoreError where what lies in the folder is damaged, BudgetError where a subgraph does not fit."""
+        """Return the counts. Raises StoreError if they are damaged, BudgetError if a subgraph does not fit."""
         with self._lock:
             if self._counts is None:
                 if (self._folder / ABOUT).exists():
                     self._counts = SaintCounts.open(self._folder, self._engine)
                     if self._counts.about != self._about:
-                        raise StoreError(f"{self._folder} holds the counts of another sampler, seed or store: remove it")
+                        raise StoreError(f"{self._folder} has the counts of another sampler, seed or store: delete it")
                 else:
                     self._read(count(self._sampler, self._folder, self._seed, self._coverage, self._about))
                     self._counts = SaintCounts.open(self._folder, self._engine)

@@ -1,12 +1,9 @@
-"""Temporal neighbor sampling: edges strictly before the time at which a node is asked about.
+"""Temporal neighbor sampling: edges strictly before the query time.
 
-A query is a node and a time. A hop draws among a node's in-edges of earlier times, the latest or any, and every edge drawn
-leads to a query of its own: its source, at the edge's time. So nothing on a path is later than what came before it, down to
-the query, and two queries share nothing: the subgraph is a forest, as PyG's `disjoint` sampling with times gives it. (TGAT,
-Xu et al., ICLR 2020, and TGN, Rossi et al., 2020, sample so.)
-
-Slots of a node stand in the order of their times, so the edges before a time are a prefix, found by bisection, and whatever
-happens later changes neither the prefix nor the draw.
+A query is a node and a time. A hop samples a node's earlier in-edges, the latest or uniformly, and each leads to a query for
+its source at the edge's time; the subgraph is a forest, as with PyG's temporal `disjoint` sampling (TGAT, Xu et al., ICLR 2020;
+TGN, Rossi et al., 2020). A node's slots are in time order, so the edges before a time are a prefix, found by bisection, and
+later events change neither it nor the sample.
 """
 
 from collections.abc import Sequence
@@ -29,12 +26,12 @@ from stores.jit import kernel
 Ids = NDArray[np.int64]
 Strategy = Literal["last", "uniform"]
 QUERY_BYTES, EDGE_BYTES = 8 + 8 + 8 + 8, 2 * 8
-"""of a query (node, time, where its edges begin, where its past ends), and of an edge (source, slot)"""
+"""per query (node, time, start of its edges, end of its past), and per edge (source, slot)"""
 
 
 @dataclass(frozen=True)
 class TemporalSubgraph(Subgraph):
-    """A `Subgraph` whose nodes have times: entry i is node[i] asked about at time[i], for query number query[i]."""
+    """A `Subgraph` with times: entry i is node[i] at time[i], for query number query[i]."""
 
     time: NDArray[Any] = None  # type: ignore[assignment]
     """int64|float64[n]"""
@@ -45,10 +42,16 @@ class TemporalSubgraph(Subgraph):
 class TemporalSampler:
     """Samples the past of queries, hop by hop. Stateless: any number of threads may share one.
 
-    graph: with the column `time` (a store ingested with --time). fanout: edges drawn at a query, per hop; -1 takes all of its
-    past. temporal_strategy: "last" takes the latest; "uniform" any, each set equally likely. max_bytes, row_bytes: limit on
-    the bytes of a batch (its arrays, and `row_bytes` a node). slots: the graph's, where they are not to be met in its arrays.
-    Raises ConfigError for a graph without times or a fan-out that does not fit.
+    Args:
+        graph: Graph with the column `time` (a store ingested with --time).
+        fanout: Edges sampled per query and hop; -1 takes the whole past.
+        temporal_strategy: "last" takes the latest edges, "uniform" any set with equal probability.
+        max_bytes: Limit on the bytes of a batch: its arrays and `row_bytes` per node.
+        row_bytes: Feature bytes per node.
+        slots: The graph's temporal index, if its arrays should not be read directly.
+
+    Raises:
+        ConfigError: If the graph has no times, or the fan-out or strategy is invalid.
 
     >>> sampler = TemporalSampler(ds.graph, [10, 10])
     >>> found = sampler.sample(np.array([4, 7]), np.array([1000, 1000]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -66,11 +69,11 @@ class TemporalSampler:
         slots: TemporalIndex | None = None,
     ) -> None:
         if any(k != int(k) or k < -1 for k in fanout):
-            raise ConfigError(f"fan-out {list(fanout)}: give one number a hop, each 0 or more, or -1 for all of the past")
+            raise ConfigError(f"fan-out {list(fanout)} is invalid: give one number per hop, 0 or more, or -1 for all")
         if "time" not in graph.columns:
             raise ConfigError("the graph's edges have no times: ingest the store with --time COLUMN")
         if temporal_strategy not in ("last", "uniform"):
-            raise ConfigError(f"temporal_strategy {temporal_strategy!r} is unknown: last takes the latest edges, uniform any")
+            raise ConfigError(f"temporal_strategy {temporal_strategy!r} is unknown: use last (the latest edges) or uniform")
         self.fanout, self.temporal_strategy = tuple(int(k) for k in fanout), temporal_strategy
         self.max_bytes, self.row_bytes = max_bytes, row_bytes
         self._slots = TemporalIndex(graph) if slots is None else slots
@@ -78,18 +81,20 @@ class TemporalSampler:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the graph."""
+        """Number of nodes of the graph."""
         return self._slots.num_nodes
 
     def edge_ids(self, slots: Ids) -> Ids:
-        """int64[e]: the events that stand in these slots."""
+        """Return the events in the given slots, int64[e]."""
         return self._slots.edge_ids(slots)
 
     def sample(self, nodes: Ids, times: NDArray[Any], key: int) -> TemporalSubgraph:
-        """The sampled past of queries nodes[i] at times[i] (int64[b], [b]); a draw depends on (key, node, time).
+        """Sample the past of queries nodes[i] at times[i] (int64[b], [b]); a sample depends on (key, node, time).
 
-        Raises InputError for a node that is none, BudgetError where the batch does not fit (before it is allocated),
-        StoreError where the topology is damaged.
+        Raises:
+            InputError: If a query's node is invalid.
+            BudgetError: If the batch does not fit, before it is allocated.
+            StoreError: If the topology is damaged.
         """
         node, time = self._check(nodes, times)
         query = np.arange(len(node))
@@ -100,18 +105,18 @@ class TemporalSampler:
             first, past = self._slots.before("time", node[start:stop], time[start:stop])
             count = int((past if fanout < 0 else np.minimum(past, fanout)).sum())
             self._check_bytes(hop, stop + count, len(source) + count)
-            drawn, ends = np.empty(count, np.int64), np.empty(stop - start, np.int64)
+            sampled, ends = np.empty(count, np.int64), np.empty(stop - start, np.int64)
             last = self.temporal_strategy == "last"
-            draw_past(first, node, time, start, past, fanout, last, np.uint64(key & (2**64 - 1)), drawn, ends)
-            neighbor = self._slots.values("indices", drawn).astype(np.int64)
+            draw_past(first, node, time, start, past, fanout, last, np.uint64(key & (2**64 - 1)), sampled, ends)
+            neighbor = self._slots.values("indices", sampled).astype(np.int64)
             if (wrong := (neighbor < 0) | (neighbor >= self.num_nodes)).any():
-                raise damaged_slot(int(drawn[wrong][0]))
+                raise damaged_slot(int(sampled[wrong][0]))
             owner = np.repeat(query[start:stop], np.diff(ends, prepend=0))
             indptr = np.concatenate([indptr, len(source) + ends])
             source = np.concatenate([source, np.arange(stop, stop + count)])
-            slot = np.concatenate([slot, drawn])
+            slot = np.concatenate([slot, sampled])
             node, query = np.concatenate([node, neighbor]), np.concatenate([query, owner])
-            time = np.concatenate([time, self._slots.values("time", drawn)])
+            time = np.concatenate([time, self._slots.values("time", sampled)])
             num_nodes.append(count)
             num_edges.append(count)
             start = stop
@@ -128,7 +133,7 @@ class TemporalSampler:
             at = int(np.argmax(wrong))
             raise InputError(f"query {at} asks about node {nodes[at]}: the graph has nodes 0..{self.num_nodes - 1}")
         if self._dtype.kind == "i" and times.dtype.kind == "f":
-            times = np.ceil(times)  # the whole times before 2.5 are those before 3
+            times = np.ceil(times)  # integer times before 2.5 are those before 3
         return nodes.astype(np.int64), times.astype(self._dtype)
 
     def _check_bytes(self, hop: int, nodes: int, edges: int) -> None:
@@ -153,9 +158,9 @@ def draw_past(
     slot: Ids,
     ends: Ids,
 ) -> None:
-    """Draw slots of first[i], ..., first[i] + past[i] - 1, the last of them or any, into `slot`; ends[i]: where they end there.
+    """Sample slots of first[i], ..., first[i] + past[i] - 1 into `slot`, the last ones or uniformly; ends[i]: end of query i's.
 
-    The draw is that of (key, node[start + i], time[start + i]).
+    The sample is keyed by (key, node[start + i], time[start + i]).
     """
     at = 0
     for i in range(len(past)):

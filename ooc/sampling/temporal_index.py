@@ -1,8 +1,7 @@
-"""`TemporalIndex`: what stands in the slots of a temporal graph, met in its memory map or, where it is too large, read by the
-engines.
+"""`TemporalIndex`: the slots of a temporal graph, memory-mapped or, if too large, read by the engines.
 
-A query meets three pages of a large graph for every node, each a page fault that waits for the disk alone; read by plan, those
-of a whole batch are under way together, and none takes page cache from anybody.
+A query touches three pages of a large graph per node, each a page fault that waits for the disk by itself; planned reads of a
+whole batch are in flight together and do not pollute the page cache.
 """
 
 import threading
@@ -23,13 +22,13 @@ from stores.jit import kernel
 
 Ids = NDArray[np.int64]
 LEAF = 256
-"""slots that are read whole rather than halved once more: half a page of times"""
+"""slots read at once instead of bisecting further: half a page of times"""
 
 
 class TemporalIndex:
     """The columns of a graph's slots: "indices" and those of `graph.columns`. Any number of threads may share one.
 
-    rows: columns that are read; those not named are met where they are. indptr stays in the map.
+    Columns in `rows` are read through them, the others from the graph's arrays. indptr stays memory-mapped.
 
     >>> slots = TemporalIndex.of(ds, max_warm=10**9)
     >>> first, past = slots.before("time", nodes, times)
@@ -47,55 +46,54 @@ class TemporalIndex:
 
     @classmethod
     def of(cls, data: Dataset, max_warm: int) -> "TemporalIndex":
-        """Those that all loaders of a data set share. Columns that are larger than `max_warm` bytes together are read."""
-        met = _met(data.graph)
-        stay = mapping_of(data.graph.indices) is None or sum(each.nbytes for each in met.values()) <= max_warm
+        """Return the index shared by a data set's loaders; columns of more than `max_warm` bytes are read by plan."""
+        columns = _query_columns(data.graph)
+        stay = mapping_of(data.graph.indices) is None or sum(each.nbytes for each in columns.values()) <= max_warm
         with _shared_lock:
-            held = _shared.setdefault(data, {})
-            if stay not in held:  # a loader with a budget of its own is not to have what another's allows
-                held[stay] = cls(data.graph, None if stay else {name: data.edge_rows(name) for name in met})
-            return held[stay]
+            indexes = _shared.setdefault(data, {})
+            if stay not in indexes:  # loaders with different budgets use different indexes
+                indexes[stay] = cls(data.graph, None if stay else {name: data.edge_rows(name) for name in columns})
+            return indexes[stay]
 
     def __contains__(self, name: str) -> bool:
         return name in self._mapped
 
     @property
     def mapped(self) -> bool:
-        """Whether all columns are met in the map."""
+        """Whether no column is read by plan."""
         return not self._rows
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the graph."""
+        """Number of nodes of the graph."""
         return len(self.indptr) - 1
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Of a column."""
+        """dtype of a column."""
         return self._mapped[name].dtype
 
     def values(self, name: str, slot: Ids) -> AnyArray:
-        """[k]: a column's values in these slots (int64[k], any order)."""
+        """Return a column's values [k] in these slots (int64[k], any order)."""
         if name in self._rows:
             out = np.empty(len(slot), self.dtype(name))
             self._rows[name].read(slot, out)
             return out
-        found: AnyArray = self._mapped[name][slot]
-        return found
+        result: AnyArray = self._mapped[name][slot]
+        return result
 
     def edge_ids(self, slot: Ids) -> Ids:
-        """int64[k]: the edges that stand in these slots; of a graph without edge ids the slots."""
+        """Return the edge ids in these slots, int64[k]; the slots themselves if the graph has no edge ids."""
         return self.values("edge_id", slot).astype(np.int64) if "edge_id" in self else slot
 
     def before(self, name: str, node: Ids, bound: AnyArray) -> tuple[Ids, Ids]:
-        """(int64[k], int64[k]): the first slot of each node (int64[k], in range), and in how many of its slots a column that
-        rises along them is below bound[i].
+        """Return the first slot of each node (int64[k]) and how many of its slots have a value below bound[i], int64[k] each.
 
-        Raises StoreError where the topology is damaged.
+        The column must be ascending within each node's slots. Raises StoreError if the topology is damaged.
         """
         self._warm()
         first, stop = self.indptr[node], self.indptr[node + 1]
         if ((first < 0) | (stop < first) | (stop > len(self._mapped["indices"]))).any():
-            raise StoreError("indptr does not rise within the edges: the store is damaged; run `ooc verify` on it")
+            raise StoreError("indptr is not ascending: the store is damaged; run `ooc verify` on it")
         past = np.empty(len(node), np.int64)
         if name in self._rows:
             _bisect(self._rows[name], self.dtype(name), first, stop, bound, past)
@@ -104,11 +102,11 @@ class TemporalIndex:
         return first, past
 
     def _warm(self) -> None:
-        """Before the first use of the map: reading in sequence saves as many page faults."""
+        """Read the mapped columns sequentially on first use, which avoids as many page faults."""
         with self._lock:
             if self._cold:
                 self._cold = False
-                for array in (self._graph.indptr, *(() if self._rows else _met(self._graph).values())):
+                for array in (self._graph.indptr, *(() if self._rows else _query_columns(self._graph).values())):
                     warm(array)
 
 
@@ -116,13 +114,13 @@ _shared: "weakref.WeakKeyDictionary[Dataset, dict[bool, TemporalIndex]]" = weakr
 _shared_lock = threading.Lock()
 
 
-def _met(graph: Graph) -> dict[str, AnyArray]:
-    """The columns that queries about the past meet."""
+def _query_columns(graph: Graph) -> dict[str, AnyArray]:
+    """The columns that queries read."""
     return {"indices": graph.indices, **{name: graph.columns[name] for name in ("time", "edge_id") if name in graph.columns}}
 
 
 def _bisect(rows: Rows, dtype: np.dtype[Any], first: Ids, stop: Ids, bound: AnyArray, past: Ids) -> None:
-    """`_before` of rows: halved for all nodes together until a node's part is short, which is then read whole."""
+    """`_before` for Rows: bisects all nodes together until a range is short, then reads it whole."""
     low, high = first.copy(), stop.copy()
     while len(wide := np.flatnonzero(high - low > LEAF)):
         middle = (low[wide] + high[wide]) // 2
@@ -143,7 +141,7 @@ def _bisect(rows: Rows, dtype: np.dtype[Any], first: Ids, stop: Ids, bound: AnyA
 
 @kernel
 def _before(column: AnyArray, first: Ids, stop: Ids, bound: AnyArray, past: Ids) -> None:
-    """past[i] = how many of column[first[i]:stop[i]], which rises, are below bound[i]."""
+    """past[i] = how many of the ascending column[first[i]:stop[i]] are below bound[i]."""
     for i in range(len(past)):
         low, high = first[i], stop[i]
         while low < high:

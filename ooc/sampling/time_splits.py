@@ -1,4 +1,4 @@
-"""Which events are for training, validation and test: chronological splits."""
+"""Chronological splits of events into training, validation and test."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ SPLITS = ("train", "val", "test")
 
 
 def chronological(events: Events, val: float = 0.15, test: float = 0.15) -> dict[str, tuple[int, int]]:
-    """Name -> (first, last) event of each split: the last `test` of the events, before them `val`, before these the rest.
+    """Return (first, last) event of "train", "val" and "test": the last `test` share, the `val` share before it, and the rest.
 
-    Events of one time are in one split: that of the time at the quantile (PyG's `TemporalData.train_val_test_split`).
-    Raises ConfigError for shares that leave nothing to train on.
+    Events of equal time are in one split, that of the time at the quantile (PyG's `TemporalData.train_val_test_split`). Raises
+    ConfigError if nothing is left to train on.
 
     >>> chronological(ds.events)["train"]
     (0, 41884)
     """
     if not (val >= 0 and test >= 0 and val + test < 1):
-        raise ConfigError(f"val and test are shares of the events, and leave some to train on, not {val} and {test}")
+        raise ConfigError(f"val and test must be shares of the events that sum to less than 1, not {val} and {test}")
     ends = [events.at(_quantile(events, share), "right") for share in (1 - val - test, 1 - test)]
     return dict(zip(SPLITS, zip([0, *ends], [*ends, len(events)], strict=True), strict=True))
 
 
 def prefix(events: Events, last: int) -> dict[str, Any]:
-    """What tells whether the events 0..last-1 (some) are as they were: another one where any came in between.
+    """Return a fingerprint of events 0..last-1 that changes if an event is inserted among them.
 
     >>> prefix(ds.events, 1000)
     {'last': 1000, 'time': 17, 'before': 990}
@@ -36,7 +36,7 @@ def prefix(events: Events, last: int) -> dict[str, Any]:
 
 
 def _quantile(events: Events, share: float) -> Any:
-    """numpy's linear interpolation between the two events at that share of the way."""
+    """numpy's linear interpolation between the two events at that share."""
     place = share * (len(events) - 1)
     low = int(np.floor(place))
     before, after = (np.float64(events.time(min(k, len(events) - 1))) for k in (low, low + 1))
@@ -44,15 +44,15 @@ def _quantile(events: Events, share: float) -> Any:
     return np.floor(value) if events.whole else value
 
 
-def span_of(events: Events, wanted: str | tuple[int, int] | None) -> tuple[int, int]:
-    """(first, last) event of a split by name, of a range given, or (None) of all. Raises ConfigError for what is not there."""
-    if wanted is None:
+def span_of(events: Events, requested: str | tuple[int, int] | None) -> tuple[int, int]:
+    """Return the (first, last) event of a named split, a given range, or all events (None). Raises ConfigError if invalid."""
+    if requested is None:
         return 0, len(events)
-    if isinstance(wanted, str):
-        if wanted not in SPLITS:
-            raise ConfigError(f"no split of the events is called {wanted!r}: {', '.join(SPLITS)}, or (first, last)")
-        return chronological(events)[wanted]
-    first, last = wanted
+    if isinstance(requested, str):
+        if requested not in SPLITS:
+            raise ConfigError(f"split {requested!r} is unknown: use {', '.join(SPLITS)}, or (first, last)")
+        return chronological(events)[requested]
+    first, last = requested
     if not 0 <= first <= last <= len(events):
-        raise ConfigError(f"events {first}..{last - 1} are not there: the store has {len(events)}")
+        raise ConfigError(f"events {first}..{last - 1} do not exist: the store has {len(events)}")
     return int(first), int(last)

@@ -1,4 +1,4 @@
-"""PURE: windows over events in time order: durations as people write them, and where each window begins and ends."""
+"""PURE: parses durations and divides events in time order into windows."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 
 
 class EventTimes(Protocol):
-    """What windows ask of events: `stores.events.Events`."""
+    """The part of `stores.events.Events` that windows use."""
 
     unit: TimeUnit
 
@@ -32,7 +32,7 @@ class EventTimes(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether times are whole numbers."""
+        """Whether times are integers."""
 
     @property
     def span(self) -> tuple[Any, Any]: ...
@@ -43,21 +43,21 @@ class EventTimes(Protocol):
 
 
 class TimeWindow(NamedTuple):
-    """Events first..last-1: those with begin <= time < end, or where windows count events just those."""
+    """Events first..last-1: those with begin <= time < end, or by count."""
 
     number: int
-    """0, 1, 2, ...: windows without events have a number too"""
+    """0, 1, 2, ...; windows without events are numbered too"""
     first: int
     last: int
     begin: Any
-    """in the events' time; None where windows count events"""
+    """in the events' time; None for windows by count"""
     end: Any
 
 
 def duration(value: str | float, unit: TimeUnit, whole: bool) -> int | float:
-    """A duration in the events' unit: "7d", "12h", "30m", "1.5s", "250ms" (also us, ns, min, w), or a number of units.
+    """Convert a duration such as "7d", "12h", "30m", "1.5s" or "250ms" (also us, ns, min, w), or a number, to the events' unit.
 
-    whole: times are whole numbers; then the duration must be one too. Raises ConfigError for anything else, and for none.
+    Raises ConfigError if it is invalid, not positive, or, for integer times (`whole`), not an integer.
 
     >>> duration("1d", "ms", whole=True)
     86400000
@@ -70,22 +70,19 @@ def duration(value: str | float, unit: TimeUnit, whole: bool) -> int | float:
     else:
         exact = Fraction(value)
     if exact <= 0:
-        raise ConfigError(f"a duration is more than nothing, not {value!r}")
+        raise ConfigError(f"a duration must be positive, not {value!r}")
     if not whole:
         return float(exact)
     if exact.denominator != 1:
-        raise ConfigError(
-            f"{value!r} is {float(exact):g} {unit}, and times are whole numbers of {unit}: take a multiple of 1{unit}"
-        )
+        raise ConfigError(f"{value!r} is {float(exact):g} {unit}, but times are integers in {unit}: use a multiple of 1{unit}")
     return int(exact)
 
 
 @dataclass(frozen=True)
 class TimeWindows:
-    """Windows of `length`, one every `stride`, from `start` until one holds the last event; both in the events' unit.
+    """Windows of `length` every `stride`, from `start` until one contains the last event; all in the events' unit.
 
-    A window's end is reckoned as the beginning of a later one, so tumbling windows (stride = length) leave no gap between
-    them even where times are fractions.
+    A tumbling window's end is computed as the next one's beginning, so there are no gaps even with fractional times.
     """
 
     start: Any
@@ -93,22 +90,22 @@ class TimeWindows:
     stride: Any
 
     def begin(self, number: int) -> Any:
-        """Where window `number` begins."""
+        """Start of window `number`."""
         return self.start + number * self.stride
 
     def end(self, number: int) -> Any:
-        """Where it ends."""
+        """End of window `number`."""
         return self.begin(number + 1) if self.length == self.stride else self.begin(number) + self.length
 
     def count(self, last: Any) -> int:
-        """Windows until the first that holds time `last`."""
+        """Number of windows up to the first that contains time `last`."""
         number = max(0, int((last - self.start - self.length) // self.stride))
         while self.end(number) <= last:
             number += 1
         return number + 1
 
     def of(self, events: EventTimes, empty: bool = False) -> Iterator[TimeWindow]:
-        """The windows in order; empty: those without events too."""
+        """Yield the windows in order; `empty` includes those without events."""
         if not len(events):
             return
         total = self.count(events.span[1])
@@ -123,20 +120,20 @@ class TimeWindows:
                 number = max(number + 1, self._holding(events, last))
 
     def _holding(self, events: EventTimes, event: int) -> int:
-        """A window before which none holds `event` or a later one: a gap of years is no step for every second of it."""
+        """A window before which none contains `event` or a later one; skips long gaps."""
         time = events.time(event) if event < len(events) else events.span[1]
         return int((time - self.start - self.length) // self.stride) - 1
 
 
 @dataclass(frozen=True)
 class CountWindows:
-    """Windows of `length` events, one every `stride` of them; the last may have fewer."""
+    """Windows of `length` events every `stride` events; the last may have fewer."""
 
     length: int
     stride: int
 
     def of(self, events: EventTimes, empty: bool = False) -> Iterator[TimeWindow]:
-        """The windows in order; none is empty."""
+        """Yield the windows in order; none is empty."""
         count, number = len(events), 0
         while number * self.stride < count:
             first = number * self.stride
@@ -149,9 +146,9 @@ class CountWindows:
 def windows(
     events: EventTimes, window: str | float, stride: str | float | None = None, by: str = "time", start: Any = None
 ) -> TimeWindows | CountWindows:
-    """The windows that a user asks for. by: "time" (durations, from `start`, by default the first event's time) or "count".
+    """Return the requested windows, by "time" (durations, from `start` or the first event's time) or by "count".
 
-    Raises ConfigError for lengths that make no windows.
+    Raises ConfigError if the lengths are invalid.
 
     >>> windows(ds.events, "7d", "1d")
     TimeWindows(start=0, length=604800, stride=86400)
@@ -159,11 +156,11 @@ def windows(
     stride = window if stride is None else stride
     if by == "count":
         if start is not None:
-            raise ConfigError("windows that count events begin with the first one: leave start out")
+            raise ConfigError("windows by count start with the first event: leave start out")
         if not all(isinstance(each, int) and each > 0 for each in (window, stride)):
-            raise ConfigError(f"windows that count events take whole numbers of them, not {window!r} and {stride!r}")
+            raise ConfigError(f"windows by count need positive integers, not {window!r} and {stride!r}")
         return CountWindows(int(window), int(stride))
     if by != "time":
-        raise ConfigError(f"windows go by time or by count, not by {by!r}")
+        raise ConfigError(f"windows are by time or by count, not by {by!r}")
     length, step = (duration(each, events.unit, events.whole) for each in (window, stride))
     return TimeWindows(events.span[0] if start is None else start, length, step)

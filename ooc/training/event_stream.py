@@ -21,7 +21,7 @@ from ooc.runtime.clock import Span
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pace import Pace
-from ooc.sampling.negatives import GivenNegatives, Negatives, fallen_back, negatives_of
+from ooc.sampling.negatives import GivenNegatives, Negatives, fallback_counts, negatives_of
 from ooc.sampling.time_splits import chronological, prefix
 from ooc.sampling.time_windows import NANOSECONDS
 from ooc.temporal.event_models import LinkModel, ModelName, OwnModel, Sizes, build_event_model
@@ -190,7 +190,7 @@ class EventStream:
         moved = [loader.moved for loader in self.loaders.values()]
         rows = sum(each.rows for each in moved)
         found: dict[str, Any] = {"bytes_read": sum(each.events + each.gathered for each in moved)}
-        found |= fallen_back(self._negatives.values())
+        found |= fallback_counts(self._negatives.values())
         found |= {"rows_read": rows, "rows_asked": rows, "stages": self.loaders["train"].times()}
         if self.memory is not None:
             counts = replace(self.memory.history.counts, bytes_logged=self.memory.history.log.total)

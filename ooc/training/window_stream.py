@@ -30,7 +30,7 @@ from ooc.runtime.clock import Span
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pace import Pace
-from ooc.sampling.negatives import Negatives, fallen_back, negatives_of
+from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of
 from ooc.sampling.time_splits import chronological, prefix
 from ooc.sampling.time_windows import windows
 from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork
@@ -290,7 +290,7 @@ class WindowStream:
         moved = [loader.work.moved for loader in self.loaders.values()]
         rows = sum(each.rows for each in moved)
         found: dict[str, Any] = {"bytes_read": sum(each.events + each.gathered for each in moved)}
-        found |= fallen_back(self._negatives.values())
+        found |= fallback_counts(self._negatives.values())
         found |= {"rows_read": rows, "rows_asked": rows, "stages": self.loaders["train"].times()}
         if self.history is not None:
             counts = replace(self.history.counts, bytes_logged=self.history.log.total)

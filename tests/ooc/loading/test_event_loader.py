@@ -140,7 +140,7 @@ def test_splits_are_those_of_pyg(store: Path, edges: Edges) -> None:
         batches = list(ooc.EventLoader(ds, 20, events="val"))
         first, last = chronological(ds.events)["val"]
         np.testing.assert_array_equal(torch.cat([batch.e_id for batch in batches]), np.arange(first, last))
-        with pytest.raises(ConfigError, match="no split of the events"):
+        with pytest.raises(ConfigError, match="split 'dev' is unknown"):
             ooc.EventLoader(ds, 20, events="dev")
         with pytest.raises(ConfigError, match="shares of the events"):
             chronological(ds.events, 0.5, 0.5)
@@ -249,7 +249,7 @@ def test_random_negatives_are_born_and_not_the_positive() -> None:
     assert (found[late] != dst[late, None]).mean() > 0.99
     many = RandomNegatives(0, 5).draw(block_of(0, np.full(5000, 9), np.zeros(5000)), np.zeros(5000, np.int64), 1)
     np.testing.assert_allclose(np.bincount(many[:, 0], minlength=5), 1000, atol=150)
-    with pytest.raises(ConfigError, match="two nodes to choose from"):
+    with pytest.raises(ConfigError, match="at least two nodes"):
         RandomNegatives(3, 4)
 
 
@@ -311,7 +311,7 @@ def at_once(dst: int) -> EventBlock:
 
 
 def test_historical_negatives_want_both_directions(edges: Edges, tmp_path: Path) -> None:
-    with ooc.open(edges.store(tmp_path)) as ds, pytest.raises(ConfigError, match="ingest it with --undirected, or take random"):
+    with ooc.open(edges.store(tmp_path)) as ds, pytest.raises(ConfigError, match="ingest it with --undirected, or use random"):
         negatives_of(ds, "historical", 1)
 
 
@@ -321,13 +321,13 @@ def test_negatives_of_a_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(given.draw(block_of(102, [0, 0], [0, 0]), np.zeros(2, np.int64), 0), [[4, 5], [6, 7]])
     with pytest.raises(InputError, match=r"negatives for events 100\.\.105, not for 105\.\.106"):
         given.draw(block_of(105, [0, 0], [0, 0]), np.zeros(2, np.int64), 0)
-    with pytest.raises(InputError, match=r"row 5: 11 is no node \(0\.\.10\)"):
+    with pytest.raises(InputError, match=r"row 5: 11 is not a node \(0\.\.10\)"):
         GivenNegatives(tmp_path / "n.npy", 0, 11).draw(block_of(4, [0, 0], [0, 0]), np.zeros(2, np.int64), 0)
     np.save(tmp_path / "f.npy", np.zeros(3))
     with pytest.raises(InputError, match="node ids"):
         GivenNegatives(tmp_path / "f.npy", 0, 11)
     (tmp_path / "text.npy").write_text("no array")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="not a readable npy file"):
         GivenNegatives(tmp_path / "text.npy", 0, 11)
 
 

@@ -192,7 +192,7 @@ def test_pygs_harmless_arguments_are_accepted_and_idle_ones_warned_about(ds):
         NeighborLoader(ds, [2], num_workers=4, persistent_workers=True)
     assert caught[0].filename == __file__
     if not torch.cuda.is_available():
-        with pytest.warns(UserWarning, match="pin_memory changes nothing"):
+        with pytest.warns(UserWarning, match="pin_memory has no effect"):
             NeighborLoader(ds, [2], pin_memory=True)
     with pytest.warns(UserWarning, match="prefetch_factor changes nothing: rows on disk") as caught:
         NeighborLoader(ds, [2], prefetch_factor=4)

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused(make_store: MakeStore) -> None:
             PartLoader(ds, per_batch=1, halo=True, layers=2)
         loader = PartLoader(ds, per_batch=1, halo=True, layers=2, parts=1)
         small = PartLoader(ds, per_batch=1, halo=True, layers=2, parts=1, budget=_least(loader.budget))
-        with pytest.raises(BudgetError, match="take fewer parts a batch"):
+        with pytest.raises(BudgetError, match="use fewer parts per batch"):
             next(iter(small))
 
 

@@ -79,7 +79,7 @@ def test_labels_that_change_are_those_of_the_last_event_as_a_source(edges: Edges
             for event in snapshot.e_id.tolist():
                 wanted[int(edges.src[event])] = -1 if np.isnan(edges.state[event]) else int(edges.state[event])
             assert snapshot.y.tolist() == list(wanted.values())
-        with pytest.raises(InputError, match=r"an event's label is .*: labels are classes"):
+        with pytest.raises(InputError, match=r"an event has label .*: labels must be whole numbers"):
             list(ooc.SnapshotLoader(ds, "60s", labels="msg"))
 
 

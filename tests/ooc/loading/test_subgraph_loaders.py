@@ -125,5 +125,5 @@ def test_a_batch_over_the_budget_is_refused(store: Path) -> None:
 
     with Dataset.open(store) as ds:
         small = replace(divide(10**9, baseline=0), max_batch=3000, in_flight=6000)
-        with pytest.raises(BudgetError, match="take fewer parts a batch"):
+        with pytest.raises(BudgetError, match="use fewer parts per batch"):
             list(ClusterLoader(ds, 7, budget=small))

@@ -82,7 +82,7 @@ def test_a_cut_over_its_bytes_is_refused_before_they_are_taken() -> None:
     ranges = np.array([[0, 500]])
     need = 500 * (16 + 100) + 499 * 16
     assert cut(graph, ranges, False, max_bytes=need, row_bytes=100).subgraph.num_nodes == (500,)
-    with pytest.raises(BudgetError, match="take fewer parts a batch"):
+    with pytest.raises(BudgetError, match="use fewer parts per batch"):
         cut(graph, ranges, False, max_bytes=need - 1, row_bytes=100)
     halo = need + 16 + 116  # one edge comes in, with its source
     assert cut(graph, ranges, True, max_bytes=halo, row_bytes=100).subgraph.num_nodes == (500, 1)

@@ -281,7 +281,7 @@ def test_offsets_beyond_32_bits() -> None:
 def test_a_batch_over_budget_is_refused_before_it_is_allocated() -> None:
     hub = Graph(np.array([0, 2, 2**40]), np.array([1, 1], np.int32))  # its 2**40 edges exist in indptr alone
     sampler = NeighborSampler(hub, [2, -1], max_bytes=10**9)
-    message = r"hop 2 of fan-out \[2, -1\] draws 1099511627774 edges.* of 1 GB; .*node 1 with 1099511627774 in-edges"
+    message = r"hop 2 of fan-out \[2, -1\] samples 1099511627774 edges.* of 1 GB; .*node 1 with 1099511627774 in-edges"
     with pytest.raises(BudgetError, match=message):
         sampler.sample(np.array([0]), 0)
     rows = NeighborSampler(fan_graph(1000, 10), [10], max_bytes=10**6, row_bytes=10_000)
@@ -350,11 +350,11 @@ def test_a_table_is_cleared_when_its_stamps_run_out(monkeypatch: pytest.MonkeyPa
 
 
 def test_damage_and_misuse_are_named() -> None:
-    with pytest.raises(StoreError, match="slot 2 names no node"):
+    with pytest.raises(StoreError, match="slot 2 holds no valid node id"):
         NeighborSampler(Graph(np.array([0, 1, 3]), np.array([0, 1, 9], np.int32)), [-1]).sample(np.array([1]), 0)
-    with pytest.raises(StoreError, match="slot 3 names no node"):
+    with pytest.raises(StoreError, match="slot 3 holds no valid node id"):
         NeighborSampler(Graph(np.array([0, 1, 9]), np.array([0, 1, 0], np.int32)), [-1]).sample(np.array([1]), 0)
-    with pytest.raises(StoreError, match="indptr falls at node 1"):
+    with pytest.raises(StoreError, match="indptr decreases at node 1"):
         NeighborSampler(Graph(np.array([0, 5, 3]), np.zeros(5, np.int32)), [-1]).sample(np.array([1]), 0)
     graph = random_graph(10, 30, seed=8)
     with pytest.raises(InputError, match=r"seed 10 at position 1 .* nodes 0\.\.9"):

@@ -208,7 +208,10 @@ def test_damage_is_its_batchs_alone(dtype: type) -> None:
     found = OnDiskFrontier(NeighborSampler(graph, [-1]), ArrayRows(indices)).sample(seeds, [0] * 4)
     assert [type(batch) for batch in found.batches] == [Subgraph, StoreError, Subgraph, StoreError]
     assert_all_same(found, NeighborSampler(graph, [-1]), seeds, [0] * 4)
-    for indptr, message in (([0, 1, 9, 9, 9], "slot 5 names no node"), ([0, 5, 3, 4, 5], "indptr falls at node 1")):
+    for indptr, message in (
+        ([0, 1, 9, 9, 9], "slot 5 holds no valid node id"),
+        ([0, 5, 3, 4, 5], "indptr decreases at node 1"),
+    ):
         damaged = Graph(np.array(indptr), np.zeros(5, dtype))
         found = OnDiskFrontier(NeighborSampler(damaged, [-1]), ArrayRows(damaged.indices)).sample(seeds, [0] * 4)
         with pytest.raises(StoreError, match=message):
@@ -308,7 +311,7 @@ def test_rows_of_another_graph_are_refused() -> None:
     for rows in (ArrayRows(np.zeros(29, np.int32)), ArrayRows(np.zeros(30)), ArrayRows(np.zeros((30, 1), np.int32))):
         with pytest.raises(ConfigError, match="30 source nodes"):
             OnDiskFrontier(sampler, rows)
-    with pytest.raises(ConfigError, match=r"column 'time' has shape \[31\]: one entry for each of 30 edges"):
+    with pytest.raises(ConfigError, match=r"column 'time' has shape \[31\]: it needs one for each of 30"):
         OnDiskFrontier(sampler, ArrayRows(np.zeros(30, np.int32)), {"time": ArrayRows(np.zeros(31))})
     with pytest.raises(ConfigError, match="and 0"):
         OnDiskFrontier(sampler, ArrayRows(np.zeros(30, np.int32)), at_once=0)

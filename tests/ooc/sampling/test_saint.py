@@ -16,7 +16,7 @@ from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling import saint, saint_norm
 from ooc.sampling.cluster import Edges
 from ooc.sampling.kernels import stream_of, uniform
-from ooc.sampling.saint import Draw, SaintSampler, drawn_nodes, induce
+from ooc.sampling.saint import Draw, SaintSampler, induce, sample_nodes
 from ooc.sampling.saint_norm import SaintCounts, count
 from stores.arrays.rows import ArrayRows
 from stores.dataset import Dataset
@@ -58,7 +58,7 @@ def plain_draw(graph: Graph, draw: Draw, number: int) -> list[int]:
 @settings(deadline=None)
 @given(graphs(), st.sampled_from(DRAWS), st.integers(0, 2**64 - 1))
 def test_draws_are_the_plain_loops(graph: Graph, draw: Draw, number: int) -> None:
-    node, _ = drawn_nodes(graph, draw, number, ArrayRows(graph.indices))
+    node, _ = sample_nodes(graph, draw, number, ArrayRows(graph.indices))
     assert node.tolist() == plain_draw(graph, draw, number)
     assert len(node) <= draw.most_nodes
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     for draw in (Draw("walk", 0), Draw("walk", 3, 0), Draw("edge", 3, 2), Draw("cluster", 3)):  # type: ignore[arg-type]
         with pytest.raises(ConfigError):
             saint.check(draw)
-    with pytest.raises(BudgetError, match="draw fewer roots"):
+    with pytest.raises(BudgetError, match="sample fewer roots"):
         SaintSampler(graph, Draw("node", 50), max_bytes=100).draw(0)
     damaged = Graph(graph.indptr, np.where(graph.indices == 3, 100, graph.indices).astype(np.int32))
     with pytest.raises(StoreError, match="ooc verify"):
@@ -241,8 +241,8 @@ def test_a_state_leads_back_and_the_counts_are_kept(store: Path, tmp_path: Path,
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"sampler": "cluster"}, "choose walk, node or edge"),
-        ({"batch_size": 0}, "give 1 or more"),
+        ({"sampler": "cluster"}, "use walk, node or edge"),
+        ({"batch_size": 0}, "give at least 1"),
         ({"num_steps": 0}, "num_steps 0"),
         ({"sample_coverage": 0}, "sample_coverage 0"),
         ({"num_layers": 0}, "num_layers"),

@@ -115,8 +115,8 @@ def test_durations_of_fractions() -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("7", "a number and one of ns, us"), ("7y", "as in 7d"), ("0d", "more than nothing"), (-1, "more than nothing"),
-     ("1ms", "take a multiple of 1s"), ("d", "as in 7d")],
+    [("7", "a number and one of ns, us"), ("7y", "as in 7d"), ("0d", "must be positive"), (-1, "must be positive"),
+     ("1ms", "use a multiple of 1s"), ("d", "as in 7d")],
 )  # fmt: skip
 def test_what_is_no_duration(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -126,7 +126,7 @@ def test_what_is_no_duration(value: Any, message: str) -> None:
 def test_settings_that_make_no_windows() -> None:
     events = Held([1, 2, 3])
     for settings_, message in (
-        (("7d", None, "count"), "whole numbers of them"),
+        (("7d", None, "count"), "positive integers"),
         ((5, None, "day"), "by time or by count"),
         ((5, None, "count", 3), "leave start out"),
     ):
