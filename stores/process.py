@@ -40,10 +40,7 @@ def resident_bytes() -> tuple[int, int]:
 
 
 def available_bytes() -> int:
-    """Bytes of memory that could still be taken: what the kernel calls available, within the control group's limits.
-
-    Page cache counts as available; swap does not.
-    """
+    """Bytes the process can still allocate: MemAvailable within the limits of its control group, without swap."""
     own = Path("/proc/self/cgroup").read_text().splitlines()
     return min([_meminfo_available(), *_unified_headroom(own), *_legacy_headroom(own)])
 
@@ -52,17 +49,17 @@ def _meminfo_available() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo names no MemAvailable")
+    raise RuntimeError("/proc/meminfo has no MemAvailable")
 
 
 def _unified_headroom(own: list[str]) -> list[int]:
-    """What each memory limit (cgroup v2) from this process's group up to the root leaves, the cache being reclaimable."""
+    """Bytes left by each cgroup v2 memory limit from this process's group to the root; cache is reclaimable."""
     path = next((line.partition("::")[2] for line in own if line.startswith("0::")), "/")
     return _headroom(_CGROUP, path, "memory.max", "anon")
 
 
 def _legacy_headroom(own: list[str]) -> list[int]:
-    """The same for cgroup v1, whose memory controller is a tree of its own."""
+    """The same for cgroup v1, whose memory controller has its own hierarchy."""
     path = next((line.split(":", 2)[2] for line in own if line.split(":")[1] == "memory"), "/")
     return _headroom(_CGROUP / "memory", path, "memory.limit_in_bytes", "total_rss")
 

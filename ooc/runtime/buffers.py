@@ -1,10 +1,8 @@
-"""Leases of large buffers that are used again: aligned, and page-locked where batches go on to CUDA.
+"""Reusable leases of large buffers, aligned and, for CUDA, page-locked.
 
-Fresh memory costs a page fault every few kilobytes: where an array of 50 MB is gathered for every batch, the system would zero
-as many bytes first, and take them back afterwards. Page-locking costs as much once more, so there it matters twice.
-
-A lease ends with the last reference to its memory. Whoever copies from it asynchronously keeps a reference until the copy's
-event has passed (`ooc.runtime.transfer` does), so no buffer is written to while the GPU still reads it.
+Fresh memory costs a page fault every few kilobytes, and page-locking as much again, so arrays gathered for every batch reuse
+buffers. A lease ends with the last reference to its memory; asynchronous copies hold a reference until their event has passed
+(see `ooc.runtime.transfer`), so no buffer is overwritten while the GPU reads it.
 """
 
 import mmap
@@ -21,20 +19,24 @@ import torch
 from numpy.typing import NDArray
 
 LEAST_BYTES = 2**20
-"""Smaller arrays are left to the allocator, which keeps them anyway"""
+"""smaller arrays are left to the allocator, which caches them itself"""
 PAGE_BYTES = 4096
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every CUDA context
 
 
 class Buffers:
-    """Gives arrays whose memory comes back when the last reference to them, or to a tensor over them, is gone.
+    """Allocates arrays whose memory is reused when the last reference to them, or to a tensor over them, is gone.
 
-    kept: buffers that wait for their next use at most, beside those in use. max_bytes: of all buffers, in use and waiting;
-    an array beyond it is ordinary memory (never waited for: a user may hold on to any number of batches). pinned:
-    page-locked for CUDA, from the first byte of a page to the last. direct: for reads straight from the disk; forked processes
-    do not get them, else a fork meanwhile might leave this process with a copy that lacks what comes (open(2) on O_DIRECT).
-    least_bytes: of an array that gets a buffer; most_kept: bytes of one that waits, larger ones go back to the system at once.
-    Pipelines reserve a batch's bytes in step order before they ask for its memory, so it is the oldest batches that get leases.
+    Pipelines reserve a batch's bytes in step order before requesting its memory, so the oldest batches get the leases.
+
+    Args:
+        kept: Number of idle buffers to keep for reuse.
+        max_bytes: Limit on all buffers, in use and idle; arrays beyond it use ordinary memory without waiting, since users may
+            hold any number of batches.
+        pinned: Whether to page-lock the memory for CUDA.
+        direct: Whether O_DIRECT reads fill the buffers; they then are not inherited by forks (see open(2) on O_DIRECT).
+        least_bytes: Smallest array that gets a buffer.
+        most_kept: Largest idle buffer to keep; larger ones are freed at once.
 
     >>> buffers = Buffers(kept=2)
     >>> x = buffers.empty((100_000, 128), np.dtype(np.float32))
@@ -52,10 +54,10 @@ class Buffers:
     ) -> None:
         self.pinned, self._direct = pinned, direct
         self.refused = 0
-        """arrays that got ordinary memory, because of `max_bytes`"""
-        # Of bounded length, and filled without a lock: a buffer may come back in a collection, in the middle of anything.
+        """arrays that got ordinary memory because of `max_bytes`"""
+        # Bounded, and filled without a lock: a garbage collection may return a buffer at any point.
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
-        self._out: dict[int, tuple[int, int]] = {}  # lease -> address and bytes; single operations on it need no lock
+        self._out: dict[int, tuple[int, int]] = {}  # lease -> (address, bytes); its operations are atomic
         self._number = 0
         self._max_bytes, self._least_bytes, self._most_kept = max_bytes, max(1, least_bytes), most_kept
         self._lock = threading.Lock()
@@ -67,15 +69,15 @@ class Buffers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers."""
+        """Bytes of all buffers, in use and idle."""
         return self.out_bytes + sum(buffer.nbytes for buffer in self._free.copy())
 
     def holds(self, address: int) -> bool:
-        """Whether memory at this address (of an array's or a tensor's storage) lies in a lease of these buffers."""
+        """Whether the address (of an array or a tensor's storage) lies in a lease of these buffers."""
         return any(begin <= address < begin + nbytes for begin, nbytes in self._out.copy().values())
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An uninitialised array."""
+        """Return an uninitialized array."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes < self._least_bytes:
             return np.empty(shape, dtype)
@@ -101,7 +103,7 @@ class Buffers:
         return lease
 
     def _waiting(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """A buffer that is large enough, out of those that wait; the smaller ones are given up."""
+        """Pop an idle buffer that is large enough, dropping smaller ones."""
         while self._free:
             buffer = self._free.pop()
             if buffer.nbytes >= nbytes:
@@ -110,14 +112,14 @@ class Buffers:
 
 
 class _Lease:
-    """What arrays over a buffer refer to."""
+    """Referenced by all arrays over a buffer."""
 
     def __init__(self, buffer: NDArray[Any]) -> None:
         self.__array_interface__ = buffer.__array_interface__
 
 
 def leased(buffer: NDArray[Any], end: Callable[..., object], *arguments: Any) -> NDArray[Any]:
-    """`buffer` as an array at whose end, that of all its views and of tensors over them too, `end(*arguments)` is called."""
+    """Return `buffer` as an array; `end(*arguments)` is called when it, its views and tensors over them are gone."""
     lease = _Lease(buffer)
     weakref.finalize(lease, end, *arguments).atexit = False
     return np.asarray(lease)
@@ -126,14 +128,14 @@ def leased(buffer: NDArray[Any], end: Callable[..., object], *arguments: Any) ->
 def _end(
     out: dict[int, tuple[int, int]], free: "deque[NDArray[np.uint8]]", most: int | None, number: int, buffer: NDArray[np.uint8]
 ) -> None:
-    """A lease's end, in any thread; in this order, so that no buffer is missing from the count in between."""
+    """End a lease, in any thread; in this order, so that no buffer is missing from the count in between."""
     if most is None or buffer.nbytes <= most:
         free.append(buffer)
     out.pop(number, None)
 
 
 def _aligned(nbytes: int, pinned: bool) -> NDArray[np.uint8]:
-    """uint8[nbytes], whole pages from the beginning of one; page-locked until it goes where `pinned`."""
+    """Return page-aligned uint8[nbytes], page-locked while it lives if `pinned`."""
     raw = np.empty(nbytes + PAGE_BYTES, np.uint8)
     begin = -raw.ctypes.data % PAGE_BYTES
     buffer = raw[begin : begin + nbytes]
@@ -143,16 +145,16 @@ def _aligned(nbytes: int, pinned: bool) -> NDArray[np.uint8]:
 
 
 def _unforked(nbytes: int) -> NDArray[np.uint8]:
-    """uint8[nbytes], whole pages that a forked process does not have."""
+    """Return page-aligned uint8[nbytes] that forked processes do not inherit."""
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_DONTFORK)
-    with suppress(OSError):  # a kernel without large pages
+    with suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
 
 
 def _lock_pages(owner: NDArray[np.uint8], address: int, nbytes: int) -> None:
-    """Page-lock memory until its `owner` goes. Where CUDA refuses, it stays ordinary: copies from it are slower, and right."""
+    """Page-lock memory while `owner` lives; if CUDA refuses, copies from it are correct but slower."""
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = int(cudart.cudaHostRegister(address, nbytes, _PORTABLE))
     if error:

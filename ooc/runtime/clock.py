@@ -1,4 +1,4 @@
-"""What every stage of a pipeline did, and when: sums for bars, and the first spans for a chart of the stages over time."""
+"""Timing of pipeline stages: total work and wait seconds, and the first spans for a timeline chart."""
 
 import threading
 import time
@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MOST_SPANS = 2048
-"""a stage keeps: about 0.3 MB"""
+"""spans recorded per stage: about 0.3 MB"""
 _STRETCHES = 64
-"""of work that a span may reach back over"""
+"""recent work intervals a span may overlap"""
 _JOINED_SECONDS = 0.5e-3
-"""A wait shorter than this does not cut a span in two"""
+"""shorter waits do not split a span"""
 
 
 class Span(NamedTuple):
-    """A stretch of work of one thread. start, end: seconds of `time.perf_counter`."""
+    """An interval of work of one thread; start and end are seconds of `time.perf_counter`."""
 
     item: int
-    """which one of the stage's pipeline: a batch, or a window where windows are read"""
+    """index in the stage's pipeline: a batch, or a superbatch when superbatches are read"""
     thread: int
     start: float
     end: float
 
 
 class _Waits(threading.local):
-    """What the work under way in this thread waited for; None outside of a stage."""
+    """The current thread's waits within a stage; None outside one."""
 
     def __init__(self) -> None:
         self.now: list[tuple[float, float]] | None = None
@@ -38,7 +38,7 @@ _waits = _Waits()
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Where a stage's own code waits for somebody else: booked as the stage's waiting, not as its work.
+    """Count the time of the block as waiting, not working, of the current stage.
 
     >>> with waiting():
     ...     changed.wait_for(there_is_room)
@@ -53,7 +53,7 @@ def waiting() -> Iterator[None]:
 
 @contextmanager
 def noting_waits() -> Iterator[list[tuple[float, float]]]:
-    """The (start, end) that `waiting` saw in this thread, in order, filled while the block runs."""
+    """Collect the (start, end) of every `waiting` block in this thread, in order."""
     before, _waits.now = _waits.now, []
     try:
         yield _waits.now
@@ -63,19 +63,19 @@ def noting_waits() -> Iterator[list[tuple[float, float]]]:
 
 @dataclass
 class Clock:
-    """What one stage did, in seconds summed over its threads, and its first spans."""
+    """A stage's seconds, summed over its threads, and its first spans."""
 
     work_s: float = 0.0
     wait_s: float = 0.0
     busy_s: float = 0.0
-    """while at least one thread worked"""
+    """while at least one thread was working"""
     items: int = 0
     spans: list[Span] = field(default_factory=list)
     _busy: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_STRETCHES))
-    """the latest stretches of any work, apart from one another"""
+    """the latest disjoint work intervals"""
 
     def worked(self, item: int, start: float, end: float, waits: list[tuple[float, float]]) -> None:
-        """An item was worked on from `start` to `end`, waiting in between at `waits`. Called under a lock."""
+        """Record that an item was processed from `start` to `end`, with `waits` in between; call under a lock."""
         waited = sum(stop - begun for begun, stop in waits)
         self.work_s += end - start - waited
         self.wait_s += waited
@@ -86,7 +86,7 @@ class Clock:
             start = begun
 
     def _add_busy(self, start: float, stop: float) -> None:
-        """Join a stretch of work, which ends no earlier than those before, with those it meets."""
+        """Merge a work interval with those it overlaps; intervals arrive in order of their end."""
         self.busy_s += stop - start
         begin = start
         while self._busy and self._busy[-1][1] >= start:
@@ -96,5 +96,5 @@ class Clock:
         self._busy.append((begin, stop))
 
     def sums(self) -> dict[str, float]:
-        """Seconds of work and of waiting, over all threads, and of any work at all; items."""
+        """Return the totals: seconds of work and waiting over all threads, seconds of any work, and items."""
         return {"work_s": self.work_s, "wait_s": self.wait_s, "busy_s": self.busy_s, "items": self.items}

@@ -1,7 +1,7 @@
-"""PURE: a cursor -> the seeds of a batch, and the keys every random choice hangs on.
+"""PURE: counter-based randomness: keys, permutations, and the seeds of a batch from a cursor.
 
-Randomness is counter-based: a key is a hash of (seed, purpose, epoch, step, rank), never the state of a generator, so a
-batch is a function of those numbers alone and resuming needs no saved generator.
+A key is a hash of (seed, purpose, epoch, step, rank), never a generator's state, so a batch is a function of those numbers and
+resuming needs no saved generator.
 """
 
 from collections.abc import Sized
@@ -21,7 +21,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Purpose(IntEnum):
-    """What a key is for: streams of different purposes never meet."""
+    """What a key is used for; streams of different purposes are independent."""
 
     SHUFFLE = 1
     SAMPLE = 2
@@ -34,7 +34,7 @@ class Purpose(IntEnum):
 
 
 def mix(value: int) -> int:
-    """splitmix64's finaliser: a bijection of 64-bit integers with good avalanche (Steele et al., 2014)."""
+    """The finalizer of splitmix64, a bijection of 64-bit integers (Steele et al., 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -42,7 +42,7 @@ def mix(value: int) -> int:
 
 
 def key(seed: int, purpose: Purpose, epoch: int = 0, step: int = 0, rank: int = 0) -> int:
-    """A 64-bit key for one use of randomness.
+    """Return the 64-bit key of one use of randomness.
 
     >>> key(0, Purpose.SAMPLE, epoch=1, step=2) == key(0, Purpose.SAMPLE, epoch=1, step=2)
     True
@@ -64,7 +64,7 @@ def mix64(value: np.uint64) -> np.uint64:
 
 @kernel
 def _permute(round_keys: NDArray[np.uint64], half_bits: int, size: int, start: int, out: NDArray[np.int64]) -> None:
-    """Fill `out` with the images of start, start + 1, ...: walk the cipher's cycle until it is back below `size`."""
+    """Fill `out` with the images of start, start + 1, ..., repeating the cipher until a value is below `size`."""
     shift = np.uint64(half_bits)
     mask = (np.uint64(1) << shift) - np.uint64(1)
     for i in range(len(out)):
@@ -80,12 +80,10 @@ def _permute(round_keys: NDArray[np.uint64], half_bits: int, size: int, start: i
 
 
 class KeyedPermutation:
-    """A pseudo-random permutation of 0..n-1 chosen by a key, of which any slice is computed on its own.
+    """A pseudo-random permutation of 0..n-1 (n <= 2**62) determined by a key; any slice can be computed on its own.
 
-    A balanced Feistel network (Luby and Rackoff, 1988) over the least even number of bits that holds n, with cycle
-    walking (Black and Rogaway, 2002) down to n: memory O(1), under four encryptions a position on average.
-
-    n: 0 <= n <= 2**62. key: any integer, taken modulo 2**64. Raises ValueError for another n.
+    A balanced Feistel network (Luby and Rackoff, 1988) on the smallest even number of bits, with cycle walking (Black and
+    Rogaway, 2002) down to n: O(1) memory, under four encryptions per position on average.
 
     >>> order = KeyedPermutation(10, key=7)
     >>> sorted(order[0:10].tolist()) == list(range(10)) and (order[3:5] == order[0:10][3:5]).all()
@@ -94,7 +92,7 @@ class KeyedPermutation:
 
     def __init__(self, n: int, key: int) -> None:
         if not 0 <= n <= 2**62:
-            raise ValueError(f"a permutation of {n} positions: give 0 to 2**62")
+            raise ValueError(f"a permutation cannot have {n} positions: give 0 to 2**62")
         self.n = n
         self._half_bits = max(1, ((n - 1).bit_length() + 1) // 2) if n else 1
         self._round_keys = np.array([mix(mix(key & _MASK) ^ r) for r in range(_ROUNDS)], np.uint64)
@@ -103,17 +101,17 @@ class KeyedPermutation:
         return self.n
 
     def __getitem__(self, positions: slice) -> NDArray[np.int64]:
-        """int64[stop - start]: the images of start..stop-1. Raises ValueError for a step other than 1."""
+        """Return the images of start..stop-1, int64[stop - start]. Raises ValueError for a step other than 1."""
         start, stop, step = positions.indices(self.n)
         if step != 1:
-            raise ValueError(f"slices of a permutation have step 1, not {step}")
+            raise ValueError(f"slices of a permutation must have step 1, not {step}")
         out = np.empty(max(0, stop - start), np.int64)
         _permute(self._round_keys, self._half_bits, self.n, start, out)
         return out
 
 
 class Cursor(NamedTuple):
-    """Where the input side stands: with the seed, its whole state."""
+    """Position of the input side; with the seed, its whole state."""
 
     epoch: int
     step: int
@@ -125,8 +123,8 @@ def steps_of(n: int, batch_size: int, drop_last: bool = False, world_size: int =
     >>> steps_of(10, 4), steps_of(10, 4, drop_last=True), steps_of(10, 4, world_size=2)
     (3, 2, 2)
     """
-    whole = batch_size * world_size
-    return n // whole if drop_last else -(-n // whole)
+    step_size = batch_size * world_size
+    return n // step_size if drop_last else -(-n // step_size)
 
 
 def seeds_of(
@@ -139,11 +137,10 @@ def seeds_of(
     rank: int = 0,
     world_size: int = 1,
 ) -> NDArray[np.int64]:
-    """int64[b]: positions in `ids` of the batch that `rank` trains on at `cursor`; its seeds are `ids[positions]`.
+    """Return the positions in `ids` of the batch of `rank` at `cursor`, int64[b].
 
-    A step covers `batch_size * world_size` positions of one order, the same on all ranks; rank r takes the r-th share. An
-    uneven last step is shared as evenly as can be (a rank's share may be empty). Only `len(ids)` matters here.
-    Raises IndexError for a step past the epoch's end, ValueError for a rank outside 0..world_size-1.
+    A step covers `batch_size * world_size` positions of one order shared by all ranks, of which rank r takes the r-th share; an
+    uneven last step is divided as evenly as possible. Raises IndexError for a step past the epoch's end.
 
     >>> seeds_of(range(10), Cursor(epoch=0, step=2), batch_size=4, shuffle=False, seed=0)
     array([8, 9])
@@ -154,8 +151,8 @@ def seeds_of(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is outside 0..{world_size - 1}")
     first = cursor.step * batch_size * world_size
-    held = min(batch_size * world_size, len(ids) - first)
-    start, stop = first + held * rank // world_size, first + held * (rank + 1) // world_size
+    count = min(batch_size * world_size, len(ids) - first)
+    start, stop = first + count * rank // world_size, first + count * (rank + 1) // world_size
     if not shuffle:
         return np.arange(start, stop)
     return KeyedPermutation(len(ids), key(seed, Purpose.SHUFFLE, cursor.epoch))[start:stop]

@@ -1,8 +1,8 @@
 """Memory before, after and at its peak, of the process and of CUDA, as a decorator and context manager.
 
-The kernel's high-water mark (VmHWM) is exact but never falls, so it tells the peak of a stretch only where that stretch
-set a new mark; below it, a light thread's samples do. Resetting the mark (/proc/self/clear_refs) would be exact always,
-but would also hide the process's real peak from whoever watches it from outside. CUDA's mark is treated alike.
+The kernel's high-water mark (VmHWM) is exact but never falls, so it gives a block's peak only if the block sets a new mark;
+otherwise a sampling thread does. Resetting the mark (/proc/self/clear_refs) would hide the process's peak from outside
+observers. CUDA's mark is treated alike.
 """
 
 import ctypes
@@ -20,27 +20,26 @@ from stores.sizes import format_bytes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _LARGE_BYTES = 2**20
 _REST = 4
-"""calls after one that returned memory: where what is in use takes it all, looking again at once is of no use"""
+"""calls to skip after returning memory, because if it is all in use, checking again soon is useless"""
 _KEPT_BLOCK_BYTES, _KEPT_BYTES, _ARENAS = 2**25, 2**26, 1
-"""Blocks below the first (glibc's most) wait in the C library for their next use, up to the second at the end of an arena"""
+"""freed blocks below the first limit (glibc's largest) are cached, up to the second limit at the end of an arena"""
 
 
 def return_large_blocks() -> bool:
-    """From now on the C library gives freed blocks of 1 MiB and more back to the system; False where it cannot be told so.
+    """Make the C library return freed blocks of 1 MiB and more to the system; returns whether it could be set.
 
-    glibc starts out so, but raises its threshold to the largest block freed (up to 32 MiB) and then keeps such blocks in its
-    arenas, one per thread; a batch's arrays are freed in other threads than they are allocated in, so arenas fill up with
-    holes. Setting the threshold ends its growth: measured, the peak is 100 MB lower. Not undone by `keep_large_blocks`.
+    glibc raises its threshold to the largest block freed and then caches such blocks in per-thread arenas, which fragment
+    because batches are freed in other threads than they are allocated in. A fixed threshold lowers the peak by 100 MB
+    (measured). `keep_large_blocks` does not undo it.
     """
     return _return()
 
 
 def keep_large_blocks() -> bool:
-    """From now on the C library keeps freed blocks below 32 MiB for their next use; False where blocks are to be returned.
+    """Make the C library cache freed blocks below 32 MiB; returns False if blocks are to be returned instead.
 
-    A step's activations are blocks of some MiB; fresh from the system each costs a page fault every 4 KiB, with the lock on
-    the process's memory that the loader's threads want too: measured, a step takes a third less. For loaders that use
-    little memory of such blocks beside the step's; few arenas, as each has holes of its own.
+    Fresh activation blocks cost a page fault every 4 KiB and contend with loader threads for the memory lock; caching makes a
+    step a third faster (measured). For loaders that allocate little besides the step; one arena, because each fragments.
     """
     return not _return.cache_info().currsize and _keep()
 
@@ -56,17 +55,16 @@ def _keep() -> bool:
 
 
 def return_freed() -> None:
-    """The C library gives back now what it kept, and holes too: after work that training does not do."""
+    """Make the C library return its free memory now, including holes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class Tidy:
-    """Gives back what the C library keeps, whenever the process has more than `most` resident bytes.
+    """Returns the C library's free memory whenever the process has more than `most` resident bytes.
 
-    Arrays that stay for long lie between blocks that were freed, and leave holes of them; to return them always costs a page
-    fault every 4 KiB when they are used again (measured: a tenth of an exact step).
+    Long-lived arrays between freed blocks leave holes; always returning them costs page faults (a tenth of an exact step).
 
     >>> tidy = Tidy(3 * 10**9)
     >>> tidy()  # after some work
@@ -77,7 +75,7 @@ class Tidy:
         self.most, self._rest = most, 0
 
     def __call__(self, coming: int = 0) -> bool:
-        """Look, and do so where it is due; coming: bytes that are going to be allocated at once. Whether it still has more."""
+        """Return memory if needed, before `coming` bytes are allocated; returns whether there is still too much."""
         self._rest -= 1
         if (not coming and self._rest >= 0) or resident_bytes()[0] + coming <= self.most:
             return False
@@ -92,7 +90,7 @@ def _mallopt(settings: dict[int, int]) -> bool:
 
 
 def cuda_bytes() -> tuple[int, int]:
-    """(bytes torch holds for tensors on CUDA now, at their highest so far); zeros where CUDA is not in use."""
+    """Return torch's (current, peak) bytes of tensors on CUDA; zeros if CUDA is not in use."""
     torch = sys.modules.get("torch")  # never imported for this
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0, 0
@@ -101,7 +99,7 @@ def cuda_bytes() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """One stretch of the program, in bytes."""
+    """Memory of one stretch of the program, in bytes."""
 
     name: str
     before: int
@@ -112,7 +110,7 @@ class MemoryReading:
     cuda_peak: int
 
     def asdict(self) -> dict[str, Any]:
-        """The fields as a dict, for JSON."""
+        """Return the fields as a dict."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -124,7 +122,7 @@ class MemoryReading:
 
 
 class _Gauge:
-    """The peak of one quantity since it began, of `read() -> (now, highest so far)`."""
+    """Peak of a quantity since creation; `read()` returns (current, highest so far)."""
 
     def __init__(self, read: Callable[[], tuple[int, int]]) -> None:
         self._read = read
@@ -137,9 +135,11 @@ class _Gauge:
 
 
 class MemoryMeter(ContextDecorator):
-    """Records the memory of a `with` block, or of every call of a decorated function, in `readings`.
+    """Records the memory of a `with` block, or of every call of a decorated function, in `readings`. Meters may nest.
 
-    name: what the reading is called; period_s: seconds between samples. Meters may nest.
+    Args:
+        name: Name of the readings.
+        period_s: Seconds between samples.
 
     >>> with MemoryMeter("load") as meter:
     ...     rows = np.ones(10**6)
@@ -161,7 +161,7 @@ class MemoryMeter(ContextDecorator):
 
     @property
     def peak(self) -> int:
-        """Highest resident bytes of all readings and of the stretches still open."""
+        """Highest resident bytes of all readings and open blocks."""
         with self._lock:
             for stretch in self._open:
                 stretch.process.sample()
@@ -169,7 +169,7 @@ class MemoryMeter(ContextDecorator):
 
     @property
     def cuda_peak(self) -> int:
-        """The same for CUDA."""
+        """Highest CUDA bytes of all readings and open blocks."""
         with self._lock:
             for stretch in self._open:
                 stretch.cuda.sample()
@@ -190,7 +190,7 @@ class MemoryMeter(ContextDecorator):
 
 
 class _Stretch:
-    """A measurement under way: two gauges and the thread that samples them."""
+    """A measurement in progress: two gauges and their sampling thread."""
 
     def __init__(self, period_s: float) -> None:
         self.process, self.cuda = _Gauge(resident_bytes), _Gauge(cuda_bytes)

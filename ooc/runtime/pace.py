@@ -1,4 +1,4 @@
-"""Progress of a long pass, in plain lines."""
+"""Progress lines of a long pass."""
 
 import sys
 import time
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 LINE_SECONDS = 10.0
-"""Seconds between two plain lines within an epoch."""
+"""seconds between two progress lines"""
 
 
 def speed(count: float, seconds: float, unit: str) -> str:
-    """So many in so many seconds, for a person.
+    """Format a rate.
 
     >>> speed(33_320, 2, "events")
     '16,660 events/s'
@@ -20,13 +20,13 @@ def speed(count: float, seconds: float, unit: str) -> str:
 
 
 def _say(text: str) -> None:
-    """A line on stderr; nothing where nobody reads it any more (`ooc train ... 2>&1 | head`): the run goes on."""
+    """Print a line to stderr; a closed pipe (`ooc train ... 2>&1 | head`) does not end the run."""
     with suppress(BrokenPipeError):
         print(text, file=sys.stderr, flush=True)
 
 
 class Pace:
-    """How far a long pass is, told by `note` every ten seconds.
+    """Reports the progress of a long pass through `note` every ten seconds.
 
     >>> pace = Pace(watchers.note)
     >>> pace("scores of val", 20_000, 450_000, "events")
@@ -34,15 +34,15 @@ class Pace:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._what, self._done = note, "", 0
-        self._since = self._spoke = time.monotonic()
+        self._since = self._reported = time.monotonic()
 
     def __call__(self, what: str, done: int, total: int, unit: str) -> None:
-        """`done` of `total` units of a pass; another pass, or fewer of them, begins anew."""
+        """Report that `done` of `total` units are complete; a new name or a smaller `done` starts a new pass."""
         now = time.monotonic()
         if what != self._what or done < self._done:
-            self._what, self._since, self._spoke = what, now, now
+            self._what, self._since, self._reported = what, now, now
         self._done = done
-        if now - self._spoke >= LINE_SECONDS and done < total:
-            self._spoke, passed = now, now - self._since
+        if now - self._reported >= LINE_SECONDS and done < total:
+            self._reported, passed = now, now - self._since
             left = f", {(total - done) * passed / done:.0f} s left" if done else ""
             self._note(f"{what}: {done:,} of {total:,} {unit}, {speed(done, passed, unit)}{left}")

@@ -1,9 +1,9 @@
-"""A pipeline of threads: output order is input order, memory is bounded in bytes, and no thread outlives it.
+"""A pipeline of threads: output in input order, memory bounded in bytes, no thread outlives it.
 
-Every stage has its own threads; numpy, numba and the system calls they run release the GIL, so future batches are sampled,
-read and collated while the model computes. One stage, the one that allocates, is the gate: an item's bytes are reserved
-there in step order before the stage runs. So the oldest item always gets its bytes and the pipeline cannot deadlock.
-(torchdata.nodes and DGL GraphBolt arrange threads the same way, bounded in items instead of bytes.)
+Each stage has its own threads; numpy, numba and system calls release the GIL, so future batches are sampled, read and collated
+while the model computes. One stage, the one that allocates, is the gate: an item's bytes are reserved there in step order, so
+the oldest item always gets its bytes and the pipeline cannot deadlock. (As in torchdata.nodes and DGL GraphBolt, which bound
+items instead of bytes.)
 """
 
 import atexit
@@ -20,14 +20,14 @@ from ooc.runtime.clock import Clock, noting_waits, waiting
 SOURCE = "source"
 CONSUMER = "consumer"
 SIGNAL_SECONDS = 0.5
-"""after which a consumer that waits has noticed Ctrl-C at the latest"""
+"""a waiting consumer notices Ctrl-C within this time"""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of the work: `run(item)` returns the next stage's item.
+    """A pipeline stage: `run(item)`, in `threads` threads, returns the next stage's item.
 
-    nbytes: makes this stage the gate: `nbytes(item)`, asked before `run`, is what the item holds from here to the consumer.
+    `nbytes` makes it the gate: `nbytes(item)`, called before `run`, is the item's size until the consumer drops it.
     """
 
     name: str
@@ -46,7 +46,7 @@ class _Item:
 
 
 class _Alive:
-    """How many threads of a chain of pipelines run; the last to end calls what was asked for."""
+    """Counts the running threads of chained pipelines; the last one to end calls the `on_end` callbacks."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -54,7 +54,7 @@ class _Alive:
         self._lock = threading.Lock()
 
     def start(self, on_end: Callable[[], None] | None = None) -> None:
-        """One more, until its `end`."""
+        """Add one, until its `end`."""
         with self._lock:
             self._count += 1
             self._ends += [] if on_end is None else [on_end]
@@ -69,11 +69,7 @@ class _Alive:
 
 @dataclass
 class _State:
-    """Everything the threads share; it knows nothing of the `Pipeline`, so that one can be collected while they run.
-
-    Position 0 is the source, position p >= 1 is `stages[p - 1]`; `ready[p]` is a heap of (step, item) waiting for position p,
-    and the last heap waits for the consumer. All fields are guarded by `changed`.
-    """
+    """State shared by the threads; it has no reference to the `Pipeline`, so that one can be collected."""
 
     source: Iterator[Any]
     stages: Sequence[Stage]
@@ -89,11 +85,11 @@ class _State:
     delivered: int = 0
     in_flight: int = 0
     peak: int = 0
-    held: int = 0
-    last: int | None = None  # one past the last step there will be, once that is known
+    consumer_bytes: int = 0
+    last: int | None = None  # one past the last step, once known
     stopped: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
-    before: "_State | None" = None  # of the pipeline that the source takes its items from
+    before: "_State | None" = None  # state of the pipeline that feeds the source
     alive: _Alive = field(default_factory=_Alive)
     on_stop: Callable[[], None] | None = None
 
@@ -101,7 +97,7 @@ class _State:
         return SOURCE if position == 0 else self.stages[position - 1].name
 
     def may_claim(self, position: int) -> bool:
-        """Whether a thread of this position has something to do."""
+        """Whether a thread of this position has work to do."""
         if position == 0:
             ahead = self.gate > 0 and self.pulled - self.admitted >= self.max_ahead
             return self.last is None and self.pulled - self.delivered < self.max_items and not ahead
@@ -115,7 +111,7 @@ class _State:
         return step == self.admitted and fits
 
     def claim(self, position: int) -> _Item | None:
-        """The next item for a thread of this position, waited for; None where the pipeline has stopped."""
+        """Wait for the next item for a thread of this position; None when the pipeline has stopped."""
         start = time.perf_counter()
         with self.changed:
             self.changed.wait_for(lambda: self.stopped or self.may_claim(position))
@@ -134,7 +130,7 @@ class _State:
             return item
 
     def work(self, position: int, item: _Item) -> None:
-        """Run the source or a stage on an item and hand it on, with its failure where it failed."""
+        """Run the source or a stage on an item and pass it on, or record its failure."""
         start = time.perf_counter()
         name = self.name(position)
         try:
@@ -145,11 +141,11 @@ class _State:
                     item.nbytes = self._size(value)
             item.value = value
         except StopIteration as error:
-            stray = RuntimeError("a stage raised StopIteration")  # at the consumer it would look like the end
+            stray = RuntimeError("a stage raised StopIteration")  # the consumer would take it for the end
             stray.__cause__ = error
             self._end(item, stray if position else None, name)
             return
-        except BaseException as error:  # the consumer gets it, whatever it is
+        except BaseException as error:  # re-raised at the consumer
             self._end(item, error, name)
             return
         with self.changed:
@@ -164,7 +160,7 @@ class _State:
         return int(nbytes(value))
 
     def _end(self, item: _Item, error: BaseException | None, where: str) -> None:
-        """The source is exhausted at this step, or a stage failed on it: later steps are not worked on any more."""
+        """Stop after this step, because the source is exhausted or a stage failed on it."""
         with self.changed:
             self.last = item.step if self.last is None else min(self.last, item.step)
             if error is not None:
@@ -173,12 +169,12 @@ class _State:
             self.changed.notify_all()
 
     def take(self) -> Any:
-        """The consumer's next item; what it held before counts as given back from here on."""
+        """Return the consumer's next item and release the previous one's bytes."""
         with self.changed:
-            self.in_flight -= self.held
-            self.held = 0
+            self.in_flight -= self.consumer_bytes
+            self.consumer_bytes = 0
             self.changed.notify_all()
-            # A signal that comes just before the wait begins does not end it: look up now and then.
+            # A signal just before the wait does not interrupt it, so wait in short intervals.
             while not self.changed.wait_for(self._may_take, SIGNAL_SECONDS):
                 pass
             heap = self.ready[-1]
@@ -186,11 +182,11 @@ class _State:
                 raise StopIteration
             _, item = heapq.heappop(heap)
             if item.error is not None:
-                if self.before is None or item.where != SOURCE:  # else it has the note of the pipeline before
+                if self.before is None or item.where != SOURCE:  # otherwise the earlier pipeline added its note
                     item.error.add_note(f"in stage {item.where!r} at step {item.step} of the pipeline")
                 raise item.error
             self.delivered += 1
-            self.held = item.nbytes
+            self.consumer_bytes = item.nbytes
             self.changed.notify_all()
             value, item.value = item.value, None
             return value
@@ -198,7 +194,7 @@ class _State:
     def _may_take(self) -> bool:
         heap = self.ready[-1]
         arrived = bool(heap) and heap[0][0] == self.delivered
-        # A failed step stays in the heap, so `last` ends the iteration only where the source was exhausted.
+        # A failed step stays in the heap, so `last` ends the iteration only if the source was exhausted.
         return self.stopped or arrived or (self.last is not None and self.delivered >= self.last)
 
     def stop(self) -> None:
@@ -214,7 +210,7 @@ class _State:
         self.alive.start()
         try:
             thread.start()
-        except RuntimeError:  # there are no more to be had
+        except RuntimeError:  # no more threads available
             self.alive.end()
             raise
 
@@ -242,23 +238,27 @@ _RUNNING: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Threads inside native code must not meet the interpreter's end."""
+    """Close running pipelines at exit, because threads in native code must not outlive the interpreter."""
     for pipeline in list(_RUNNING):
         pipeline.close()
 
 
 class Pipeline:
-    """Iterate over `stages` applied to `source`, in the source's order, worked on ahead by threads.
+    """Iterates over `stages` applied to `source`, in order, computed ahead by threads.
 
-    source: iterable of cheap items (cursors, seeds); stages: applied one after the other; at most one has `nbytes`;
-    max_bytes: bound on the reserved bytes, of the item the consumer holds too; an item larger than that is admitted only
-    alone; max_items: bound on the items between source and consumer; clocks: those of earlier pipelines, to add to;
-    before: the pipeline that `source` takes its items from, which then stops, closes and is collected with this one.
-    on_stop: called, maybe often, when the pipeline stops, to end what a stage waits for; on_end: called once when all threads
-    of this pipeline and of those before it have ended, by the last of them.
-    A consumer that still refers to its last item while it asks for the next holds that one on top.
-    The first failure, in step order, is raised at the consumer with its own type and a note of stage and step, and closes
-    the pipeline; so do its end, an interrupt while waiting, `close()`, and the collection of a half-consumed pipeline.
+    The first failure, in step order, is raised at the consumer with its own type and a note of stage and step, and closes the
+    pipeline; so do its end, an interrupt while waiting, `close()`, and garbage collection of a partly consumed pipeline. A
+    consumer that keeps its last item while requesting the next one holds both.
+
+    Args:
+        source: Iterable of cheap items (cursors, seeds).
+        stages: Applied in order; at most one has `nbytes`.
+        max_bytes: Limit on the reserved bytes, the consumer's item included; a larger item is admitted only alone.
+        max_items: Limit on items between source and consumer.
+        clocks: Clocks of earlier pipelines to add to.
+        before: Pipeline that feeds `source`; it stops and closes with this one.
+        on_stop: Called, possibly often, when the pipeline stops, to end what a stage waits for.
+        on_end: Called once by the last thread of this and the preceding pipelines to end.
 
     >>> with Pipeline(range(3), [Stage("square", lambda i: i * i, threads=2)], max_bytes=1 << 20) as squares:
     ...     list(squares)
@@ -278,7 +278,7 @@ class Pipeline:
     ) -> None:
         gates = [position for position, stage in enumerate(stages, 1) if stage.nbytes is not None]
         if len(gates) > 1 or max_bytes < 1 or max_items < 1 or any(stage.threads < 1 for stage in stages):
-            raise ValueError("a pipeline takes one gate at most, and at least 1 byte, 1 item and 1 thread a stage")
+            raise ValueError("a pipeline takes at most one gate, and at least 1 byte, 1 item and 1 thread per stage")
         gate = gates[0] if gates else 0
         self.clocks = {} if clocks is None else clocks
         for name in (SOURCE, *(stage.name for stage in stages), CONSUMER):
@@ -297,8 +297,8 @@ class Pipeline:
             on_stop=on_stop,
         )
         self._state: _State = state
-        self._given = 0.0
-        # Collected half-consumed: signalled only, because a collection may happen in one of the threads.
+        self._delivered_at = 0.0
+        # Only signal the threads: a collection may run in one of them.
         weakref.finalize(self, state.stop).atexit = False
         counts = [1, *(stage.threads for stage in stages)]
         for position, count in enumerate(counts):
@@ -307,13 +307,13 @@ class Pipeline:
                 thread = threading.Thread(target=_serve, args=(state, position), name=name, daemon=True)
                 state.threads.append(thread)
         _RUNNING.add(self)
-        state.alive.start(on_end)  # until all threads have begun
+        state.alive.start(on_end)  # until all threads have started
         try:
             for thread in state.threads:
                 state.begin(thread)
-        except BaseException:  # no more threads to be had, or Ctrl-C
+        except BaseException:  # no more threads available, or Ctrl-C
             state.threads = [thread for thread in state.threads if thread.is_alive()]
-            self.close()  # a thread that is just being begun ends by itself, before it takes an item
+            self.close()  # a thread that is just starting ends by itself before taking an item
             raise
         finally:
             state.alive.end()
@@ -322,10 +322,10 @@ class Pipeline:
         return self
 
     def __next__(self) -> Any:
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         clock = self.clocks[CONSUMER]
-        if self._given:
-            clock.worked(self._state.delivered - 1, self._given, asked, [])
+        if self._delivered_at:
+            clock.worked(self._state.delivered - 1, self._delivered_at, requested, [])
         try:
             with waiting():
                 value = self._state.take()
@@ -333,25 +333,25 @@ class Pipeline:
             self.close()
             raise
         finally:
-            self._given = time.perf_counter()
-            clock.wait_s += self._given - asked
+            self._delivered_at = time.perf_counter()
+            clock.wait_s += self._delivered_at - requested
         clock.items += 1
         return value
 
     def times(self) -> dict[str, dict[str, float]]:
-        """Seconds of work and of waiting, summed over threads, and items, by stage; the source and the consumer count too.
+        """Return each stage's seconds of work and waiting, summed over threads, and its items; includes source and consumer.
 
-        The stage that hardly waits, while the consumer does, is the bottleneck.
+        The bottleneck is the stage that hardly waits while the consumer does.
         """
         return {name: clock.sums() for name, clock in self.clocks.items()}
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that were ever reserved at once."""
+        """Most bytes ever reserved at once."""
         return self._state.peak
 
     def close(self) -> None:
-        """Stop and join all threads; idempotent. Waits for the work in progress, not for work queued."""
+        """Stop and join all threads after the work in progress; idempotent."""
         self._state.stop()
         self._state.join()
         _RUNNING.discard(self)

@@ -1,4 +1,4 @@
-"""One item computed ahead of its consumer, in a thread."""
+"""Computing items ahead of their consumer in threads."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -6,14 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Item = TypeVar("Item")
-
-
 Result = TypeVar("Result")
 
 
 def ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Iterable[Item], depth: int) -> Iterator[Result]:
-    """The results of `run`, in the order of `items`; at most `depth` of them are worked on or wait, besides the one that the
-    caller has: one fewer while it works. Waits for what is under way at its end.
+    """Yield the results of `run` in the order of `items`, with at most `depth` in progress or waiting.
+
+    Waits for work in progress at the end.
 
     >>> list(ahead(pool, str, range(3), depth=2))
     ['0', '1', '2']
@@ -32,7 +31,7 @@ def ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Iterab
 
 
 def one_ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """The same, where no more than two results may be there at a time: the caller's, and the next one, made meanwhile.
+    """Yield the results of `run` in order, with at most two alive: the caller's and the next one.
 
     >>> list(one_ahead(pool, str, range(3)))
     ['0', '1', '2']
@@ -43,7 +42,7 @@ def one_ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Se
             result = (under_way or pool.submit(run, items[number])).result()
             under_way = pool.submit(run, items[number + 1]) if number + 1 < len(items) else None
             yield result
-            del result  # the caller's, who lets it go before it asks for the next one
+            del result  # the caller drops it before requesting the next one
     finally:
         if under_way is not None and not under_way.cancel():
             wait([under_way])

@@ -1,4 +1,4 @@
-"""Contiguous ranges of rows, read and written whole: no plan row by row, no copy where memory and file are aligned."""
+"""Reading and writing contiguous row ranges, without copies if memory and file are aligned."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from stores.arrays.rows import AnyArray, ArrayRows, MutableRows, Rows
 
 
 class MemoryRows(ArrayRows):
-    """Rows in memory that are written as those on disk are: what a sweep keeps of a small graph.
+    """Mutable rows in memory, for layer-wise passes over small graphs.
 
     >>> MemoryRows.create((1000, 64), "float32").write(np.arange(10), values)
     """
 
     @classmethod
     def create(cls, shape: tuple[int, ...], dtype: Any) -> "MemoryRows":
-        """Rows of zeros."""
+        """Return rows of zeros."""
         return cls(np.zeros(shape, dtype))
 
     def write(self, ids: Any, rows: AnyArray) -> int:
@@ -27,13 +27,13 @@ class MemoryRows(ArrayRows):
         return 0
 
     def sync(self) -> None:
-        """Nothing to do: memory lasts as long as it lasts."""
+        """Does nothing."""
 
 
 def read_range(rows: Rows, first: int, stop: int, buffers: Buffers) -> tuple[AnyArray, int]:
-    """(rows first:stop as they are stored [stop - first, *row shape], bytes read from the disk for it).
+    """Return rows first:stop as stored, [stop - first, *row shape], and the bytes read from disk.
 
-    Rows in memory come as a view; others into memory of `buffers`, aligned, so that an engine reads straight into it.
+    Rows in memory are returned as a view, others in aligned memory of `buffers` that an engine reads into directly.
 
     >>> values, nbytes = read_range(ds.stored("x"), 0, 8192, Buffers(kept=2, direct=True))
     """
@@ -41,9 +41,9 @@ def read_range(rows: Rows, first: int, stop: int, buffers: Buffers) -> tuple[Any
 
 
 def write_range(rows: "MutableRows | DiskRows | MemoryRows", first: int, values: AnyArray) -> int:
-    """Afterwards rows first, first + 1, ... are `values` [n, *row shape]; the bytes written to the disk.
+    """Set rows first, first + 1, ... to `values` [n, *row shape]; returns the bytes written to disk.
 
-    Straight from the memory where it and the rows' bytes in the file are whole pages.
+    Writes directly from `values` if both it and the range in the file are page-aligned.
     """
     if isinstance(rows, MemoryRows):
         rows.array[first : first + len(values)] = values

@@ -1,4 +1,4 @@
-"""RUN/trace.json: when each stage worked on what, in Chrome's trace-event format (Perfetto and chrome://tracing open it)."""
+"""RUN/trace.json: a timeline of the stages in Chrome's trace-event format (for Perfetto and chrome://tracing)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from stores.io.atomic import write_file
 
 TRACE = "trace.json"
 _BYTES = "bytes"
-"""the counter's name"""
+"""name of the counter"""
 
 Spans = Mapping[str, Sequence[Span]]
 """by stage"""
 
 
 class MemorySample(NamedTuple):
-    """seconds: since the beginning; memory, disk: the most bytes of values and sums there from then on."""
+    """Most bytes of values and sums in memory and on disk from `seconds` (since the start) on."""
 
     seconds: float
     memory: int
@@ -26,7 +26,7 @@ class MemorySample(NamedTuple):
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
-    """For each span the first lane in which it meets no earlier one: as many lanes as threads were at work at once."""
+    """Assign each span the first lane without an overlap; there are as many lanes as threads worked at once."""
     free: list[float] = []
     chosen = [0] * len(spans)
     for i in sorted(range(len(spans)), key=lambda i: spans[i].start):
@@ -37,7 +37,7 @@ def lanes(spans: Sequence[Span]) -> list[int]:
 
 
 def write_trace(run_dir: Path, spans: Spans, memory: Sequence[MemorySample] = ()) -> None:
-    """Write RUN/trace.json: complete events in microseconds since the first, a thread a stage and lane. memory: counters.
+    """Write RUN/trace.json: one thread per stage and lane, in microseconds since the first span; `memory` becomes counters.
 
     >>> write_trace(Path("runs/cora"), loader.spans())
     """
@@ -59,26 +59,26 @@ def write_trace(run_dir: Path, spans: Spans, memory: Sequence[MemorySample] = ()
 
 
 class Trace(NamedTuple):
-    """What `write_trace` wrote. spans: in seconds since the first."""
+    """What `write_trace` wrote; spans are in seconds since the first."""
 
     spans: dict[str, list[Span]]
     memory: list[MemorySample]
 
 
 def read_trace(run_dir: Path) -> Trace:
-    """RUN/trace.json; an empty one where there is none. Raises ConfigError for another file."""
+    """Return RUN/trace.json, empty if it does not exist. Raises ConfigError if it is another file."""
     path = run_dir / TRACE
-    found = Trace({}, [])
+    trace = Trace({}, [])
     if not path.exists():
-        return found
+        return trace
     try:
         for event in json.loads(path.read_bytes())["traceEvents"]:
             if event["ph"] == "X":
                 start = event["ts"] / 1e6
                 span = Span(event["args"]["item"], event["tid"], start, start + event["dur"] / 1e6)
-                found.spans.setdefault(event["cat"], []).append(span)
+                trace.spans.setdefault(event["cat"], []).append(span)
             if event["ph"] == "C" and event["name"] == _BYTES:
-                found.memory.append(MemorySample(event["ts"] / 1e6, event["args"]["memory"], event["args"]["disk"]))
+                trace.memory.append(MemorySample(event["ts"] / 1e6, event["args"]["memory"], event["args"]["disk"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not a trace that `ooc train` wrote ({error!r}); delete it") from None
-    return found
+        raise ConfigError(f"{path}: not a trace written by `ooc train` ({error!r}); delete it") from None
+    return trace

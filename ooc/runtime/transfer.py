@@ -1,9 +1,9 @@
-"""Batches on their way to the GPU: copied on a stream of their own while the model computes on the one before.
+"""Transfer of batches to the GPU, copied on a separate stream while the model computes on the previous batch.
 
-A batch's tensors are views of few arrays (every layer's block is a prefix of the first one's), so arrays are copied, each once,
-and the views made again over the copies. What lies in a page-locked lease (`ooc.runtime.buffers`: the features) is copied from
-where it is; the rest is packed into one lease first. (Copying ahead on a second stream as in DGL's and GraphBolt's loaders, and
-apex' data_prefetcher; leases that end with an event as in SPDK and io_uring's registered buffers.)
+A batch's tensors are views of few arrays, so each array is copied once and the views are recreated over the copies. Arrays in a
+page-locked lease (`ooc.runtime.buffers`: the features) are copied directly; the rest is packed into one lease first.
+(Prefetching on a second stream as in DGL, GraphBolt and apex' data_prefetcher; leases that end with an event as in SPDK and
+io_uring's registered buffers.)
 """
 
 import warnings
@@ -22,33 +22,32 @@ from ooc.runtime.clock import Clock
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
 
 COPY = "copy"
-"""the stage's name in a loader's times"""
+"""name of the stage in a loader's times"""
 AHEAD = 1
-"""Batches on the device before the model asks for them"""
+"""batches on the device before the model requests them"""
 _ALIGN = 512  # bytes, as torch's allocator for CUDA aligns
 _STAGING_KEPT = 1
 
 
-def walk(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with `change` applied to whatever in it is not a container: tensors in Data (changed in place), tuples,
-    NamedTuples, lists and mappings.
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply `change` to every leaf of Data (changed in place), tuples, NamedTuples, lists and mappings.
 
-    >>> walk((torch.zeros(2), [1, 2]), lambda leaf: leaf.cuda() if isinstance(leaf, torch.Tensor) else leaf)
+    >>> map_leaves((torch.zeros(2), [1, 2]), lambda leaf: leaf.cuda() if isinstance(leaf, torch.Tensor) else leaf)
     """
     if isinstance(value, BaseData):
-        return value.apply(lambda leaf: walk(leaf, change))
+        return value.apply(lambda leaf: map_leaves(leaf, change))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(walk(part, change) for part in value))
+        return type(value)(*(map_leaves(part, change) for part in value))
     if isinstance(value, tuple | list):
-        return type(value)(walk(part, change) for part in value)
+        return type(value)(map_leaves(part, change) for part in value)
     if isinstance(value, Mapping):
-        return {key: walk(part, change) for key, part in value.items()}
+        return {key: map_leaves(part, change) for key, part in value.items()}
     return change(value)
 
 
 @dataclass
 class StorageRegion:
-    """Bytes first:stop of the storage at `address`: all that a batch's tensors see of it."""
+    """Bytes first:stop of a storage, the part a batch's tensors use."""
 
     storage: torch.UntypedStorage
     first: int
@@ -59,15 +58,15 @@ class StorageRegion:
         return self.stop - self.first
 
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """uint8[nbytes], the memory itself."""
+        """The memory itself, uint8[nbytes]."""
         view = torch.empty(0, dtype=torch.uint8).set_(self.storage, self.first, (self.nbytes,), (1,))
         return view.numpy()
 
 
 class StorageRegions:
-    """The arrays behind a batch's tensors, each once, and those tensors made again over copies of the arrays.
+    """The distinct arrays behind a batch's tensors, and those tensors recreated over copies of the arrays.
 
-    Only plain tensors in CPU memory take part: others (sparse ones, subclasses, those with a gradient) stay as they are.
+    Only plain tensors in CPU memory are included; sparse tensors, subclasses and tensors with a gradient are left unchanged.
 
     >>> regions = StorageRegions(batch)
     >>> regions.rebuilt({address: torch.from_numpy(region.bytes().copy()) for address, region in regions.at.items()})
@@ -76,10 +75,10 @@ class StorageRegions:
     def __init__(self, batch: Any) -> None:
         self.at: dict[int, StorageRegion] = {}
         self.complete = True
-        """whether everything in the batch that could be on a device takes part"""
+        """whether everything in the batch that could be on a device is included"""
         self._batch = batch
         self._tensors: list[Tensor] = []
-        walk(batch, self._add)
+        map_leaves(batch, self._add)
 
     def _add(self, leaf: Any) -> Any:
         if _is_plain(leaf) and leaf.numel():
@@ -96,23 +95,23 @@ class StorageRegions:
         return leaf
 
     def rebuilt(self, copies: Mapping[int, Tensor]) -> Any:
-        """The batch over `copies`: uint8[nbytes] of every region, by address, on any device. A Data is changed in place."""
-        made = {id(tensor): self._view(tensor, copies) for tensor in self._tensors}
+        """Return the batch over `copies` (uint8[nbytes] per region, by address, on any device); changes Data in place."""
+        views = {id(tensor): self._view(tensor, copies) for tensor in self._tensors}
         empty_on = next(iter(copies.values())).device if copies else None
 
         def change(leaf: Any) -> Any:
             if _is_plain(leaf) and not leaf.numel() and empty_on is not None:
                 return leaf.to(empty_on)
-            return made.get(id(leaf), leaf)
+            return views.get(id(leaf), leaf)
 
-        return walk(self._batch, change)
+        return map_leaves(self._batch, change)
 
     def _view(self, tensor: Tensor, copies: Mapping[int, Tensor]) -> Tensor:
         address, size = tensor.untyped_storage().data_ptr(), tensor.element_size()
         copy = copies[address]
         begin = copy.storage_offset() + tensor.storage_offset() * size - self.at[address].first
-        made = torch.empty(0, dtype=tensor.dtype, device=copy.device)
-        return made.set_(copy.untyped_storage(), begin // size, tensor.size(), tensor.stride())
+        view = torch.empty(0, dtype=tensor.dtype, device=copy.device)
+        return view.set_(copy.untyped_storage(), begin // size, tensor.size(), tensor.stride())
 
 
 def _is_plain(leaf: Any) -> bool:
@@ -122,14 +121,14 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _bytes_seen(tensor: Tensor) -> tuple[int, int]:
-    """The bytes of its storage that a tensor, not empty, sees."""
+    """The range of bytes of its storage that a non-empty tensor uses."""
     first = int(tensor.storage_offset())
     last = first + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
     return first * tensor.element_size(), (last + 1) * tensor.element_size()
 
 
 def _packed(regions: Mapping[int, StorageRegion]) -> tuple[dict[int, int], int]:
-    """(where each region begins in one array that holds them all, that array's bytes)."""
+    """Return the offset of each region in one packed array, and that array's bytes."""
     at, total = {}, 0
     for address, region in regions.items():
         at[address] = total
@@ -138,9 +137,9 @@ def _packed(regions: Mapping[int, StorageRegion]) -> tuple[dict[int, int], int]:
 
 
 def pin(batch: Any) -> Any:
-    """The batch in page-locked memory of torch's, all arrays in one piece; a Data is changed in place.
+    """Return the batch in one piece of torch's page-locked memory; changes Data in place.
 
-    torch's own because it knows which copies of the user's are still under way, and uses no memory again before.
+    torch's allocator tracks the user's copies in flight and does not reuse the memory before they complete.
     """
     regions = StorageRegions(batch)
     at, total = _packed(regions.at)
@@ -154,7 +153,7 @@ def pin(batch: Any) -> Any:
 
 @dataclass
 class ResidentBatch:
-    """A batch on the device, and the memory that its tensors are views of."""
+    """A batch on the device and the memory of its tensors."""
 
     batch: Any
     memory: list[Tensor]
@@ -163,11 +162,10 @@ class ResidentBatch:
 
 
 class Copier:
-    """Copies batches to a device, from any thread, and comes back when the last byte is there.
+    """Copies batches to a device, from any thread, and returns when the copies are complete.
 
-    leases: the buffers whose arrays are copied from where they are; what lies elsewhere goes through a lease of the
-    copier's own, of `max_bytes` at most. The host's memory is let go when the copy's event has passed, an error or not. With
-    a CPU `device` everything is the same but for streams and page-locking.
+    Arrays in buffers of `leases` are copied directly, others through a staging lease of at most `max_bytes`. Host memory is
+    released when the copy's event has passed, also after an error. A CPU device works the same without streams.
 
     >>> copier = Copier(torch.device("cuda", 0), leases, max_bytes=2**28)
     >>> batch = copier.deliver(copier(batch))
@@ -183,24 +181,24 @@ class Copier:
         self._stream = torch.cuda.Stream(device) if self._on_cuda else None  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Any) -> ResidentBatch:
-        """The batch on the device, all copies done."""
+        """Copy a batch to the device and wait for the copies."""
         regions = StorageRegions(batch)
         with ExitStack() as stack:
             if self._stream is not None:
                 stack.enter_context(torch.cuda.device(self.device))
                 stack.enter_context(torch.cuda.stream(self._stream))
-            under_way: list[tuple[Tensor, Tensor]] = []  # sources, kept until the event has passed, and copies
+            under_way: list[tuple[Tensor, Tensor]] = []  # sources, alive until the event has passed, and copies
             try:
                 copies = self._copies(regions, under_way)
             finally:
                 if self._stream is not None:
-                    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the thread sleeps meanwhile
+                    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # lets the thread sleep
                     event.record(self._stream)
                     event.synchronize()
             return ResidentBatch(regions.rebuilt(copies), [copy for _, copy in under_way], regions.complete)
 
     def _copies(self, regions: StorageRegions, under_way: list[tuple[Tensor, Tensor]]) -> dict[int, Tensor]:
-        """uint8 tensors on the device by address of the regions they are copies of."""
+        """Return uint8 device copies of the regions, by address."""
         leased = {address for address in regions.at if self._leases is not None and self._leases.holds(address)}
         copies = {address: self._copy(regions.at[address].bytes(), under_way) for address in leased}
         others = {address: region for address, region in regions.at.items() if address not in leased}
@@ -209,8 +207,8 @@ class Copier:
             staged = self.staging.empty((total,), np.dtype(np.uint8))
             for address, region in others.items():
                 np.copyto(staged[at[address] : at[address] + region.nbytes], region.bytes())
-            whole = self._copy(staged, under_way)
-            copies |= {address: whole[at[address] : at[address] + region.nbytes] for address, region in others.items()}
+            packed = self._copy(staged, under_way)
+            copies |= {address: packed[at[address] : at[address] + region.nbytes] for address, region in others.items()}
         return copies
 
     def _copy(self, source: np.ndarray[Any, np.dtype[np.uint8]], under_way: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -219,10 +217,10 @@ class Copier:
         return copy.copy_(under_way[-1][0], non_blocking=True)
 
     def deliver(self, resident: ResidentBatch) -> Any:
-        """The batch for the thread and stream that compute on it.
+        """Return the batch for use on the current thread and stream.
 
-        torch is told of that stream: else it would take memory that the consumer lets go for the next copy while kernels
-        still read it. What the copy left behind (sparse tensors, objects with a `to`) is moved here.
+        Records the stream, so that torch does not reuse memory the consumer drops while kernels still read it. Moves what was
+        not copied (sparse tensors, objects with a `to`).
         """
         if self._on_cuda:
             stream = torch.cuda.current_stream(self.device)
@@ -232,18 +230,18 @@ class Copier:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with all that is elsewhere moved to `device`, on the current stream; a Data is changed in place."""
+    """Move everything in the batch to `device` on the current stream; changes Data in place."""
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return leaf if leaf.device == device else leaf.to(device, non_blocking=True)
         return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
 
-    return walk(batch, change)
+    return map_leaves(batch, change)
 
 
 class OnDevice:
-    """Iterator over batches on a device: what `to_device` returns."""
+    """Iterator over batches on a device, as returned by `to_device`."""
 
     def __init__(self, batches: Iterator[Any], deliver: Callable[[Any], Any], source: Iterator[Any] | None = None) -> None:
         self._batches, self._deliver, self._source = batches, deliver, source
@@ -255,25 +253,25 @@ class OnDevice:
         return self._deliver(next(self._batches))
 
     def close(self) -> None:
-        """Stop copying ahead, and what the batches come from; idempotent."""
-        for each in (self._batches, self._source):  # in this order: a generator must not be closed while it runs
+        """Stop copying and close the source of the batches; idempotent."""
+        for each in (self._batches, self._source):  # in this order: a running generator must not be closed
             close = getattr(each, "close", None)
             if close is not None:
                 close()
 
 
 def to_device(
-    batches: Iterable[Any],
-    device: torch.device | str,
-    copier: Copier | None = None,
-    clocks: dict[str, Clock] | None = None,
+    batches: Iterable[Any], device: torch.device | str, copier: Copier | None = None, clocks: dict[str, Clock] | None = None
 ) -> Iterator[Any]:
-    """`batches` on `device`. For CUDA the next one is copied, on a stream of its own, while the consumer works on this one.
+    """Yield `batches` on `device`; for CUDA the next one is copied on a separate stream while the consumer computes.
 
-    batches: any iterable of Data, tensors, and containers of them; a `Pipeline` stops and is closed with this one. copier: that
-    of an earlier call, whose stream and page-locked memory are used again. clocks: as of `Pipeline`, for the copying.
-    On the CPU `batches` are passed on as they are; on devices other than CUDA they are moved when asked for. The first
-    failure, of `batches` or of a copy, is raised at the consumer in its place; `close()` of what is returned ends the thread.
+    CPU batches are passed through; on other devices they are moved when requested. The first failure, of `batches` or of a
+    copy, is raised at the consumer in its place.
+
+    Args:
+        batches: Iterable of Data, tensors and containers of them; a `Pipeline` stops and closes with this iterator.
+        copier: Copier of an earlier call, whose stream and page-locked memory are reused.
+        clocks: Clocks of the copy stage, as for `Pipeline`.
 
     >>> for batch in to_device(NeighborLoader(ds, [10, 10], batch_size=1024), "cuda"):
     ...     model(batch.x, batch.blocks)
@@ -285,14 +283,14 @@ def to_device(
 def on_device(
     batches: Iterable[Any], device: torch.device, copier: Copier | None = None, clocks: dict[str, Clock] | None = None
 ) -> OnDevice:
-    """`to_device` for a device that is not the CPU."""
+    """`to_device` for a device other than the CPU."""
     if device.type == "cuda":
         return copied_ahead(batches, Copier(device) if copier is None else copier, clocks)
     return OnDevice(iter(batches), lambda batch: moved(batch, device))
 
 
 def copied_ahead(batches: Iterable[Any], copier: Copier, clocks: dict[str, Clock] | None = None) -> OnDevice:
-    """`batches` through `copier`, a batch ahead of the consumer, by a thread."""
+    """Yield `batches` through `copier`, copied by a thread one batch ahead of the consumer."""
     own = {} if clocks is None else {name: clocks.setdefault(name, Clock()) for name in (COPY, CONSUMER)}
     source = iter(batches)
     before = source if isinstance(source, Pipeline) else None
@@ -301,7 +299,7 @@ def copied_ahead(batches: Iterable[Any], copier: Copier, clocks: dict[str, Clock
 
 
 def pins(pin_memory: bool) -> bool:
-    """Whether batches come in page-locked memory, for the user's own copies to CUDA."""
+    """Whether batches should be in page-locked memory for the user's own copies to CUDA; warns without CUDA."""
     if pin_memory and not torch.cuda.is_available():
-        warnings.warn("pin_memory changes nothing: torch sees no CUDA device", UserWarning, stacklevel=5)
+        warnings.warn("pin_memory has no effect: torch finds no CUDA device", UserWarning, stacklevel=5)
     return pin_memory and torch.cuda.is_available()

@@ -20,7 +20,7 @@ from ooc.graph.blocks import Block, blocks_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.buffers import LEAST_BYTES, Buffers
 from ooc.runtime.pipeline import Pipeline, Stage
-from ooc.runtime.transfer import Copier, OnDevice, StorageRegions, copied_ahead, moved, to_device, walk
+from ooc.runtime.transfer import Copier, OnDevice, StorageRegions, copied_ahead, map_leaves, moved, to_device
 from tests.ooc.batches import same
 from tests.waiting import eventually
 
@@ -57,7 +57,7 @@ def addresses(batch: Any) -> set[int]:
             found.add(leaf.untyped_storage().data_ptr())
         return leaf
 
-    walk(batch, add)
+    map_leaves(batch, add)
     return found
 
 
