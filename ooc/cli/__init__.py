@@ -1,1 +1,1 @@
-"""The command line: `ooc ingest`, `ooc train` and the other verbs. Each verb is one call into the packages below."""
+"""The command line: `ooc ingest`, `ooc train` and the other verbs, each a single call into the packages below."""

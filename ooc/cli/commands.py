@@ -1,7 +1,7 @@
-"""The command line's verbs: each is one call. Heavy imports stand inside them, so `ooc --help` is fast.
+"""The verbs of the command line, each a single call. Heavy imports are inside them, so `ooc --help` is fast.
 
-The flags of `ingest` and `train` are the fields of `IngestSpec` and of the modes' configurations: a flag, a key of a
-configuration file and an argument in Python are one name.
+The flags of `ingest` and `train` are the fields of `IngestSpec` and of the modes' configurations: flags, configuration keys and
+Python arguments have the same names.
 """
 
 import json
@@ -32,8 +32,7 @@ StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store bu
 
 
 def merge_appended(store: Path, memory: str | None) -> None:
-    """Merge what was appended since a reader last looked, with bars where there is a terminal for them: elsewhere whoever opens
-    the store does it, in silence."""
+    """Merge appended data with progress bars on a terminal; elsewhere the next reader merges it silently."""
     if not sys.stderr.isatty():
         return
     from ooc.training.watchers import StepBars
@@ -55,29 +54,32 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     spec = parse(IngestSpec, {"out": out, **{name: value for name, value in flags.items() if value is not None}})
     with StepBars() as bars:
         if spec.pyg is None:
-            made = from_files(spec, bars)
+            result = from_files(spec, bars)
         else:
-            from ooc.pyg.source import ingest as from_pyg  # only this imports torch
+            from ooc.pyg.source import ingest as from_pyg  # imports torch
 
-            made = from_pyg(spec, bars)
-    left_out = "".join(f"; {_left_out(reason, count)} left out" for reason, count in made.dropped.items() if count)
-    odd = f"; {made.non_finite:,} NaN or infinite values let in" if made.non_finite else ""
-    resumed = f"; resumed after: {', '.join(made.resumed)}" if made.resumed else ""
-    print(f"{made.path}: {made.num_nodes:,} nodes, {made.num_edges:,} edges in {made.seconds:.1f} s{left_out}{odd}{resumed}")
-    if made.partition is not None:
-        print(f"  parts: {_parts(made.partition.model_dump())}")
-    for note in made.notes:
+            result = from_pyg(spec, bars)
+    left_out = "".join(f"; {_left_out(reason, count)} dropped" for reason, count in result.dropped.items() if count)
+    odd = f"; {result.non_finite:,} NaN or infinite values kept" if result.non_finite else ""
+    resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
+    print(
+        f"{result.path}: {result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s"
+        f"{left_out}{odd}{resumed}"
+    )
+    if result.partition is not None:
+        print(f"  parts: {_parts(result.partition.model_dump())}")
+    for note in result.notes:
         print(f"note: {note}")
 
 
-def _parts(found: dict[str, Any]) -> str:
-    """A partition, in words."""
-    cut = f"{found['cut']:.1%} of the edges between them, the largest {found['balance']:.2f} times the mean"
-    return f"{found['parts']:,} ({found['method']}), {cut}"
+def _parts(fields: dict[str, Any]) -> str:
+    """Describe a partition."""
+    cut = f"{fields['cut']:.1%} of the edges between parts, largest part {fields['balance']:.2f} times the mean"
+    return f"{fields['parts']:,} ({fields['method']}), {cut}"
 
 
 def _left_out(reason: str, count: int) -> str:
-    """Edges of a kind, in words."""
+    """Describe edges of a kind."""
     one, many = {
         "missing": ("edge with an unknown endpoint", "edges with an unknown endpoint"),
         "self_loops": ("self-loop", "self-loops"),
@@ -89,43 +91,41 @@ def _left_out(reason: str, count: int) -> str:
 @app.command()
 @with_flags(APPEND)
 def append(store: StoreArgument, **flags: Any) -> None:
-    """Add edges, nodes, or rows of known nodes to a store, in one transaction; the next reader sees them."""
+    """Add edges, nodes, or rows of existing nodes to a store, in one transaction; the next reader sees them."""
     from ooc.training.watchers import StepBars
     from stores.growth.append import append as add
     from stores.growth.spec import AppendSpec
 
     with StepBars() as bars:
-        made = add(
+        result = add(
             parse(AppendSpec, {"out": store, **{name: value for name, value in flags.items() if value is not None}}), bars
         )
-    print(f"{store}: {_appended(asdict(made.appended))} appended in {made.seconds:.2f} s")
-    for note in made.notes:
+    print(f"{store}: {_appended(asdict(result.appended))} appended in {result.seconds:.2f} s")
+    for note in result.notes:
         print(f"note: {note}")
 
 
-def _appended(found: dict[str, Any]) -> str:
-    """What was appended, in words."""
-    kept = [f"{found['edges']:,} edges", f"{found['nodes']:,} new nodes"]
-    kept += [f"{count:,} rows of {name}" for name, count in sorted(found["rows"].items())]
-    return ", ".join(
-        kept + [f"{_left_out(reason, found[reason])} left out" for reason in ("missing", "self_loops") if found[reason]]
-    )
+def _appended(fields: dict[str, Any]) -> str:
+    """Describe what was appended."""
+    parts = [f"{fields['edges']:,} edges", f"{fields['nodes']:,} new nodes"]
+    parts += [f"{count:,} rows of {name}" for name, count in sorted(fields["rows"].items())]
+    return ", ".join(parts + [f"{_left_out(kind, fields[kind])} dropped" for kind in ("missing", "self_loops") if fields[kind]])
 
 
 @app.command()
 def compact(store: StoreArgument) -> None:
-    """Fold what was appended to a store into its arrays; who has the store open goes on reading the old ones."""
+    """Merge appended data into a store's arrays; open readers keep reading the old ones."""
     from ooc.training.watchers import StepBars
     from stores.growth.compact import compact as fold
 
     with StepBars() as bars:
-        made = fold(store, bars)
-    if not made.appends:
+        result = fold(store, bars)
+    if not result.appends:
         print(f"{store}: nothing was appended")
         return
-    times = "once" if made.appends == 1 else f"{made.appends:,} times"
-    now = f"{made.manifest.num_nodes:,} nodes, {made.manifest.num_edges:,} edges"
-    print(f"{store}: {_appended(asdict(made.appended))}, appended {times}, are in the arrays; {now} in {made.seconds:.1f} s")
+    times = "once" if result.appends == 1 else f"{result.appends:,} times"
+    now = f"{result.manifest.num_nodes:,} nodes, {result.manifest.num_edges:,} edges"
+    print(f"{store}: {_appended(asdict(result.appended))}, appended {times}, merged; {now} in {result.seconds:.1f} s")
 
 
 @app.command()
@@ -134,7 +134,7 @@ def info(
     id: Annotated[str | None, typer.Option("--id", help="Look up the row of an external id.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a store holds, or which row an external id has."""
+    """Describe a store, or print the row of an external id."""
     if id is not None:
         from stores.dataset import Dataset
 
@@ -144,47 +144,51 @@ def info(
         return
     from stores.info import describe
 
-    found = describe(store)
+    fields = describe(store)
     if as_json:
-        print(json.dumps(found, indent=2, default=str))
+        print(json.dumps(fields, indent=2, default=str))
         return
-    print("\n".join(_info_lines(found)))
+    print("\n".join(_info_lines(fields)))
 
 
-def _info_lines(found: dict[str, Any]) -> list[str]:
-    """What `describe` tells, for people."""
+def _info_lines(fields: dict[str, Any]) -> list[str]:
+    """Format the result of `describe`."""
     from stores.sizes import format_bytes
 
     lines = [
-        f"{found['path']}: {found['num_nodes']:,} nodes, {found['num_edges']:,} edges, {format_bytes(found['bytes'])}",
-        f"  task         {found['task'] or 'none'}" + (f", {found['num_classes']} classes" if found["num_classes"] else ""),
-        "  splits       " + (", ".join(f"{name} {count:,}" for name, count in found["splits"].items()) or "none"),
-        f"  ids          {'external (ids.lmdb)' if found['has_ids'] else 'rows'}",
-        f"  edges        {'undirected' if found['undirected'] else 'directed'}, {'' if found['weighted'] else 'un'}weighted, "
-        f"{'with' if found['has_self_loops'] else 'without'} self-loops",
-        *([f"  parts        {_parts(found['partition'])}"] if found.get("partition") else []),
-        *([f"  events       {found['time']['events']:,}, {_time(found['time'])}"] if found.get("time") else []),
-        *(["  order        by degree, the sources of most edges first"] if found["order"] == "degree" else []),
-        *([f"  appended     {_appended(found['appended'])}; not counted above, see `ooc compact`"] if found["appends"] else []),
-        f"  format       {found['format_version']}",
-        f"  fingerprint  {found['fingerprint']}",
+        f"{fields['path']}: {fields['num_nodes']:,} nodes, {fields['num_edges']:,} edges, {format_bytes(fields['bytes'])}",
+        f"  task         {fields['task'] or 'none'}" + (f", {fields['num_classes']} classes" if fields["num_classes"] else ""),
+        "  splits       " + (", ".join(f"{name} {count:,}" for name, count in fields["splits"].items()) or "none"),
+        f"  ids          {'external (ids.lmdb)' if fields['has_ids'] else 'rows'}",
+        f"  edges        {'undirected' if fields['undirected'] else 'directed'}, {'' if fields['weighted'] else 'un'}weighted, "
+        f"{'with' if fields['has_self_loops'] else 'without'} self-loops",
+        *([f"  parts        {_parts(fields['partition'])}"] if fields.get("partition") else []),
+        *([f"  events       {fields['time']['events']:,}, {_time(fields['time'])}"] if fields.get("time") else []),
+        *(["  order        by degree, the sources of most edges first"] if fields["order"] == "degree" else []),
+        *(
+            [f"  appended     {_appended(fields['appended'])}; not counted above, see `ooc compact`"]
+            if fields["appends"]
+            else []
+        ),
+        f"  format       {fields['format_version']}",
+        f"  fingerprint  {fields['fingerprint']}",
         "  arrays",
     ]
-    for name, array in found["arrays"].items():
+    for name, array in fields["arrays"].items():
         shape = " x ".join(f"{size:,}" for size in array["shape"])
         lines.append(f"    {name:<24} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}")
     return lines
 
 
 def _time(time: dict[str, Any]) -> str:
-    kind = "whole numbers" if time["dtype"] == "int64" else "numbers"
-    order = "in the input's order" if time["sorted"] else "put in order of time"
-    return f"times are {kind} in {time['unit']}, {order}"
+    kind = "integers" if time["dtype"] == "int64" else "numbers"
+    event_order = "in the input's order" if time["sorted"] else "sorted by time"
+    return f"times are {kind} in {time['unit']}, {event_order}"
 
 
 @app.command()
 def verify(store: StoreArgument) -> None:
-    """Check every chunk of a store against its checksum; exit code 2 where one is damaged."""
+    """Check every chunk of a store against its checksum; exit code 2 if one is damaged."""
     from ooc.training.watchers import StepBars
     from stores.integrity import verify as check
 
@@ -194,22 +198,22 @@ def verify(store: StoreArgument) -> None:
         print(f"ooc: error: {damage}", file=sys.stderr)
     if damages:
         raise typer.Exit(2)
-    print(f"{store}: whole")
+    print(f"{store}: no damage found")
 
 
 @app.command()
 @with_flags(flags_of_modes(classes(), without=("store", "out"), repeatable=("features",)))
 def train(
     store: Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory of the run, new unless --resume.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory of the run; it must not exist unless --resume.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML or JSON with any of these keys; flags override it.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT at its last checkpoint.")] = False,
-    grown: Annotated[bool, typer.Option("--grown", help="With --resume: go on though the store has grown.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT from its last checkpoint.")] = False,
+    grown: Annotated[bool, typer.Option("--grown", help="With --resume: continue although the store has grown.")] = False,
     **flags: Any,
 ) -> None:
-    """Train a model on a store; the results come into OUT."""
+    """Train a model on a store and write the results to OUT."""
     given = {"store": store, "out": out, **flags}
     base: dict[str, Any] = {}
     if resume:
@@ -218,7 +222,7 @@ def train(
         base = read_config(saved) if saved and saved.is_file() else {}
     settings = load_config(config, given, base)
     if grown and not resume:
-        raise ConfigError("--grown says how to go on with a run: give --resume too")
+        raise ConfigError("--grown continues a run whose store has grown: give --resume too")
 
     from ooc.training.watchers import terminal_watcher
 
@@ -246,9 +250,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     **flags: Any,
 ) -> None:
-    """Predict what `ooc train` with the same flags would take: memory, time, bytes, and what holds it up.
+    """Predict the memory, time, bytes and bottleneck of `ooc train` with the same flags.
 
-    Without --mode all modes are tried shortly and compared, one is recommended, and that one is planned.
+    Without --mode, all modes are tried briefly and compared, and the recommended one is planned.
     """
     settings = load_config(config, {"store": store, **flags}, {"out": "run"})
     if isinstance(settings, FullConfig):
@@ -256,8 +260,8 @@ def plan(
         return
     if not isinstance(settings, TrainConfig):
         raise ConfigError(
-            f"`ooc plan` predicts training on nodes, not mode {settings.mode}: try `ooc train ... --mode {settings.mode} "
-            "--max-steps 200`, whose summary.json says what a batch took"
+            f"`ooc plan` does not support mode {settings.mode}: try `ooc train ... --mode {settings.mode} "
+            "--max-steps 200`, whose summary.json has the cost of a batch"
         )
 
     merge_appended(settings.store, settings.memory)
@@ -265,14 +269,14 @@ def plan(
     if "mode" in settings.model_fields_set:
         from ooc.training.node_loop import plan as make
 
-        made = make(settings)
+        result = make(settings)
     else:
         from ooc.training.compare_modes import compare
 
-        choice, made = compare(settings)
+        choice, result = compare(settings)
     if as_json:
         chosen = {} if choice is None else {"choice": choice.asdict()}
-        print(json.dumps({**made.asdict(), **chosen}, indent=2))
+        print(json.dumps({**result.asdict(), **chosen}, indent=2))
         return
     from rich.console import Console
 
@@ -281,13 +285,13 @@ def plan(
     console = Console(highlight=False)
     if choice is not None:
         console.print(compared(choice))
-        refused = [f"{each.mode} does not do: {each.fix}" for each in choice.candidates if each.fix is not None]
+        refused = [f"{each.mode} is not possible: {each.fix}" for each in choice.candidates if each.fix is not None]
         command = f"  ooc train {settings.store} {choice.best.flags}"
         console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
-    for table in tables(made):
+    for table in tables(result):
         console.print(table)
-    console.print(f"features are read: {made.reading}", markup=False)
-    console.print(made.advice, markup=False)
+    console.print(f"features are read: {result.reading}", markup=False)
+    console.print(result.advice, markup=False)
 
 
 def _plan_full(settings: FullConfig, as_json: bool) -> None:
@@ -297,18 +301,18 @@ def _plan_full(settings: FullConfig, as_json: bool) -> None:
     from ooc.training.full_run import plan as make
 
     merge_appended(settings.store, settings.memory)
-    program, made = make(settings)
+    program, result = make(settings)
     if as_json:
-        print(json.dumps(made.asdict(), indent=2))
+        print(json.dumps(result.asdict(), indent=2))
         return
-    for table in step_tables(program, made):
+    for table in step_tables(program, result):
         Console(highlight=False).print(table)
 
 
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:
     from ooc.training.summary import score_lines
 
-    print(*score_lines(summary), f"{out}: {summary['total_steps']} steps; `ooc report {out}` writes the page", sep="\n")
+    print(*score_lines(summary), f"{out}: {summary['total_steps']} steps; `ooc report {out}` writes a report", sep="\n")
 
 
 @app.command()
@@ -321,10 +325,10 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of
 
 @app.command()
 def machine(
-    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="A store, or anything on the disk to measure.")] = Path(),
+    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="A store, or any path on the disk to measure.")] = Path(),
     engine: Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or gds.")] = "auto",
 ) -> None:
-    """Measure what reads cost on a disk (a few seconds); kept, and used to plan reads from then on."""
+    """Measure the cost of reads on a disk (a few seconds); the result is saved and used to plan reads."""
     from stores.io.disk import calibrate
 
     print(calibrate(path, engine))
@@ -343,16 +347,16 @@ def infer(
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
 ) -> None:
-    """Predict the class of every node, exactly, layer by layer in bounded memory; run it again after a crash to go on."""
+    """Predict the class of every node exactly, layer by layer in bounded memory; after a crash, run it again to continue."""
     from ooc.training.infer import infer as run
     from ooc.training.watchers import StepBars
     from stores.sizes import format_bytes
 
     merge_appended(store, memory)
     with StepBars() as bars:
-        made = run(store, checkpoint, out, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
-    moved = f"{format_bytes(made.bytes_read)} read, {format_bytes(made.bytes_written)} written"
-    print(f"{made.path}: {made.rows:,} nodes, {made.columns} columns of the model; {moved}; features by {made.reading}")
+        result = run(store, checkpoint, out, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
+    moved = f"{format_bytes(result.bytes_read)} read, {format_bytes(result.bytes_written)} written"
+    print(f"{result.path}: {result.rows:,} nodes, {result.columns} model outputs; {moved}; features by {result.reading}")
 
 
 @app.command()
@@ -360,17 +364,17 @@ def embed(
     store: StoreArgument,
     checkpoint: CheckpointOption,
     out: Annotated[Path, typer.Option("--out", help="The Zarr group to write; the embeddings are its array x.")],
-    layer: Annotated[int | None, typer.Option("--layer", help="From 1 on; by default the last but one.")] = None,
+    layer: Annotated[int | None, typer.Option("--layer", help="Layer number, from 1; default: the last but one.")] = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
 ) -> None:
-    """Write the output of a layer for every node as a Zarr array; run it again after a crash to go on."""
+    """Write a layer's output for every node as a Zarr array; after a crash, run it again to continue."""
     from ooc.training.infer import embed as run
     from ooc.training.watchers import StepBars
     from stores.sizes import format_bytes
 
     merge_appended(store, memory)
     with StepBars() as bars:
-        made = run(store, checkpoint, out, layer, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
-    moved = f"{format_bytes(made.bytes_read)} read, {format_bytes(made.bytes_written)} written"
-    print(f"{made.path}/x: {made.rows:,} nodes x {made.columns}; {moved}; features by {made.reading}")
+        result = run(store, checkpoint, out, layer, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
+    moved = f"{format_bytes(result.bytes_read)} read, {format_bytes(result.bytes_written)} written"
+    print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {moved}; features by {result.reading}")

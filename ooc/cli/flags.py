@@ -1,4 +1,4 @@
-"""Flags of the command line from the fields of a pydantic model, or from a table that a test holds against one."""
+"""Command-line flags from the fields of a pydantic model, or from a table that a test compares with one."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -11,20 +11,20 @@ from pydantic import BaseModel
 
 
 class Flag(NamedTuple):
-    """One flag; its value reaches the verb as text, as bool for a switch, as a list of texts for a repeatable one."""
+    """A flag; its value is passed as text, as bool for a switch, as a list of texts if repeatable."""
 
     name: str
     """the parameter's name: `batch_size` is `--batch-size`"""
     metavar: str | None
-    """what its value is called; None makes it a switch"""
+    """name of its value in the help; None for a switch"""
     help: str
     repeat: bool = False
     panel: str | None = None
-    """where the help shows it; None: among the others"""
+    """panel of the help text; None for the default one"""
 
 
 def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: Iterable[str] = ()) -> list[Flag]:
-    """A flag for every field of `model` that is not in `without`.
+    """Return a flag for every field of `model` that is not in `without`.
 
     >>> [flag.name for flag in flags_of(TrainConfig, without=("store", "out"))][:2]
     ['model', 'model_args']
@@ -43,30 +43,30 @@ def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: It
 def flags_of_modes(
     models: Mapping[str, type[BaseModel]], without: Iterable[str] = (), repeatable: Iterable[str] = ()
 ) -> list[Flag]:
-    """The flags of several models, each once, in the order they come up: of the first, then what the others have besides.
+    """Return the flags of several models, each once: those of the first, then additional ones of the others.
 
-    models: mode -> model; one model may stand for several. What only one has is shown in a panel of its mode; defaults and
-    words that differ are told for each.
+    `models` maps modes to models; modes may share one. Flags of a single mode get their own panel, and differing defaults and
+    descriptions are shown for each mode.
     """
     main = next(iter(models.values()))
-    found: dict[str, Flag] = {flag.name: flag for flag in flags_of(main, without, repeatable)}
+    flags: dict[str, Flag] = {flag.name: flag for flag in flags_of(main, without, repeatable)}
     for mode, model in models.items():
         if model is main:
             continue
         for flag in flags_of(model, without, repeatable):
-            known = found.get(flag.name)
+            known = flags.get(flag.name)
             if known is None:
-                found[flag.name] = flag._replace(panel=f"Mode {mode}")
+                flags[flag.name] = flag._replace(panel=f"Mode {mode}")
             elif known.panel is not None:
-                found[flag.name] = known._replace(panel=f"{known.panel} and {mode}")
+                flags[flag.name] = known._replace(panel=f"{known.panel} and {mode}")
             elif known.help != flag.help:
                 kind = known.metavar if known.metavar == flag.metavar else "|".join(filter(None, [known.metavar, flag.metavar]))
-                found[flag.name] = known._replace(help=f"{known.help} {mode}: {flag.help}", metavar=kind)
-    return list(found.values())
+                flags[flag.name] = known._replace(help=f"{known.help} {mode}: {flag.help}", metavar=kind)
+    return list(flags.values())
 
 
 def metavar_of(annotation: Any) -> str | None:
-    """What the value of a field of that type is called in the help; None for a bool."""
+    """Name of a field's value in the help, by its type; None for a bool."""
     if _is(annotation, bool):
         return None
     if get_origin(annotation) is Literal:
@@ -82,7 +82,7 @@ def metavar_of(annotation: Any) -> str | None:
 
 
 def _is(annotation: Any, *kinds: type) -> bool:
-    """Whether an annotation is one of `kinds`, maybe within Annotated or a union."""
+    """Whether an annotation is one of `kinds`, possibly inside Annotated or a union."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _is(get_args(annotation)[0], *kinds)
@@ -92,7 +92,7 @@ def _is(annotation: Any, *kinds: type) -> bool:
 
 
 def with_flags(flags: Iterable[Flag]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: typer sees `f(..., **flags)` with these flags after f's own parameters; None means not given."""
+    """Decorator that shows typer `f(..., **flags)` with these flags after f's own parameters; None means not given."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
@@ -119,48 +119,50 @@ INGEST = [
     Flag("src", "COLUMN", "Column of the sources. [src]"),
     Flag("dst", "COLUMN", "Column of the destinations. [dst]"),
     Flag("weight", "COLUMN", "Column of the edge weights."),
-    Flag("time", "COLUMN", "Column of the edges' times, numbers or timestamps: a temporal graph, events in that order."),
-    Flag("time_unit", "s|ms|us|ns", "Unit of times that are numbers. [s]"),
-    Flag("edge_features", "NAME=WHAT", "Edge features: columns of the edges, msg=f*, or npy files; repeatable.", repeat=True),
-    Flag("header", None, "Whether text tables begin with a line of names; by default found out."),
-    Flag("id_type", "auto|int|str", "Kind of the ids. [auto]"),
-    Flag("undirected", None, "Add every edge's reverse."),
+    Flag("time", "COLUMN", "Column of edge times, numbers or timestamps; makes the graph temporal."),
+    Flag("time_unit", "s|ms|us|ns", "Unit of numeric times. [s]"),
+    Flag("edge_features", "NAME=WHAT", "Edge features: edge columns (msg=f*) or npy files; repeatable.", repeat=True),
+    Flag("header", None, "Whether text tables start with a header line; by default detected."),
+    Flag("id_type", "auto|int|str", "Type of the ids. [auto]"),
+    Flag("undirected", None, "Add the reverse of every edge."),
     Flag("drop_duplicates", None, "Keep the first of equal edges."),
-    Flag("drop_self_loops", None, "Leave out edges from a node to itself."),
-    Flag("drop_missing", None, "Leave out, and count, edges with an endpoint that is no node."),
-    Flag("allow_nan", None, "Let NaN and infinite features in, counted."),
-    Flag("nodes", "GLOB", "Table of nodes, Parquet or CSV/TSV; its order gives the rows."),
-    Flag("id", "COLUMN", "Its column of ids. [id]"),
-    Flag("label", "COLUMN", "Its column of labels."),
-    Flag("split", "COLUMN", "Its column of splits: train, val, test."),
-    Flag("birth", "COLUMN", "Its column of the nodes' first times; empty: there from the beginning."),
-    Flag("x_cols", "PATTERNS", "Its feature columns, patterns joined by commas: f*,age."),
-    Flag("num_nodes", "INT", "Number of nodes, where ids are 0..N-1."),
+    Flag("drop_self_loops", None, "Drop edges from a node to itself."),
+    Flag("drop_missing", None, "Drop and count edges with an unknown endpoint."),
+    Flag("allow_nan", None, "Keep and count NaN and infinite features."),
+    Flag("nodes", "GLOB", "Node table, Parquet or CSV/TSV; its order is the order of rows."),
+    Flag("id", "COLUMN", "Id column of the node table. [id]"),
+    Flag("label", "COLUMN", "Label column of the node table."),
+    Flag("split", "COLUMN", "Split column of the node table: train, val, test."),
+    Flag("birth", "COLUMN", "Column of the nodes' first times; empty for nodes that always exist."),
+    Flag("x_cols", "PATTERNS", "Feature columns of the node table, comma-separated patterns: f*,age."),
+    Flag("num_nodes", "INT", "Number of nodes, if ids are 0..N-1."),
     Flag("features", "NAME=GLOB", "npy files of a node feature: x=x.npy or 'x=part_*.npy'; repeatable.", repeat=True),
-    Flag("labels", "FILE", "npy file of labels: N, or N x C for several labels a node."),
+    Flag("labels", "FILE", "npy file of labels: N, or N x C for several labels per node."),
     Flag("train", "FILE", "npy file of the training nodes: indices or a boolean mask."),
     Flag("val", "FILE", "The same for validation."),
     Flag("test", "FILE", "The same for testing."),
-    Flag("split_index", "INT", "Which split of two-dimensional masks."),
+    Flag("split_index", "INT", "Which column of two-dimensional masks to use."),
     Flag(
-        "dtype", "float32|float16|bfloat16|int8", "How features are stored; int8: a scale a column (edges: bfloat16). [float32]"
+        "dtype",
+        "float32|float16|bfloat16|int8",
+        "How features are stored; int8 has a scale per column (edges: bfloat16). [float32]",
     ),
-    Flag("normalize", "none|row|standard", "Normalise features, by statistics of the training rows. [none]"),
+    Flag("normalize", "none|row|standard", "Normalize features by statistics of the training rows. [none]"),
     Flag("npz", "FILE", "One file with x, y, edge_index and train_mask, val_mask, test_mask."),
-    Flag("pyg", "CLASS", "A PyG data set: Planetoid, or package.module:Class; item 0 is taken."),
+    Flag("pyg", "CLASS", "A PyG data set: Planetoid, or package.module:Class; item 0 is used."),
     Flag("arg", "NAME=VALUE", "An argument of that data set; repeatable.", repeat=True),
-    Flag("ogb", "DIR", "A data set in OGB's raw layout, on disk already."),
+    Flag("ogb", "DIR", "A downloaded data set in OGB's raw layout."),
     Flag(
-        "parts", "INT|auto", "Number nodes so that each of so many parts of the graph is a range; auto: about 1,000 nodes each."
+        "parts", "INT|auto", "Renumber nodes so that each of this many parts is a range of ids; auto: about 1,000 nodes each."
     ),
-    Flag("partitioner", "auto|metis|stream", "METIS (extra ooc[metis]) where the graph fits memory, or streaming. [auto]"),
-    Flag("order", "input|degree", "Number nodes, or each part's, as the input does or by edges, hubs first. [input]"),
-    Flag("memory", "SIZE", "Memory to keep to. [2GB]"),
+    Flag("partitioner", "auto|metis|stream", "METIS (extra ooc[metis]) if the graph fits memory, or streaming. [auto]"),
+    Flag("order", "input|degree", "Order of the nodes (within parts): as in the input, or by degree, hubs first. [input]"),
+    Flag("memory", "SIZE", "Memory limit. [2GB]"),
 ]
-"""`IngestSpec`'s fields but `out`. Importing the specification would import what ingest needs, too slow for `--help`."""
+"""`IngestSpec`'s fields except `out`; importing the specification would be too slow for `--help`."""
 
 _APPENDED = (
     "edges src dst weight time time_unit edge_features header drop_missing allow_nan nodes id label split birth x_cols features"
 )
 APPEND = [flag for flag in INGEST if flag.name in [*_APPENDED.split(), "labels", "memory"]]
-"""The flags of an ingest that an append has: `stores.growth.spec.FIELDS`."""
+"""the ingest flags that an append has: `stores.growth.spec.FIELDS`"""

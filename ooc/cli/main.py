@@ -1,6 +1,6 @@
-"""The command line's entry: runs a verb of `ooc.cli.commands`, and what a user can act on becomes one line and exit code 2.
+"""Entry point of the command line: runs a verb of `ooc.cli.commands`; user errors become one line and exit code 2.
 
-It imports next to nothing before Ctrl-C is one line too: `ooc train` spends its first second in imports.
+It imports next to nothing before Ctrl-C is handled, because `ooc train` spends its first second importing.
 """
 
 import errno
@@ -15,17 +15,16 @@ from types import FrameType
 from stores.errors import OocError
 
 INTERRUPTED = 130
-"""exit code after Ctrl-C, as shells have it; some versions of typer return it themselves"""
+"""exit code after Ctrl-C, as in shells; some versions of typer return it themselves"""
 
 
 @contextmanager
 def interrupts_in_one_line() -> Iterator[None]:
-    """Ctrl-C while a module is imported ends the process at once: nothing is under way yet, and an exception in the middle of
-    an import may come out as another one, or as a traceback. Later it is KeyboardInterrupt, as ever."""
-    mine = (
+    """End the process at once on Ctrl-C during an import, where the exception could surface as another one or a traceback."""
+    handled_here = (
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
-    if not mine:
+    if not handled_here:
         yield
         return
     signal.signal(signal.SIGINT, _on_interrupt)
@@ -45,27 +44,27 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 2 for what a user can act on, 130 after Ctrl-C."""
+    """Run the command line and return its exit code: 0, 2 for user errors, 130 after Ctrl-C."""
     with interrupts_in_one_line():
         return _outcome(arguments)
 
 
 def _outcome(arguments: Sequence[str] | None) -> int:
     try:
-        # Threads of torch that wait would spin on the processors that loaders need: measured, a quarter of all cycles.
+        # Waiting torch threads would spin on the cores the loaders need (measured: a quarter of all cycles).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from ooc.cli.commands import app
 
         code = app(list(arguments) if arguments is not None else None, standalone_mode=False)
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a closed pipe is no fault, and not at the interpreter's end
+            sys.stdout.flush()  # here, where a closed pipe is handled, and not at interpreter exit
         return _interrupted() if code == INTERRUPTED else int(code or 0)
     except KeyboardInterrupt:
         return _interrupted()
     except BrokenPipeError:  # `ooc info STORE | head`
         return _unread()
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # as typer passes it on
+        if isinstance(error.__context__, BrokenPipeError):  # as raised by typer
             return _unread()
         raise
     except OocError as error:
@@ -75,9 +74,7 @@ def _outcome(arguments: Sequence[str] | None) -> int:
         hint = "; free some space there" if error.errno == errno.ENOSPC else ""
         return _fail(f"{where}{error.strerror or error}{hint}")
     except MemoryError as error:
-        return _fail(
-            f"out of memory{f' ({error})' if str(error) else ''}: give --memory, or a smaller --batch-size or --fanout"
-        )
+        return _fail(f"out of memory{f' ({error})' if str(error) else ''}: set --memory, or reduce --batch-size or --fanout")
     except Exception as error:
         code = _usage(error)
         if code is None:
@@ -86,7 +83,7 @@ def _outcome(arguments: Sequence[str] | None) -> int:
 
 
 def _usage(error: Exception) -> int | None:
-    """The exit code of typer's own exceptions (whose classes moved between versions), None for any other."""
+    """The exit code of typer's own exceptions (whose classes moved between versions), None for others."""
     kind = type(error).__name__
     if kind == "Exit":
         code = int(getattr(error, "exit_code", 0))
@@ -103,7 +100,7 @@ def _usage(error: Exception) -> int | None:
 
 
 def _unread() -> int:
-    """Nobody reads stdout any more: drop what is buffered, without the complaint at the interpreter's end."""
+    """Discard buffered output after stdout was closed, without an error at interpreter exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - in place of typer's wrapper around the closed pipe
     return 0
@@ -111,7 +108,8 @@ def _unread() -> int:
 
 def _interrupted() -> int:
     return _fail(
-        "interrupted; what was finished is kept, an append all or nothing: run it again (train: --resume) to go on", INTERRUPTED
+        "interrupted; finished work is saved (appends are all or nothing): run it again (train: --resume) to continue",
+        INTERRUPTED,
     )
 
 

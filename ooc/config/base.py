@@ -1,4 +1,4 @@
-"""What every run is configured by, and how values are parsed; nothing heavy is imported, the command line needs it."""
+"""Settings common to all runs, and parsing of values. Imports nothing heavy, because the command line needs it."""
 
 import json
 import tomllib
@@ -15,18 +15,18 @@ FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
     | {"tensorboard", "patience", "placement", "disk"}
 )
-"""Keys that a resumed run may change: they alter where bytes come from or when the run ends, never a step's loss."""
+"""keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
 
 
 def _numbers(value: object) -> object:
-    """`"10,5"` and `10` as lists; lists pass."""
+    """Parse "10,5" and 10 to lists; lists are returned unchanged."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _pairs(value: object) -> object:
-    """`["x=a.npy"]`, `"x=a.npy"` or a JSON object's text as a dict; dicts pass."""
+    """Parse ["x=a.npy"], "x=a.npy" or a JSON object to a dict; dicts are returned unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         return json.loads(value)
     pairs = [value] if isinstance(value, str) else value
@@ -38,37 +38,29 @@ def _pairs(value: object) -> object:
 
 
 Settings = TypeVar("Settings", bound=BaseModel)
-
-
 Numbers = Annotated[list[int], BeforeValidator(_numbers)]
-
-
 Words = Annotated[list[str], BeforeValidator(_numbers)]
-
-
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
 Positive = Annotated[int, Field(gt=0)]
 
 
 def check_model(config: "RunConfig", built_in: Sequence[str]) -> None:
-    """Raise ValueError for a model that is neither one of those nor a class of the user's own, or arguments that none takes."""
+    """Raise ValueError if the model is neither built in nor a user class, or does not accept model_args."""
     if ":" not in config.model and config.model not in built_in:
         known = ", ".join(built_in)
-        raise ValueError(f"model {config.model!r} is unknown: use {known}, or package.module:Class for one of your own")
+        raise ValueError(f"model {config.model!r} is unknown: use {known}, or package.module:Class for your own")
     if ":" not in config.model and config.model_args:
-        raise ValueError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
+        raise ValueError(f"model_args apply to your own class (package.module:Class), not to {config.model}")
 
 
 def changed(config: BaseModel, *names: str) -> list[str]:
-    """Those of `names` that are not at their default."""
+    """Return those of `names` that differ from their default."""
     fields = type(config).model_fields
     return [name for name in names if getattr(config, name) != fields[name].get_default(call_default_factory=True)]
 
 
 class RunConfig(BaseModel):
-    """What every run has, whatever its batches are; frozen, and saved resolved as RUN/config.json."""
+    """Settings of every run; frozen, and saved with resolved values as RUN/config.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -81,32 +73,32 @@ class RunConfig(BaseModel):
     )
     hidden: Positive = Field(64, description="Channels of the hidden layers.")
     dropout: Fraction = Field(0.5, description="Dropout on every layer's input (and on gat's attention).")
-    # the optimisation
+    # optimization
     epochs: Positive = Field(100, description="Epochs.")
-    max_steps: Positive | None = Field(None, description="Stop after so many batches in all.")
+    max_steps: Positive | None = Field(None, description="Stop after this many batches in total.")
     optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd.")
     lr: float = Field(0.01, gt=0, description="Learning rate.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay, on every parameter.")
-    grad_clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of all parameters.")
+    grad_clip: float | None = Field(None, gt=0, description="Clip the gradient to this norm.")
     eval_every: Positive = Field(1, description="Epochs between evaluations on validation.")
-    monitor: str | None = Field(None, description="Validation metric that chooses the best model: accuracy, auroc, loss, ...")
-    patience: Positive | None = Field(None, description="Stop after so many evaluations without a better one.")
-    # the machine
+    monitor: str | None = Field(None, description="Validation metric that selects the best model: accuracy, auroc, loss, ...")
+    patience: Positive | None = Field(None, description="Stop after this many evaluations without improvement.")
+    # machine
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
-    memory: str | None = Field(None, description="Memory for the process, such as 2GB.")
+    memory: str | None = Field(None, description="Memory limit of the process, such as 2GB.")
     engine: Literal["auto", "uring", "pread", "mmap", "gds"] = Field(
         "auto", description="How rows are read: auto, uring, pread, mmap, or gds (needs CUDA and the extra ooc[gds])."
     )
-    in_memory: bool = Field(False, description="The same run with all rows in RAM.")
+    in_memory: bool = Field(False, description="Keep all rows in RAM; results do not change.")
     features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."
     )
-    threads: Positive | None = Field(None, description="torch's threads; a resumed run keeps the recorded number.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of every random choice.")
+    threads: Positive | None = Field(None, description="Number of torch threads; a resumed run keeps the recorded number.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Random seed.")
     checkpoint_every: Positive | None = Field(
-        None, description="Steps between checkpoints; by default every few seconds, at most a twentieth of the time."
+        None, description="Steps between checkpoints; by default every few seconds, at most 5 % of the time."
     )
-    tensorboard: bool = Field(False, description="Write TensorBoard events too (needs the extra ooc[tensorboard]).")
+    tensorboard: bool = Field(False, description="Write TensorBoard events (needs the extra ooc[tensorboard]).")
 
     @field_validator("memory", mode="before")
     @classmethod
@@ -122,7 +114,7 @@ class RunConfig(BaseModel):
         return None if self.memory is None else parse_bytes(self.memory)
 
     def differences(self, other: "RunConfig") -> list[str]:
-        """Keys on which the two would give other losses."""
+        """Return the keys in which the two runs' losses would differ."""
         return [
             key
             for key in type(self).model_fields
@@ -131,21 +123,21 @@ class RunConfig(BaseModel):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The keys of a TOML or JSON file, unchecked. Raises ConfigError where it cannot be read or parsed."""
+    """Return the unchecked keys of a TOML or JSON file. Raises ConfigError if it cannot be read or parsed."""
     try:
         data = path.read_bytes()
         values = json.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read this configuration: {error.strerror}") from None
-    except ValueError as error:  # both parsers' errors, and text that is not UTF-8
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
+    except ValueError as error:  # both parsers' errors, and invalid UTF-8
         raise ConfigError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a configuration is a table of keys, not a {type(values).__name__}")
+        raise ConfigError(f"{path}: a configuration must be a table of keys, not a {type(values).__name__}")
     return values
 
 
 def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> Settings:
-    """A `model` of these values, or ConfigError with the first fault in one line."""
+    """Construct `model` from values; raises ConfigError with the first fault in one line."""
     try:
         return model(**values)
     except ValidationError as error:
@@ -158,7 +150,7 @@ def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> 
         if not key:
             raise ConfigError(f"{where}{message}") from None
         message = message.split(", unable to parse")[0]
-        for other in faults[1:]:  # what else it might be: a number, or a word
+        for other in faults[1:]:  # alternatives, such as a number or a word
             if other["loc"][0] == key and other["type"] == "literal_error":
                 message += f" or {other['msg'].removeprefix('Input should be ')}"
-        raise ConfigError(f"{where}{key} = {values.get(key)!r} does not do: {message}") from None
+        raise ConfigError(f"{where}{key} = {values.get(key)!r} is invalid: {message}") from None

@@ -1,4 +1,4 @@
-"""The configuration of `ooc train --mode full`. Nothing heavy is imported here; see `ooc.config.nodes`."""
+"""Settings of `ooc train --mode full`. Imports nothing heavy; see `ooc.config.nodes`."""
 
 from typing import Literal
 
@@ -9,19 +9,17 @@ from stores.sizes import parse_bytes
 
 
 class FullConfig(NodeConfig):
-    """Everything that exact training on the whole graph depends on; a step is an epoch.
+    """Settings of exact training on the whole graph; a step is an epoch.
 
     >>> FullConfig(store="cora.ooc", out="runs/cora", model="gcn", memory="3GB").placement
     'planned'
     """
 
-    mode: Literal["full"] = Field("full", description="the whole graph at once, exactly; what does not fit goes to disk.")
+    mode: Literal["full"] = Field("full", description="the whole graph at once, exactly, with offloading to disk.")
     placement: Literal["planned", "retained", "host", "disk", "recomputed"] = Field(
-        "planned", description="Where every intermediate waits for the way back: planned, or all of them alike."
+        "planned", description="Where intermediates are kept for the backward pass: planned, or one placement for all."
     )
-    disk: str | None = Field(
-        None, description="Disk space that values of a step may take, such as 50GB; by default what is free."
-    )
+    disk: str | None = Field(None, description="Disk space for intermediates, such as 50GB; by default what is free.")
 
     @field_validator("disk", mode="before")
     @classmethod

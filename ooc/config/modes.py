@@ -1,4 +1,4 @@
-"""Mode -> the class of its configuration, and loading one from a file and flags."""
+"""Configuration classes by mode, and loading a configuration from a file and flags."""
 
 import difflib
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from stores.errors import ConfigError
 
 
 def classes() -> dict[str, type[RunConfig]]:
-    """Mode -> the configuration of its runs; the first is the one without a mode."""
+    """Return the configuration class of every mode; the first mode is the default."""
     from ooc.config.events import EventsConfig
-    from ooc.config.full import FullConfig  # they are made of this module
+    from ooc.config.full import FullConfig  # avoids a circular import
     from ooc.config.snapshots import SnapshotsConfig
 
     modes = get_args(TrainConfig.model_fields["mode"].annotation)
@@ -21,20 +21,19 @@ def classes() -> dict[str, type[RunConfig]]:
 
 
 def class_of(values: Mapping[str, Any], where: str = "") -> type[RunConfig]:
-    """The class of a configuration of these values. Raises ConfigError for an unknown mode."""
+    """Return the class for these values. Raises ConfigError for an unknown mode."""
     known = classes()
     mode = values.get("mode", next(iter(known)))
     if mode not in known:
-        raise ConfigError(f"{where}mode = {mode!r} does not do: expected {', '.join(map(repr, known))}")
+        raise ConfigError(f"{where}mode = {mode!r} is invalid: expected {', '.join(map(repr, known))}")
     return known[mode]
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> RunConfig:
-    """The configuration of `path` (TOML, or JSON by its suffix), with `overrides` (flags; None means not given) over it.
+    """Load the configuration in the file `path` (JSON by its suffix, else TOML), overridden by flags (None means not given).
 
-    base: keys below both, such as those of the run being resumed.
-    Raises ConfigError, one line, for an unknown key (with the closest one), a value of the wrong type, or settings that
-    do not fit each other.
+    `base` are values below both, such as those of the run being resumed. Raises ConfigError, in one line, for an unknown key
+    (with the closest one), an invalid value, or conflicting settings.
 
     >>> load_config(Path("run.toml"), {"lr": "0.02", "out": "runs/2"}).lr
     0.02
@@ -42,17 +41,17 @@ def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[s
     flags = {key: value for key, value in overrides.items() if value is not None}
     values = {**(base or {}), **(read_config(path) if path else {}), **flags}
     where = f"{path}: " if path else ""
-    was, now = ((each or {}).get("mode") for each in (base, values))
-    if was is not None and was != now:
+    trained, now = ((each or {}).get("mode") for each in (base, values))
+    if trained is not None and trained != now:
         raise ConfigError(
-            f"{values.get('out')} was trained with mode = {was!r}, not {now!r}: resume it unchanged, or start another run"
+            f"{values.get('out')} was trained with mode = {trained!r}, not {now!r}: resume it unchanged, or start a new run"
         )
     model = class_of(values, where)
     known = {key for each in classes().values() for key in each.model_fields}
     for key in values:
         if key in known - model.model_fields.keys():
             mode = values.get("mode", "sampled")
-            raise ConfigError(f"{where}{key} means nothing in mode {mode}: leave it out, or choose another mode")
+            raise ConfigError(f"{where}{key} does not apply to mode {mode}: leave it out, or use another mode")
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else "`ooc train --help` lists the keys"

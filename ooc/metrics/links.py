@@ -1,8 +1,8 @@
-"""Scores of link prediction, in the way of the Temporal Graph Benchmark: a true destination against its negatives.
+"""Link prediction scores as in the Temporal Graph Benchmark: each true destination against its negatives.
 
-AP and ROC AUC treat every pair alike and are for one negative an event; the rank of the true destination among its own
-negatives gives MRR and Hits@k, for any number of them. Ties count half, so a model that says the same of all gains nothing.
-(Huang et al., "Temporal Graph Benchmark for Machine Learning on Temporal Graphs", NeurIPS 2023.)
+AP and ROC AUC compare single pairs and need one negative per event; MRR and Hits@k use the rank of the true destination among
+any number of its own negatives. Ties count half, so constant scores gain nothing. (Huang et al., "Temporal Graph Benchmark for
+Machine Learning on Temporal Graphs", NeurIPS 2023.)
 """
 
 import tempfile
@@ -20,18 +20,18 @@ from stores.io.segments import forget
 
 HITS = (1, 3, 10)
 PAIR_BYTES = 2**24
-"""of memory for the scores of pairs; more wait in a file"""
+"""memory for the scores of pairs; more are spilled to a file"""
 _EVENT_BYTES, _SORTED_BYTES = 8, 40
-"""of an event's two scores that wait, and of a score that is compared"""
+"""for an event's two buffered scores, and for a score being compared"""
 _END = 2**32
 Keys = NDArray[np.uint32]
 
 
 class LinkScores:
-    """Collects scores batch by batch: logits or probabilities, but of one kind. hits: the k of Hits@k.
+    """Collects scores batch by batch: logits or probabilities, but not both. Scores are compared as float32.
 
-    Memory: AP and ROC AUC are exact and take `max_bytes`; 8 bytes an event wait, beyond half of that in sorted runs in an
-    unnamed file in `folder` (None: where temporary files go). Ranks keep nothing. Scores are compared as float32.
+    AP and ROC AUC are exact and need `max_bytes`: 8 bytes per event are buffered, and beyond half of it spilled as sorted runs
+    to an unnamed file in `folder`. Ranks need no memory. `hits` are the values of k for Hits@k.
 
     >>> scores = LinkScores()
     >>> scores.update(positive, negative)  # float[k], float[k, r]
@@ -47,14 +47,14 @@ class LinkScores:
         self._within = torch.zeros(len(self._hits), dtype=torch.float64)
 
     def update(self, positive: Tensor, negative: Tensor) -> None:
-        """positive: [k], of the true destinations; negative: [k] or [k, r], of each one's negatives.
+        """Add a batch: positive [k], scores of the true destinations; negative [k] or [k, r], of their negatives.
 
-        Raises OocError for a score that is no number.
+        Raises OocError for a NaN score.
         """
         positive = positive.detach().cpu().float()
         negative = negative.detach().cpu().float().reshape(len(positive), -1)
         if positive.isnan().any() or negative.isnan().any():
-            raise OocError("the model scores a link with NaN: lower --lr, or set --grad-clip")
+            raise OocError("the model scored a link with NaN: lower --lr, or set --grad-clip")
         above, equal = (negative > positive[:, None]).sum(1), (negative == positive[:, None]).sum(1)
         rank = 1 + above.double() + equal.double() / 2
         self._events += len(positive)
@@ -64,20 +64,20 @@ class LinkScores:
             self._pairs.add(positive.numpy(), negative[:, 0].numpy())
 
     def compute(self) -> dict[str, float]:
-        """mrr, hits@k, and with one negative an event ap and auroc; empty before the first event."""
+        """Return mrr, hits@k and, with one negative per event, ap and auroc; empty without events."""
         if not self._events:
             return {}
-        found = dict(zip(("ap", "auroc"), self._pairs.compute(), strict=True)) if self._pairs.count else {}
-        found["mrr"] = float(self._inverse / self._events)
+        scores = dict(zip(("ap", "auroc"), self._pairs.compute(), strict=True)) if self._pairs.count else {}
+        scores["mrr"] = float(self._inverse / self._events)
         within = (self._within / self._events).tolist()
-        return found | {f"hits@{k}": share for k, share in zip(self._hits, within, strict=True)}
+        return scores | {f"hits@{k}": share for k, share in zip(self._hits, within, strict=True)}
 
 
 class Pairs:
-    """As many scores of true as of false links, and how well they are told apart: exact, in bounded memory.
+    """Exact AP and ROC AUC of equally many true and false links, in bounded memory.
 
-    Kept are numbers in the order of the scores. Runs of them, sorted, are looked through from the highest on, as many at a
-    time as fit the memory; of a score that more have than fit, how many have it is enough.
+    Scores are stored as integers of the same order. Their sorted runs are merged from the highest score on, as many at a time
+    as fit the memory; of a score with more occurrences than fit, counts suffice.
 
     >>> pairs = Pairs(2**24, None)
     >>> pairs.add(np.float32([0.9, 0.3]), np.float32([0.1, 0.3]))
@@ -86,83 +86,83 @@ class Pairs:
     """
 
     def __init__(self, max_bytes: int, folder: Path | None) -> None:
-        self._room = max(1, max_bytes // 2 // _EVENT_BYTES)
+        self._capacity = max(1, max_bytes // 2 // _EVENT_BYTES)
         self._at_once = max(1, max_bytes // 2 // _SORTED_BYTES)
         self._folder = folder
-        self._held: Keys = np.empty((2, 0), np.uint32)
+        self._buffer: Keys = np.empty((2, 0), np.uint32)
         self._filled = self._spilled = 0
         self._file: Any = None
 
     @property
     def count(self) -> int:
-        """Of each kind."""
-        return self._spilled * self._room + self._filled
+        """Scores of each kind."""
+        return self._spilled * self._capacity + self._filled
 
     def add(self, true: NDArray[np.float32], false: NDArray[np.float32]) -> None:
-        """float32[k] each, without NaN."""
-        for start in range(0, len(true), self._room):
-            part = slice(start, start + self._room)
+        """Add scores, float32[k] each, without NaN."""
+        for start in range(0, len(true), self._capacity):
+            part = slice(start, start + self._capacity)
             self._put(np.stack([_ordered(true[part]), _ordered(false[part])]))
 
     def _put(self, keys: Keys) -> None:
-        """uint32[2, k], k at most the room."""
+        """Buffer keys, uint32[2, k] with k at most the buffer's length."""
         size = keys.shape[1]
-        if not self._held.size:
-            self._held = np.empty((2, self._room), np.uint32)  # pages are given as they are written to
-        taken = min(size, self._room - self._filled)
-        self._held[:, self._filled : self._filled + taken] = keys[:, :taken]
+        if not self._buffer.size:
+            self._buffer = np.empty((2, self._capacity), np.uint32)  # pages are allocated when written
+        taken = min(size, self._capacity - self._filled)
+        self._buffer[:, self._filled : self._filled + taken] = keys[:, :taken]
         self._filled += taken
-        if self._filled == self._room:
+        if self._filled == self._capacity:
             self._spill()
         if taken < size:
             self._put(keys[:, taken:])
 
     def _spill(self) -> None:
-        """What waits becomes a run in the file."""
+        """Write the buffered keys to the file as a sorted run."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - gone with its last reference
-        self._held.sort(axis=1)
-        self._file.write(self._held)
+        self._buffer.sort(axis=1)
+        self._file.write(self._buffer)
         self._file.flush()
         self._spilled, self._filled = self._spilled + 1, 0
 
     def compute(self) -> tuple[float, float]:
-        """(AP, ROC AUC). AP: the precision at each true score, from the highest on; all of one score count together."""
-        shape, count = (2, self._room), self.count
+        """Return (AP, ROC AUC). AP averages the precision at each true score, with tied scores counted together."""
+        shape, count = (2, self._capacity), self.count
         runs: list[Keys] = [
-            np.memmap(self._file, np.uint32, "r", number * 8 * self._room, shape) for number in range(self._spilled)
+            np.memmap(self._file, np.uint32, "r", number * 8 * self._capacity, shape) for number in range(self._spilled)
         ]
-        runs.append(self._held[:, : self._filled])
+        runs.append(self._buffer[:, : self._filled])
         runs[-1].sort(axis=1)
         ap = auc = 0.0
         true, false, stop = 0, 0, _END
         while true < count:
             first = _cut(runs, stop, self._at_once)
             if stop - first == 1:
-                many, equal = (np.array([_between(runs, kind, first, stop)]) for kind in (0, 1))
-                passed = int(equal[0])
+                counts, equal = (np.array([_between(runs, kind, first, stop)]) for kind in (0, 1))
+                visited = int(equal[0])
                 higher = np.zeros(1, np.int64)
             else:
                 own, others = (_sorted(runs, kind, first, stop) for kind in (0, 1))
-                value, many = (each[::-1] for each in np.unique(own, return_counts=True))
-                passed, behind = len(others), np.searchsorted(others, value, "right")
-                higher, equal = passed - behind, behind - np.searchsorted(others, value)
-            hits, missed = true + np.cumsum(many), false + higher + equal
-            ap += float((many * (hits / (hits + missed))).sum())
-            auc += float((many * (count - missed + equal / 2)).sum())
-            true, false, stop = true + int(many.sum()), false + passed, first
+                value, counts = (each[::-1] for each in np.unique(own, return_counts=True))
+                visited, not_higher = len(others), np.searchsorted(others, value, "right")
+                higher, equal = visited - not_higher, not_higher - np.searchsorted(others, value)
+            hits, missed = true + np.cumsum(counts), false + higher + equal
+            ap += float((counts * (hits / (hits + missed))).sum())
+            auc += float((counts * (count - missed + equal / 2)).sum())
+            true, false, stop = true + int(counts.sum()), false + visited, first
         return ap / count, auc / count**2
 
 
 def _ordered(scores: NDArray[np.float32]) -> Keys:
-    """uint32[k] in the order of the scores, equal ones (0 and -0 are) equal."""
+    """Map scores to uint32[k] of the same order; 0 and -0 are equal."""
     bits = (scores + np.float32(0)).view(np.uint32)
-    found: Keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
-    return found
+    keys: Keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    return keys
 
 
 def _place(run: Keys, kind: int, key: int) -> int:
-    """How many of a run's keys of one kind are below."""
+    """How many keys of one kind in a run are below `key`."""
     return run.shape[1] if key >= _END else int(np.searchsorted(run[kind], np.uint32(key)))
 
 
@@ -172,7 +172,7 @@ def _between(runs: list[Keys], kind: int, first: int, stop: int) -> int:
 
 
 def _cut(runs: list[Keys], stop: int, most: int) -> int:
-    """The least key from which on there are at most so many below `stop`; stop - 1 where that alone has more."""
+    """Smallest key with at most `most` keys from it up to `stop`; stop - 1 if that key alone has more."""
     low, high = 0, stop - 1
     while low < high:
         middle = (low + high) // 2
@@ -185,8 +185,8 @@ def _cut(runs: list[Keys], stop: int, most: int) -> int:
 
 def _sorted(runs: list[Keys], kind: int, first: int, stop: int) -> Keys:
     """The keys of one kind in first..stop-1, ascending."""
-    found = np.concatenate([run[kind, _place(run, kind, first) : _place(run, kind, stop)] for run in runs])
+    keys = np.concatenate([run[kind, _place(run, kind, first) : _place(run, kind, stop)] for run in runs])
     for run in runs:
         forget(run)
-    found.sort()
-    return found
+    keys.sort()
+    return keys

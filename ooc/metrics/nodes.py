@@ -1,7 +1,7 @@
-"""Losses and scores by task: torchmetrics for the scores, torch's functional losses for training.
+"""Losses and scores by task: torch's functional losses for training, torchmetrics for scores.
 
-Tasks: "multiclass" (labels int64[b], logits [b, C]), "binary" (labels [b], logits [b, 1]) and "multilabel" (labels and
-logits [b, C]). A label below 0 or NaN is unknown, and counts neither in the loss nor in the scores.
+Tasks are "multiclass" (labels int64[b], logits [b, C]), "binary" (labels [b], logits [b, 1]) and "multilabel" (labels and
+logits [b, C]). Labels below 0 or NaN are unknown and count neither in the loss nor in the scores.
 """
 
 import warnings
@@ -36,10 +36,10 @@ from torchmetrics.classification import (
 from stores.errors import ConfigError
 
 EXACT_SCORES = 1 << 22
-"""Up to so many predicted numbers the ranking metrics keep them all (16 MiB); beyond, they count in `BINS` bins a class."""
+"""up to this many predicted numbers (16 MiB), ranking metrics are exact; beyond, they use `BINS` bins per class"""
 BINS = 2048
 LOGIT_RANGE = 20.0
-"""The bins are equally wide from -20 to 20 in log-odds, so that small probabilities of many classes stay apart."""
+"""bins are equally wide from -20 to 20 in log-odds, which separates small probabilities of many classes"""
 
 DEFAULT_MONITOR = {"multiclass": "accuracy", "binary": "auroc", "multilabel": "auroc"}
 
@@ -74,7 +74,7 @@ _AVERAGED = ("precision", "recall", "f1")
 
 
 def metric_names(task: str) -> list[str]:
-    """What `Scores` reports for a task; each can be monitored.
+    """Names of the scores that `Scores` reports for a task; each can be monitored.
 
     >>> metric_names("binary")
     ['loss', 'accuracy', 'precision', 'recall', 'f1', 'auroc', 'average_precision']
@@ -86,19 +86,19 @@ def metric_names(task: str) -> list[str]:
 
 
 def out_channels(task: str, num_classes: int) -> int:
-    """Logits a node: one for a binary task, else one a class or label."""
+    """Number of logits per node: one for a binary task, else one per class or label."""
     return 1 if task == "binary" else num_classes
 
 
 def known_labels(labels: Tensor) -> Tensor:
-    """bool, of the labels' shape: which are known (neither negative nor NaN)."""
+    """Return which labels are known (neither negative nor NaN), as bool of their shape."""
     return labels >= 0
 
 
 class Loss:
-    """The training loss of a task, over known labels alone: cross entropy, or binary cross entropy on logits.
+    """The training loss of a task on known labels: cross entropy, or binary cross entropy on logits.
 
-    class_weights: float32[C] or None: of the classes, or of the positives of each label (binary: one number).
+    `class_weights` (float32[C] or None) are those of the classes, or of the positives of each label (binary: one number).
 
     >>> float(Loss("multiclass")(torch.zeros(4, 2), torch.tensor([0, 1, 1, -1])))
     0.6931471824645996
@@ -106,17 +106,17 @@ class Loss:
 
     def __init__(self, task: str, class_weights: Tensor | None = None, label_smoothing: float = 0.0) -> None:
         if task not in _FAMILIES:
-            raise ConfigError(f"no loss for the task {task!r}: it must be one of {', '.join(_FAMILIES)}")
+            raise ConfigError(f"task {task!r} has no loss: use one of {', '.join(_FAMILIES)}")
         self.task, self.class_weights, self.label_smoothing = task, class_weights, label_smoothing
 
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The mean over known labels; with weights (float32[n]) the sum of every row's loss, each times its weight."""
+        """Return the mean over known labels, or with weights (float32[n]) the weighted sum of the rows' losses."""
         logits, known = logits.float(), known_labels(labels)
         if self.task == "multiclass":
             if not known.any():
                 return logits.sum() * 0.0
-            found = self._crossed(logits[known], labels[known], "mean" if weights is None else "none")
-            return found if weights is None else (found * weights[known]).sum()
+            loss = self._crossed(logits[known], labels[known], "mean" if weights is None else "none")
+            return loss if weights is None else (loss * weights[known]).sum()
         each = self._each(logits, labels, known)
         if weights is None:
             return each.sum() / known.sum().clamp(min=1)
@@ -124,15 +124,14 @@ class Loss:
         return (rows * weights).sum()
 
     def part(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What some rows add to the loss of many: the sum over their known labels. The sums of all rows, divided by the
-        `weight` of all labels, are the mean."""
+        """Return the sum over the known labels of some rows; divided by the `weight` of all labels, these sum to the mean."""
         logits, known = logits.float(), known_labels(labels)
         if self.task == "multiclass":
             return self._crossed(logits[known], labels[known], "sum")
         return self._each(logits, labels, known).sum()
 
     def weight(self, labels: Tensor) -> float:
-        """How much these labels count in a mean: the known ones, in multi-class by their classes' weights."""
+        """Weight of these labels in a mean: the number of known ones, weighted by class in multi-class tasks."""
         known = known_labels(labels)
         if self.task != "multiclass" or self.class_weights is None:
             return float(known.sum())
@@ -143,7 +142,7 @@ class Loss:
         return F.cross_entropy(logits, labels.long(), self.class_weights, label_smoothing=smooth, reduction=reduction)
 
     def _each(self, logits: Tensor, labels: Tensor, known: Tensor) -> Tensor:
-        """Binary cross entropy of every number, 0 where the label is unknown; of the labels' shape."""
+        """Binary cross entropy of every number, in the labels' shape; 0 for unknown labels."""
         logits = logits.view(labels.shape)
         target = torch.where(known, labels, 0).to(logits.dtype)
         target = target * (1 - self.label_smoothing) + self.label_smoothing / 2
@@ -152,17 +151,17 @@ class Loss:
 
 
 def class_weights(setting: str | list[float], task: str, num_classes: int, labels: Iterable[Tensor]) -> Tensor | None:
-    """float32 weights from the setting "none", "balanced" or a list, for the known labels of the training split.
+    """Return float32 weights from the setting "none", "balanced" or a list, for the training split's known labels.
 
-    labels: piece by piece, [k] or [k, C]. "balanced" gives every class the same total (multi-class), or the positives of a
-    label the total of its negatives. Raises ConfigError where a list's length does not fit.
+    "balanced" gives every class the same total (multi-class), or the positives of a label the total of its negatives. `labels`
+    come in pieces, [k] or [k, C]. Raises ConfigError if a list has the wrong length.
     """
     channels = out_channels(task, num_classes)
     if setting == "none":
         return None
     if isinstance(setting, list):
         if len(setting) != channels:
-            raise ConfigError(f"class_weights has {len(setting)} numbers, the {task} task needs {channels}")
+            raise ConfigError(f"class_weights has {len(setting)} numbers, but the {task} task needs {channels}")
         return torch.tensor(setting, dtype=torch.float32)
     counts, known_counts = torch.zeros(channels, dtype=torch.int64), torch.zeros(channels, dtype=torch.int64)
     for piece in labels:
@@ -181,12 +180,12 @@ def class_weights(setting: str | list[float], task: str, num_classes: int, label
 
 
 def _metrics(task: str, num_classes: int) -> tuple[MetricCollection, MetricCollection]:
-    """(the metrics of predicted labels, the exact ranking metrics, which are by class)."""
+    """Return the metrics of predicted labels, and the exact per-class ranking metrics."""
     sizes: dict[str, Any] = {"validate_args": False}
     if task != "binary":
         sizes["num_classes" if task == "multiclass" else "num_labels"] = num_classes
     if task == "multilabel":
-        sizes["ignore_index"] = -1  # the others drop unknown labels before
+        sizes["ignore_index"] = -1  # the others drop unknown labels earlier
     family, chosen = _FAMILIES[task], {}
     by_class: dict[str, Any] = {} if task == "binary" else {"average": "none"}
     for name, metric in family.items():
@@ -194,7 +193,7 @@ def _metrics(task: str, num_classes: int) -> tuple[MetricCollection, MetricColle
             continue
         if task == "binary":
             chosen[name] = metric(**sizes)
-        elif name == "accuracy":  # of nodes, or of single labels
+        elif name == "accuracy":  # over nodes, or over single labels
             chosen[name] = metric(**sizes, average="micro")
         else:
             for average in ("macro", "micro"):
@@ -203,9 +202,9 @@ def _metrics(task: str, num_classes: int) -> tuple[MetricCollection, MetricColle
 
 
 class BinnedRanking:
-    """AUROC and average precision by class from a histogram of log-odds: int64[2, C, BINS], however many seeds there are.
+    """AUROC and average precision per class from histograms of log-odds, int64[2, C, BINS], for any number of seeds.
 
-    Two scores in one bin count as tied, so a value is off by at most the share of pairs that fall together.
+    Scores in one bin count as tied, so a value is off by at most the share of pairs in a common bin.
 
     >>> ranking = BinnedRanking(1)
     >>> ranking.update(torch.tensor([[0.9], [0.2]]), torch.tensor([[True], [False]]), torch.ones(2, 1, dtype=torch.bool))
@@ -217,7 +216,7 @@ class BinnedRanking:
         self._counts = torch.zeros(2, channels, BINS, dtype=torch.int64, device=device)
 
     def update(self, probability: Tensor, positive: Tensor, known: Tensor) -> None:
-        """probability float32[b, C]; positive, known bool[b, C]."""
+        """Add probability float32[b, C], positive and known bool[b, C]."""
         channels = self._counts.shape[1]
         odds = torch.logit(probability, eps=1e-9)
         bins = ((odds + LOGIT_RANGE) * (BINS / (2 * LOGIT_RANGE))).long().clamp_(0, BINS - 1)
@@ -225,8 +224,8 @@ class BinnedRanking:
         self._counts += torch.bincount(cell[known], minlength=self._counts.numel()).view_as(self._counts)
 
     def compute(self) -> dict[str, Tensor]:
-        """float64[C] by name, NaN for a class without positives or without negatives."""
-        negative, positive = self._counts.double().flip(2)  # the best scores first
+        """Return the scores, float64[C] each; NaN for a class without positives or without negatives."""
+        negative, positive = self._counts.double().flip(2)  # highest scores first
         true, false = positive.cumsum(1), negative.cumsum(1)
         below = false[:, -1:] - false + negative / 2  # ties count half
         total = true[:, -1]
@@ -238,10 +237,10 @@ class BinnedRanking:
 
 
 class Scores:
-    """Scores of a task, gathered batch by batch: loss, accuracy, precision, recall, F1, AUROC, average precision.
+    """Scores of a task, collected batch by batch: loss, accuracy, precision, recall, F1, AUROC, average precision.
 
-    AUROC and average precision are means over the classes (labels) that have both positives and negatives.
-    count: seeds to come; it decides whether ranking metrics are exact or binned (see EXACT_SCORES).
+    AUROC and average precision are means over the classes (labels) with both positives and negatives. `count` is the number of
+    seeds to come, which decides whether ranking metrics are exact or binned (see EXACT_SCORES).
 
     >>> scores = Scores("binary", 2, count=2)
     >>> scores.update(torch.tensor([[2.0], [-1.0]]), torch.tensor([1, 0]))
@@ -260,7 +259,7 @@ class Scores:
         self._negatives = torch.zeros_like(self._positives)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """logits [b, C] (binary: [b, 1]), labels [b] or [b, C]."""
+        """Add a batch: logits [b, C] (binary: [b, 1]), labels [b] or [b, C]."""
         logits, known = logits.float(), known_labels(labels)
         count = int(known.sum())
         if not count:
@@ -287,11 +286,11 @@ class Scores:
             self._binned.update(probability.view_as(positive), positive, known)
 
     def compute(self) -> dict[str, float | None]:
-        """Every score by name, None where it is undefined (no known label, no class with both kinds, or NaN)."""
+        """Return every score, None if it is undefined (no known label, no class with both kinds, or NaN)."""
         if not self._known:
             return dict.fromkeys(metric_names(self.task))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # classes absent from a split: they are left out of the means
+            warnings.simplefilter("ignore")  # classes absent from a split are excluded from the means
             values = {name: float(value) for name, value in self._metrics.compute().items()}
             ranking = self._exact.compute() if self._exact is not None else self._binned.compute() if self._binned else {}
         both = (self._positives > 0) & (self._negatives > 0)

@@ -1,4 +1,4 @@
-"""PyG's interfaces over a store: FeatureStore, GraphStore, BaseSampler; and PyG data sets as input."""
+"""PyG's FeatureStore, GraphStore and BaseSampler over a store, and PyG data sets as input."""
 
 from typing import TYPE_CHECKING
 

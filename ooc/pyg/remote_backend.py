@@ -4,7 +4,7 @@
 >>> sampler = OocSampler(ds, [10, 10])
 >>> loader = NodeLoader(stores, node_sampler=sampler, input_nodes=torch.from_numpy(ds.split("train")), batch_size=1024)
 
-These run in the consumer's thread; `ooc.NeighborLoader` gives the same batches, worked on ahead.
+They run in the consumer's thread; `ooc.NeighborLoader` gives the same batches, loaded ahead.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _READ_ONLY = "a store is read-only: write the array elsewhere and open the data 
 class OocFeatureStore(FeatureStore):  # type: ignore[misc]
     """PyG's FeatureStore over the node arrays of a data set.
 
-    names: the arrays that a batch gets, by default x and y. Others can be asked for by name.
+    `names` are the arrays of a batch (default: x and y); others can be requested by name.
 
     >>> OocFeatureStore(ds).get_tensor(group_name=None, attr_name="x", index=torch.tensor([3, 1]))
     """
@@ -44,13 +44,13 @@ class OocFeatureStore(FeatureStore):  # type: ignore[misc]
             ds.rows(name)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """One attribute an array that a batch gets; the group is None, as PyG has it for one node type."""
+        """Return one attribute per array of a batch; the group is None, as PyG uses for one node type."""
         return [TensorAttr(group_name=None, attr_name=name) for name in self.names]
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
-        """Rows [k, ...] at `attr.index`: ids int64[k], a mask [N], a slice, None for all; one row [...] for an int.
+        """Return rows [k, ...] at `attr.index` (int64[k], mask [N], slice, or None for all), or one row [...] for an int.
 
-        Features come by their values, float32 where they are stored in fewer bits (`Dataset.rows`); whole numbers as int64.
+        Features are decoded to float32 if stored in fewer bits (`Dataset.rows`); integers become int64.
         """
         if not self._has(attr):
             return None
@@ -63,7 +63,7 @@ class OocFeatureStore(FeatureStore):  # type: ignore[misc]
         return tensor[0] if isinstance(attr.index, int) else tensor
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
-        """The shape of the whole array: nothing is read."""
+        """Return the shape of the whole array, without reading it."""
         return self.ds.rows(attr.attr_name).shape if self._has(attr) else None
 
     def _has(self, attr: TensorAttr) -> bool:
@@ -79,8 +79,7 @@ class OocFeatureStore(FeatureStore):  # type: ignore[misc]
 class OocGraphStore(GraphStore):  # type: ignore[misc]
     """PyG's GraphStore over the topology of a data set, in CSC.
 
-    `get_edge_index` copies the whole topology into RAM, as int64, which is what PyG's own code works on; sampling by
-    `OocSampler` never does.
+    `get_edge_index` copies the whole topology into RAM as int64, as PyG's own code requires; `OocSampler` never does.
     """
 
     def __init__(self, ds: Dataset) -> None:
@@ -88,12 +87,12 @@ class OocGraphStore(GraphStore):  # type: ignore[misc]
         self.ds = ds
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """The one edge type, None as PyG has it for a homogeneous graph."""
+        """Return the single edge type; None, as PyG uses for a homogeneous graph."""
         num_nodes = self.ds.num_nodes
         return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, is_sorted=True, size=(num_nodes, num_nodes))]
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
-        """(source int64[E], colptr int64[N+1]) for CSC; None for another layout: PyG's `coo()` and `csr()` convert."""
+        """Return (source int64[E], colptr int64[N+1]) for CSC, and None for other layouts, which PyG converts."""
         if edge_attr.layout != EdgeLayout.CSC or edge_attr.edge_type is not None:
             return None
         graph = self.ds.graph
@@ -109,8 +108,8 @@ class OocGraphStore(GraphStore):  # type: ignore[misc]
 class OocSampler(BaseSampler):  # type: ignore[misc]
     """PyG's BaseSampler over the topology of a data set: uniform or weighted neighbor sampling by our own kernels.
 
-    num_neighbors, replace, weight_attr: as `ooc.NeighborLoader` takes them. Draws follow torch's generator, as those of
-    PyG's samplers do: `torch.manual_seed` makes them repeatable. Raises BudgetError for a batch over the data set's memory.
+    Arguments are those of `ooc.NeighborLoader`. Samples follow torch's generator as in PyG's samplers, so `torch.manual_seed`
+    makes them repeatable. Raises BudgetError if a batch exceeds the data set's memory.
 
     >>> OocSampler(ds, [10, 10]).sample_from_nodes(NodeSamplerInput(input_id=None, node=torch.tensor([3, 1])))
     """
@@ -129,9 +128,9 @@ class OocSampler(BaseSampler):  # type: ignore[misc]
         )
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
-        """The neighborhood of `index.node`; `edge` holds the edges' positions in the input."""
+        """Sample the neighborhood of `index.node`; `edge` has the edges' positions in the input."""
         if index.time is not None or kwargs:
-            raise ConfigError("OocSampler samples no temporal neighborhoods: leave out input_time and further arguments")
+            raise ConfigError("OocSampler does not support temporal sampling: leave out input_time and further arguments")
         _refuse_workers()
         key = int(torch.randint(2**63 - 1, ()).item())
         subgraph = self._sampler.sample(index.node.numpy(), key)
@@ -153,18 +152,18 @@ class OocSampler(BaseSampler):  # type: ignore[misc]
 
     @property
     def edge_permutation(self) -> None:
-        """None: `SamplerOutput.edge` holds positions in the input already."""
+        """None, because `SamplerOutput.edge` already has positions in the input."""
         return None
 
 
 def _refuse_workers() -> None:
-    """A forked worker has none of the reading threads and would wait for them for ever."""
+    """Raise in forked workers, which lack the reading threads and would wait forever."""
     if get_worker_info() is not None:
-        raise ConfigError("a store is read by threads, not by worker processes: give the loader num_workers=0")
+        raise ConfigError("a store cannot be read from worker processes: use num_workers=0")
 
 
 def _rows_at(index: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """PyG's ways to say which rows, as int64[k]."""
+    """Convert PyG's row index to int64[k]."""
     if isinstance(index, int):
         return np.array([index + count if index < 0 else index])
     if index is None:

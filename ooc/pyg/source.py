@@ -1,4 +1,4 @@
-"""Data sets of PyTorch Geometric as input of an ingest; the one place of the ingest that imports torch."""
+"""PyG data sets as the input of an ingest; the only part of the ingest that imports torch."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ _PARTS = ("x", "y", "edge_index", "edge_weight", "train_mask", "val_mask", "test
 
 
 def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
-    """`stores.ingest.ingest`, and for `spec.pyg` the data set read first. See there for what is raised.
+    """Build a store as `stores.ingest.ingest` does, reading the PyG data set of `spec.pyg` first if given.
 
     >>> ingest(IngestSpec(out="cora.ooc", pyg="Planetoid", arg=["root=data", "name=Cora"])).num_nodes
     2708
@@ -29,28 +29,28 @@ def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
 
 
 def arguments(pairs: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs as keyword arguments; a value that is JSON (5, true, "0") is that, any other is text.
+    """Parse NAME=VALUE pairs to keyword arguments; values are JSON (5, true, "0") if valid, else text.
 
     >>> arguments(["name=Cora", "split=public", "num_nodes=100"])
     {'name': 'Cora', 'split': 'public', 'num_nodes': 100}
     """
-    found: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name.isidentifier():
             raise ConfigError(f"--arg {pair!r}: write it NAME=VALUE, as in name=Cora")
         try:
-            found[name] = json.loads(value)
+            keywords[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            keywords[name] = value
+    return keywords
 
 
 def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """The arrays of item 0 of a PyG data set: x, y, edge_index, edge_weight, the masks (2-D ones [N, S]), num_nodes.
+    """Return the arrays of item 0 of a PyG data set: x, y, edge_index, edge_weight, masks ([N] or [N, S]) and num_nodes.
 
-    name: a class of torch_geometric.datasets, or `package.module:Class`, also looked for in the working directory.
-    Raises ConfigError where there is no such class or it refuses its arguments, InputError where item 0 is no Data.
+    `name` is a class of torch_geometric.datasets, or `package.module:Class`, also from the working directory. Raises
+    ConfigError if it does not exist or cannot be constructed, InputError if item 0 is not a Data.
     """
     from torch_geometric.data import Data
 
@@ -62,20 +62,22 @@ def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         factory = getattr(importlib.import_module(module_name or "torch_geometric.datasets"), class_name)
     except (ImportError, AttributeError) as error:
         where = f"{module_name}:{class_name}" if module_name else f"torch_geometric.datasets.{class_name}"
-        raise ConfigError(f"there is no data set {where} ({error}); name a PyG class, or package.module:Class") from None
+        raise ConfigError(f"there is no data set {where} ({error}); use a PyG class, or package.module:Class") from None
     try:
         data = factory(**keywords)[0]
-    except Exception as error:  # whatever a data set of someone else's raises
+    except Exception as error:  # third-party code may raise anything
         first = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"the data set {name} cannot be made with {dict(keywords)}: {first[0][:300]}; see --arg") from error
+        raise ConfigError(
+            f"the data set {name} cannot be constructed with {dict(keywords)}: {first[0][:300]} (--arg)"
+        ) from error
     if not isinstance(data, Data):
-        raise InputError(f"item 0 of {name} is a {type(data).__name__}: a Data of one graph is wanted")
+        raise InputError(f"item 0 of {name} is a {type(data).__name__}: it must be a Data with one graph")
     return arrays_of(data, name)
 
 
 def arrays_of(data: Any, name: str) -> dict[str, NDArray[Any]]:
-    """The arrays of a PyG Data that an ingest takes. Raises InputError where it has no edge_index."""
+    """Return the arrays of a PyG Data that an ingest uses. Raises InputError if it has no edge_index."""
     if data.edge_index is None:
-        raise InputError(f"{name} has no edge_index: it is no graph that can be ingested")
-    found = {part: data[part].numpy(force=True) for part in _PARTS if data.get(part) is not None}
-    return found | {"num_nodes": np.array(data.num_nodes, dtype=np.int64)}
+        raise InputError(f"{name} has no edge_index: it cannot be ingested as a graph")
+    arrays = {part: data[part].numpy(force=True) for part in _PARTS if data.get(part) is not None}
+    return arrays | {"num_nodes": np.array(data.num_nodes, dtype=np.int64)}

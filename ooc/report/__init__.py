@@ -1,4 +1,4 @@
-"""The HTML page of a run, its charts, and printed tables."""
+"""The HTML report of a run, its charts, and tables for the terminal."""
 
 from typing import TYPE_CHECKING
 

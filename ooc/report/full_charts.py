@@ -1,4 +1,4 @@
-"""What an exact step was to do and did, to be looked at: its schedule, the memory of every tier, seconds by op."""
+"""Charts of an exact training step, planned and measured: its schedule, memory by tier, and seconds by op."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,20 +13,22 @@ from ooc.fullgraph.placement.plan import PlannedRun, StepPlan
 from ooc.runtime.trace import MemorySample, Spans
 from stores.sizes import format_bytes
 
-UP, DOWN, AGAIN, INK, GREY = "#2563a8", "#d9722b", "#8a6bb1", "#1f2933", "#c3cad3"
+FORWARD, BACKWARD, RECOMPUTED, INK, GREY = "#2563a8", "#d9722b", "#8a6bb1", "#1f2933", "#c3cad3"
 LANES = ("computing", "host memory", "disk")
 NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.HOST: "host memory", TensorPlacement.DISK: "disk"}
 _LABELLED = 24
-"""Ops at most whose names stand in the chart"""
+"""most ops that are labelled in the chart"""
 _NARROW = 0.035
-"""of the chart's width: a shorter op goes without its name"""
+"""share of the chart's width; narrower ops are not labelled"""
 
 
 def schedule_figure(plan: StepPlan, spans: Spans | None = None, ops: Sequence[str] = ()) -> Figure:
-    """A step as planned, a lane for computing and for each tier that bytes move to or from; below it as it went.
+    """Draw a step as planned, with a lane for computing and for each tier with transfers, above the step as executed.
 
-    spans: seconds by lane, with the number of the run in the step as item (of a whole step); ops: names of these runs, in
-    order.
+    Args:
+        plan: The plan.
+        spans: Seconds by lane of a whole step; `item` is the number of the run.
+        ops: Names of the runs, in order.
 
     >>> schedule_figure(plan, full.traffic.spans(), ops).savefig("schedule.png")
     """
@@ -37,20 +39,20 @@ def schedule_figure(plan: StepPlan, spans: Spans | None = None, ops: Sequence[st
     axes = np.atleast_1d(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
     _planned(axes[0], plan, lanes)
     if actual:
-        _went(axes[1], actual, [run.op for run in plan.runs] if not ops else list(ops), plan)
+        _actual(axes[1], actual, [run.op for run in plan.runs] if not ops else list(ops), plan)
     axes[-1].set(xlabel="seconds of the step", xlim=(0, max(plan.seconds, *(axis.dataLim.x1 for axis in axes))))
-    shown = [Patch(color=UP, label="up"), Patch(color=DOWN, label="down")]
-    shown += [Patch(color=AGAIN, label="made again")] * any(run.again for run in plan.runs)
+    shown = [Patch(color=FORWARD, label="forward"), Patch(color=BACKWARD, label="backward")]
+    shown += [Patch(color=RECOMPUTED, label="recomputed")] * any(run.again for run in plan.runs)
     axes[0].legend(handles=shown, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)
     return figure
 
 
 def _color(run: PlannedRun) -> str:
-    return AGAIN if run.again else DOWN if run.backward else UP
+    return RECOMPUTED if run.again else BACKWARD if run.backward else FORWARD
 
 
 def _planned(axes: Axes, plan: StepPlan, lanes: list[int]) -> None:
-    """Runs follow one another; within one, parts begin together, and what is not hidden comes behind."""
+    """Draw the planned runs one after another; a run's parts start together, and what is not overlapped follows."""
     for row, lane in enumerate(lanes):
         bars = [(run.start, run.parts[lane]) for run in plan.runs]
         axes.broken_barh(
@@ -67,7 +69,7 @@ def _planned(axes: Axes, plan: StepPlan, lanes: list[int]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _went(axes: Axes, spans: Spans, ops: list[str], plan: StepPlan) -> None:
+def _actual(axes: Axes, spans: Spans, ops: list[str], plan: StepPlan) -> None:
     begin = min(span.start for each in spans.values() for span in each)
     end = max(span.end for each in spans.values() for span in each)
     colors = {run.op: _color(run) for run in reversed(plan.runs) if not run.again}
@@ -75,16 +77,16 @@ def _went(axes: Axes, spans: Spans, ops: list[str], plan: StepPlan) -> None:
         axes.broken_barh(
             [(span.start - begin, span.end - span.start) for span in each],
             (-row - 0.36, 0.72),
-            facecolors=[colors.get(ops[span.item], AGAIN) if span.item < len(ops) else AGAIN for span in each],
+            facecolors=[colors.get(ops[span.item], RECOMPUTED) if span.item < len(ops) else RECOMPUTED for span in each],
         )
     axes.set_yticks([-float(row) for row in range(len(spans))], list(spans))
     axes.set_ylim(-len(spans) + 0.4, 0.6)
-    axes.set_title(f"as it went: {end - begin:.3g} s", loc="left", fontsize=9.5)
+    axes.set_title(f"measured: {end - begin:.3g} s", loc="left", fontsize=9.5)
     axes.grid(axis="y", visible=False)
 
 
 def memory_figure(plan: StepPlan, measured: Sequence[MemorySample] = ()) -> Figure:
-    """Bytes of every tier over the step, against what there is of it. measured: of the step as it went.
+    """Draw the bytes of every tier over the step against its limit; `measured` are samples of the executed step.
 
     >>> memory_figure(plan).savefig("memory.png")
     """
@@ -93,37 +95,37 @@ def memory_figure(plan: StepPlan, measured: Sequence[MemorySample] = ()) -> Figu
     end = max([plan.seconds, *(each.seconds for each in measured)])
     for axes, tier in zip(np.atleast_1d(figure.subplots(len(used), 1, sharex=True)), used, strict=True):
         edges = [0.0, *(run.stop for run in plan.runs)]
-        axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, fill=True, color=UP, alpha=0.35, label="planned")
-        axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, color=UP, linewidth=1.4)
-        followed = _followed(measured, TIERS[tier])
-        if followed:
-            axes.plot([each.seconds for each in measured], [size / 1e6 for size in followed], color=DOWN, label="measured")
-        there = plan.room.bytes[tier]
-        most = max([plan.peak[tier], *followed])
-        if there < _IN_SIGHT * most:
-            axes.axhline(there / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"there is {format_bytes(there)}")
-            most = max(most, there)
+        axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, fill=True, color=FORWARD, alpha=0.35, label="planned")
+        axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, color=FORWARD, linewidth=1.4)
+        samples = _samples_of(measured, TIERS[tier])
+        if samples:
+            axes.plot([each.seconds for each in measured], [size / 1e6 for size in samples], color=BACKWARD, label="measured")
+        limit = plan.room.bytes[tier]
+        top = max([plan.peak[tier], *samples])
+        if limit < _SHOWN_LIMIT * top:
+            axes.axhline(limit / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"limit {format_bytes(limit)}")
+            top = max(top, limit)
         else:
-            axes.plot([], [], " ", label=f"there is {format_bytes(there)}")
-        axes.set(ylabel=f"{NAMES[TIERS[tier]]}, MB", xlim=(0, end), ylim=(0, 1.12 * max(most, 1) / 1e6))
+            axes.plot([], [], " ", label=f"limit {format_bytes(limit)}")
+        axes.set(ylabel=f"{NAMES[TIERS[tier]]}, MB", xlim=(0, end), ylim=(0, 1.12 * max(top, 1) / 1e6))
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)
     axes.set_xlabel("seconds of the step")
     return figure
 
 
-def _followed(measured: Sequence[MemorySample], tier: TensorPlacement) -> list[int]:
-    """Bytes of a tier; of the host's there are none without a GPU."""
+def _samples_of(measured: Sequence[MemorySample], tier: TensorPlacement) -> list[int]:
+    """Measured bytes of a tier; none for host memory, which is not measured."""
     if tier is TensorPlacement.HOST:
         return []
     return [each.disk if tier is TensorPlacement.DISK else each.memory for each in measured]
 
 
-_IN_SIGHT = 3.0
-"""A limit that many times what is used is told, not drawn"""
+_SHOWN_LIMIT = 3.0
+"""a limit above this multiple of the use is named in the legend, not drawn"""
 
 
 def seconds_figure(plan: StepPlan, measured: Mapping[str, float]) -> Figure:
-    """Seconds by run, predicted beside measured. measured: by name, "layer0 again" for what was made again.
+    """Draw seconds by run, predicted and measured; `measured` is by name, "layer0 again" for a recomputation.
 
     >>> seconds_figure(plan, full.traffic.seconds).savefig("seconds.png")
     """
@@ -134,8 +136,8 @@ def seconds_figure(plan: StepPlan, measured: Mapping[str, float]) -> Figure:
     figure = Figure(figsize=(5.6, 0.9 + 0.34 * len(names)), layout="constrained")
     axes = figure.subplots()
     at = np.arange(len(names))[::-1]
-    axes.barh(at + 0.19, [predicted.get(name, 0.0) for name in names], color=UP, height=0.36, label="predicted")
-    axes.barh(at - 0.19, [measured.get(name, 0.0) for name in names], color=DOWN, height=0.36, label="measured")
+    axes.barh(at + 0.19, [predicted.get(name, 0.0) for name in names], color=FORWARD, height=0.36, label="predicted")
+    axes.barh(at - 0.19, [measured.get(name, 0.0) for name in names], color=BACKWARD, height=0.36, label="measured")
     axes.set_yticks(at, names)
     axes.set(xlabel="seconds")
     axes.grid(axis="y", visible=False)

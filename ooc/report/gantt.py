@@ -1,4 +1,4 @@
-"""A Gantt chart of a run's stages: it shows what sums cannot, whether reading, sampling and the model really go on at once."""
+"""A Gantt chart of a run's stages, which shows whether reading, sampling and the model overlap."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,11 +20,11 @@ _OTHER = ("#52606d", "#9aa5b1")
 
 
 def section(spans: Spans) -> tuple[float, float]:
-    """(start, end) of a stretch in the middle: three windows or sweeps being read, or two dozen batches."""
+    """Return (start, end) of a stretch in the middle: three superbatches or shared scans, or two dozen batches."""
     full = [each[-1].end for each in spans.values() if len(each) >= MOST_SPANS]
-    known = min(full, default=max(span.end for each in spans.values() for span in each))  # beyond, a stage is missing
-    whole = "sum" if spans.get("sum") else "read"  # where sums are made, a sweep is read in many pieces
-    stage, shown = (whole, WINDOWS_SHOWN) if spans.get("group") else (CONSUMER, BATCHES_SHOWN)
+    known = min(full, default=max(span.end for each in spans.values() for span in each))  # later, a stage has no spans
+    unit_stage = "sum" if spans.get("sum") else "read"  # a shared scan is read in many pieces
+    stage, shown = (unit_stage, WINDOWS_SHOWN) if spans.get("group") else (CONSUMER, BATCHES_SHOWN)
     items: dict[int, list[Span]] = {}
     for span in spans.get(stage) or next(iter(spans.values())):
         if span.end <= known:
@@ -35,7 +35,7 @@ def section(spans: Spans) -> tuple[float, float]:
 
 
 def gantt_figure(spans: Spans) -> Figure:
-    """The stages over a stretch in the middle of the trace; what belongs to one window or batch has one shade."""
+    """Draw the stages over a stretch in the middle of the trace; shades alternate by superbatch or batch."""
     start, end = section(spans)
     figure = Figure(figsize=(11.6, 2.9), layout="constrained")
     axes: Axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""One self-contained page about a run: curves, stage times, memory, I/O. Nothing is loaded from elsewhere."""
+"""The self-contained HTML page of a run: curves, stage times, memory, I/O."""
 
 import io
 import json
@@ -46,9 +46,9 @@ STYLE: Any = {
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Write RUN/report.html and return its path. An unfinished run gets its curves so far.
+    """Write RUN/report.html and return its path; an unfinished run gets its curves so far.
 
-    Raises ConfigError where `run_dir` is not a run.
+    Raises ConfigError if `run_dir` is not a run.
 
     >>> write_report("runs/cora")
     PosixPath('runs/cora/report.html')
@@ -71,7 +71,7 @@ def write_report(run_dir: Path | str) -> Path:
 def _exact(
     plan: dict[str, Any] | None, measured: dict[str, Any], trace: Trace
 ) -> tuple[list[tuple[str, str, str]], str | None]:
-    """(figures, the schedule) of exact training: what was planned, and what came of it."""
+    """Figures and schedule of exact training, planned and measured."""
     if plan is None:
         return [], None
     from ooc.fullgraph.placement.plan import StepPlan
@@ -82,7 +82,7 @@ def _exact(
         (
             "Memory of a step",
             _svg(memory_figure(step, trace.memory)),
-            "Values and sums by tier, planned and measured, against what there is.",
+            "Values and sums by tier, planned and measured, against the limit.",
         ),
         ("Predicted and measured", _svg(seconds_figure(step, seconds)), "Seconds by op, in the last step."),
     ]
@@ -108,7 +108,7 @@ def render(
     epochs: int,
     timeline: str | None = None,
 ) -> str:
-    """The page's HTML. figures: (title, SVG, caption); timeline: the SVG of the stages over time."""
+    """Render the page; figures are (title, SVG, caption), and `timeline` is the SVG of the stages over time."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ooc.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -137,37 +137,39 @@ def render(
 
 
 def _with_baselines(summary: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Scores by split, each followed by those of what a model must beat."""
-    found: dict[str, dict[str, float]] = {}
-    for split, scores in summary.get("metrics", {}).items():
-        found[split] = scores
-        found |= {f"{split}, {name}": each[split] for name, each in summary.get("baselines", {}).items()}
-    return found
+    """Scores by split, each followed by those of the baselines."""
+    scores: dict[str, dict[str, float]] = {}
+    for split, own in summary.get("metrics", {}).items():
+        scores[split] = own
+        scores |= {f"{split}, {name}": each[split] for name, each in summary.get("baselines", {}).items()}
+    return scores
 
 
 def _batches(config: dict[str, Any]) -> str:
-    """What a batch is made of, for people."""
+    """Describe what a batch consists of."""
     mode = config.get("mode", "sampled")
     if not config or mode == "sampled":
         return f"fan-out {', '.join(map(str, config.get('fanout', [])))}, batches of {config.get('batch_size', 0):,}"
     if mode == "full":
         return "the whole graph, exactly"
     if mode == "events":
-        drawn = ", ".join(map(str, config["num_neighbors"]))
-        return f"batches of {config['batch_size']:,} events, {drawn} of the past drawn at a node"
+        counts = ", ".join(map(str, config["num_neighbors"]))
+        return f"batches of {config['batch_size']:,} events, {counts} past events sampled per node"
     if mode == "snapshots":
         length, stride = config["window"], config["stride"] or config["window"]
         unit = " events" if config["by"] == "count" else ""
         return f"windows of {length}{unit}" + (f", one every {stride}{unit}" if stride != length else "")
     if mode == "saint":
         steps = f" of {config['walk_length']}" if config["saint"] == "walk" else ""
-        return f"GraphSAINT, {config['roots']:,} {config['saint']}s{steps} a batch"
-    name = {"cluster": "clusters", "history": "histories" if config.get("history") != "zero" else "zeros for histories"}[mode]
-    return f"{name}, {config['parts_per_batch']:,} part{'s' * (config['parts_per_batch'] != 1)} a batch"
+        return f"GraphSAINT, {config['roots']:,} {config['saint']}s{steps} per batch"
+    name = {"cluster": "clusters", "history": "histories" if config.get("history") != "zero" else "zeros instead of histories"}[
+        mode
+    ]
+    return f"{name}, {config['parts_per_batch']:,} part{'s' * (config['parts_per_batch'] != 1)} per batch"
 
 
 def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The page's headline figures: (label, value)."""
+    """Headline figures of the page: (label, value)."""
     test = summary["metrics"].get("test") or summary["metrics"].get("val") or {}
     which = "test" if summary["metrics"].get("test") else "validation"
     monitor = summary["monitor"]
@@ -175,9 +177,9 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
     tiles.append(("steps", f"{summary['total_steps']:,}"))
     if summary["seconds_per_batch"] is not None:
         tiles += [
-            ("a batch", _seconds(summary["seconds_per_batch"])),
-            ("an epoch", _seconds(summary["seconds_per_epoch"])),
-            *([(f"{summary['unit']} a second", f"{summary['units_per_second']:,.0f}")] if "unit" in summary else []),
+            ("per batch", _seconds(summary["seconds_per_batch"])),
+            ("per epoch", _seconds(summary["seconds_per_epoch"])),
+            *([(f"{summary['unit']} per second", f"{summary['units_per_second']:,.0f}")] if "unit" in summary else []),
             ("read from disk", format_bytes(summary["bytes_read"])),
             ("read rate", f"{summary['read_bytes_per_second'] / 1e6:,.1f} MB/s"),
             *([("rows read", f"{summary['rows_read']:,}")] if summary["rows_read"] or "unit" not in summary else []),
@@ -191,30 +193,36 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(what, predicted, actual) as text; "-" for what is not known."""
+    """Rows (what, predicted, actual) as text; "-" if unknown."""
     shown: dict[str, tuple[str, Any]] = {
-        "seconds_per_epoch": ("an epoch of training", _seconds),
-        "evaluate_seconds": ("evaluation, all of the run", _seconds),
+        "seconds_per_epoch": ("training, per epoch", _seconds),
+        "evaluate_seconds": ("evaluation, in total", _seconds),
         "peak_rss_bytes": ("peak memory", format_bytes),
-        "value_bytes": ("values and sums in memory, at most", format_bytes),
+        "value_bytes": ("values and sums in memory, peak", format_bytes),
         "bytes_read": ("read from disk", format_bytes),
         "bytes_written": ("written to disk", format_bytes),
         "history_bytes_read": ("histories read", format_bytes),
         "history_bytes_written": ("histories written", format_bytes),
         "hit_rate": ("rows served from memory", lambda value: f"{100 * value:.1f} %"),
-        "read_amplification": ("bytes read a byte wanted", lambda value: f"{value:.2f}"),
-        "read_bytes_per_second": ("bandwidth while reading", lambda value: f"{format_bytes(value)}/s"),
+        "read_amplification": ("bytes read per byte needed", lambda value: f"{value:.2f}"),
+        "read_bytes_per_second": ("read bandwidth", lambda value: f"{format_bytes(value)}/s"),
         "bottleneck": ("bottleneck", str),
     }
     predicted, actual = plan["predicted"] or {}, plan["actual"]
 
-    def said(side: dict[str, Any], name: str) -> str:
-        unknown = side.get(name) is None or (side is predicted and name == "evaluate_seconds" and not side[name])  # sweeps
+    def text_of(side: dict[str, Any], name: str) -> str:
+        unknown = side.get(name) is None or (
+            side is predicted and name == "evaluate_seconds" and not side[name]
+        )  # by layer-wise passes
         return "-" if unknown else str(shown[name][1](side[name]))
 
-    nothing = [name for name in shown if predicted.get(name) is None and actual.get(name) is None]
-    without = nothing + [name for name in shown if name.startswith("history") and not (predicted.get(name) or actual.get(name))]
-    return [(label, said(predicted, name), said(actual, name)) for name, (label, _) in shown.items() if name not in without]
+    unknown_keys = [name for name in shown if predicted.get(name) is None and actual.get(name) is None]
+    without = unknown_keys + [
+        name for name in shown if name.startswith("history") and not (predicted.get(name) or actual.get(name))
+    ]
+    return [
+        (label, text_of(predicted, name), text_of(actual, name)) for name, (label, _) in shown.items() if name not in without
+    ]
 
 
 def _seconds(value: float) -> str:
@@ -222,23 +230,21 @@ def _seconds(value: float) -> str:
 
 
 def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(title, SVG, caption) of every figure there is data for."""
+    """Every figure there is data for: (title, SVG, caption)."""
     figures = []
     if steps:
-        figures.append(("Training loss", loss_figure(steps), "A point a step; the line is a running mean."))
+        figures.append(("Training loss", loss_figure(steps), "One point per step; the line is a running mean."))
     scored = [line for line in epochs if line.get("val")]
     if scored:
         caption = "Scores after each epoch; the dot marks the epoch whose model is reported."
         figures.append(("Validation", validation_figure(scored, summary.get("best_epoch")), caption))
     drifted = [line for line in epochs if line.get("drift")]
     if drifted:
-        caption = (
-            "Relative error of each inner layer's histories, on a sample of nodes; dashed: a refresh. Dropout's is taken off."
-        )
+        caption = "Relative error of each inner layer's histories on a sample of nodes, without dropout; dashed: a refresh."
         figures.append(("Drift of the histories", drift_figure(drifted), caption))
     if summary.get("stages"):
         caption = (
-            "Seconds summed over a stage's threads; the consumer is the model. The stage that hardly waits is the bottleneck."
+            "Seconds summed over a stage's threads; the consumer is the model. The one that hardly waits is the bottleneck."
         )
         figures.append(("Where the time went", stages_figure(summary["stages"]), caption))
     if summary.get("memory") or summary.get("peak_rss_bytes"):
@@ -248,7 +254,7 @@ def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary:
 
 
 def loss_figure(steps: list[dict[str, Any]]) -> str:
-    """Loss by step, thinned to MAX_POINTS means, with a running mean over it."""
+    """Draw the loss by step, averaged to MAX_POINTS, with a running mean."""
     loss = np.array([line["loss"] for line in steps], np.float64)
     width = -(-len(loss) // MAX_POINTS)
     starts = np.arange(0, len(loss), width)
@@ -264,7 +270,7 @@ def loss_figure(steps: list[dict[str, Any]]) -> str:
 
 
 def running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Mean over a window of `width` values before and as many after each, fewer at the ends."""
+    """Mean over `width` values before and after each, fewer at the ends."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
     first, last = np.maximum(at - width, 0), np.minimum(at + width + 1, len(values))
@@ -272,11 +278,11 @@ def running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]
 
 
 def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> str:
-    """Validation scores by epoch, between 0 and 1, and the loss in a panel of its own."""
+    """Draw validation scores by epoch, with the loss in a separate panel."""
     figure = Figure(figsize=(5.6, 3.1), layout="constrained")
     losses = [line["val"].get("loss") for line in epochs]
-    told = any(value is not None for value in losses)  # not of links
-    top, *others = np.atleast_1d(figure.subplots(1 + told, 1, sharex=True, height_ratios=(2, 1)[: 1 + told]))
+    has_loss = any(value is not None for value in losses)  # link prediction reports none
+    top, *others = np.atleast_1d(figure.subplots(1 + has_loss, 1, sharex=True, height_ratios=(2, 1)[: 1 + has_loss]))
     x = [line["epoch"] + 1 for line in epochs]
     marker = "o" if len(x) < 30 else None
     names = {"accuracy": BLUE, "ap": BLUE, "auroc": ORANGE, "f1_macro": GREEN, "f1": GREEN, "mrr": GREEN}
@@ -304,7 +310,7 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
 
 
 def drift_figure(epochs: list[dict[str, Any]]) -> str:
-    """Drift by epoch, a line a layer, the deeper the darker."""
+    """Draw drift by epoch, one line per layer, deeper layers darker."""
     figure, axes = _axes()
     x = [line["epoch"] + 1 for line in epochs]
     layers = len(epochs[0]["drift"])
@@ -322,7 +328,7 @@ def drift_figure(epochs: list[dict[str, Any]]) -> str:
 
 
 def stages_figure(stages: dict[str, dict[str, float]]) -> str:
-    """Work and wait seconds of every stage as stacked bars, in the order of the pipeline."""
+    """Draw work and wait seconds of every stage as stacked bars, in pipeline order."""
     names = [name for name in stages if name != "source"]  # it only counts steps
     work = np.array([stages[name]["work_s"] for name in names])
     wait = np.array([stages[name]["wait_s"] for name in names])
@@ -338,7 +344,7 @@ def stages_figure(stages: dict[str, dict[str, float]]) -> str:
 
 
 def memory_figure(summary: dict[str, Any]) -> str:
-    """Before, after and peak of every recorded stretch, and the budget as a line."""
+    """Draw before, after and peak of every recorded stretch, and the budget as a line."""
     readings = summary["memory"]
     bars = [
         (f"{reading['name']}: {part}", reading[part], ORANGE if part == "peak" else BLUE)
@@ -366,7 +372,7 @@ def _axes() -> tuple[Figure, Axes]:
 
 
 def _svg(figure: Figure) -> str:
-    """The figure as an <svg> element, without the XML prologue and without a date."""
+    """Return the figure as an <svg> element without XML prologue and date."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     text = buffer.getvalue()

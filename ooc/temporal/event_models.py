@@ -1,7 +1,7 @@
-"""Models of event streams: rows for the nodes that a batch of an `EventLoader` asks about, each at its time.
+"""Models of event streams: rows for the nodes that a batch of an `EventLoader` queries, each at its time.
 
 TGN (Rossi et al., 2020, in the form of PyG's TGNMemory and its example), TGAT (Xu et al., ICLR 2020) and GraphMixer (Cong et
-al., ICLR 2023). What a model knows of the past is in the batch: the events drawn for each query, and with TGN the memory.
+al., ICLR 2023). A batch contains what a model knows of the past: each query's sampled events and, for TGN, the node memory.
 """
 
 import inspect
@@ -20,7 +20,7 @@ ModelName = Literal["tgn", "tgat", "graphmixer"]
 
 
 class Sizes(NamedTuple):
-    """Widths: of node features (0: none), of an event's columns together, and of what the model keeps."""
+    """Widths of node features (0 for none), of an event's columns together, and of the model's rows."""
 
     features: int
     msg: int
@@ -30,16 +30,16 @@ class Sizes(NamedTuple):
 
 
 class UpdatedMemory(NamedTuple):
-    """Memory rows [n, d] and times [n] of a batch's nodes, their last events taken up."""
+    """Memory rows [n, d] and times [n] of a batch's nodes after their last events."""
 
     memory: Tensor
     time: Tensor
 
 
 class TimeEncoder(nn.Module):
-    """cos(t w + b) for times [n]: [n, width]. w begins with periods from 1 to 10^9 (as GraphMixer's, which stay so).
+    """cos(t w + b) for times [n]: [n, width]. w is initialized with periods from 1 to 10^9, as GraphMixer's fixed ones.
 
-    seconds: in a unit of t, so that data mean the same in whatever unit a store keeps their times.
+    `seconds` is the number of seconds in a unit of t, which makes models independent of the store's time unit.
     """
 
     def __init__(self, width: int, learned: bool = True) -> None:
@@ -52,16 +52,16 @@ class TimeEncoder(nn.Module):
         self.requires_grad_(learned)
 
     def forward(self, t: Tensor) -> Tensor:
-        """[n] of any type -> [n, width]."""
+        """Encode times [n] of any dtype: [n, width]."""
         encoded: Tensor = self.lin(t.to(self.lin.weight.dtype).mul(self.seconds).view(-1, 1)).cos()
         return encoded
 
 
 class MemoryCell(nn.Module):
-    """How a node's row takes up its last event: TGN's identity message, of the last event alone, into a GRU.
+    """Updates a node's row with its last event: TGN's identity message of the last event, into a GRU.
 
-    The same function, by the same names of parameters, as PyG's TGNMemory with IdentityMessage and LastAggregator in training;
-    it is used in evaluation too (as in the authors' own code), where PyG's takes an event up one batch sooner.
+    The same function and parameter names as PyG's TGNMemory with IdentityMessage and LastAggregator in training; also used in
+    evaluation (as in the authors' code), where PyG's applies an event one batch earlier.
     """
 
     def __init__(self, msg: int, width: int, time: int) -> None:
@@ -69,39 +69,39 @@ class MemoryCell(nn.Module):
         self.time_enc = TimeEncoder(time)
         self.gru = nn.GRUCell(2 * width + msg + time, width)
 
-    def forward(self, held: BatchMemory) -> UpdatedMemory:
-        """The rows of the batch's nodes with their last events taken up, and the times of these."""
-        encoded = self.time_enc(held.time - held.updated)
-        message = torch.cat([held.memory, held.other, held.msg, encoded], dim=1)
-        memory = self.gru(message * held.known[:, None], held.memory)
-        return UpdatedMemory(memory, held.time)
+    def forward(self, memory_rows: BatchMemory) -> UpdatedMemory:
+        """Return the rows of the batch's nodes after their last events, and the times of these events."""
+        encoded = self.time_enc(memory_rows.time - memory_rows.updated)
+        message = torch.cat([memory_rows.memory, memory_rows.other, memory_rows.msg, encoded], dim=1)
+        memory = self.gru(message * memory_rows.known[:, None], memory_rows.memory)
+        return UpdatedMemory(memory, memory_rows.time)
 
 
 class EventModel(nn.Module):
-    """What models of event streams have in common: the events' columns that they are given, by name.
+    """Base class of event stream models; `columns` are the names of the event columns they use.
 
-    raw: take their values as they are; else asinh of them. That is nearly the value itself where it is small, and tames the
-    long tails of what people store (amounts, distances) without statistics, which would have to know the future.
+    Unless `raw`, column values are transformed by asinh, which is close to the identity for small values and limits long tails
+    (amounts, distances) without statistics that would need the future.
     """
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         super().__init__()
         self.columns, self.raw = columns, False
 
-    def tamed(self, values: Tensor) -> Tensor:
-        """What the model is told of values."""
+    def transform(self, values: Tensor) -> Tensor:
+        """Return the values as the model uses them."""
         return values if self.raw else values.asinh()
 
-    def drawn(self, batch: Any, dtype: torch.dtype) -> list[Tensor]:
-        """The drawn events' columns, [e, width] each."""
-        return [self.tamed(flat(batch[f"edge_{name}"]).to(dtype)) for name in self.columns]
+    def event_columns(self, batch: Any, dtype: torch.dtype) -> list[Tensor]:
+        """Return the sampled events' columns, [e, width] each."""
+        return [self.transform(flat(batch[f"edge_{name}"]).to(dtype)) for name in self.columns]
 
 
 class TGN(EventModel):
-    """Attention of a node over its latest events, on the memory of both ends, and on node features where there are some.
+    """Attention of a node over its latest events, on the memory of both ends and on node features if there are any.
 
-    ages: tell how long ago, for whoever asks, each drawn event was, as in the paper, and the asking node's last one that its
-    memory knows; without, it is the function of PyG's example, where an event is as old as it is to its other end's last one.
+    With `ages` it also uses the time since each sampled event and since the query node's last one, as in the paper; without, it
+    is the model of PyG's example.
     """
 
     def __init__(self, sizes: Sizes, columns: tuple[str, ...], heads: int = 2, dropout: float = 0.1, ages: bool = True) -> None:
@@ -114,24 +114,24 @@ class TGN(EventModel):
             widths, sizes.hidden // heads, heads=heads, dropout=dropout, edge_dim=sizes.msg + (1 + ages) * sizes.time
         )
 
-    def forward(self, batch: Any, held: BatchMemory | None) -> tuple[Tensor, UpdatedMemory | None]:
-        """([queries, hidden], the nodes' new memory), of a batch of one hop."""
-        assert held is not None, "TGN has a memory"
-        updated = self.memory(held._replace(msg=self.tamed(held.msg)))
+    def forward(self, batch: Any, memory_rows: BatchMemory | None) -> tuple[Tensor, UpdatedMemory | None]:
+        """Return ([queries, hidden], the nodes' new memory) of a batch of one hop."""
+        assert memory_rows is not None, "TGN needs the node memory"
+        updated = self.memory(memory_rows._replace(msg=self.transform(memory_rows.msg)))
         rows = updated.memory if "x" not in batch else torch.cat([updated.memory, batch.x.to(updated.memory.dtype)], dim=1)
         (source, target), count = batch.edge_index, batch.num_sampled_nodes[0]
         node, asking, time = batch.entry[source], batch.entry[:count], batch.entry_t
         past = self.memory.time_enc(updated.time[node] - time[source])
-        edges, asked = [past, *self.drawn(batch, past.dtype)], rows[asking]
+        edges, queries = [past, *self.event_columns(batch, past.dtype)], rows[asking]
         if self.ages is not None:
             edges.append(self.ages(time[target] - time[source]))
-            asked = torch.cat([asked, self.ages(time[:count] - updated.time[asking])], dim=1)
-        found = self.conv((rows, asked), torch.stack([node, target]), torch.cat(edges, dim=1))
-        return found[batch.query], updated
+            queries = torch.cat([queries, self.ages(time[:count] - updated.time[asking])], dim=1)
+        out = self.conv((rows, queries), torch.stack([node, target]), torch.cat(edges, dim=1))
+        return out[batch.query], updated
 
 
 class TGAT(EventModel):
-    """Attention over the events of a node's past, a layer a hop; without node features it begins with one row for all nodes."""
+    """Attention over the events of a node's past, a layer per hop; without features, all nodes start with one learned row."""
 
     def __init__(self, sizes: Sizes, columns: tuple[str, ...], layers: int = 2, heads: int = 2, dropout: float = 0.1) -> None:
         super().__init__(columns)
@@ -143,11 +143,11 @@ class TGAT(EventModel):
             for _ in range(layers)
         )
 
-    def forward(self, batch: Any, held: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
-        """([queries, hidden], None), of a batch with as many hops as there are layers."""
+    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
+        """Return ([queries, hidden], None) of a batch with as many hops as layers."""
         source, target = batch.edge_index
         past = self.time_enc(batch.entry_t[target] - batch.entry_t[source])
-        edges = torch.cat([past, *self.drawn(batch, past.dtype)], dim=1)
+        edges = torch.cat([past, *self.event_columns(batch, past.dtype)], dim=1)
         if self.encoder is None:
             assert self.start is not None
             rows = self.start.expand(len(batch.entry), -1)
@@ -161,7 +161,7 @@ class TGAT(EventModel):
 
 
 class Mixer(nn.Module):
-    """MLP-Mixer on [n, k, width]: over the k, then over the width (Tolstikhin et al., NeurIPS 2021)."""
+    """MLP-Mixer on [n, k, width]: over the k tokens, then over the width (Tolstikhin et al., NeurIPS 2021)."""
 
     def __init__(self, tokens: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -174,15 +174,17 @@ class Mixer(nn.Module):
         self.width_norm, self.widths = nn.LayerNorm(width), mlp(width, 4 * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, k, width] -> the same."""
+        """Map [n, k, width] to the same shape."""
         x = x + self.tokens(self.token_norm(x).transpose(1, 2)).transpose(1, 2)
         mixed: Tensor = x + self.widths(self.width_norm(x))
         return mixed
 
 
 class GraphMixer(EventModel):
-    """A mixer over a node's k latest events, with fixed encodings of how long ago they were, beside the mean of the features of
-    itself and of their other ends, where nodes have features."""
+    """A mixer over a node's k latest events with fixed time encodings.
+
+    If nodes have features, it adds the node's own and the mean of those at the other ends of the events.
+    """
 
     def __init__(self, sizes: Sizes, columns: tuple[str, ...], latest: int, layers: int = 2, dropout: float = 0.1) -> None:
         super().__init__(columns)
@@ -193,58 +195,58 @@ class GraphMixer(EventModel):
         self.norm = nn.LayerNorm(sizes.hidden)
         self.out = nn.Linear(sizes.hidden + sizes.features, sizes.hidden)
 
-    def forward(self, batch: Any, held: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
-        """([queries, hidden], None), of a batch of one hop with at most `latest` events a query."""
+    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
+        """Return ([queries, hidden], None) of a batch of one hop with at most `latest` events per query."""
         source, target = batch.edge_index
-        asked = batch.num_sampled_nodes[0]
+        queries = batch.num_sampled_nodes[0]
         past = self.time_enc(batch.entry_t[target] - batch.entry_t[source])
-        links = self.links(torch.cat([past, *self.drawn(batch, past.dtype)], dim=1))
-        count = torch.bincount(target, minlength=asked)
-        place = torch.arange(len(target), device=target.device) - (count.cumsum(0) - count)[target]
-        tokens = links.new_zeros((asked * self.latest, links.size(1)))
-        tokens = tokens.index_copy(0, target * self.latest + place, links)
-        rows = self.norm(self.mixers(tokens.view(asked, self.latest, -1))).mean(1)
+        links = self.links(torch.cat([past, *self.event_columns(batch, past.dtype)], dim=1))
+        count = torch.bincount(target, minlength=queries)
+        position = torch.arange(len(target), device=target.device) - (count.cumsum(0) - count)[target]
+        tokens = links.new_zeros((queries * self.latest, links.size(1)))
+        tokens = tokens.index_copy(0, target * self.latest + position, links)
+        rows = self.norm(self.mixers(tokens.view(queries, self.latest, -1))).mean(1)
         if "x" in batch:
             own = batch.x.to(rows.dtype)[batch.entry]
-            total = own.new_zeros((asked, own.size(1))).index_add(0, target, own[source])
-            rows = torch.cat([rows, own[:asked] + total / count.clamp(min=1)[:, None]], dim=1)
+            total = own.new_zeros((queries, own.size(1))).index_add(0, target, own[source])
+            rows = torch.cat([rows, own[:queries] + total / count.clamp(min=1)[:, None]], dim=1)
         return self.out(rows)[batch.query], None
 
 
 class OwnModel(nn.Module):
-    """A class of the user's own: `forward(batch)` -> rows [len(batch.query), hidden_channels]; it has no node memory.
+    """A user-defined class with `forward(batch)` -> rows [len(batch.query), hidden_channels]; it has no node memory.
 
-    batch: what `EventLoader` gives; batch.query: which entries are its sources, destinations and negatives. The class is given
-    what its constructor names of in_channels (of batch.x; 0: there is none), edge_channels (of the columns together), columns,
-    hidden_channels, out_channels (the same), num_layers (hops), num_neighbors, time_dim, heads, dropout, and seconds (in a unit
-    of the events' times). Raises ConfigError for a forward that cannot be called so, and rows of another shape.
+    `batch` is an `EventLoader`'s; batch.query are the entries of its sources, destinations and negatives. The constructor
+    receives those it declares of in_channels (of batch.x; 0 without it), edge_channels (of all columns), columns,
+    hidden_channels, out_channels (the same), num_layers (hops), num_neighbors, time_dim, heads, dropout and seconds (per unit
+    of time). Raises ConfigError if forward does not accept a batch or returns another shape.
 
     >>> OwnModel("mine.nets:Net", {"in_channels": 16, "hidden_channels": 100})
     """
 
     def __init__(
-        self, name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, asked: Collection[str] = ()
+        self, name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, requested: Collection[str] = ()
     ) -> None:
         super().__init__()
         self.name, self.width = name, int(offered["hidden_channels"])
-        self.model = make_module(name, offered, required, asked)
+        self.model = make_module(name, offered, required, requested)
         parameters = inspect.signature(self.model.forward)
         try:
             parameters.bind(None)
         except TypeError:
-            raise ConfigError(f"model {name}.forward{parameters} cannot be called: events want forward(batch)") from None
+            raise ConfigError(f"model {name}.forward{parameters} cannot be called: for events, use forward(batch)") from None
 
-    def forward(self, batch: Any, held: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
-        """([queries, hidden], None)."""
-        rows, wanted = self.model(batch), (len(batch.query), self.width)
-        found = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-        if found != wanted:
-            raise ConfigError(f"model {self.name} gives {found}: rows {wanted} are wanted, one for each of batch.query")
+    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
+        """Return ([queries, hidden], None)."""
+        rows, expected = self.model(batch), (len(batch.query), self.width)
+        shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        if shape != expected:
+            raise ConfigError(f"model {self.name} returned {shape}: it must return rows {expected}, one per batch.query")
         return rows, None
 
 
 class LinkPredictor(nn.Module):
-    """Scores (logits) of links from the rows of their ends, as in PyG's example of TGN."""
+    """Logits of links from the rows of their ends, as in PyG's TGN example."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -252,8 +254,10 @@ class LinkPredictor(nn.Module):
         self.lin_final = nn.Linear(width, 1)
 
     def forward(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """(float[k] of the true links, float[k, r] of the negatives); rows: [k (2 + r), width] of the sources, destinations,
-        and each negative in turn; count: k."""
+        """Return the logits of the `count` true links [k] and of the negatives [k, r].
+
+        `rows` [k (2 + r), width] are those of the sources, the destinations, and each negative in turn.
+        """
         source = self.lin_src(rows[:count])
         others = self.lin_dst(rows[count:]).view(-1, count, rows.size(1))  # destinations, then negatives
         scores = self.lin_final((source + others).relu()).squeeze(-1)
@@ -261,15 +265,15 @@ class LinkPredictor(nn.Module):
 
 
 class LinkModel(nn.Module):
-    """A model and its decoder: what is trained and saved."""
+    """A model and its decoder; the module that is trained and saved."""
 
     def __init__(self, model: nn.Module, width: int) -> None:
         super().__init__()
         self.model, self.decoder = model, LinkPredictor(width)
 
-    def forward(self, batch: Any, held: BatchMemory | None = None) -> tuple[Tensor, Tensor, UpdatedMemory | None]:
-        """(scores float[k] of the batch's events, float[k, r] of their negatives, the new memory of its nodes)."""
-        rows, updated = self.model(batch, held)
+    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, Tensor, UpdatedMemory | None]:
+        """Return logits [k] of the batch's events and [k, r] of their negatives, and the nodes' new memory."""
+        rows, updated = self.model(batch, memory_rows)
         positive, negative = self.decoder(rows, len(batch.src))
         return positive, negative, updated
 
@@ -287,20 +291,21 @@ def build_event_model(
     raw: bool = False,
     seconds: float = 1.0,
 ) -> LinkModel:
-    """A model of that name with its decoder; hops, latest: of what is drawn for a query; ages: see `TGN`; raw: see
-    `EventModel`; seconds: in a unit of the events' times.
+    """Build "tgn", "tgat" or "graphmixer" with its decoder.
+
+    `hops` and `latest` are those sampled per query; for `ages` see `TGN`, for `raw` `EventModel`; `seconds` is per time unit.
 
     >>> build_event_model("tgat", Sizes(0, 16, hidden=100, time=100), ("msg",), hops=2)
     """
-    made: EventModel
+    model: EventModel
     if name == "tgn":
-        made = TGN(sizes, columns, heads, dropout, ages)
+        model = TGN(sizes, columns, heads, dropout, ages)
     elif name == "tgat":
-        made = TGAT(sizes, columns, hops, heads, dropout)
+        model = TGAT(sizes, columns, hops, heads, dropout)
     else:
-        made = GraphMixer(sizes, columns, latest, dropout=dropout)
-    made.raw = raw
-    for each in made.modules():
+        model = GraphMixer(sizes, columns, latest, dropout=dropout)
+    model.raw = raw
+    for each in model.modules():
         if isinstance(each, TimeEncoder):
             each.seconds = seconds
-    return LinkModel(made, sizes.hidden)
+    return LinkModel(model, sizes.hidden)

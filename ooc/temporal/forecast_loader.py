@@ -1,8 +1,8 @@
-"""`ForecastLoader`: windows, each with the events behind it that it is to foresee, and what all their nodes carry.
+"""`ForecastLoader`: windows with the events of the next window as targets, and the state of their nodes.
 
-The nodes of a window, of the next one and of the negatives are known ahead, so what they carry (`ooc.history.history`) is read
-while the model computes earlier windows; what those write meanwhile is patched in. A window's own rows come first and depend
-on no later event, not even in the order of a sum: the nodes that only the next window meets stand behind them, without edges.
+The nodes of a window, of the next one and of the negatives are known in advance, so their state (`ooc.history.history`) is
+prefetched while the model computes earlier windows and patched with what those write. A window's own rows come first and depend
+on no later event, not even in summation order: nodes that occur only in the next window follow, without edges.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,11 +37,11 @@ from stores.events import EventBlock, Events, Reader
 PREFETCH = 4
 """windows between the disk and the model at most; fewer where they are large"""
 _EVENT_BYTES = 2 * 8 + 8 + 4 * 8
-"""of an event beside its columns: ends by their numbers, and the tables that number them"""
+"""per event besides its columns: numbered ends, and the tables that number them"""
 _EDGE_BYTES = 3 * 16 + 2 * 8
-"""of an edge of the block, and while it is sorted"""
+"""per edge of the block, including sorting"""
 _NODE_BYTES = 8 * 8
-"""of a node beside its rows: ids, order, the table that numbers it, and the block's"""
+"""per node besides its rows: ids, order, the table that numbers it, and the block's arrays"""
 
 
 class WindowPair(NamedTuple):
@@ -52,14 +52,14 @@ class WindowPair(NamedTuple):
     first: int
     last: int
     keep: int
-    """no later step wants events before this one"""
+    """no later step needs events before this one"""
 
 
 def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = True) -> Iterator[WindowPair]:
-    """Every window that has events, with what is new in the next one; where nothing is, the window is passed over.
+    """Yield every window that has events, with the new events of the next one; windows without new events are skipped.
 
-    New is what is later than all of the window: where windows count events, those of its last time that it has no more are
-    for nobody to foresee. foresee: else all windows, with nothing behind them.
+    New are events later than all of the window: for windows by count, events of its last time that it does not contain are
+    nobody's targets. Without `foresee`, all windows are yielded without targets.
 
     >>> [(each.window.last, each.first, each.last) for each in aheads(CountWindows(100, 50), ds.events)][:2]
     [(100, 100, 150), (150, 150, 200)]
@@ -71,7 +71,7 @@ def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = 
     step = 0
     for window, following in pairwise(windows.of(events)):
         known = window.last
-        if isinstance(windows, CountWindows):  # it may end among events of one time
+        if isinstance(windows, CountWindows):  # it may end within events of equal time
             known = max(known, events.at(events.time(window.last - 1), "right"))
         first = max(known, following.first)
         if following.last > first:
@@ -80,15 +80,15 @@ def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = 
 
 
 def draw(events: Events, negatives: Negatives, target: EventBlock, known: int, key: int) -> Ids:
-    """int64[k, ratio]: negatives of the events `target`, of which those from event `known` on know nothing."""
+    """Sample negatives of the events `target`, int64[k, ratio], which use no event from event `known` on."""
     return negatives.draw(target, np.minimum(events.before(target.time), known), key)
 
 
 class ReadPair(NamedTuple):
-    """A window's events by the numbers of its nodes, and those to foresee.
+    """A window's events with their ends numbered, and the target events.
 
-    node: int64[n], the window's nodes, ascending, then the others, ascending; present: how many are the window's;
-    src, dst: int64[k], of the events to foresee; negative: int64[k, ratio]; all by place in `node`.
+    `node` (int64[n]) has the window's nodes ascending, `present` of them, then the others ascending. `src` and `dst` (int64[k])
+    and `negative` (int64[k, ratio]) are positions in `node` for the targets.
     """
 
     ahead: WindowPair
@@ -103,18 +103,19 @@ class ReadPair(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """A window for the model. See `ReadPair` for the nodes.
+    """A window for the model; see `ReadPair` for the nodes.
 
-    x: float32[n, channels]; block: the window's edges among its `present` nodes; y: int64[present, ...] or None; t: [k], times
-    of the events to foresee; fetched: what the nodes carry, ascending, and order: int64[n], where each one stands there.
+    `x`: float32[n, channels]; `block`: the window's edges among its `present` nodes; `y`: int64[present, ...] or None; `t`:
+    [k], times of the targets; `fetched`: the nodes' state in ascending order of their ids, and `order`: int64[n], positions in
+    it.
     """
 
     step: int
     window: int
     end: int
-    """events up to the window's end"""
+    """events up to the end of the window"""
     num_events: int
-    """of the window"""
+    """events in the window"""
     node: Tensor
     present: int
     x: Tensor
@@ -130,7 +131,7 @@ class Forecast(NamedTuple):
 
 @dataclass(frozen=True)
 class ForecastWork:
-    """What the pipeline's threads do. activations: bytes of a step's, of nodes and of pairs to score."""
+    """The work of the pipeline's stages; `activations` gives a step's bytes from its numbers of nodes and scored pairs."""
 
     events: Events
     columns: tuple[str, ...]
@@ -147,38 +148,38 @@ class ForecastWork:
     moved: EventBytes = field(default_factory=EventBytes)
 
     def read(self, reader: Reader, negatives: Negatives | None, key: int, ahead: WindowPair) -> ReadPair:
-        """Events of the window and behind it, and their nodes. Raises BudgetError for more than there may be."""
+        """Read the events of a window and its targets. Raises BudgetError if there are too many."""
         window = ahead.window
-        wanted = (window.last - window.first + ahead.last - ahead.first) * (
+        need = (window.last - window.first + ahead.last - ahead.first) * (
             _EVENT_BYTES + 2 * self.events.row_bytes(list(self.columns))
         )
-        self._check(ahead, wanted)
+        self._check(ahead, need)
         block = reader.read(window.first, window.last, keep=ahead.keep)
         target = block.part(block.last, block.last)
         if ahead.last > ahead.first:
-            begin = max(window.last, ahead.keep)  # the next window may begin with events that nobody is to foresee
+            begin = max(window.last, ahead.keep)  # the next window may begin with events that are nobody's targets
             target = reader.read(begin, ahead.last, keep=ahead.keep)
         self.moved.events += block.nbytes + target.nbytes
         target = target.part(max(ahead.first, target.first), target.last)
-        union = RelabelTable()
-        number = union.add(np.concatenate([block.src, block.dst]).astype(np.int64, copy=False))
-        present, rank = union.ascending(union.size)
+        table = RelabelTable()
+        number = table.add(np.concatenate([block.src, block.dst]).astype(np.int64, copy=False))
+        present, rank = table.ascending(table.size)
         negative = np.empty((len(target), 0), np.int64)
         if negatives is not None and len(target):
             negative = draw(self.events, negatives, target, window.last, key)
         ends = np.concatenate([target.src, target.dst, negative.ravel()]).astype(np.int64, copy=False)
         others = np.setdiff1d(ends, present)
-        place = np.searchsorted(present, ends)
-        known = place < len(present)
-        known[known] = present[place[known]] == ends[known]
-        place = np.where(known, place, len(present) + np.searchsorted(others, ends))
-        src, dst, drawn = np.split(place, [len(target), 2 * len(target)])
+        position = np.searchsorted(present, ends)
+        known = position < len(present)
+        known[known] = present[position[known]] == ends[known]
+        position = np.where(known, position, len(present) + np.searchsorted(others, ends))
+        src, dst, sampled = np.split(position, [len(target), 2 * len(target)])
         node = np.concatenate([present, others])
         edge_index = rank[number].astype(np.int64).reshape(2, len(block))
-        return ReadPair(ahead, block, node, len(present), edge_index, src, dst, drawn.reshape(negative.shape), target)
+        return ReadPair(ahead, block, node, len(present), edge_index, src, dst, sampled.reshape(negative.shape), target)
 
     def nbytes(self, read: ReadPair) -> int:
-        """Bytes from here to the model. Raises BudgetError for more than there may be."""
+        """Bytes of the window from here to the model. Raises BudgetError if there are too many."""
         count, nodes = len(read.block) + len(read.target), len(read.node)
         values = sum(self.inputs.columns.values())
         need = count * (_EVENT_BYTES + 2 * self.events.row_bytes(list(self.columns)) + 4 * values) + 16 * read.negative.size
@@ -188,16 +189,16 @@ class ForecastWork:
         self._check(read.ahead, self.activations(nodes, read.src.size * (1 + read.negative.shape[1])), self.max_activations)
         return need
 
-    def _check(self, ahead: WindowPair, need: int, most: int | None = None) -> None:
-        if need > (most := self.max_bytes if most is None else most):
+    def _check(self, ahead: WindowPair, need: int, limit: int | None = None) -> None:
+        if need > (limit := self.max_bytes if limit is None else limit):
             events, more = ahead.window.last - ahead.window.first, ahead.last - ahead.first
             raise BudgetError(
-                f"window {ahead.window.number} has {events:,} events, the next one {more:,} more, and they need "
-                f"{words_for(need, most)}; take shorter windows, narrower rows, fewer negatives or more memory"
+                f"window {ahead.window.number} has {events:,} events and the next one {more:,} more, which need "
+                f"{words_for(need, limit)}; use shorter windows, narrower rows, fewer negatives or more memory"
             )
 
     def make(self, read: ReadPair) -> Forecast:
-        """The window's edges and first rows; nothing that nodes carry yet."""
+        """Build the window's edges and input rows, without the nodes' state."""
         ahead, block, present = read.ahead, read.block, read.present
         columns = {name: values for name, values in block.columns.items() if name in self.inputs.columns}
         x, nbytes = self.inputs.rows(read.node, present, read.edge_index, columns, self.buffers)
@@ -234,19 +235,19 @@ class ForecastWork:
 
 
 def fetch(history: History, base: int, forecast: Forecast) -> Forecast:
-    """With what its nodes carried when it was fetched; base: the history's step of step 0."""
+    """Prefetch the state of the forecast's nodes; `base` is the history's step of step 0."""
     node = forecast.node.numpy()
     ids = np.sort(node)
-    found = history.fetch(base + forecast.step, ids)
-    return forecast._replace(fetched=found, order=torch.from_numpy(np.searchsorted(ids, node)))
+    fetched = history.fetch(base + forecast.step, ids)
+    return forecast._replace(fetched=fetched, order=torch.from_numpy(np.searchsorted(ids, node)))
 
 
 class ForecastLoader:
-    """Forecasts of a store's events, in the order of time: `run(first, last)` gives those of steps first..last-1.
+    """Yields forecasts of a store's events in time order: `run(first, last)` gives those of steps first..last-1.
 
-    windows: of `ooc.sampling.time_windows.windows`; inputs: of its nodes; history: what nodes carry, or None where nothing is;
-    device: where forecasts are moved, all but what nodes carry, which `History.pull` gives at the step. foresee: whether
-    windows come with the next one's events; else there is one more of them, the last.
+    `history` is the state of the nodes or None; forecasts are moved to `device` except this state, which `History.pull` returns
+    at the step. At most `in_flight` bytes and `prefetch` windows are ahead. Without `foresee`, all windows come without
+    targets.
 
     >>> for forecast in loader.run(0, 100, negatives=RandomNegatives(0, ds.num_nodes), key=7):
     ...     rows = history.pull(forecast.fetched)
@@ -268,27 +269,24 @@ class ForecastLoader:
         self.clocks: dict[str, Clock] = {}
 
     def times(self) -> dict[str, dict[str, float]]:
-        """Seconds of work and waiting, and items, by stage, over all runs so far; see `Pipeline.times`."""
+        """Return seconds of work and waiting, and items, per stage over all runs so far; see `Pipeline.times`."""
         return {name: clock.sums() for name, clock in self.clocks.items()}
 
     def aheads(self) -> Iterator[WindowPair]:
-        """All steps."""
+        """Yield all steps."""
         return aheads(self.windows, self.work.events, self._foresee)
 
     def run(
         self, first: int, last: int, *, negatives: Negatives | None = None, key: int = 0, base: int = 0
     ) -> Pipeline | OnDevice:
-        """Steps first..last-1; key: of the negatives; base: the history's step of step 0. Close what it returns.
+        """Run steps first..last-1; close the result. `key` is that of the negatives, `base` the history's step of step 0.
 
-        While iterating, raises BudgetError for a window that does not fit the memory, and what reading raises.
+        Iterating raises BudgetError if a window does not fit the memory, and errors of reading.
         """
         work = self.work
         reader = Reader(work.events, list(work.columns))
-        stages = [
-            Stage("read", partial(work.read, reader, negatives, key)),
-            Stage("make", work.make, nbytes=work.nbytes),
-        ]
+        stages = [Stage("read", partial(work.read, reader, negatives, key)), Stage("make", work.make, nbytes=work.nbytes)]
         if self.history is not None:
             stages.append(Stage("pull", partial(fetch, self.history, base)))
-        found = Pipeline(islice(self.aheads(), first, last), stages, self._in_flight, self._prefetch, self.clocks)
-        return found if self.device.type == "cpu" else on_device(found, self.device)
+        pipeline = Pipeline(islice(self.aheads(), first, last), stages, self._in_flight, self._prefetch, self.clocks)
+        return pipeline if self.device.type == "cpu" else on_device(pipeline, self.device)

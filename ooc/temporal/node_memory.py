@@ -1,9 +1,8 @@
-"""Node memory: what every node remembers of its events, on disk, read ahead of the model and written behind it.
+"""Node memory on disk: a row and an update time per node, prefetched before the model needs them and written afterwards.
 
-A row and the time of its last update are kept for each node by `ooc.history.history.History`, so what a batch sees are the
-writes of all batches before it, whatever was read ahead. A node's message is kept nowhere: with the last message of each node
-(the "last" aggregator of TGN, Rossi et al., 2020, and of PyG's TGNMemory) it is the node's latest event before the batch,
-which the store knows; so all that a batch needs is known from the events alone, before the model is there.
+`ooc.history.history.History` keeps the rows, so a batch sees the writes of all earlier batches no matter what was prefetched.
+Messages are not stored: with the "last" aggregator (TGN, Rossi et al., 2020; PyG's TGNMemory) a node's message is its latest
+event before the batch, so a batch's needs are known from the events alone.
 """
 
 import math
@@ -29,19 +28,19 @@ from stores.errors import InputError
 
 Ids = NDArray[np.int64]
 _COPIES = 4
-"""of a node's row in a batch: as read, its own and that of its last event's other end, and the new one"""
+"""copies of a node's row in a batch: as read, its own, that of its last event's other end, and the new one"""
 
 _PLACES = 8 * 8
-"""bytes a node of `MemoryRequest` beside its row and the columns of its last event, as read and side by side"""
+"""bytes per node of `MemoryRequest` besides its row and the columns of its last event"""
 
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """What a batch asks of the memory. n: its nodes (n_id); u: all nodes whose rows it needs, `fetched.ids`.
+    """What a batch needs from the memory. n: its nodes (n_id); u: all nodes whose rows it needs (`fetched.ids`).
 
-    own, other: int64[n], where each node and the other end of its last event stand among u; time [n]: of that event; known
-    bool[n]: whether there is one; columns: name -> [n, ...], the event's; write: int64[w], ascending, nodes that have events
-    in the batch; at: int64[w], where they stand in n_id.
+    `own`, `other`: int64[n], positions in u of each node and of its last event's other end; `time` [n] of that event; `known`
+    bool[n], whether there is one; `columns`: name -> [n, ...]; `write`: int64[w] ascending, nodes with events in the batch;
+    `at`: int64[w], their positions in n_id.
     """
 
     fetched: PrefetchedRows
@@ -55,32 +54,32 @@ class MemoryRequest:
 
 
 class BatchMemory(NamedTuple):
-    """Of a batch's nodes n_id (n of them), on its device: their rows, and each one's last event."""
+    """The rows and last events of a batch's nodes n_id (n of them), on its device."""
 
     memory: Tensor
     """[n, d]: the rows"""
     updated: Tensor
-    """[n]: the time of the event that each row has last taken up, `origin` before any"""
+    """[n]: time of the last event in each row, `origin` without one"""
     other: Tensor
-    """[n, d]: the rows of the other end of the last event"""
+    """[n, d]: rows of the other end of the last event"""
     time: Tensor
-    """[n]: of the last event; `origin` where there is none"""
+    """[n]: time of the last event, `origin` without one"""
     known: Tensor
-    """bool[n]: whether there is one"""
+    """bool[n]: whether there is a last event"""
     msg: Tensor
-    """[n, m]: its columns, side by side"""
+    """[n, m]: its columns, concatenated"""
 
 
 class NodeMemory:
-    """Rows [N, width] with their times of update, for batches of an `EventLoader` with `n_id`; use `create` or `open`.
+    """Rows [N, width] with update times, for batches of an `EventLoader` with `n_id`; use `create`.
 
-    columns: of the events, that make up a message. origin: the time before the first event, by default that of the first.
-    Raises InputError for a store of directed edges: only with both directions an event stands among those of both its ends.
+    `columns` are the event columns of a message, `origin` the time before the first event (default: that of the first event).
+    Raises InputError for a directed store, in which an event is not among those of its source.
 
     >>> memory = NodeMemory.create("run/memory", ds, 100, columns=["msg"], max_bytes=2**28)
-    >>> batch.wanted = memory.ahead(batch)                     # in the order of the batches, ahead of them
-    >>> held = memory.pull(batch, torch.device("cpu"))         # when it is the batch's turn
-    >>> memory.push(batch, new_rows, held.time)
+    >>> batch.wanted = memory.ahead(batch)                     # for each batch in order, ahead of training
+    >>> rows = memory.pull(batch, torch.device("cpu"))         # at the batch's turn
+    >>> memory.push(batch, new_rows, rows.time)
     """
 
     def __init__(self, data: Dataset, history: History, columns: tuple[str, ...], origin: Any = None) -> None:
@@ -104,9 +103,9 @@ class NodeMemory:
         dtype: str = "float32",
         origin: Any = None,
     ) -> "NodeMemory":
-        """Memory of zeros in the directory `path`, or with `state` the one that is there, as it was when that was taken.
+        """Create a memory of zeros in the directory `path`, or reopen the one there as it was when `state` was taken.
 
-        max_bytes: of rows that wait to be written, and of rows kept in RAM. Raises StoreError where the disk has no room.
+        `max_bytes` bounds both the rows waiting to be written and those cached in RAM. Raises StoreError if the disk is full.
         """
         check_undirected(data)
         options: dict[str, Any] = {"lag": 0, "max_bytes": max_bytes, "engine": engine, "resident": True}
@@ -117,7 +116,7 @@ class NodeMemory:
         return cls(data, history, columns, origin)
 
     def ahead(self, batch: Any) -> MemoryRequest:
-        """Find the last events of a batch's nodes, and read the rows that it needs; for batch after batch."""
+        """Find the last events of a batch's nodes and prefetch the rows it needs; call for every batch in order."""
         node, first = batch.n_id.numpy(), int(batch.e_id[0])
         begin, past = self._slots.before("edge_id", node, np.full(len(node), first))
         known = past > 0
@@ -141,50 +140,50 @@ class NodeMemory:
         return MemoryRequest(fetched, own, others, time, known, columns, write, at)
 
     def pull(self, batch: Any, device: torch.device) -> BatchMemory:
-        """What the batch's nodes remember: the rows as all batches before it left them. Once for each batch, in order."""
-        wanted: MemoryRequest = batch.wanted
-        held, times = apart(self.history.pull(wanted.fetched)[0], self._events.dtype)
-        rows, at = torch.from_numpy(held), torch.from_numpy(times)
-        own, other = torch.from_numpy(wanted.own), torch.from_numpy(wanted.other)
-        messages = [flat(torch.from_numpy(values)).to(rows.dtype) for values in wanted.columns.values()]
+        """Return the memory of the batch's nodes after all earlier batches; call once per batch, in order."""
+        request: MemoryRequest = batch.wanted
+        values, times = unpack_time(self.history.pull(request.fetched)[0], self._events.dtype)
+        rows, at = torch.from_numpy(values), torch.from_numpy(times)
+        own, other = torch.from_numpy(request.own), torch.from_numpy(request.other)
+        messages = [flat(torch.from_numpy(column)).to(rows.dtype) for column in request.columns.values()]
         msg = torch.cat(messages, dim=1) if messages else rows.new_empty((len(own), 0))
-        time, known = torch.from_numpy(wanted.time), torch.from_numpy(wanted.known)
-        found = BatchMemory(rows[own], at[own] + self.origin, rows[other], time, known, msg)
-        return BatchMemory(*(tensor.to(device) for tensor in found))
+        time, known = torch.from_numpy(request.time), torch.from_numpy(request.known)
+        memory = BatchMemory(rows[own], at[own] + self.origin, rows[other], time, known, msg)
+        return BatchMemory(*(tensor.to(device) for tensor in memory))
 
     def push(self, batch: Any, memory: Tensor, updated: Tensor) -> None:
-        """Keep the new rows [n, d] and times [n] of those of the batch's nodes that have events in it."""
-        wanted: MemoryRequest = batch.wanted
-        rows = memory.detach().cpu().numpy()[wanted.at]
-        at = (updated.detach().cpu().numpy()[wanted.at] - self.origin).astype(self._events.dtype)
+        """Store the new rows [n, d] and times [n] of those of the batch's nodes that have events in it."""
+        request: MemoryRequest = batch.wanted
+        rows = memory.detach().cpu().numpy()[request.at]
+        at = (updated.detach().cpu().numpy()[request.at] - self.origin).astype(self._events.dtype)
         self.history.push(
-            wanted.fetched.step, wanted.write, [together(rows.astype(self.history.rows[0].dtype, copy=False), at)]
+            request.fetched.step, request.write, [pack_time(rows.astype(self.history.rows[0].dtype, copy=False), at)]
         )
 
     def end_pass(self) -> None:
-        """No batch read ahead will come any more: behind a pass over events, or one that was left in the middle."""
+        """Discard prefetched batches, after a pass over the events or one that was interrupted."""
         self.history.end_epoch()
         self.history.begin_epoch()
         self._next = self.history.next_step
 
     def reset(self) -> None:
-        """Nothing has happened yet: rows of zeros, without writing any."""
+        """Set all rows to zero, without writing any."""
         self.end_pass()
         self.history.forget()
 
 
-def together(rows: AnyArray, time: AnyArray) -> AnyArray:
-    """Rows [n, width] of float32 or float64 with the bits of times [n] behind them: one read and one write for both."""
+def pack_time(rows: AnyArray, time: AnyArray) -> AnyArray:
+    """Append the bits of times [n] to rows [n, width] of float32 or float64, so that both are one read and write."""
     return np.concatenate([rows, time.view(rows.dtype).reshape(len(rows), _time_columns(rows.dtype))], axis=1)
 
 
-def apart(held: AnyArray, time: np.dtype[Any]) -> tuple[AnyArray, AnyArray]:
-    """(rows [n, width], times [n]) of what `together` gave.
+def unpack_time(packed: AnyArray, time: np.dtype[Any]) -> tuple[AnyArray, AnyArray]:
+    """Split the result of `pack_time` into rows [n, width] and times [n].
 
-    >>> apart(together(rows, times), times.dtype)
+    >>> unpack_time(pack_time(rows, times), times.dtype)
     """
-    width = held.shape[1] - _time_columns(held.dtype)
-    return held[:, :width], np.ascontiguousarray(held[:, width:]).view(time)[:, 0]
+    width = packed.shape[1] - _time_columns(packed.dtype)
+    return packed[:, :width], np.ascontiguousarray(packed[:, width:]).view(time)[:, 0]
 
 
 def _time_columns(dtype: np.dtype[Any]) -> int:
@@ -193,14 +192,14 @@ def _time_columns(dtype: np.dtype[Any]) -> int:
 
 
 def flat(values: Tensor) -> Tensor:
-    """[n, ...] as [n, width]."""
+    """Reshape [n, ...] to [n, width]."""
     return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
 class MemoryLoader(EventLoader):
-    """`EventLoader` whose nodes' memory is read ahead: `batch.wanted` is what `NodeMemory.pull` takes.
+    """`EventLoader` that prefetches the nodes' memory: `batch.wanted` is the argument of `NodeMemory.pull`.
 
-    memory: set before the first batch. A pass that ends early wants `NodeMemory.end_pass` before the next begins.
+    Set `memory` before the first batch, and call `NodeMemory.end_pass` after a pass that ends early.
     """
 
     memory: NodeMemory
@@ -220,9 +219,9 @@ class MemoryLoader(EventLoader):
 
 
 def check_undirected(data: Dataset) -> None:
-    """Raise InputError for a store of directed edges."""
+    """Raise InputError if the store is directed."""
     if not data.manifest.undirected:
         raise InputError(
-            f"{data.path} has directed edges, and a node's past are the events that it is the source of as well: "
+            f"{data.path} has directed edges, but a node's past includes the events it is the source of: "
             "ingest it with --undirected"
         )

@@ -1,4 +1,4 @@
-"""What nodes carry from window to window: taken from disk before a window, handed on behind it."""
+"""State of nodes between windows: read before a window and written after it."""
 
 from typing import Any, Protocol
 
@@ -12,20 +12,20 @@ from stores.arrays.rows import AnyArray, Ids
 
 
 class NodeState(Protocol):
-    """Keeps the rows: `ooc.history.history.History` on disk."""
+    """Stores the rows; implemented by `ooc.history.history.History`."""
 
     def fetch(self, step: int, ids: Ids) -> PrefetchedRows:
-        """Rows of nodes, read ahead."""
+        """Prefetch rows of nodes."""
 
     def pull(self, fetched: PrefetchedRows) -> tuple[AnyArray, ...]:
-        """The same as they are when it is the step's turn."""
+        """Return the rows as they are at the step's turn."""
 
     def push(self, step: int, ids: Ids, rows: Any) -> None:
-        """What a step's nodes carry from now on."""
+        """Store a step's new rows."""
 
 
 def carried(carrier: NodeState | None, forecast: Forecast) -> list[Tensor]:
-    """[n, width] each: what the forecast's nodes carry, on the device of its rows. Once a step, in order."""
+    """Return the state of the forecast's nodes, [n, width] each, on the device of x; call once per step, in order."""
     if carrier is None or forecast.fetched is None:
         return []
     rows = carrier.pull(forecast.fetched)
@@ -33,7 +33,7 @@ def carried(carrier: NodeState | None, forecast: Forecast) -> list[Tensor]:
 
 
 def hand_on(carrier: NodeState | None, base: int, net: WindowNet, forecast: Forecast, outcome: WindowOutput) -> None:
-    """The window's nodes carry on what it gave, and the model its weights; backward ends here."""
+    """Store the new state of the window's nodes and the model's weights, detached."""
     net.model.keep(outcome.weights)
     if carrier is not None:
         rows = [each.detach().float().cpu().numpy() for each in outcome.carried]

@@ -1,8 +1,7 @@
-"""What a model of windows is told of a node: its features, what it did in the window, and who it is.
+"""Input rows of a window's nodes: features, statistics of their events in the window, and random identity features.
 
-Who it is: numbers drawn from the node's id alone, so they take no memory and are the same in every window and run of a seed.
-With them the sum over a node's neighbors says who these were, which features of nodes may not. (Random node features: Sato et
-al., "Random Features Strengthen Graph Neural Networks", SDM 2021.)
+Identity features are computed from the node's id alone: they take no memory and are equal in every window and run of a seed.
+They let the neighbor sum identify the neighbors. (Sato et al., "Random Features Strengthen Graph Neural Networks", SDM 2021.)
 """
 
 from collections.abc import Mapping
@@ -20,15 +19,15 @@ from stores.arrays.rows import AnyArray, Ids, Rows
 from stores.jit import kernel
 
 _SPREAD = 2 * 3**0.5
-"""of a uniform number of variance 1"""
+"""width of a uniform distribution of variance 1"""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The first rows of a window's nodes. x, gather: node features, or None; columns: name -> width, of the events.
+    """Computes the input rows of a window's nodes: features x (or None), `identity` features by `key`, and event statistics.
 
-    identity: numbers drawn for every node; key: by which. Events count as sources and as destinations apart: how many there
-    were, log(1 + n), and the mean of asinh(value) of every column, which tames long tails without knowing the future.
+    Events are aggregated separately for sources and destinations: log(1 + count), and the mean of asinh(value) of every column
+    (name -> width), which limits long tails without statistics of the future.
 
     >>> Inputs(None, None, {"msg": 16}, identity=32, key=7).channels
     66
@@ -42,27 +41,27 @@ class Inputs:
 
     @property
     def features(self) -> int:
-        """Numbers of a node's features."""
+        """Width of the node features."""
         return 0 if self.x is None else int(np.prod(self.x.shape[1:], dtype=np.int64))
 
     @property
     def channels(self) -> int:
-        """Width of the rows."""
+        """Width of the input rows."""
         return self.features + self.identity + 2 * (1 + sum(self.columns.values()))
 
     def rows(
         self, node: Ids, present: int, edge_index: Ids, columns: Mapping[str, AnyArray], buffers: Buffers
     ) -> tuple[Tensor, int]:
-        """(float32[n, channels], bytes read): of nodes `node` (int64[n]); the first `present` of them are the window's.
+        """Return the rows of `node` (int64[n], the window's `present` ones first), float32[n, channels], and the bytes read.
 
-        edge_index: int64[2, k], the window's events among those; columns: [k, width] each, of the events.
+        `edge_index` (int64[2, k]) are the window's events by position in `node`, `columns` ([k, width] each) their columns.
         """
         out = np.empty((len(node), self.channels), np.float32)
         begin = nbytes = 0
         if self.x is not None and self.gather is not None:
             begin = self.features
-            found, nbytes = self.gather.read(self.x, node, buffers)
-            torch.from_numpy(out)[:, :begin] = self.gather.tensor(found).reshape(len(node), -1)
+            features, nbytes = self.gather.read(self.x, node, buffers)
+            torch.from_numpy(out)[:, :begin] = self.gather.tensor(features).reshape(len(node), -1)
         identify(node, np.uint64(self.key & (2**64 - 1)), out[:, begin : begin + self.identity])
         begin += self.identity
         width = sum(self.columns.values())
@@ -72,16 +71,16 @@ class Inputs:
             np.arcsinh(columns[name].reshape(len(values), -1), out=values[:, at : at + size], casting="same_kind")
             at += size
         for end in edge_index:
-            did = out[:, begin : begin + 1 + width]
-            did[:] = 0
-            add_events(np.ascontiguousarray(end), values, did[:present])
+            stats = out[:, begin : begin + 1 + width]
+            stats[:] = 0
+            add_events(np.ascontiguousarray(end), values, stats[:present])
             begin += 1 + width
         return torch.from_numpy(out), nbytes
 
 
 @kernel
 def identify(node: Ids, key: np.uint64, out: NDArray[np.float32]) -> None:
-    """out[i]: numbers of mean 0 and variance 1 that depend on (key, node[i]) alone."""
+    """Fill out[i] with numbers of mean 0 and variance 1 that depend on (key, node[i]) only."""
     for i in range(len(node)):
         stream = stream_of(key, node[i])
         for j in range(out.shape[1]):
@@ -90,7 +89,10 @@ def identify(node: Ids, key: np.uint64, out: NDArray[np.float32]) -> None:
 
 @kernel
 def add_events(node: Ids, values: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """out[v]: log(1 + events of v), and the mean of their values. out: zeros [n, 1 + w]; node: int64[k]; values: [k, w]."""
+    """Set out[v] to log(1 + events of v) and the mean of their values.
+
+    `out` is zeros [n, 1 + w], `node` int64[k] and `values` [k, w].
+    """
     for i in range(len(node)):
         row = out[node[i]]
         row[0] += 1

@@ -1,9 +1,8 @@
-"""Models of windows: convolutions on a window's edges, and what is carried from window to window.
+"""Models of windows: convolutions on a window's edges, with state carried from window to window.
 
-Three families. A recurrent network: a GNN on the window, then a GRU between its rows and what each node carried (GCRN, Seo et
-al., 2018; T-GCN, Zhao et al., 2019). ROLAND (You et al., KDD 2022): every layer's rows are updated by those of the same layer
-in the node's earlier window. EvolveGCN-O (Pareja et al., AAAI 2020): nothing is carried by nodes; the weights are, changed by
-a GRU from window to window. The first two take any convolution that `ooc.models.builders` has.
+Recurrent: a GNN followed by a GRU between its rows and each node's previous ones (GCRN, Seo et al., 2018; T-GCN, Zhao et al.,
+2019). ROLAND (You et al., KDD 2022): every layer's rows are updated with those of the previous window. EvolveGCN-O (Pareja et
+al., AAAI 2020): the weights, not the nodes, carry state, updated by a GRU. The first two use any of our convolutions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,15 +23,15 @@ Family = Literal["recurrent", "roland", "evolvegcn"]
 Update = Literal["gru", "mlp", "average"]
 Conv = Literal["gcn", "sage", "gat", "gin"]
 _HEADS = 4
-"""of attention"""
+"""attention heads"""
 
 
 class WindowModel(nn.Module):
-    """What models of windows have in common: `widths` of the rows that a node carries, and `forward`.
+    """Base class of window models; `widths` are those of the rows a node carries.
 
-    forward(x [n, f], block, carried, weights) -> (rows [n, out_channels], carried now): all n nodes are source and
-    destination of the block; carried: [n, widths[i]] float32, zeros for a node that was in no window yet. weights: what
-    `weights` gave, once a window. After the window `keep` takes them, detached: backward ends at the window's beginning.
+    `forward(x [n, f], block, carried, weights)` returns (rows [n, out_channels], new carried rows). All n nodes are source and
+    destination of the block; `carried` are float32[n, widths[i]], zeros for new nodes; `weights` are the result of `weights`,
+    called once per window. After the window `keep` receives them detached, so the backward pass ends at the window's start.
 
     >>> weights = model.weights()
     >>> rows, carried = model(x, block, carried, weights)
@@ -42,18 +41,18 @@ class WindowModel(nn.Module):
     widths: tuple[int, ...] = ()
 
     def weights(self) -> list[Tensor]:
-        """The weights of the window that comes now, as they follow from those of the window before; none where none evolve."""
+        """Return the weights for this window, evolved from those of the previous one; empty if none evolve."""
         return []
 
     def keep(self, weights: Sequence[Tensor]) -> None:
-        """These were the window's."""
+        """Store the weights of the window."""
 
     def begin(self) -> None:
-        """The next window is a first one."""
+        """Reset the weights' state; the next window is the first one."""
 
 
 class Recurrent(WindowModel):
-    """A GNN of `num_layers` on the window, then a GRU with the node's rows of its earlier window.
+    """A GNN of `num_layers` layers on the window, then a GRU with the node's rows of its previous window.
 
     >>> model = Recurrent("gcn", 16, 64, num_layers=2)
     >>> rows, (state,) = model(x, block, [torch.zeros(n, 64)])
@@ -76,9 +75,9 @@ class Recurrent(WindowModel):
 
 
 class OwnGNN(WindowModel):
-    """A GNN of the user's own in the place of `Recurrent`'s: [n, in_channels] -> [n, channels].
+    """A user-defined GNN in place of `Recurrent`'s: [n, in_channels] -> [n, channels].
 
-    gnn: any that `ooc.models.user.load_model` takes. Raises ConfigError for rows of another shape.
+    `gnn` is any model that `ooc.models.user.load_model` accepts. Raises ConfigError for rows of another shape.
 
     >>> model = OwnGNN(torch_geometric.nn.GraphSAGE(16, 64, num_layers=2), 64, num_layers=2)
     """
@@ -95,31 +94,33 @@ class OwnGNN(WindowModel):
         """See `WindowModel`."""
         blocks = [block] * self.num_layers
         batch = SimpleNamespace(x=x, blocks=blocks, edge_index=block.edge_index, batch_size=len(x))
-        found, wanted = forward_batch(self.gnn, batch), (len(x), *self.widths)
-        if found.shape != wanted:
+        rows, expected = forward_batch(self.gnn, batch), (len(x), *self.widths)
+        if rows.shape != expected:
             name = type(self.gnn).__name__
-            raise ConfigError(f"model {name} gives {tuple(found.shape)}: rows {wanted} of a window's nodes are wanted")
-        rows = self.cell(found, carried[0])
-        return rows, [rows]
+            raise ConfigError(f"model {name} returned {tuple(rows.shape)}: it must return rows {expected} for all nodes")
+        state = self.cell(rows, carried[0])
+        return state, [state]
 
 
-def own_window_model(name: str, offered: Mapping[str, Any], required: Mapping[str, Any], asked: Collection[str]) -> WindowModel:
-    """The user's class "package.module:Class": a `WindowModel`, which says itself what is carried, or a GNN as of `OwnGNN`.
+def own_window_model(
+    name: str, offered: Mapping[str, Any], required: Mapping[str, Any], requested: Collection[str]
+) -> WindowModel:
+    """Construct the user's class "package.module:Class": a `WindowModel`, or a GNN as in `OwnGNN`.
 
-    offered: in_channels, hidden_channels, out_channels, num_layers, dropout; and see `ooc.models.user.load_model`.
+    `offered` are in_channels, hidden_channels, out_channels, num_layers and dropout; see `ooc.models.user.load_model`.
     """
-    made = make_module(name, offered, required, asked)
-    if isinstance(made, WindowModel):
-        return made
-    kind_of(made)
-    return OwnGNN(made, int(offered["hidden_channels"]), int(offered["num_layers"]))
+    model = make_module(name, offered, required, requested)
+    if isinstance(model, WindowModel):
+        return model
+    kind_of(model)
+    return OwnGNN(model, int(offered["hidden_channels"]), int(offered["num_layers"]))
 
 
 class Roland(WindowModel):
-    """Every layer's rows are updated: H_t = update(H of the node's earlier window, the layer's output).
+    """Updates every layer's rows: H_t = update(H of the node's previous window, the layer's output).
 
-    update: "gru"; "mlp", of both side by side; or "average": H_{t-1} counts for the share of the node's edges that came before
-    this window, which takes one more number a node.
+    `update` is "gru", "mlp" (of both concatenated) or "average" (H_{t-1} weighted by the share of the node's earlier edges,
+    which takes one more number per node).
 
     >>> model = Roland("sage", 16, 64, num_layers=2, update="gru")
     >>> rows, carried = model(x, block, [torch.zeros(n, width) for width in model.widths])
@@ -156,20 +157,20 @@ def _updating(update: Update, channels: int) -> nn.Module:
 
 
 class _Mixed(nn.Module):
-    """A perceptron of a layer's output and the node's earlier rows."""
+    """A perceptron of a layer's output and the node's previous rows."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.nn = nn.Sequential(nn.Linear(2 * channels, channels), nn.ReLU(), nn.Linear(channels, channels))
 
     def forward(self, x: Tensor, old: Tensor) -> Tensor:
-        """Both [n, channels]."""
+        """Both inputs are [n, channels]."""
         out: Tensor = self.nn(torch.cat([x, old], dim=1))
         return out
 
 
 class Evolving(nn.Module):
-    """A GCN layer whose weight matrix a GRU makes from the earlier window's, its columns as hidden states and as inputs."""
+    """A GCN layer whose weight matrix is the GRU's output for the previous one, columns being both input and hidden state."""
 
     carried: Tensor
     begun: Tensor
@@ -184,20 +185,20 @@ class Evolving(nn.Module):
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
 
     def weight(self) -> Tensor:
-        """[in_channels, out_channels]: of the next window."""
+        """Weights of the next window, [in_channels, out_channels]."""
         columns = (self.carried if self.begun else self.initial).t()
         out: Tensor = self.cell(columns, columns).t()
         return out
 
     def forward(self, x: Tensor, block: Block, weight: Tensor) -> Tensor:
-        """x: [n, in_channels] -> [n, out_channels]."""
+        """Map x [n, in_channels] to [n, out_channels]."""
         if narrow_first(block, *self.initial.shape):
             return propagated(x @ weight, block, rescale=True) + self.bias
         return propagated(x, block, rescale=True) @ weight + self.bias
 
 
 class EvolveGCN(WindowModel):
-    """GCN layers whose weights evolve (EvolveGCN-O). They are buffers, so that a checkpoint of the model has them.
+    """GCN layers with evolving weights (EvolveGCN-O), stored in buffers so that checkpoints include them.
 
     >>> model = EvolveGCN(16, 64, num_layers=2)
     >>> rows, _ = model(x, block, [], model.weights())
@@ -215,9 +216,9 @@ class EvolveGCN(WindowModel):
 
     def keep(self, weights: Sequence[Tensor]) -> None:
         """See `WindowModel`."""
-        with torch.inference_mode(False):  # training may go on from them
+        with torch.inference_mode(False):  # training may continue from them
             for layer, weight in zip(self._evolving(), weights, strict=True):
-                layer.carried = weight.detach().clone()  # not written into the old ones: backward needs them
+                layer.carried = weight.detach().clone()  # not in place: backward needs the old ones
                 layer.begun.fill_(True)
 
     def begin(self) -> None:
@@ -240,11 +241,11 @@ class EvolveGCN(WindowModel):
 
 
 def _layers(conv: str, in_channels: int, channels: int, num_layers: int, dropout: float) -> nn.ModuleList:
-    """Of a model that `ooc.models.builders` has, all of one width; no activation behind the last."""
+    """Layers of a model of `ooc.models.builders`, all of one width, without a final activation."""
     if conv not in get_args(Conv):
         raise ConfigError(f"conv {conv!r} is unknown: use {', '.join(get_args(Conv))}")
     if conv == "gat" and channels % _HEADS:
-        raise ConfigError(f"{channels} channels are those of {_HEADS} heads together: use a multiple of {_HEADS}")
+        raise ConfigError(f"{channels} channels are the width of all {_HEADS} heads together: use a multiple of {_HEADS}")
     return build_model(conv, in_channels, channels, channels, num_layers, dropout, heads=_HEADS, input_dropout=0.0).layers
 
 
@@ -258,13 +259,15 @@ def window_model(
     update: Update = "gru",
     dropout: float = 0.0,
 ) -> WindowModel:
-    """A model of windows by name. conv: of "recurrent" and "roland"; update: of "roland". ConfigError for an unknown name.
+    """Build the window model "recurrent", "roland" or "evolvegcn". Raises ConfigError for an unknown name.
+
+    `conv` applies to "recurrent" and "roland", `update` to "roland".
 
     >>> window_model("roland", 16, 64, 2, conv="gcn", update="average").widths
     (64, 64, 1)
     """
     if num_layers < 1:
-        raise ConfigError(f"num_layers={num_layers}: a model has at least one layer")
+        raise ConfigError(f"num_layers={num_layers} is invalid: a model has at least one layer")
     if family == "recurrent":
         return Recurrent(conv, in_channels, channels, num_layers, dropout)
     if family == "roland":

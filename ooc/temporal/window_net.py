@@ -1,4 +1,4 @@
-"""A model of windows with what it foretells: links of the next window, or classes of the window's nodes."""
+"""A window model with its head: links of the next window, or classes of the window's nodes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from ooc.temporal.window_models import WindowModel
 
 
 class WindowOutput(NamedTuple):
-    """Of a window: rows [n, channels] of all its nodes, what the window's own carry now, and the weights it had."""
+    """Rows [n, channels] of all nodes of a window, the new state of its own nodes, and the weights it used."""
 
     rows: Tensor
     carried: list[Tensor]
@@ -33,14 +33,14 @@ class PairScores(nn.Module):
         self.out = nn.Linear(channels, 1)
 
     def forward(self, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
-        """rows: [n, channels]; src, dst: int64[k] -> [k]."""
+        """Map rows [n, channels] and src, dst int64[k] to [k]."""
         source, target = rows[src], rows[dst]
         hidden = self.src(source) + self.dst(target) + self.both(source * target)
         return self.out(hidden.relu()).squeeze(-1)
 
 
 class WindowNet(nn.Module):
-    """`model` and a head: `links` (`PairScores`), or `classes` logits of nodes.
+    """`model` and a head: `links` (`PairScores`), or logits of `classes` node classes.
 
     >>> outcome = net.outcome(forecast, carried)
     >>> positive, negative = net.links(outcome.rows, forecast)
@@ -52,9 +52,9 @@ class WindowNet(nn.Module):
         self.head: nn.Module = PairScores(channels) if classes is None else nn.Linear(channels, classes)
 
     def outcome(self, forecast: Forecast, carried: Sequence[Tensor]) -> WindowOutput:
-        """carried: [n, width] each, of the forecast's nodes.
+        """Compute a window from the state `carried` ([n, width] each) of the forecast's nodes.
 
-        The window's nodes are computed by themselves: their rows are the same whatever comes next.
+        The window's own nodes are computed separately, so their rows do not depend on the next window.
         """
         weights, present = self.model.weights(), forecast.present
         rows, now = self.model(forecast.x[:present], forecast.block, [each[:present] for each in carried], weights)
@@ -65,15 +65,15 @@ class WindowNet(nn.Module):
         return WindowOutput(rows, now, weights)
 
     def links(self, rows: Tensor, forecast: Forecast) -> tuple[Tensor, Tensor]:
-        """([k], [k, ratio]): logits of the events to foresee and of their negatives."""
+        """Return logits of the target events [k] and of their negatives [k, ratio]."""
         ratio = forecast.negative.size(1)
         src = torch.cat([forecast.src, forecast.src.repeat_interleave(ratio)])
-        found = self.head(rows, src, torch.cat([forecast.dst, forecast.negative.reshape(-1)]))
-        positive, negative = found.split([len(forecast.src), len(found) - len(forecast.src)])
+        logits = self.head(rows, src, torch.cat([forecast.dst, forecast.negative.reshape(-1)]))
+        positive, negative = logits.split([len(forecast.src), len(logits) - len(forecast.src)])
         return positive, negative.view(-1, ratio)
 
     def classes(self, rows: Tensor, forecast: Forecast) -> Tensor:
-        """[present, classes]: logits of the window's nodes."""
+        """Return logits of the window's nodes, [present, classes]."""
         out: Tensor = self.head(rows[: forecast.present])
         return out
 

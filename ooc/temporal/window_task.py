@@ -1,4 +1,4 @@
-"""What is foretold of windows, and by when: tasks and classes, splits of the windows, and what EdgeBank makes of them."""
+"""Tasks on windows: labels and classes, splits of the windows, and EdgeBank's baseline scores."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,32 +20,32 @@ _BLOCK = 2**16
 
 
 def task_of(dataset: Dataset, task: str, labels: str | None) -> tuple[str | None, int]:
-    """(the task of the nodes' classes as `ooc.metrics.nodes` has it, or None for links; how many classes there are).
+    """Return the nodes' task as in `ooc.metrics.nodes` (None for links) and the number of classes.
 
-    labels: a column of the events, whose classes are counted over all of them; None: the nodes' own. Raises ConfigError where
-    there are none, InputError for a column that holds none.
+    `labels` is an event column with classes, counted over all events, or None for the nodes' own labels. Raises ConfigError if
+    the store has no labels, InputError if the column has no classes.
     """
     if task == "links":
         return None, 0
     if labels is None:
         if dataset.task is None:
-            raise ConfigError(f"{dataset.path} has no labels of nodes: give the event column that holds them by --labels")
+            raise ConfigError(f"{dataset.path} has no node labels: name the event column that has them with --labels")
         return dataset.task, dataset.num_classes or 2
-    events, most = dataset.events, -1
+    events, largest = dataset.events, -1
     if (width := events.width(labels)) not in ((), (1,)):
-        raise InputError(f"the column {labels} has {width[0]} values an event: a label is one")
+        raise InputError(f"column {labels} has {width[0]} values per event, but a label is one value")
     for start in range(0, len(events), _BLOCK):
         block = events.read(start, min(start + _BLOCK, len(events)), [labels])
-        most = max(most, int(last_labels(len(block), np.arange(len(block)), block.columns[labels]).max()))
-    if most < 1:
-        raise InputError(f"the column {labels} tells no two classes apart")
-    return ("binary", 2) if most == 1 else ("multiclass", most + 1)
+        largest = max(largest, int(last_labels(len(block), np.arange(len(block)), block.columns[labels]).max()))
+    if largest < 1:
+        raise InputError(f"column {labels} has fewer than two classes")
+    return ("binary", 2) if largest == 1 else ("multiclass", largest + 1)
 
 
 def split_steps(steps: Iterable[WindowPair], train_end: int, val_end: int) -> dict[str, tuple[int, int]]:
-    """Name -> (first, last) step of each split: "train" learns from no event from `train_end` on, "val" from `val_end` on.
+    """Return (first, last) step of each split: "train" uses no event from `train_end` on, "val" none from `val_end` on.
 
-    A window across such a border belongs to the later split.
+    A window across a border belongs to the later split.
     """
     train = val = count = 0
     for step in steps:
@@ -57,7 +57,7 @@ def split_steps(steps: Iterable[WindowPair], train_end: int, val_end: int) -> di
 
 
 def parts(forecast: Forecast, pairs: int) -> Iterator[Forecast]:
-    """The forecast with some of its events to foresee at a time: `pairs` with their negatives, but one at least."""
+    """Yield the forecast in parts of about `pairs` scored pairs, at least one target event each."""
     each = max(1, pairs // (1 + forecast.negative.size(1)))
     for first in range(0, len(forecast.src), each):
         part = slice(first, first + each)
@@ -70,13 +70,13 @@ def edgebank(
     splits: Mapping[str, tuple[int, int]],
     negatives: Negatives,
     key: int,
-    most: int,
-    tell: Pace,
+    max_bytes: int,
+    progress: Pace,
     folder: Path | None = None,
 ) -> dict[str, Found]:
-    """Split -> EdgeBank's scores of the events that its windows are to foresee: it knows all pairs up to each window's end.
+    """Return EdgeBank's scores of each split's target events, using all pairs up to the end of each window.
 
-    {} where those pairs take more than `most` bytes. folder: where scores wait that are too many for the memory.
+    Returns {} if the pairs take more than `max_bytes` bytes. `folder` is used for scores that do not fit the memory.
     """
     events, bank, known = dataset.events, EdgeBank(dataset.num_nodes), 0
     scores = {split: LinkScores(folder=folder) for split, (first, last) in splits.items() if split != "train" and last > first}
@@ -85,8 +85,8 @@ def edgebank(
             block = events.read(start, min(start + _BLOCK, step.window.last), [])
             bank.update(block.src, block.dst, block.time)
         known = max(known, step.window.last)
-        tell("EdgeBank", known, len(events), "events")
-        if bank.nbytes > most:
+        progress("EdgeBank", known, len(events), "events")
+        if bank.nbytes > max_bytes:
             return {}
         split = next(name for name, (first, last) in splits.items() if first <= step.step < last)
         for start in range(step.first, step.last, _BLOCK) if split in scores else ():

@@ -55,7 +55,7 @@ def test_edges_and_nodes_are_appended_seen_and_folded_in(store: Path, capsys: py
         assert main([verb, str(store)]) == 0
         out = capsys.readouterr().out
         if verb == "compact":
-            assert "appended once, are in the arrays; 43 nodes, 203 edges in" in out
+            assert "appended once, merged; 43 nodes, 203 edges in" in out
     assert "43 nodes, 203 edges" in out
     assert "appended" not in out
     assert main(["compact", str(store)]) == 0
@@ -92,4 +92,4 @@ def test_what_is_refused_is_one_line(store: Path, capsys: pytest.CaptureFixture[
     assert "nothing to append" in fails(capsys, "append", store)
     assert "there is no store at" in fails(capsys, "append", folder / "none.ooc", "--edges", folder / "more.npy")
     assert "there is no store at" in fails(capsys, "compact", folder / "none.ooc")
-    assert "--grown says how to go on" in fails(capsys, "train", store, "--out", folder / "run", "--grown")
+    assert "--grown continues a run" in fails(capsys, "train", store, "--out", folder / "run", "--grown")

@@ -86,7 +86,7 @@ def test_a_plan_takes_the_flags_of_training_and_writes_nothing(
     told = (
         "process",
         "predicted peak",
-        "seconds an epoch",
+        "seconds per epoch",
         "rows served from memory",
         "bottleneck",
         "features are read: engine ",

@@ -72,10 +72,10 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model": "gcn", "heads": 4}, "heads means nothing to the model gcn: leave it out"),
-        ({"model": "appnp", "theta": 0.1}, "theta means nothing to the model appnp"),
-        ({"rescale": False}, "rescale means nothing to the model sage"),
-        ({"model": "own.nets:Net", "alpha": 0.3}, "alpha means nothing to the model own.nets:Net: leave it out, or give it as"),
+        ({"model": "gcn", "heads": 4}, "heads does not apply to model gcn: leave it out"),
+        ({"model": "appnp", "theta": 0.1}, "theta does not apply to model appnp"),
+        ({"rescale": False}, "rescale does not apply to model sage"),
+        ({"model": "own.nets:Net", "alpha": 0.3}, "alpha does not apply to model own.nets:Net: leave it out, or give it in"),
     ],
 )
 def test_settings_of_another_model_are_refused(values: dict[str, object], words: str) -> None:

@@ -305,11 +305,11 @@ def test_neither_memory_nor_engine_nor_timing_changes_a_loss(store: Path, tmp_pa
     ("settings", "message"),
     [
         ({"parts": None}, "the store has no parts"),
-        ({"fanout": [5, 5]}, "fanout means nothing in mode history"),
-        ({"replace": True}, "replace means nothing in mode history"),
-        ({"mode": "sampled", "history_dtype": "float16"}, "parts means nothing in mode sampled"),
-        ({"history": "zero"}, "history_dtype means nothing where zeros"),
-        ({"drift_tolerance": 0.1}, "give that too"),
+        ({"fanout": [5, 5]}, "fanout does not apply to mode history"),
+        ({"replace": True}, "replace does not apply to mode history"),
+        ({"mode": "sampled", "history_dtype": "float16"}, "parts does not apply to mode sampled"),
+        ({"history": "zero"}, "history_dtype does not apply to history = zero"),
+        ({"drift_tolerance": 0.1}, "set that too"),
         ({"model": "tests.ooc.history.test_halo:Whole"}, "histories act between layers, and Whole has its own forward"),
     ],
 )

@@ -82,7 +82,7 @@ def test_many_pairs_take_the_memory_that_is_given_and_no_more(tmp_path: Path) ->
 
 
 def test_a_score_that_is_no_number_is_refused() -> None:
-    with pytest.raises(OocError, match="scores a link with NaN"):
+    with pytest.raises(OocError, match="scored a link with NaN"):
         LinkScores().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, torch.nan]))
 
 

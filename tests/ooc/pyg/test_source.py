@@ -55,7 +55,7 @@ def test_arguments_are_json_or_text() -> None:
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no data set torch_geometric\.datasets\.Plantoid"):
         ingest(IngestSpec(out=tmp_path / "s.ooc", pyg="Plantoid"))
-    with pytest.raises(ConfigError, match="cannot be made with"):
+    with pytest.raises(ConfigError, match="cannot be constructed with"):
         ingest(spec(tmp_path / "s.ooc", "knots=30"))
     with pytest.raises(InputError, match=r"item 0 .* is a dict"):
         ingest(spec(tmp_path / "s.ooc", "nodes=30", "hetero=true"))

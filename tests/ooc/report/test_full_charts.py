@@ -34,7 +34,7 @@ def test_the_tables_name_every_value_and_every_run(planned: tuple[Program, StepP
     for each in (values, ops, step):
         console.print(each)
     text = console.export_text()
-    assert "recomputed, passing through disk" in text
+    assert "recomputed, via disk" in text
     assert "up0 again" in text
     assert f"{plan.seconds:.3g}" in text
 

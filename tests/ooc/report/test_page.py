@@ -55,11 +55,11 @@ def test_the_page_of_a_run_holds_its_numbers_and_loads_nothing(make_store: MakeS
     ("settings", "words"),
     [
         ({}, "fan-out 3, 3, batches of 8,"),
-        ({"mode": "history", "parts": 4, "parts_per_batch": 2}, "histories, 2 parts a batch,"),
-        ({"mode": "history", "parts": 4, "history": "zero"}, "zeros for histories, 1 part a batch,"),
-        ({"mode": "cluster", "parts": 4}, "clusters, 1 part a batch,"),
-        ({"mode": "saint", "roots": 5, "walk_length": 3}, "GraphSAINT, 5 walks of 3 a batch,"),
-        ({"mode": "saint", "roots": 5, "saint": "node"}, "GraphSAINT, 5 nodes a batch,"),
+        ({"mode": "history", "parts": 4, "parts_per_batch": 2}, "histories, 2 parts per batch,"),
+        ({"mode": "history", "parts": 4, "history": "zero"}, "zeros instead of histories, 1 part per batch,"),
+        ({"mode": "cluster", "parts": 4}, "clusters, 1 part per batch,"),
+        ({"mode": "saint", "roots": 5, "walk_length": 3}, "GraphSAINT, 5 walks of 3 per batch,"),
+        ({"mode": "saint", "roots": 5, "saint": "node"}, "GraphSAINT, 5 nodes per batch,"),
     ],
     ids=str,
 )

@@ -244,7 +244,7 @@ def test_a_window_that_does_not_fit_is_refused(store: Path) -> None:
             work = loader.work.__class__(**{**loader.work.__dict__, field: value})
             other = ForecastLoader(work, loader.windows, None, 10**7, torch.device("cpu"))
             with (
-                pytest.raises(BudgetError, match="window 0 has 64 events, the next one 64 more, and they need"),
+                pytest.raises(BudgetError, match="window 0 has 64 events and the next one 64 more, which need"),
                 closing(other.run(0, 3, negatives=RandomNegatives(0, 30))) as found,
             ):
                 list(found)

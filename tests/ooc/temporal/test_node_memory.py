@@ -13,7 +13,7 @@ from torch_geometric.nn.models.tgn import IdentityMessage, LastNeighborLoader, T
 import ooc
 from ooc.sampling.negatives import RandomNegatives
 from ooc.temporal.event_models import Sizes, build_event_model
-from ooc.temporal.node_memory import MemoryLoader, NodeMemory, apart, together
+from ooc.temporal.node_memory import MemoryLoader, NodeMemory, pack_time, unpack_time
 from tests.ooc.temporal_stores import Edges
 
 NODES, WIDTH, TIME, HIDDEN = 30, 6, 4, 8
@@ -132,7 +132,7 @@ def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
             reference.memory.detach()
         memory.end_pass()
         held = memory.history.pull(memory.history.fetch(memory.history.next_step, np.arange(NODES)))[0]
-        rows, at = apart(held, np.dtype(np.int64))
+        rows, at = unpack_time(held, np.dtype(np.int64))
         torch.testing.assert_close(torch.from_numpy(rows), reference.memory.memory, rtol=1e-7, atol=1e-7)
         np.testing.assert_array_equal(at, reference.memory.last_update)
         assert epoch or at.any()
@@ -145,9 +145,9 @@ def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("time", [np.array([0, -1, 2**62, -(2**63)]), np.array([0.5, -1e300, np.inf, 1e-310])])
 def test_times_go_along_with_rows_bit_by_bit(dtype: str, time: np.ndarray) -> None:
     rows = np.arange(4 * 7).reshape(4, 7).astype(dtype)
-    held = together(rows, time)
+    held = pack_time(rows, time)
     assert held.dtype == rows.dtype
-    again, times = apart(held, time.dtype)
+    again, times = unpack_time(held, time.dtype)
     np.testing.assert_array_equal(again, rows)
     assert times.dtype == time.dtype
     assert times.tobytes() == time.tobytes()

@@ -98,15 +98,15 @@ ON_WINDOWS = ["--mode", "snapshots", "--window", "600", "--model"]
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([*ON_EVENTS, "mine_in_time:Narrow"], "gives (60, 99): rows (60, 100) are wanted, one for each of batch.query"),
-        ([*ON_EVENTS, "mine_in_time:OnGraphs"], "cannot be called: events want forward(batch)"),
-        ([*ON_EVENTS, "mine_in_time:Recency", "--memory-dim", "9"], "memory_dim means nothing to the model"),
-        ([*ON_EVENTS, "mine_in_time:Recency", "--heads", "5"], "does not take heads: leave it out"),
+        ([*ON_EVENTS, "mine_in_time:Narrow"], "returned (60, 99): it must return rows (60, 100), one per batch.query"),
+        ([*ON_EVENTS, "mine_in_time:OnGraphs"], "cannot be called: for events, use forward(batch)"),
+        ([*ON_EVENTS, "mine_in_time:Recency", "--memory-dim", "9"], "memory_dim does not apply to model"),
+        ([*ON_EVENTS, "mine_in_time:Recency", "--heads", "5"], "does not accept heads: leave it out"),
         ([*ON_EVENTS, "gcn"], "model 'gcn' is unknown: use tgn, tgat, graphmixer, or package.module:Class"),
-        ([*ON_EVENTS, "tgn", "--model-args", "a=b"], "model_args are for a class of your own"),
-        ([*ON_WINDOWS, "mine_in_time:Recency"], "model mine_in_time:Recency needs columns, which is not known"),
-        ([*ON_WINDOWS, "mine_in_time:Flat"], "of a window's nodes are wanted"),
-        ([*ON_WINDOWS, "mine_in_time:OnGraphs", "--conv", "gcn"], "conv means nothing to the model mine_in_time:OnGraphs"),
+        ([*ON_EVENTS, "tgn", "--model-args", "a=b"], "model_args apply to your own class"),
+        ([*ON_WINDOWS, "mine_in_time:Recency"], "model mine_in_time:Recency needs columns, which are not among"),
+        ([*ON_WINDOWS, "mine_in_time:Flat"], "for all nodes"),
+        ([*ON_WINDOWS, "mine_in_time:OnGraphs", "--conv", "gcn"], "conv does not apply to model mine_in_time:OnGraphs"),
         ([*ON_WINDOWS, "sage"], "model 'sage' is unknown: use recurrent, roland, evolvegcn, or package.module:Class"),
     ],
 )

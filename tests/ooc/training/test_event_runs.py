@@ -66,7 +66,7 @@ def test_a_run_writes_its_scores_beside_edgebanks_and_a_report(store: Path, tmp_
     assert all(line["baselines"]["EdgeBank"]["val"] == summary["baselines"]["EdgeBank"]["val"] for line in epochs)
     page = write_report(tmp_path / "run").read_text()
     assert "EdgeBank" in page
-    assert f"{summary['units_per_second']:,.0f}</b><span>events a second" in page
+    assert f"{summary['units_per_second']:,.0f}</b><span>events per second" in page
     assert "tgn" in page
 
 
@@ -255,7 +255,7 @@ def test_scores_are_of_the_same_negatives_in_every_epoch_and_of_a_file(store: Pa
     config = configure(store, tmp_path / "other", eval_negatives=f"{tmp_path}/short.npy")
     with ooc.open(store) as ds, pytest.raises(InputError, match=words):  # refused before anything is read
         EventStream(config, ds, torch.device("cpu"))
-    with pytest.raises(InputError, match="there is no histrical: negatives are random, historical, or the path of an npy file"):
+    with pytest.raises(InputError, match="histrical does not exist: negatives are random, historical, or the path"):
         train(configure(store, tmp_path / "other", eval_negatives="histrical"))
 
 
@@ -273,13 +273,13 @@ def test_historical_negatives_are_counted(store: Path, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = {"store": "s", "out": "o", "mode": "events"}
     for more, words in (
-        ({"fanout": "3,3"}, "fanout means nothing in mode events"),
-        ({"model": "tgat", "memory_dim": 8}, "memory_dim means nothing to the model tgat"),
+        ({"fanout": "3,3"}, "fanout does not apply to mode events"),
+        ({"model": "tgat", "memory_dim": 8}, "memory_dim does not apply to model tgat"),
         ({"num_neighbors": "3,3"}, "one number for the model tgn"),
-        ({"val": 0.5, "test": 0.5}, "leave some to train on"),
+        ({"val": 0.5, "test": 0.5}, "sum to less than 1"),
         ({"hidden": 7}, "give a multiple"),
-        ({"mode": "event"}, "mode = 'event' does not do: expected 'sampled'"),
-        ({"mode": "sampled", "memory_dim": 3}, "memory_dim means nothing in mode sampled"),
+        ({"mode": "event"}, "mode = 'event' is invalid: expected 'sampled'"),
+        ({"mode": "sampled", "memory_dim": 3}, "memory_dim does not apply to mode sampled"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_config(None, {**base, **more})
@@ -290,7 +290,7 @@ def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, cap
             train(load_config(None, {"store": directed, "out": tmp_path / "run", "mode": "events", "model": model}))
     assert not (tmp_path / "run").exists()
     assert main(["plan", str(store), "--mode", "events"]) == 2
-    assert "predicts training on nodes" in capsys.readouterr().err
+    assert "does not support mode" in capsys.readouterr().err
     flags = ["--mode", "events", "--epochs", "1", "--hidden", "8", "--memory-dim", "8", "--threads", "1"]
     assert main(["train", str(store), "--out", str(tmp_path / "cli"), *flags]) == 0
     out, err = capsys.readouterr()

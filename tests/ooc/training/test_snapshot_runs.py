@@ -242,13 +242,13 @@ def test_parts_of_a_forecast_are_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"conv": "gcn", "model": "evolvegcn"}, "conv means nothing to the model evolvegcn"),
-        ({"update": "mlp", "model": "recurrent"}, "update means nothing to the model recurrent"),
-        ({"labels": "state"}, "labels means nothing to the task links"),
-        ({"task": "nodes", "eval_ratio": "3"}, "eval_ratio means nothing to the task nodes"),
-        ({"val": "0.5", "test": "0.5"}, "leave some to train on"),
-        ({"destinations": "3"}, "destinations are two numbers"),
-        ({"batch_size": "3"}, "batch_size means nothing in mode snapshots"),
+        ({"conv": "gcn", "model": "evolvegcn"}, "conv does not apply to model evolvegcn"),
+        ({"update": "mlp", "model": "recurrent"}, "update does not apply to model recurrent"),
+        ({"labels": "state"}, "labels does not apply to task links"),
+        ({"task": "nodes", "eval_ratio": "3"}, "eval_ratio does not apply to task nodes"),
+        ({"val": "0.5", "test": "0.5"}, "sum to less than 1"),
+        ({"destinations": "3"}, "destinations must be two numbers"),
+        ({"batch_size": "3"}, "batch_size does not apply to mode snapshots"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(flags: dict[str, Any], words: str) -> None:
@@ -260,10 +260,10 @@ def test_settings_that_do_not_fit_are_refused(flags: dict[str, Any], words: str)
     ("setting", "error", "words"),
     [
         ({"window": "5y"}, ConfigError, "a duration is a number and one of"),
-        ({"destinations": [0, 99]}, ConfigError, "the store's nodes are 0..29"),
+        ({"destinations": [0, 99]}, ConfigError, "the store has nodes 0..29"),
         ({"monitor": "accuracy"}, ConfigError, "monitor = 'accuracy' is no score of this run: use one of ap, auroc, mrr"),
         ({"task": "nodes", "labels": "nothing"}, InputError, "no column 'nothing'"),
-        ({"task": "nodes", "labels": "msg"}, InputError, "the column msg has 3 values an event"),
+        ({"task": "nodes", "labels": "msg"}, InputError, "column msg has 3 values per event"),
         ({"columns": ["nothing"]}, InputError, "no column 'nothing'"),
         ({"window": "400", "stride": None}, ConfigError, "of 0 windows none is for that; take shorter windows"),
     ],

@@ -81,9 +81,9 @@ def test_a_batch_too_large_names_the_fix(make_store: MakeStore, tmp_path: Path, 
     small = dataclasses.replace(divide(10**9, baseline=0), max_batch=1000, in_flight=2000)
     monkeypatch.setattr("ooc.runtime.memory_plan.divide", lambda *_, **__: small)
     store = make_store(num_nodes=120, num_edges=900)
-    with pytest.raises(BudgetError, match="take fewer parts a batch, a store with more parts"):
+    with pytest.raises(BudgetError, match="use fewer parts per batch, a store with more parts"):
         train(configure(store, tmp_path / "run", **settings({"mode": "cluster", "parts": 2})))
-    with pytest.raises(BudgetError, match="draw fewer roots"):
+    with pytest.raises(BudgetError, match="sample fewer roots"):
         train(configure(store, tmp_path / "run", **settings({"mode": "saint"})))
     assert not (tmp_path / "run").exists()
 
@@ -91,13 +91,13 @@ def test_a_batch_too_large_names_the_fix(make_store: MakeStore, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"mode": "cluster", "roots": 5}, "roots means nothing in mode cluster"),
-        ({"mode": "saint", "parts_per_batch": 5}, "parts_per_batch means nothing in mode saint"),
-        ({"mode": "cluster", "fanout": [3, 3]}, "fanout means nothing in mode cluster"),
-        ({"mode": "saint", "saint": "node", "walk_length": 5}, "walk_length means nothing where saint = node"),
-        ({"saint": "node"}, "saint means nothing in mode sampled"),
-        ({"mode": "history", "saint_coverage": 3}, "saint_coverage means nothing in mode history"),
-        ({"mode": "cluster", "refresh": 3}, "refresh means nothing in mode cluster"),
+        ({"mode": "cluster", "roots": 5}, "roots does not apply to mode cluster"),
+        ({"mode": "saint", "parts_per_batch": 5}, "parts_per_batch does not apply to mode saint"),
+        ({"mode": "cluster", "fanout": [3, 3]}, "fanout does not apply to mode cluster"),
+        ({"mode": "saint", "saint": "node", "walk_length": 5}, "walk_length does not apply to saint = node"),
+        ({"saint": "node"}, "saint does not apply to mode sampled"),
+        ({"mode": "history", "saint_coverage": 3}, "saint_coverage does not apply to mode history"),
+        ({"mode": "cluster", "refresh": 3}, "refresh does not apply to mode cluster"),
     ],
     ids=str,
 )
