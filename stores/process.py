@@ -1,4 +1,4 @@
-"""The process's memory: what it holds, and what the machine has left for it."""
+"""The process's memory: what it uses, and what the machine has available."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +9,18 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """What the loaders of a data set divide among them, in bytes."""
+    """Memory that the loaders of a data set divide, in bytes."""
 
     limit: int
-    """of the whole process"""
+    """limit of the whole process"""
     baseline: int
-    """what it held when this was measured"""
+    """bytes in use when it was measured"""
     origin: str
-    """where the limit comes from, for people"""
+    """where the limit comes from, for messages"""
 
     @classmethod
     def measure(cls, limit: int | None) -> Self:
-        """Measure the process now. Without a limit it may take half of what the machine has available."""
+        """Measure the process; without a limit, it may use half of what the machine has available."""
         baseline, _ = resident_bytes()
         if limit is None:
             return cls(baseline + available_bytes() // 2, baseline, "(half of what is available)")
@@ -28,7 +28,7 @@ class ProcessMemory:
 
 
 def resident_bytes() -> tuple[int, int]:
-    """(resident bytes of the process now, at its highest so far), from /proc/self/status."""
+    """Return (current, peak) resident bytes of the process, from /proc/self/status."""
     now = high = 0
     with open("/proc/self/status", "rb") as status:
         for line in status:

@@ -154,6 +154,6 @@ def _before(column: AnyArray, first: Ids, stop: Ids, bound: AnyArray, past: Ids)
 
 
 def slots_of(data: Dataset, budget: MemoryPlan | None = None) -> TemporalIndex:
-    """The slots of a temporal graph, in the map where a third of the memory holds them; all loaders of so much share them."""
+    """Return the index of a temporal graph, memory-mapped if a third of the memory holds it."""
     memory = data.process_memory.limit if budget is None else budget.memory
     return TemporalIndex.of(data, memory // TOPOLOGY_SHARE)

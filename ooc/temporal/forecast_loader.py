@@ -35,7 +35,7 @@ from stores.errors import BudgetError
 from stores.events import EventBlock, Events, Reader
 
 PREFETCH = 4
-"""windows between the disk and the model at most; fewer where they are large"""
+"""most windows between disk and model; fewer if they are large"""
 _EVENT_BYTES = 2 * 8 + 8 + 4 * 8
 """per event besides its columns: numbered ends, and the tables that number them"""
 _EDGE_BYTES = 3 * 16 + 2 * 8
