@@ -105,13 +105,13 @@ class PreAggregation:
 
 
 def _normalised(graph: Graph, subgraph: Subgraph, expansion: Factors) -> Factors:
-    """GCN's factors of edges and destinations: see `ooc.graph.gcn_norm`."""
+    """GCN's factors of edges and destinations; see `ooc.graph.gcn_norm`."""
     node, count = subgraph.node, np.diff(subgraph.indptr)
     inverse = gcn_factors(graph, node)
     edge = inverse[subgraph.source]
     if "weight" in graph.columns:
-        read = subgraph.columns.get("weight")
-        weight = np.asarray(graph.columns["weight"][subgraph.slot] if read is None else read, np.float32)
+        loaded = subgraph.columns.get("weight")
+        weight = np.asarray(graph.columns["weight"][subgraph.slot] if loaded is None else loaded, np.float32)
         with np.errstate(invalid="ignore"):
             edge = finite_or_zero(edge * weight)
     if len(graph.self_loops):

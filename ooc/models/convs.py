@@ -220,7 +220,7 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 
     @staticmethod
     def coefficients(block: Block, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """[e], [num_dst] of `dtype`: factor of each edge and of each destination's own row; see `ooc.graph.gcn_norm`."""
+        """Return the factors of the edges [e] and of the self rows [num_dst]; see `ooc.graph.gcn_norm`."""
         loop: Tensor | float = 1.0 if block.loop_weight is None else block.loop_weight.to(dtype)
         if block.weight is not None:
             assert block.weight_sum is not None, "a weighted block needs weight_sum"
