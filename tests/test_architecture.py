@@ -158,3 +158,86 @@ def test_modules_that_moved_warn_and_work(statement: str) -> None:
 )
 def test_documented_names_are_where_they_were(statement: str) -> None:
     subprocess.run([sys.executable, "-W", "error::DeprecationWarning:ooc", "-c", statement], cwd=ROOT, check=True)
+
+
+CONTAINERS = {"Counter", "OrderedDict", "defaultdict", "deque", "dict", "list", "set"}
+CONTAINERS |= {"WeakKeyDictionary", "WeakSet", "WeakValueDictionary"}
+CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault"}
+CHANGES |= {"update"}
+SHARED = {
+    "ooc.graph.mapped_topology._touched": "counts which pages the process has mapped, for all loaders of a graph",
+    "ooc.loading.feature_cache._shelves": "rows in memory that wait for the next pipeline: which are read, not what they are",
+    "ooc.runtime.pipeline._RUNNING": "pipelines to end before the interpreter does",
+    "ooc.sampling.temporal_index._shared": "open columns of a data set, the same for all its loaders",
+}
+"""Containers at the top of a module that functions change, and why no result depends on them."""
+
+
+def called(node: ast.AST | None) -> str:
+    """The name of what an expression calls, "" where it is no call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def containers(tree: ast.Module) -> set[str]:
+    """Names at the top of a module that are bound to a container."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            literal = isinstance(node.value, ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp)
+            if literal or called(node.value) in CONTAINERS:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def changed(tree: ast.Module) -> set[str]:
+    """Names of containers that functions of a module change."""
+    found: set[str] = set()
+    for node in [node for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) for node in ast.walk(each)]:
+        target: ast.AST | None = None
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            target = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            target = node.func.value
+        found |= {target.id} if isinstance(target, ast.Name) else set()
+    return found
+
+
+def state_of(source: str) -> set[str]:
+    """Names at the top of a module that functions change: state that a call leaves behind for the next one."""
+    tree = ast.parse(source)
+    rebound = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    return (containers(tree) & changed(tree)) | rebound
+
+
+def test_no_result_depends_on_state_of_a_module() -> None:
+    found = {
+        f"{name}.{each}" for name, path in MODULES.items() if name.startswith("ooc.") for each in state_of(path.read_text())
+    }
+    assert found == set(SHARED)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "_budgets: Kept = weakref.WeakKeyDictionary()\ndef budget_of(ds):\n    _budgets[ds] = divide(ds)",
+        "_made = {}\ndef of(key):\n    return _made.setdefault(key, make(key))",
+        "_last = None\ndef of(key):\n    global _last\n    _last = key",
+    ],
+)
+def test_state_of_a_module_is_found(source: str) -> None:
+    assert state_of(source)
+
+
+def test_shares_of_the_memory_stand_in_its_plan() -> None:
+    plan = "ooc.runtime.memory_plan"
+    found = {
+        f"{name}.{each.id}"
+        for name, path in MODULES.items()
+        if name.startswith("ooc.") and name != plan
+        for each in ast.walk(ast.parse(path.read_text()))
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) and each.id.endswith("SHARE")
+    }
+    assert not found, f"a share of the memory is {plan}'s; what is no memory is no share"

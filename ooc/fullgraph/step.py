@@ -70,7 +70,6 @@ class FullGraph:
         self.room = self._room_in(memory, beside) if room is None else room
         self.program = build(self.shape)
         self.traffic = IoStats()
-        keep_large_blocks()  # a chunk's activations, made and freed in one thread
         tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))  # that much is allocated between two looks
         dtype = np.dtype(f"float{8 * self.shape.itemsize}")
         self.store = ValueStore(folder, engine, dataset, self.program, dtype, self.traffic, tidy)
@@ -141,6 +140,7 @@ class FullGraph:
         """
         if self.model.training != self._training:
             raise ConfigError("the model was put into another mode: make another FullGraph for it")
+        keep_large_blocks(True)  # a chunk's activations, made and freed in one thread
         self.store.disk.lock()
         if self._spool is not None:
             self._spool.begin()

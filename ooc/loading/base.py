@@ -10,7 +10,7 @@ from ooc.loading.superbatch import in_superbatches
 from ooc.loading.work import Work
 from ooc.runtime.clock import Clock, Span
 from ooc.runtime.keyed_random import Cursor, steps_of
-from ooc.runtime.memory import return_freed
+from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
 from ooc.runtime.transfer import Copier, OnDevice, on_device
@@ -79,6 +79,8 @@ class BatchLoader(Loader):
         self._copier: Copier | None = None
         self._start = self._cursor = Cursor(0, 0)
         self._stop: int | None = None
+        self.keeps_blocks = data.memory is None
+        """whether freed blocks wait for their next use while it is iterated over; see `keep_large_blocks`"""
 
     @property
     def rows_read(self) -> int:
@@ -152,6 +154,7 @@ class BatchLoader(Loader):
         return {**kept, "world": order.world_size, "num_seeds": self.num_seeds}
 
     def __iter__(self) -> "Epoch":
+        keep_large_blocks(self.keeps_blocks)
         return_freed()  # of the epoch before, or of training where this one is for scores
         start = self._cursor = self._start
         self._start = Cursor(start.epoch + 1, 0)

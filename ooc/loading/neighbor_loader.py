@@ -24,7 +24,6 @@ from ooc.loading.feature_gather import Gather
 from ooc.loading.shared_scan_plan import scan_pays
 from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, Work
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.memory import keep_large_blocks, return_large_blocks
 from ooc.runtime.memory_plan import BatchRoom, MemoryPlan, plan_memory
 from ooc.runtime.transfer import pins
 from ooc.sampling import NeighborSampler, OnDiskFrontier
@@ -63,10 +62,6 @@ def make_work(
     edges_stay = x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm
     spare = _unused_scratch(x, budget) if scanning and not edges_stay else 0
     kept = budget.freed if scanning and ds.memory is not None else 0
-    if ds.memory is None or kept or not (scan_possible or isinstance(x, ArrayRows)):
-        keep_large_blocks()
-    else:  # the memory is filled to the brim
-        return_large_blocks()
     # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
     most_drawn = most = budget.batch
     if scanning:
@@ -177,6 +172,9 @@ class NeighborLoader(BatchLoader):
         self._sampling = sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
         work = make_work(data, order, collator, sampling, budget, transform, pin_memory, place, pre_aggregation, sample_threads)
         super().__init__(data, work, budget, place, prefetch, split_seeds, (sample_threads, read_threads))
+        x = work.x
+        brimful = isinstance(x, ArrayRows) or (x is not None and scan_pays(x, budget.batches))
+        self.keeps_blocks |= not brimful or work.kept_bytes > work.spare_bytes
         if prefetch_factor is not None and not (work.x is None or isinstance(work.x, ArrayRows)):
             text = "prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds"
             warnings.warn(text, UserWarning, stacklevel=3)

@@ -22,7 +22,6 @@ from ooc.loading.feature_gather import Gather
 from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, ReadCounts, Work
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import steps_of
-from ooc.runtime.memory import return_large_blocks
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
 from stores.arrays.members import Members
@@ -176,8 +175,6 @@ def _work(
     budget: MemoryPlan,
     device: torch.device | None,
 ) -> PartWork:
-    if ds.memory is not None:
-        return_large_blocks()
     if not ds.num_features:
         raise ConfigError(f"{ds.path} holds no features to train on: ingest it with --features x=FILE")
     layers, width, beside = shape

@@ -42,7 +42,7 @@ from ooc.runtime.buffers import Buffers, leased
 from ooc.runtime.clock import Clock
 from ooc.runtime.clock import waiting as booked
 from ooc.runtime.keyed_random import Cursor
-from ooc.runtime.memory import return_freed, return_large_blocks
+from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import SECOND_SHARE
 from ooc.runtime.pipeline import CONSUMER, SOURCE, Pipeline, Stage
 from stores.arrays.rows import Rows
@@ -176,7 +176,7 @@ class ScanReader:
     def make(self, scan: SharedScan) -> FinishedScan:
         """The sums of a sweep's batches. Where that fails, batch by batch as far as it goes."""
         if scan.size.nbytes > self._pool - self._work.kept_bytes and not self._returns:
-            self._returns = return_large_blocks()
+            self._returns = keep_large_blocks(False)
             return_freed()
         neighbor, self_rows = self.memory.take(scan.num_rows, scan.num_self_rows, self._rows.shape[1], self._turn)
         self._turn += 1

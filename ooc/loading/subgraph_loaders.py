@@ -27,7 +27,6 @@ from ooc.loading.part_loader import PartSampler, PartWork
 from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, ReadCounts
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor
-from ooc.runtime.memory import return_large_blocks
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import pin, pins
 from ooc.sampling.cluster import Edges, parts_of
@@ -131,8 +130,6 @@ def _work(
     budget: MemoryPlan,
     device: torch.device | None,
 ) -> InducedWork:
-    if ds.memory is not None:
-        return_large_blocks()
     graph, x, y = ds.graph, ds.stored("x") if ds.num_features else None, ds.labels
     x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
     row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))

@@ -11,47 +11,32 @@ import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any, Self
 
 from stores.process import resident_bytes
 from stores.sizes import format_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
-_LARGE_BYTES = 2**20
 _REST = 4
 """calls to skip after returning memory, because if it is all in use, checking again soon is useless"""
-_KEPT_BLOCK_BYTES, _KEPT_BYTES, _ARENAS = 2**25, 2**26, 1
-"""freed blocks below the first limit (glibc's largest) are cached, up to the second limit at the end of an arena"""
+_KEEP = {_M_MMAP_THRESHOLD: 2**25, _M_TRIM_THRESHOLD: 2**26, _M_ARENA_MAX: 1}
+"""freed blocks below the first limit (glibc's largest) are cached, up to the second at the end of an arena"""
+_RETURN = {_M_MMAP_THRESHOLD: 2**20, _M_TRIM_THRESHOLD: 2**20}
 
 
-def return_large_blocks() -> bool:
-    """Make the C library return freed blocks of 1 MiB and more to the system; returns whether it could be set.
+def keep_large_blocks(keep: bool) -> bool:
+    """Make the C library cache freed blocks below 32 MiB, or return those of 1 MiB and more to the system.
 
-    glibc raises its threshold to the largest block freed and then caches such blocks in per-thread arenas, which fragment
-    because batches are freed in other threads than they are allocated in. A fixed threshold lowers the peak by 100 MB
-    (measured). `keep_large_blocks` does not undo it.
+    Set by whoever opens a run or begins an epoch; it holds for the process until it is set again. Fresh activation blocks
+    cost a page fault every 4 KiB and contend with loader threads for the memory lock: caching makes a step a third faster
+    (measured), with one arena, because each fragments. Where the memory is full, blocks are returned: glibc alone raises its
+    threshold to the largest block freed and caches such blocks in per-thread arenas, which fragment because batches are freed
+    in other threads than they are allocated in. A fixed threshold lowers the peak by 100 MB (measured).
+
+    Returns:
+        Whether it could be set.
     """
-    return _return()
-
-
-def keep_large_blocks() -> bool:
-    """Make the C library cache freed blocks below 32 MiB; returns False if blocks are to be returned instead.
-
-    Fresh activation blocks cost a page fault every 4 KiB and contend with loader threads for the memory lock; caching makes a
-    step a third faster (measured). For loaders that allocate little besides the step; one arena, because each fragments.
-    """
-    return not _return.cache_info().currsize and _keep()
-
-
-@cache
-def _return() -> bool:
-    return _mallopt({_M_MMAP_THRESHOLD: _LARGE_BYTES, _M_TRIM_THRESHOLD: _LARGE_BYTES})
-
-
-@cache
-def _keep() -> bool:
-    return _mallopt({_M_MMAP_THRESHOLD: _KEPT_BLOCK_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES, _M_ARENA_MAX: _ARENAS})
+    return _mallopt(_KEEP if keep else _RETURN)
 
 
 def return_freed() -> None:

@@ -21,7 +21,7 @@ from ooc.metrics.nodes import out_channels
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.runtime.memory import MemoryMeter
+from ooc.runtime.memory import MemoryMeter, keep_large_blocks
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.training import checkpoint
 from ooc.training.grown import take_up
@@ -170,6 +170,9 @@ def compose(
     budget = plan_memory(dataset, model_bytes(config, model) + counts, columns_met(config, dataset))
     loader = make_loader(config, dataset, device, model, budget)
     evaluators = make_evaluators(config, dataset, device, model, budget)
+    for each in evaluators.values():
+        each.keeps_blocks = loader.keeps_blocks
+    keep_large_blocks(loader.keeps_blocks)  # a profile of the run has no epoch that begins
     loss = make_loss(config, dataset, task, device)
     log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
     job = Job(

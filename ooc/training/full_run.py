@@ -20,7 +20,7 @@ from ooc.fullgraph.step import FullGraph
 from ooc.layerwise.scores import ExactScores
 from ooc.metrics.nodes import Loss, out_channels
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.runtime.memory import MemoryMeter, return_freed
+from ooc.runtime.memory import MemoryMeter, keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pace import Pace
 from ooc.runtime.trace import write_trace
@@ -259,6 +259,7 @@ def compose(
     with ExitStack() as refused:
         full = refused.enter_context(closing(FullGraph(model, dataset, config.out / FOLDER, budget=budget, engine=engine)))
         log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
+        keep_large_blocks(True)  # as steps do: their ops are timed
         made = place(config, full, config.out, share)
         exact = scores_beside(full, config.out / SWEEP, engine)
         refused.pop_all()

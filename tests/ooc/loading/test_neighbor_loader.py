@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import degree, k_hop_subgraph
 
 from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.subgraph_loaders import ClusterLoader
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import SCRATCH_BYTES, divide, plan_memory
 from stores.arrays.zarr_rows import BLOCK_BYTES
@@ -299,6 +300,18 @@ def test_loaders_of_a_data_set_divide_the_same_memory(ds, make_store):
     del held
     with Dataset.open(ds.path, memory="100MB") as tight, pytest.raises(BudgetError, match="give at least"):
         NeighborLoader(tight, [1])
+
+
+def test_a_loader_that_is_built_changes_nothing_for_another(ds, monkeypatch):
+    policy = []
+    monkeypatch.setattr("ooc.loading.base.keep_large_blocks", policy.append)
+    with Dataset.open(ds.path, memory="3GB", in_memory=True) as limited:
+        free, tight = NeighborLoader(ds, [1], batch_size=50), NeighborLoader(limited, [1], batch_size=50)
+        parts = ClusterLoader(limited, num_parts=2)
+        assert policy == []
+        for loader in (free, tight, parts, free):
+            next(iter(loader))
+    assert policy == [True, False, False, True]
 
 
 def test_features_in_chunks_larger_than_a_block_are_in_the_budget(ds, make_store, tmp_path):

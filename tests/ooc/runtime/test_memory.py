@@ -73,13 +73,13 @@ def test_resident_bytes_agree_with_statm() -> None:
 
 _FREED_BLOCKS = """
 import ctypes
-from ooc.runtime.memory import return_large_blocks
+from ooc.runtime.memory import keep_large_blocks
 from stores.process import resident_bytes
 
 MIB = 2**20
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-assert return_large_blocks()
+assert keep_large_blocks(False)
 for _ in range(3):  # glibc alone would serve the second from what the first left
     before, _ = resident_bytes()
     block = libc.malloc(24 * MIB)
@@ -94,21 +94,21 @@ for _ in range(3):  # glibc alone would serve the second from what the first lef
 
 _KEPT_BLOCKS = """
 import ctypes, resource
-from ooc.runtime.memory import keep_large_blocks, return_large_blocks
+from ooc.runtime.memory import keep_large_blocks
 
 MIB = 2**20
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-assert keep_large_blocks()
 faults = []
-for _ in range(4):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    block = libc.malloc(24 * MIB)
-    ctypes.memset(block, 1, 24 * MIB)
-    libc.free(block)
-    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-assert faults[0] > 100 and max(faults[1:]) < 10, faults
-assert return_large_blocks() and not keep_large_blocks()  # whoever counts on them being returned has the last word
+for keep in (True, False):  # who begins last decides
+    assert keep_large_blocks(keep)
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        block = libc.malloc(24 * MIB)
+        ctypes.memset(block, 1, 24 * MIB)
+        libc.free(block)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+assert faults[0] > 100 and max(faults[1:5]) < 10 and min(faults[5:]) > 100, faults
 """
 
 
