@@ -115,7 +115,7 @@ class Dataset:
 
     @cached_property
     def process_memory(self) -> ProcessMemory:
-        """What all its loaders divide: measured once, before the first of them holds batches that a later one would count."""
+        """What its loaders divide: measured once, by the first: a later one does not count the batches of earlier ones."""
         return ProcessMemory.measure(self.memory)
 
     @property

@@ -1,9 +1,9 @@
-"""PURE: one number for the process's memory -> a `MemoryPlan`, how many bytes each part may take.
+"""The process's memory, divided once into a `MemoryPlan`: how many bytes each part of a run or a loader may take.
 
 What stays (the process, the topology's index, the labels, the model) is taken off first; the rest is divided among the
 batches alive at once. So a batch's largest size is known before anything is sampled, and the sampler refuses a larger one.
-A plan is made once, by `plan_memory`, when a run or a loader is opened, for its model and the columns it meets, and passed
-on. Every share of the memory that some part of `ooc` takes stands here, with its reason.
+`plan_memory` makes the plan when a run or a loader is opened, for its model and the columns it reads, and it is passed on.
+Every share of the memory is a number in this module, with its reason; all but `plan_memory` is pure.
 """
 
 from collections.abc import Collection
@@ -17,44 +17,30 @@ from stores.errors import BudgetError
 from stores.sizes import format_bytes
 
 LEAST_BATCH = 2**20
-"""bytes: a budget that leaves less than this for a batch is refused"""
+"""bytes: a limit that leaves less than this for a batch is refused"""
 RUNTIME_BYTES = 150_000_000
-"""allowed for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
+"""for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
 SCRATCH_BYTES = 64 * 2**20
-"""allowed for the buffers of the reads under way, of arrays that others wrote for two copies of a block of 16 MiB"""
+"""for the buffers of reads in flight; for arrays in other formats, two copies of a block of 16 MiB"""
 SHARES = 5
 """the largest batches that memory must hold at once: one at the model, one sampled ahead, two in flight between them, and
-the model's activations, reckoned as large as a batch: hidden rows are about as wide as features, for fewer nodes each layer"""
+the model's activations, counted as large as a batch: hidden rows are about as wide as features, for fewer nodes each layer"""
 TOPOLOGY_SHARE = 3
-"""Of the memory, a third at most for the topology's slots; where those to draw from fit, they are read in beforehand: edges on
-the disk cost more than the batches their memory would hold (measured: twice the seconds a batch)"""
+"""The topology's slots take at most a third of the memory. If those to sample from fit, they are read into memory at the start:
+edges on disk cost more than the batches that their memory would hold (measured: twice the seconds a batch)"""
 COLUMNS_SHARE = 32
-"""Of the memory, where the slots do not fit and edges stay on disk, 1/32 for columns that are met in the map even so"""
-FRONTIER_SHARE = 4
-"""Of the batches' memory, 1/4 for the batches that are drawn together while edges stay on disk"""
-DRAWN_SHARE = 2
-"""Of the batches' memory, half for a batch drawn for a shared scan, which holds two batches' aggregates at least"""
+"""If they do not fit, edges stay on disk, and columns that are memory-mapped all the same take at most 1/32"""
 SECOND_SHARE = 4
-"""A second pipeline over the same rows at the same time has 1/4 of the batches' memory, on top of the first one's"""
+"""A second pipeline over the same rows at the same time has 1/4 of the batches' memory, beyond the first one's"""
 PIECE_SHARE = 32
-"""Of a scan's memory, 1/32 for a piece of the file: three are in memory at once"""
-FREED_BYTES, FREED_SHARE = 80 * 10**6, 10
-"""Of the batches' memory, for freed blocks that the C library keeps (measured: up to as much); where that is a tenth at most"""
-HISTORY_SHARE = 4
-"""Of the batches' memory, 1/4 for rows of histories or of the node memory: half of it in RAM, half waiting to be written"""
-WINDOW_SHARE, ACTIVATION_SHARE = 10, 2
-"""Of the batches' memory, tenths: one for a window of events being read, three for those on their way, one for what nodes
-carry; and a half for the activations of the window at the model"""
-PAIRS_SHARE = 2
-"""Of the batches' memory, half for the pairs that EdgeBank remembers, before there are batches of a model"""
-TRIAL_SHARE, TRIAL_BYTES, TRIAL_ROWS_SHARE = 2, 2**29, 4
-"""Of the batches' memory, free before training: half, or so many bytes, for the batches of a trial, 1/4 for rows it reads"""
+"""A piece of the feature file takes at most 1/32 of a shared scan's memory: three are in memory at once"""
+_FREED_BYTES, _FREED_SHARE = 80 * 10**6, 10
+_HISTORY_SHARE = 4
+_TRIAL_BYTES = 2**29
 
 
 class BatchRoom(int):
-    """Bytes that one batch may take: a part of what all have, so that a refusal can say what would do.
-
-    parts: how many such parts there are; budget: the division that has them.
+    """Bytes that one batch may take, 1/`parts` of what `budget` has for batches, so that an error can say how much is enough.
 
     >>> words_for(3 * 10**8, BatchRoom(budget.batches // 2, 2, budget))
     '300 MB of 217 MB (half of what 2 GB of memory leaves for batches; about 2.21 GB would do)'
@@ -70,7 +56,7 @@ class BatchRoom(int):
 
 
 _ROUND_UP = 1.02
-"""so that what is printed with three digits does do"""
+"""so that the memory that is named, rounded to three digits, is enough"""
 _PARTS = {
     1: "all",
     2: "half of what",
@@ -81,8 +67,7 @@ _PARTS = {
 
 
 def words_for(need: int, room: int) -> str:
-    """How much is wanted, and how much there is: "300 MB of 217 MB", and where a `BatchRoom` tells it, why and what would
-    do."""
+    """How much is needed of how much: "300 MB of 217 MB", and for a `BatchRoom` why, and how much memory is enough."""
     words = f"{format_bytes(need)} of {format_bytes(room)}"
     if not isinstance(room, BatchRoom):
         return words
@@ -93,7 +78,7 @@ def words_for(need: int, room: int) -> str:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of memory by purpose; `print` shows the division as a table.
+    """Bytes of memory by purpose; printed, it is a table. Each property is the share of one part of `ooc`.
 
     >>> plan_memory(ds, model=12_000_000).max_batch
     217200000
@@ -102,7 +87,7 @@ class MemoryPlan:
     memory: int
     """the whole process"""
     baseline: int
-    """interpreter, libraries and what the program holds already"""
+    """interpreter, libraries and what the program already has"""
     topology: int
     """indptr, and as much of the slots as may be mapped at once"""
     labels: int
@@ -112,11 +97,11 @@ class MemoryPlan:
     runtime: int
     """what libraries allocate at first use"""
     scratch: int
-    """buffers of the reads under way"""
+    """buffers of reads in flight"""
     in_flight: int
-    """batches being read, collated or waiting: the pipeline's bound"""
+    """batches being read, collated or waiting: the pipeline's limit"""
     max_batch: int
-    """the largest batch; one of these is at the model, one sampled ahead, and one's worth the model's activations"""
+    """the largest batch; one is at the model, one sampled ahead, and the model's activations are counted as one"""
     origin: str = ""
     """where `memory` comes from, for people"""
 
@@ -125,73 +110,77 @@ class MemoryPlan:
         """For all batches alive at once and the activations; superbatches and scans take what those leave."""
         return self.in_flight + 3 * self.max_batch
 
+    def _part(self, parts: int) -> BatchRoom:
+        """1/parts of `batches`."""
+        return BatchRoom(self.batches // parts, parts, self)
+
     @property
     def batch(self) -> BatchRoom:
-        """`max_batch`, for who refuses larger ones."""
+        """`max_batch`, for errors."""
         return BatchRoom(self.max_batch, SHARES, self)
 
     @property
     def drawn(self) -> BatchRoom:
-        """Of a batch drawn for a shared scan."""
-        return BatchRoom(self.batches // DRAWN_SHARE, DRAWN_SHARE, self)
+        """For a batch sampled for a shared scan: half, because a scan holds the aggregates of two batches at least."""
+        return self._part(2)
 
     @property
     def window(self) -> BatchRoom:
-        """Of a window of events, on its way from the disk to the model."""
-        return BatchRoom(self.batches // WINDOW_SHARE, WINDOW_SHARE, self)
+        """For a window of events: a tenth; one is read, three are on their way, and one's node states wait to be written."""
+        return self._part(10)
 
     @property
     def window_activations(self) -> BatchRoom:
-        """Of the activations of a window."""
-        return BatchRoom(self.batches // ACTIVATION_SHARE, ACTIVATION_SHARE, self)
+        """For the activations of the window at the model: half, what the other windows leave."""
+        return self._part(2)
+
+    @property
+    def window_state(self) -> int:
+        """For node states in RAM, and as much again for those that wait to be written: both are one window's tenth."""
+        return self.window // 2
 
     @property
     def topology_in_ram(self) -> int:
-        """Slots that take more stay on disk."""
+        """For the topology's slots; larger ones stay on disk."""
         return self.memory // TOPOLOGY_SHARE
 
     @property
     def frontier(self) -> int:
-        """For the batches drawn together while edges stay on disk."""
-        return self.batches // FRONTIER_SHARE
+        """For the batches sampled together while edges stay on disk: a quarter."""
+        return self.batches // 4
 
     @property
     def freed(self) -> int:
-        """For freed blocks that the C library keeps during shared scans; 0 where that would be too large a part."""
-        return FREED_BYTES if self.batches >= FREED_SHARE * FREED_BYTES else 0
+        """For freed blocks that the C library caches during shared scans (as measured), if that is a tenth at most; else 0."""
+        return _FREED_BYTES if self.batches >= _FREED_SHARE * _FREED_BYTES else 0
 
     @property
     def history(self) -> int:
-        """For rows of histories in RAM, and as much again for those that wait to be written."""
-        return self.batches // HISTORY_SHARE // 2
-
-    @property
-    def window_state(self) -> int:
-        """The same for what nodes carry from window to window."""
-        return self.batches // WINDOW_SHARE // 2
+        """For rows of histories or of the node memory in RAM, and as much again for those that wait to be written."""
+        return self.batches // _HISTORY_SHARE // 2
 
     @property
     def pairs(self) -> int:
-        """For the pairs that EdgeBank remembers."""
-        return self.batches // PAIRS_SHARE
+        """For the pairs that EdgeBank remembers: half, before a model has batches."""
+        return self.batches // 2
 
     @property
     def trial_rows(self) -> int:
-        """For rows that are read to time it, before training."""
-        return self.batches // TRIAL_ROWS_SHARE
+        """For rows that are read to time it, before training: a quarter."""
+        return self.batches // 4
 
     def trial_batches(self, spare: int = 0) -> int:
-        """For batches sampled before training. spare: bytes that scans have beside the batches' memory."""
-        return min(TRIAL_BYTES, (self.batches + spare) // TRIAL_SHARE)
+        """For batches that are sampled to time it, before training: half. spare: bytes that scans have beyond `batches`."""
+        return min(_TRIAL_BYTES, (self.batches + spare) // 2)
 
     def beside_history(self) -> Self:
-        """The plan of batches beside histories."""
-        left = HISTORY_SHARE - 1
-        in_flight, max_batch = self.in_flight * left // HISTORY_SHARE, self.max_batch * left // HISTORY_SHARE
+        """The plan of batches whose run keeps a history: with the other three quarters of their memory."""
+        left = _HISTORY_SHARE - 1
+        in_flight, max_batch = self.in_flight * left // _HISTORY_SHARE, self.max_batch * left // _HISTORY_SHARE
         return replace(self, in_flight=in_flight, max_batch=max_batch)
 
     def parts(self) -> dict[str, int]:
-        """Bytes by what they are for, as people read them; those indented are within the one above."""
+        """Bytes by purpose, for people; an indented one is part of the one above."""
         return {
             f"memory {self.origin}".strip(): self.memory,
             "  process": self.baseline,
@@ -220,10 +209,12 @@ def divide(
     scratch: int = 0,
     origin: str = "",
 ) -> MemoryPlan:
-    """Divide `memory` bytes; all arguments are bytes, as `MemoryPlan` names them.
+    """Divide `memory` bytes; arguments are bytes, named as in `MemoryPlan`. The parts sum to `memory`, except for rounding.
 
-    The parts sum up to `memory` but for rounding. Raises BudgetError, naming the least memory that does, where what stays
-    leaves no room for batches. Activations beyond a batch's size (many wide layers) are not foreseen.
+    Activations larger than a batch (many wide layers) are not counted.
+
+    Raises:
+        BudgetError: What stays leaves no room for batches; it names the least memory that is enough.
 
     >>> divide(2_000_000_000, baseline=700_000_000, topology=64_000_000).in_flight
     434400000
@@ -251,11 +242,11 @@ def divide(
 def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | None = None) -> MemoryPlan:
     """The plan for a run or a loader over a data set.
 
-    All plans of a data set divide the same `Dataset.process_memory`: with `memory=None` half of what the machine had available.
+    All plans of a data set divide the same `Dataset.process_memory`, so loaders that are open together keep to one limit.
 
     Args:
-        model: Bytes that training adds to a model that is there already: gradients, optimizer state, what it keeps a node.
-        columns: Of the graph, that batches will look up; None: all it has.
+        model: Bytes that training adds to an existing model: gradients, optimizer state, what it keeps for each node.
+        columns: The graph's columns that batches read; None: all.
 
     Raises:
         BudgetError: Nothing is left for batches.
@@ -277,6 +268,6 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
 
 
 def _large_chunks(dataset: Dataset) -> int:
-    """Bytes that decoding features takes beyond `SCRATCH_BYTES`: chunks that somebody else made large come whole, and twice."""
+    """Bytes that decoding features takes beyond `SCRATCH_BYTES`: large chunks of other writers are read whole, and copied."""
     x = dataset.stored("x") if dataset.num_features else None
     return 2 * max(0, x.block_bytes - BLOCK_BYTES) if isinstance(x, ForeignRows) else 0
