@@ -37,8 +37,8 @@ keep_old_names(
         "ooc.progress": "ooc.training.watchers",
         "ooc.summary": "ooc.training.summary",
         "ooc.temporal.recurrent": "ooc.temporal.window_models",
-        "ooc.temporal.run": "ooc.training.temporal_run",
-        "ooc.train": "ooc.training.node_loop",
+        "ooc.temporal.run": "ooc.training.loop",
+        "ooc.train": "ooc.training.loop",
     }
 )
 __getattr__ = lazy_exports(

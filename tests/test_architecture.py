@@ -1,6 +1,7 @@
 """The laws of the house: which package may import which, and what may stand where."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -104,6 +105,40 @@ def test_ooc_holds_packages_only() -> None:
 
 def test_no_class_name_is_defined_twice() -> None:
     assert {name: where for name, where in classes("ooc").items() if len(where) > 1} == {}
+
+
+def nodes_of(package: str) -> Iterator[tuple[str, ast.AST]]:
+    """(module, node) of every node of the code of `package`."""
+    for name, path in MODULES.items():
+        if name.split(".")[0] == package:
+            yield from ((name, node) for node in ast.walk(ast.parse(path.read_text())))
+
+
+def test_only_the_registry_and_the_settings_know_modes_by_name() -> None:
+    from ooc.config.modes import classes as settings
+    from ooc.training.registry import MODES
+
+    assert list(MODES) == list(settings()), "every mode has settings"
+    compared = []
+    for module, node in nodes_of("ooc"):
+        if isinstance(node, ast.Compare) and not module.startswith(("ooc.config", "ooc.training.registry")):
+            sides = [node.left, *node.comparators]
+            of_a_mode = any(re.search(r"\bmode$|[\[(]'mode'", ast.unparse(side)) for side in sides)
+            words = {each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)}
+            if of_a_mode and words & MODES.keys():
+                compared.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
+    assert not compared
+
+
+def test_nothing_is_decided_by_the_class_of_a_loader() -> None:
+    asked = [
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module, node in nodes_of("ooc")
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "isinstance"
+        and re.search(r"Loader\b", ast.unparse(node.args[1]))
+    ]
+    assert not asked
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,20 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ooc.cli.flags import APPEND, INGEST, flags_of_modes, with_flags
 from ooc.config.base import parse, read_config
-from ooc.config.full import FullConfig
 from ooc.config.modes import classes, load_config
 from ooc.config.nodes import TrainConfig
 from stores.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ooc.planning.choose import ModeChoice
 
 app = typer.Typer(
     name="ooc",
@@ -227,18 +231,9 @@ def train(
     from ooc.training.watchers import terminal_watcher
 
     merge_appended(settings.store, settings.memory)
-    if isinstance(settings, TrainConfig):
-        from ooc.training.node_loop import train as on_nodes
+    from ooc.training.loop import train as run
 
-        summary = on_nodes(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
-    elif isinstance(settings, FullConfig):
-        from ooc.training.full_run import train as exactly
-
-        summary = exactly(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
-    else:
-        from ooc.training.temporal_run import train as in_time
-
-        summary = in_time(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
+    summary = run(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
     _print_summary(settings.out, summary)
 
 
@@ -255,58 +250,50 @@ def plan(
     Without --mode, all modes are tried briefly and compared, and the recommended one is planned.
     """
     settings = load_config(config, {"store": store, **flags}, {"out": "run"})
-    if isinstance(settings, FullConfig):
-        _plan_full(settings, as_json)
-        return
-    if not isinstance(settings, TrainConfig):
-        raise ConfigError(
-            f"`ooc plan` does not support mode {settings.mode}: try `ooc train ... --mode {settings.mode} "
-            "--max-steps 200`, whose summary.json has the cost of a batch"
-        )
-
     merge_appended(settings.store, settings.memory)
     choice = None
-    if "mode" in settings.model_fields_set:
-        from ooc.training.node_loop import plan as make
-
-        result = make(settings)
-    else:
+    if isinstance(settings, TrainConfig) and "mode" not in settings.model_fields_set:
         from ooc.training.compare_modes import compare
 
         choice, result = compare(settings)
+    else:
+        from ooc.training.loop import plan as make
+
+        result = make(settings)
     if as_json:
         chosen = {} if choice is None else {"choice": choice.asdict()}
         print(json.dumps({**result.asdict(), **chosen}, indent=2))
         return
     from rich.console import Console
 
-    from ooc.report.plan_tables import compared, tables
-
     console = Console(highlight=False)
     if choice is not None:
-        console.print(compared(choice))
-        refused = [f"{each.mode} is not possible: {each.fix}" for each in choice.candidates if each.fix is not None]
-        command = f"  ooc train {settings.store} {choice.best.flags}"
-        console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
+        _print_choice(console, choice, settings.store)
+    _print_plan(console, result)
+
+
+def _print_choice(console: "Console", choice: "ModeChoice", store: Path) -> None:
+    from ooc.report.plan_tables import compared
+
+    console.print(compared(choice))
+    refused = [f"{each.mode} is not possible: {each.fix}" for each in choice.candidates if each.fix is not None]
+    command = f"  ooc train {store} {choice.best.flags}"
+    console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
+
+
+def _print_plan(console: "Console", result: Any) -> None:
+    from ooc.report.full_tables import step_tables
+    from ooc.report.plan_tables import tables
+    from ooc.training.full_mode import FullPlan
+
+    if isinstance(result, FullPlan):
+        for table in step_tables(result.program, result.step):
+            console.print(table)
+        return
     for table in tables(result):
         console.print(table)
     console.print(f"features are read: {result.reading}", markup=False)
     console.print(result.advice, markup=False)
-
-
-def _plan_full(settings: FullConfig, as_json: bool) -> None:
-    from rich.console import Console
-
-    from ooc.report.full_tables import step_tables
-    from ooc.training.full_run import plan as make
-
-    merge_appended(settings.store, settings.memory)
-    program, result = make(settings)
-    if as_json:
-        print(json.dumps(result.asdict(), indent=2))
-        return
-    for table in step_tables(program, result):
-        Console(highlight=False).print(table)
 
 
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ooc.config.base import Fraction, Numbers, Positive, RunConfig, Words, _numbers, changed
+from ooc.config.base import Fraction, Numbers, Positive, RunConfig, Words, _numbers, changed, parse
 
 _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
@@ -174,3 +174,13 @@ class TrainConfig(NodeConfig):
         if self.drift_tolerance is not None and self.refresh != "auto":
             raise ValueError("drift_tolerance applies to refresh = auto only: set that too, or leave it out")
         return self
+
+
+def in_mode(config: TrainConfig, mode: str, more: dict[str, Any]) -> TrainConfig:
+    """`config` in a mode, with `more` settings, without those that mean nothing there."""
+    given = {name: getattr(config, name) for name in config.model_fields_set}
+    if mode != "sampled":
+        given = {name: value for name, value in given.items() if name not in (*OWN["sampled"], "fanout", "eval_fanout")}
+    if more.get("evaluate") == "layerwise":
+        given.pop("eval_batch_size", None)
+    return parse(TrainConfig, {**given, "layers": config.layers, "mode": mode, **more})

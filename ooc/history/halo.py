@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.graph.blocks import Block
-from ooc.history.grown import STALE, open_history
+from ooc.history.grown import Growth, open_history
 from ooc.history.history import History
 from ooc.history.rows import HistoryCounts, PrefetchedRows
 from ooc.layerwise.shape import probe_widths
@@ -156,19 +156,24 @@ def open_halo(
     loader: HaloLoader,
     widths: Sequence[int],
     state: dict[str, Any] | None,
+    growth: Growth | None,
     *,
     dtype: str,
     lag: int,
     engine: str,
     zero: bool,
 ) -> Halo:
-    """The histories of the run in `out`, anew or as they were at the checkpoint `state`; `loader` reads them ahead."""
+    """The histories of the run in `out`, anew or as they were at the checkpoint `state`; `loader` reads them ahead.
+
+    growth: of the store since the checkpoint, if any.
+    """
     if not zero and widths:
         settings: dict[str, Any] = {"lag": lag, "max_bytes": loader.kept_bytes, "engine": engine}
         if state is None:
             loader.history = History.create(out / FOLDER, loader.data.num_nodes, widths, dtype, **settings)
-        elif STALE in state:
-            loader.history = open_history(out / FOLDER, loader.data.num_nodes, widths, dtype, state, len(loader), **settings)
+        elif growth is not None:
+            found = open_history(out / FOLDER, loader.data.num_nodes, widths, dtype, state, len(loader), growth, **settings)
+            loader.history = found
         else:
             if not (out / FOLDER).is_dir():
                 raise StoreError(

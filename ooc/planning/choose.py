@@ -54,13 +54,14 @@ class Candidate:
     @property
     def exactness(self) -> str:
         """What it costs."""
-        if self.mode == "sampled":
-            return "none"
-        if self.mode == "history":
-            return f"stale halos: {self.lost:.0%} of a batch's rows".replace("%", " %")
-        if self.mode == "cluster":
-            return f"dropped edges: {self.lost:.0%}".replace("%", " %")
-        return "none on average" if self.weighed else "dropped edges, not weighed by attention"
+        lost = f"{self.lost:.0%}".replace("%", " %")
+        words: dict[Mode, str] = {
+            "sampled": "none",
+            "history": f"stale halos: {lost} of a batch's rows",
+            "cluster": f"dropped edges: {lost}",
+            "saint": "none on average" if self.weighed else "dropped edges, not weighed by attention",
+        }
+        return words[self.mode]
 
     @property
     def flags(self) -> str:
@@ -107,9 +108,8 @@ def choose(candidates: Sequence[Candidate], layers: int) -> ModeChoice:
 
 def _is_good(candidate: Candidate) -> bool:
     """Whether it learns what the graph has."""
-    if candidate.mode == "saint":
-        return candidate.weighed
-    return candidate.mode != "cluster" or candidate.lost <= MOST_DROPPED
+    learns: dict[Mode, bool] = {"saint": candidate.weighed, "cluster": candidate.lost <= MOST_DROPPED}
+    return learns.get(candidate.mode, True)
 
 
 def _pays(other: Candidate, best: Candidate) -> bool:
@@ -125,8 +125,8 @@ _NAMES = {
 
 
 def _reason(best: Candidate, candidates: Sequence[Candidate], layers: int) -> str:
-    sampled = next((each for each in candidates if each.mode == "sampled"), None)
-    if best.mode == "sampled":
+    sampled = next((each for each in candidates if each.mode == MODES[0]), None)
+    if best is sampled:
         return _reason_to_sample(best, [each for each in candidates if each is not best and each.fix is None])
     why = {
         "history": f"with histories a step needs one hop for all {layers} layer{'s' * (layers != 1)}: {_takes(best)}",

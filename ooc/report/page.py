@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,25 +148,43 @@ def _with_baselines(summary: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 def _batches(config: dict[str, Any]) -> str:
     """Describe what a batch consists of."""
-    mode = config.get("mode", "sampled")
-    if not config or mode == "sampled":
-        return f"fan-out {', '.join(map(str, config.get('fanout', [])))}, batches of {config.get('batch_size', 0):,}"
-    if mode == "full":
-        return "the whole graph, exactly"
-    if mode == "events":
-        counts = ", ".join(map(str, config["num_neighbors"]))
-        return f"batches of {config['batch_size']:,} events, {counts} past events sampled per node"
-    if mode == "snapshots":
-        length, stride = config["window"], config["stride"] or config["window"]
-        unit = " events" if config["by"] == "count" else ""
-        return f"windows of {length}{unit}" + (f", one every {stride}{unit}" if stride != length else "")
-    if mode == "saint":
-        steps = f" of {config['walk_length']}" if config["saint"] == "walk" else ""
-        return f"GraphSAINT, {config['roots']:,} {config['saint']}s{steps} per batch"
-    name = {"cluster": "clusters", "history": "histories" if config.get("history") != "zero" else "zeros instead of histories"}[
-        mode
-    ]
+    return _BATCHES[config.get("mode", "sampled")](config)
+
+
+def _neighborhoods(config: dict[str, Any]) -> str:
+    return f"fan-out {', '.join(map(str, config.get('fanout', [])))}, batches of {config.get('batch_size', 0):,}"
+
+
+def _events(config: dict[str, Any]) -> str:
+    counts = ", ".join(map(str, config["num_neighbors"]))
+    return f"batches of {config['batch_size']:,} events, {counts} past events sampled per node"
+
+
+def _windows(config: dict[str, Any]) -> str:
+    length, stride = config["window"], config["stride"] or config["window"]
+    unit = " events" if config["by"] == "count" else ""
+    return f"windows of {length}{unit}" + (f", one every {stride}{unit}" if stride != length else "")
+
+
+def _subgraphs(config: dict[str, Any]) -> str:
+    steps = f" of {config['walk_length']}" if config["saint"] == "walk" else ""
+    return f"GraphSAINT, {config['roots']:,} {config['saint']}s{steps} per batch"
+
+
+def _parts(config: dict[str, Any], name: str = "clusters") -> str:
     return f"{name}, {config['parts_per_batch']:,} part{'s' * (config['parts_per_batch'] != 1)} per batch"
+
+
+_BATCHES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "sampled": _neighborhoods,
+    "cluster": _parts,
+    "saint": _subgraphs,
+    "history": lambda config: _parts(config, "histories" if config.get("history") != "zero" else "zeros instead of histories"),
+    "full": lambda config: "the whole graph, exactly",
+    "events": _events,
+    "snapshots": _windows,
+}
+"""by mode"""
 
 
 def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -37,7 +37,7 @@ class MovedModules(MetaPathFinder, Loader):
     Args:
         moved: Old module name -> new module name.
 
-    >>> sys.meta_path.append(MovedModules({"ooc.train": "ooc.training.node_loop"}))
+    >>> sys.meta_path.append(MovedModules({"ooc.train": "ooc.training.loop"}))
     """
 
     def __init__(self, moved: Mapping[str, str]) -> None:

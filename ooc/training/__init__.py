@@ -1,1 +1,5 @@
-"""Runs: what is composed of a configuration, the loop, checkpoints and results."""
+"""One run of any mode: `train(config)`, `plan(config)`; the loop, checkpoints and results."""
+
+from ooc.runtime.lazy import lazy_exports
+
+__getattr__ = lazy_exports(__name__, {"plan": "ooc.training.loop", "train": "ooc.training.loop"})

@@ -5,32 +5,26 @@ Each is composed as training would compose it and profiled as `ooc plan --mode` 
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ooc.config.base import parse
-from ooc.config.nodes import OWN, TrainConfig
+from ooc.config.nodes import TrainConfig, in_mode
 from ooc.layerwise.shape import parts_of as layers_of
-from ooc.planning.choose import MODES, Candidate, Mode, ModeChoice, choose
+from ooc.planning.choose import MODES as TRIED
+from ooc.planning.choose import Candidate, ModeChoice, choose
+from ooc.planning.choose import Mode as Name
 from ooc.planning.plan import Plan
 from ooc.planning.trials import apart, batches_of
-from ooc.training.node_loop import planning, trial_step
-from ooc.training.node_run import Job
+from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode
+from ooc.training.loop import PLAN_SECONDS, planning
 from ooc.training.open_run import open_dataset
-from ooc.training.plan import PLAN_SECONDS, plan_of
+from ooc.training.registry import MODES
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError, OocError
 
 COMPARE_SECONDS = 0.5
 """What each part of a mode's profile may take"""
-BATCHES = 16
-"""an epoch's, of parts, where memory allows as large ones"""
-MOST_PARTS = 2**14
 CLOSE = 1.1
 """A prediction may be off by so much: batches keep to the memory, or are refused"""
 LOOKED_AT = 3
@@ -48,69 +42,44 @@ def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
     """
     # One data set for all modes: so they have the same memory, whatever the ones before have loaded.
     with tempfile.TemporaryDirectory(prefix="ooc-plan-") as folder, open_dataset(config) as dataset:
-        found = [_candidate(config, mode, dataset, Path(folder)) for mode in MODES]
+        found = [_candidate(config, name, dataset, Path(folder)) for name in TRIED]
         chosen = choose(found, config.layers)
         if chosen.best.fix is not None:
             raise BudgetError(chosen.best.fix)
-        settings = of_mode(config, chosen.recommended, chosen.best.settings)
-        with planning(settings, Path(folder) / "best", dataset) as job:
-            return chosen, plan_of(job, trial_step, PLAN_SECONDS, variants=True)
+        settings = in_mode(config, chosen.recommended, chosen.best.settings)
+        with planning(settings, Path(folder) / "best", dataset) as mode:
+            return chosen, mode.predict(PLAN_SECONDS, variants=True)
 
 
-def of_mode(config: TrainConfig, mode: Mode, more: dict[str, Any]) -> TrainConfig:
-    """`config` in a mode, with `more` settings, without those that mean nothing there."""
-    given = {name: getattr(config, name) for name in config.model_fields_set}
-    if mode != "sampled":
-        given = {name: value for name, value in given.items() if name not in (*OWN["sampled"], "fanout", "eval_fanout")}
-    if more.get("evaluate") == "layerwise":
-        given.pop("eval_batch_size", None)
-    return parse(TrainConfig, {**given, "layers": config.layers, "mode": mode, **more})
-
-
-def _candidate(config: TrainConfig, mode: Mode, dataset: Dataset, folder: Path) -> Candidate:
+def _candidate(config: TrainConfig, name: Name, dataset: Dataset, folder: Path) -> Candidate:
     """A mode tried, with the largest batches of parts that fit."""
-    refused = Candidate(mode, {}, fix=f"{dataset.num_nodes} nodes do not make {BATCHES} parts")
-    ways: Iterable[dict[str, Any]] = _of_parts(dataset) if mode in ("cluster", "history") else [{}]
-    for number, more in enumerate(ways):
+    refused = Candidate(name, {}, fix=f"{dataset.num_nodes} nodes do not make {PARTS_AN_EPOCH} parts")
+    made = MODES[name]
+    assert issubclass(made, BatchMode)
+    for number, more in enumerate(made.choices(dataset)):
         try:
-            return _tried(config, mode, dataset, folder / f"{mode}{number}", more)
+            return _tried(config, name, dataset, folder / f"{name}{number}", more)
         except BudgetError as error:
-            refused = Candidate(mode, more, fix=str(error))
+            refused = Candidate(name, more, fix=str(error))
         except ConfigError as error:
-            if mode == "sampled":
+            if name == TRIED[0]:
                 raise
-            return Candidate(mode, more, fix=str(error))
+            return Candidate(name, more, fix=str(error))
     return refused
 
 
-def _of_parts(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Settings for batches of parts, smaller and smaller: fewer parts a batch of those the store has, or more ranges."""
-    graph = dataset.graph
-    if graph.parts is not None:
-        many = max(1, (len(graph.parts) - 1) // BATCHES)
-        while many:
-            yield {"parts_per_batch": many}
-            many //= 2
-        return
-    parts = BATCHES
-    while parts <= min(MOST_PARTS, graph.num_nodes):
-        yield {"parts": parts}
-        parts *= 2
-
-
-def _tried(config: TrainConfig, mode: Mode, dataset: Dataset, folder: Path, more: dict[str, Any]) -> Candidate:
-    with planning(of_mode(config, mode, more), folder, dataset) as job:
-        if mode != "sampled" and "evaluate" not in config.model_fields_set and _sweeps(job):
+def _tried(config: TrainConfig, name: Name, dataset: Dataset, folder: Path, more: dict[str, Any]) -> Candidate:
+    with planning(in_mode(config, name, more), folder, dataset) as mode:
+        if mode.prefers_exact and "evaluate" not in config.model_fields_set and _has_layers(mode):
             more = {**more, "evaluate": "layerwise"}
-        lost = _lost(job)
-        job = replace(job, config=of_mode(config, mode, more), evaluators={})
-        plan = plan_of(job, trial_step, COMPARE_SECONDS, variants=False)
-        found, share = plan.prediction, job.steps_per_epoch / max(1, plan.steps)
-        budget = job.loader.budget
-        fits = found.peak_rss_bytes <= CLOSE * budget.memory
+        lost = _lost(mode)
+        mode.config, mode.evaluators = in_mode(config, name, more), {}
+        plan: Plan = mode.predict(COMPARE_SECONDS, variants=False)
+        found, share = plan.prediction, mode.steps_per_epoch / max(1, plan.steps)
+        fits = found.peak_rss_bytes <= CLOSE * mode.batch_budget.memory
         fix = None if fits else f"the memory is too little, --memory {_rounded(found.peak_rss_bytes)} would do"
         return Candidate(
-            mode,
+            name,
             more,
             fix=fix,
             seconds=found.seconds_per_epoch,
@@ -120,7 +89,7 @@ def _tried(config: TrainConfig, mode: Mode, dataset: Dataset, folder: Path, more
             histories_read=round(found.history_bytes_read * share),
             histories_written=round(found.history_bytes_written * share),
             lost=lost,
-            weighed=mode != "saint" or not (config.model == "gat" or ":" in config.model),
+            weighed=mode.weighed,
         )
 
 
@@ -128,26 +97,19 @@ def _rounded(nbytes: int) -> str:
     return f"{-(-nbytes // 10**8) / 10:g}GB"
 
 
-def _sweeps(job: Job) -> bool:
-    """Whether a sweep can score the model."""
+def _has_layers(mode: BatchMode) -> bool:
+    """Whether a layer-wise pass can score the model."""
     try:
-        layers_of(job.model)
+        layers_of(mode.model)
     except OocError:
         return False
     return True
 
 
-def _lost(job: Job) -> float:
-    """What the first batches of parts lose: edges dropped, or rows from histories."""
-    if job.config.mode not in ("cluster", "history"):
+def _lost(mode: BatchMode) -> float:
+    """What the first batches lose: the share of edges dropped, or of rows that come from histories."""
+    if not mode.loses:
         return 0.0
-    kept = all_of_them = 0
-    for drawn in islice(batches_of(apart(job.loader.work), 0, job.steps_per_epoch), LOOKED_AT):
-        subgraph = drawn.subgraph
-        own = subgraph.node[: subgraph.num_nodes[0]]
-        if job.config.mode == "history":
-            kept, all_of_them = kept + len(own), all_of_them + len(subgraph.node)
-        else:
-            indptr = np.asarray(job.dataset.graph.indptr)
-            kept, all_of_them = kept + len(subgraph.source), all_of_them + int((indptr[own + 1] - indptr[own]).sum())
-    return 1 - kept / max(1, all_of_them)
+    first = islice(batches_of(apart(mode.loader.work), 0, mode.steps_per_epoch), LOOKED_AT)
+    met = [mode.met(drawn.subgraph) for drawn in first]
+    return 1 - sum(kept for kept, _ in met) / max(1, sum(whole for _, whole in met))

@@ -23,8 +23,9 @@ from ooc.config.nodes import NodeConfig
 from ooc.layerwise.sweep import LayerwisePass, Progress
 from ooc.metrics.nodes import out_channels
 from ooc.training import checkpoint
-from ooc.training.open_run import make_model, saved_config
+from ooc.training.open_run import saved_config
 from ooc.training.run import MODEL
+from ooc.training.setup import make_model
 from stores.arrays.rows import Rows
 from stores.arrays.zarr_write import Appender
 from stores.dataset import Dataset

@@ -1,16 +1,144 @@
-"""What the training loops share: finite losses and Ctrl-C."""
+"""The training loop of every mode.
+
+Every step reseeds torch's generators from (seed, epoch, step), so a resumed run draws the dropout of the one that was
+never interrupted. A checkpoint is taken between optimizer steps only: no gradient has to be saved.
+"""
 
 import math
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from ooc.config.base import RunConfig
+from ooc.runtime.keyed_random import Purpose, key
+from ooc.training.open_run import open_run
+from ooc.training.registry import mode_of
 from ooc.training.run import Run
+from ooc.training.watchers import Watcher, Watchers
+from stores.dataset import Dataset
 from stores.errors import OocError
+
+PLAN_SECONDS = 2.0
+"""What each part of the profile may take for `plan`"""
+
+
+def train(config: RunConfig, resume: bool = False, watcher: Watcher | None = None, grown: bool = False) -> dict[str, Any]:
+    """Train, and write the run's files into `config.out`.
+
+    Args:
+        config: The settings of any mode.
+        resume: Continue the run that is there, inside its epoch, to the bit.
+        watcher: Who is shown progress.
+        grown: With `resume`, continue though the store has grown since (see `ooc.training.grown`).
+
+    Returns:
+        The summary, as in RUN/summary.json.
+
+    Raises:
+        ConfigError: Settings, store or checkpoint do not fit.
+        KeyboardInterrupt: Ctrl-C; a checkpoint is kept.
+
+    >>> train(TrainConfig(store="cora.ooc", out="run", model="gcn"))["metrics"]["test"]["accuracy"]
+    0.815
+    """
+    with open_run(config, resume, Watchers([watcher] if watcher else []), grown=grown) as run:
+        run.mode.prepare()
+        with run.measure("training"):
+            fit(run)
+        return run.finish()
+
+
+def plan(config: RunConfig) -> Any:
+    """What training by `config` would take; nothing is left on disk.
+
+    Returns:
+        `ooc.planning.plan.Plan`, or `ooc.training.full_mode.FullPlan` of exact training.
+
+    Raises:
+        ConfigError: There is no plan of the mode; else as `train` before its first step.
+        BudgetError: The memory is too little.
+
+    >>> plan(TrainConfig(store="papers.ooc", out="run", memory="2GB")).prediction.seconds_per_epoch
+    """
+    above = next(folder for folder in Path(config.out).resolve().parents if folder.is_dir())  # its disk is the run's
+    with (
+        tempfile.TemporaryDirectory(prefix="ooc-plan-", dir=above if mode_of(config).plans_disk else None) as folder,
+        planning(config, Path(folder) / "run") as mode,
+    ):
+        return mode.predict(PLAN_SECONDS, variants=True)
+
+
+@contextmanager
+def planning(config: RunConfig, folder: Path, dataset: Dataset | None = None) -> Iterator[Any]:
+    """The mode of `config`, open in `folder`, to be planned."""
+    composed = mode_of(config).planned(config).model_copy(update={"out": folder, "tensorboard": False})
+    with open_run(composed, False, Watchers([]), dataset) as run:
+        run.mode.config = config
+        yield run.mode
+
+
+def fit(run: Run) -> None:
+    """Epochs until there are enough, `max_steps` is reached, or validation has not improved for `patience` evaluations."""
+    config, state, mode = run.config, run.state, run.mode
+    run.watchers.start(state.epoch, state.step, config.epochs, mode.steps_per_epoch, mode.rate)
+    with interruptible(run):
+        while state.epoch < config.epochs and not run.out_of_patience and (run.steps_left > 0 or run.epoch_is_trained):
+            train_epoch(run)
+            if not run.epoch_is_trained:
+                break  # max_steps ends the run inside the epoch
+            scored = mode.is_scored(state.epoch, run.steps_left)
+            line = mode.end_epoch(scored)
+            run.end_epoch((run.evaluate() if scored else {}) | line)
+            run.checkpoint_if_due(epoch_end=True)
+    run.checkpoint()
+    if state.step:
+        run.end_epoch(run.evaluate())  # after the checkpoint: a resumed run with more steps rolls this line back
+
+
+def train_epoch(run: Run) -> None:
+    """From the cursor to the end of its epoch, or to `max_steps`.
+
+    `max_steps` may cut the last group of accumulated batches short. A run with more steps would not do so, and is to go on
+    from before it: the checkpoint is taken there, and none after it.
+    """
+    config, state, mode = run.config, run.state, run.mode
+    run.model.train()
+    if run.epoch_is_trained:  # a checkpoint between an epoch's last step and its scores
+        return
+    start, stop = state.step, min(mode.steps_per_epoch, state.step + run.steps_left)
+    with closing(mode.batches(state.epoch, start, stop)) as batches, run.training():  # type: ignore[type-var]
+        for batch in batches:
+            step = state.step
+            first, last = group_of(step, mode.accumulate, start, stop)
+            if step == first and step + mode.accumulate > stop and stop < mode.steps_per_epoch:
+                run.checkpoint()
+            torch.manual_seed(key(config.seed, Purpose.TORCH, state.epoch, step) >> 1)
+            loss = mode.step(batch, last - first)
+            if step + 1 == last:
+                mode.update(run.optimizer)
+            run.end_step(finite(loss, state.epoch, step))
+            if step + 1 == last:
+                run.checkpoint_if_due()
+            if state.step == stop and run.steps_left <= 0:
+                break
+
+
+def group_of(step: int, size: int, start: int, stop: int) -> tuple[int, int]:
+    """(first, last) step of the group of `size` batches that `step` is in, as far as it lies between start and stop.
+
+    >>> group_of(4, 3, 0, 5)
+    (3, 5)
+    """
+    first = step - step % size
+    return max(first, start), min(first + size, stop)
 
 
 def finite(loss: Tensor, epoch: int, step: int) -> float:
@@ -24,7 +152,7 @@ def finite(loss: Tensor, epoch: int, step: int) -> float:
 
 
 @contextmanager
-def interruptible(job: Run) -> Iterator[None]:
+def interruptible(run: Run) -> Iterator[None]:
     """Ctrl-C finishes the step, takes a checkpoint and raises KeyboardInterrupt; a second one raises at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,7 +160,7 @@ def interruptible(job: Run) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        job.interrupted = True
+        run.interrupted = True
         signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, stop)

@@ -1,69 +1,53 @@
-"""Opening a run: its store, directory, lock and checkpoint; model, optimizer and device of a configuration."""
+"""The composition root: the only place that opens the store of a run, its directory, lock and checkpoint."""
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
-from torch import nn
 
-from ooc.config.base import RunConfig, changed, parse, read_config
+from ooc.config.base import RunConfig, parse, read_config
 from ooc.config.modes import class_of
-from ooc.config.nodes import NodeConfig, TrainConfig
-from ooc.models.builders import build_model
-from ooc.models.user import kind_of, load_model
-from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import MemoryMeter
 from ooc.training import checkpoint
-from ooc.training.run import Run
-from ooc.training.watchers import Watchers
+from ooc.training.grown import take_up
+from ooc.training.registry import mode_of
+from ooc.training.run import Run, environment
+from ooc.training.setup import make_optimizer
+from ooc.training.watchers import TensorBoardWatcher, Watchers
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 
 CONFIG = "config.json"
 
 
-AnyRun = TypeVar("AnyRun", bound=Run, covariant=True)
-
-
-class Compose(Protocol[AnyRun]):
-    """Puts a run together, and takes up the checkpoint `saved` where there is one."""
-
-    def __call__(
-        self,
-        dataset: Dataset,
-        watchers: Watchers,
-        meter: MemoryMeter,
-        run_dir: checkpoint.RunDir,
-        saved: dict[str, Any] | None,
-    ) -> AnyRun: ...
-
-
 @contextmanager
 def open_run(
-    config: RunConfig, resume: bool, watchers: Watchers, make: Compose[AnyRun], dataset: Dataset | None = None
-) -> Iterator[AnyRun]:
-    """What `make` composes of `config`, anew or from its checkpoint; all is closed at the end, but `dataset` where given.
+    config: RunConfig, resume: bool, watchers: Watchers, dataset: Dataset | None = None, grown: bool = False
+) -> Iterator[Run]:
+    """A run of `config`, new or from its checkpoint. One that fails before its first step leaves no directory.
 
-    Raises ConfigError, StoreError or BudgetError where something does not fit; a run that fails before its first step
-    leaves no directory.
+    Args:
+        config: The settings.
+        resume: Whether to go on with the run in `config.out`, where there is one.
+        watchers: Who is shown progress; they are closed too.
+        dataset: The store where it is open already; it stays open.
+        grown: Whether to go on though the store has grown.
+
+    Raises:
+        ConfigError, StoreError, BudgetError: Something does not fit.
     """
     saved = check_out(config, resume)
     run_dir = checkpoint.RunDir(config.out, resume)
     meter = MemoryMeter("run")
     try:
-        with (
-            meter,
-            open_dataset(config) if dataset is None else nullcontext(dataset) as opened,
-        ):
+        with meter, open_dataset(config) if dataset is None else nullcontext(dataset) as opened:
             try:
-                run = make(opened, watchers, meter, run_dir, saved)
-                try:
+                run = compose(config, opened, watchers, meter, run_dir, saved, grown)
+                with closing(run.mode):
                     yield run
-                finally:
-                    run.close()
             finally:
                 watchers.close()
     except (OocError, OSError):
@@ -71,6 +55,50 @@ def open_run(
         raise
     finally:
         run_dir.close()
+
+
+def compose(
+    config: RunConfig,
+    dataset: Dataset,
+    watchers: Watchers,
+    meter: MemoryMeter,
+    run_dir: checkpoint.RunDir,
+    saved: dict[str, Any] | None,
+    grown: bool,
+) -> Run:
+    """Put the run together, and take up the checkpoint `saved` where there is one.
+
+    Nothing is written before everything that can be refused without files has been checked.
+    """
+    threads = saved["threads"] if saved else config.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    mode, growth = mode_of(config)(config, dataset), None
+    with ExitStack() as refused:
+        refused.enter_context(closing(mode))
+        if saved:
+            saved, growth = take_up(mode, saved, grown)
+            check_environment(config, saved, environment(mode))
+        optimizer = make_optimizer(config, mode.model)
+        log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
+        run = Run(
+            config=config, dataset=dataset, mode=mode, optimizer=optimizer, log=log, watchers=watchers, meter=meter
+        )  # fmt: skip
+        if not saved:
+            write_config(config)  # from here on it is a run, which --resume takes
+        if growth is not None and growth.note:
+            watchers.note(growth.note)
+        mode.open(run, saved, growth)
+        if saved:
+            run.restore(saved)
+        if config.tensorboard:
+            watchers.all.append(TensorBoardWatcher(config.out, run.state.total_steps))
+        if saved:  # settings that were refused are not those of the next --resume
+            write_config(config)
+        for note in mode.notes():
+            watchers.note(note)
+        refused.pop_all()
+    return run
 
 
 def open_dataset(config: RunConfig) -> Dataset:
@@ -115,62 +143,6 @@ def saved_config(out: Path) -> dict[str, Any] | None:
 def write_config(config: RunConfig) -> None:
     """Keep the configuration in the run's directory; only under its log's lock."""
     checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))
-
-
-def pick_device(name: str) -> torch.device:
-    """ "auto" is CUDA where there is one. Deterministic kernels are switched on for CUDA."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no CUDA device here; use --device auto or cpu")
-    device = torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    return device
-
-
-def make_model(config: NodeConfig, in_channels: int, channels: int) -> nn.Module:
-    """The configured model, its parameters drawn from the seed alone."""
-    torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
-    shape: dict[str, Any] = {
-        "in_channels": in_channels,
-        "hidden_channels": config.hidden,
-        "out_channels": channels,
-        "num_layers": config.layers,
-        "dropout": config.dropout,
-        "heads": config.heads,
-        "norm": config.norm,
-        "residual": config.residual,
-    }
-    if ":" in config.model:
-        asked = [name for name in changed(config, "dropout", "heads", "norm", "residual") if getattr(config, name)]
-        made = load_model(config.model, shape, config.model_args, asked)
-        count = len(made.layers) if kind_of(made) == "layers" else config.layers  # type: ignore[arg-type]
-        if count != config.layers:
-            raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give --layers {count}")
-        return made
-    if config.model_args:
-        raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
-    own = {name: getattr(config, name) for name in ("output_heads", "input_dropout", "alpha", "theta")}
-    own |= {"rescale": config.rescale} if isinstance(config, TrainConfig) else {}
-    return build_model(config.model, **shape, **own)
-
-
-def model_bytes(config: RunConfig, model: nn.Module) -> int:
-    """What training adds to a model that stands in the process's memory: gradients, the optimizer's state, and the best
-    model so far with one being saved. Nothing where it stands on a GPU, but for the latter."""
-    sizes = [p.numel() * p.element_size() for p in model.parameters() if p.device.type == "cpu"]
-    states = {"adam": 2, "adamw": 2, "sgd": 0}
-    kept = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    return sum(sizes) * (1 + states[config.optimizer]) + 2 * kept
-
-
-def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Adam, AdamW or SGD, weight decay on every parameter."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise ConfigError(f"model {config.model} has no parameter to train")
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=config.weight_decay)
 
 
 def check_environment(config: RunConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:

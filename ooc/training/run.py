@@ -1,4 +1,4 @@
-"""What every training run has, whatever its batches are: its cursor, its checkpoints, its account."""
+"""A training run, whatever its mode: its cursor, its checkpoints, its account, its results."""
 
 import time
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ooc.config.base import RunConfig
 from ooc.runtime.memory import MemoryMeter
 from ooc.training import checkpoint, summary
+from ooc.training.mode import Mode, Scores
 from ooc.training.state import RunState
 from ooc.training.watchers import Watchers
 from stores.dataset import Dataset
@@ -26,12 +27,11 @@ CHECKPOINT_SECONDS = 2.0
 
 @dataclass(kw_only=True)
 class Run:
-    """A composed run, whatever it trains on: see `ooc.training.node_run.Job`, and `ooc.training.temporal_run.TemporalRun`."""
+    """A composed run: see `ooc.training.open_run.compose`."""
 
     config: RunConfig
     dataset: Dataset
-    device: torch.device
-    model: nn.Module
+    mode: Mode
     optimizer: torch.optim.Optimizer
     log: checkpoint.MetricsLog
     watchers: Watchers
@@ -49,6 +49,16 @@ class Run:
         self._saved_cursor: tuple[Any, ...] = ()
 
     @property
+    def model(self) -> nn.Module:
+        """The mode's."""
+        return self.mode.model
+
+    @property
+    def epoch_is_trained(self) -> bool:
+        """Whether the cursor stands behind an epoch's last step, and before its scores."""
+        return self.state.step >= self.mode.steps_per_epoch
+
+    @property
     def steps_left(self) -> int:
         """Batches until `max_steps`; a very large number without it."""
         return (self.config.max_steps or 1 << 62) - self.state.total_steps
@@ -62,8 +72,8 @@ class Run:
         """With the clock of the training steps running."""
         self._tick = time.perf_counter()
         yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.mode.device.type == "cuda":
+            torch.cuda.synchronize(self.mode.device)
         self._account()
         self._tick = None
 
@@ -74,8 +84,11 @@ class Run:
             self._spent["train_seconds"] += now - self._tick
             self._tick = now
 
-    def book(self, name: str, began: float) -> None:
-        """Count the seconds since `began` (of `time.perf_counter`) to those of `name` in the run's account."""
+    @contextmanager
+    def booked(self, name: str) -> Iterator[None]:
+        """Count the seconds of a block among those of `name` in the run's account."""
+        began = time.perf_counter()
+        yield
         self._spent[name] += time.perf_counter() - began
 
     def end_step(self, loss: float) -> None:
@@ -88,9 +101,17 @@ class Run:
         state.loss_sum += loss
         self._spent["steps"] += 1
 
-    def judge(self, value: float | None) -> bool:
-        """Whether the model is the best so far, by a score of which more is better; then it is kept."""
-        state = self.state
+    def evaluate(self) -> dict[str, Any]:
+        """Score the model; what the epoch's line says of it."""
+        with self.booked("evaluate_seconds"):
+            return self.mode.evaluate()
+
+    def judge(self, scores: Scores) -> bool:
+        """Whether the model is the best so far by its scores on validation; then it is kept."""
+        state, monitor = self.state, self.mode.monitor
+        value = scores[monitor]
+        if value is not None and monitor == "loss":
+            value = -value
         better = value is not None and (state.best_score is None or value > state.best_score)
         if better:
             state.best_score, state.best_epoch, state.stale = value, state.epoch, 0
@@ -122,52 +143,39 @@ class Run:
             raise KeyboardInterrupt
 
     def checkpoint(self) -> None:
-        """Save everything a resumed run needs, atomically; not twice at one cursor."""
-        cursor = self._cursor()
-        if cursor == self._saved_cursor:
+        """Save everything a resumed run needs, atomically; not twice at one cursor, nor inside a group of batches."""
+        state, mode = self.state, self.mode
+        cursor = state.epoch, state.step, mode.progress()
+        if cursor == self._saved_cursor or (state.step % mode.accumulate and not self.epoch_is_trained):
             return
         self._account()
         began = time.perf_counter()
         checkpoint.save(
             self.config.out,
             {
-                "state": asdict(self.state),
+                "state": asdict(state),
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "best_model": self.best_model,
                 "metrics_bytes": self.log.sync(),
                 "spent": self.spent(),
-                **self._kept(),
-                **environment(self.device, self.dataset, self.model),
+                **mode.state(state),
+                **environment(mode),
             },
         )
-        self._commit()
+        mode.commit()
         self._save_seconds = time.perf_counter() - began
         self._spent["checkpoint_seconds"] += self._save_seconds
         self._saved_at, self._saved_cursor = time.monotonic(), cursor
         self._tick = None if self._tick is None else time.perf_counter()
 
-    def _cursor(self) -> tuple[Any, ...]:
-        """Where a checkpoint stands."""
-        return self.state.epoch, self.state.step
-
-    def _kept(self) -> dict[str, Any]:
-        """What else a checkpoint holds."""
-        raise NotImplementedError
-
-    def _commit(self) -> None:
-        """The checkpoint is saved: rows on disk as they are belong to it."""
-
     def spent(self) -> dict[str, Any]:
         """Seconds, bytes and rows up to now, earlier processes included."""
-        now = {**self._spent, "peak_rss_bytes": self.meter.peak, "peak_cuda_bytes": self.meter.cuda_peak, **self._read()}
-        return summary.add(self.spent_before, now)
+        peaks = {"peak_rss_bytes": self.meter.peak, "peak_cuda_bytes": self.meter.cuda_peak}
+        found = self.mode.counts()
+        return summary.add(self.spent_before, {**self._spent, **peaks, **found, "stages": self._worked(found["stages"])})
 
-    def _read(self) -> dict[str, Any]:
-        """Bytes and rows, by the names of `summary.COUNTS`, and "stages"."""
-        raise NotImplementedError
-
-    def worked(self, stages: summary.Stages) -> summary.Stages:
+    def _worked(self, stages: summary.Stages) -> summary.Stages:
         """The times of a training pipeline's stages, with the model's work on the batch it had last: the loop does not ask for
         another one, so the pipeline misses it."""
         if "consumer" in stages:
@@ -182,27 +190,32 @@ class Run:
             yield
         self._spent["memory"].append(meter.reading.asdict())
 
-    def result(self, steps_per_epoch: int, batch_size: int) -> dict[str, Any]:
-        """What summary.json says of every run."""
-        state, config = self.state, self.config
+    def finish(self) -> dict[str, Any]:
+        """Score the best model, and write it and the summary."""
+        if self.best_model is not None:
+            self.model.load_state_dict(self.best_model)
+        checkpoint.save(self.config.out, {"model": self.model.state_dict()}, MODEL)
+        metrics = self.mode.final_scores()
+        result = {"metrics": metrics, "monitor": self.mode.monitor, **self._result()}
+        result |= self.mode.finish(result)
+        checkpoint.write_json(self.config.out / SUMMARY, result)
+        return result
+
+    def _result(self) -> dict[str, Any]:
+        """What summary.json says of every run, but for its scores."""
+        state, config, mode = self.state, self.config, self.mode
         return {
             "best_epoch": state.best_epoch,
             "epochs": state.epoch,
             "total_steps": state.total_steps,
-            **summary.summarize(self.spent(), steps_per_epoch, batch_size),
+            **summary.summarize(self.spent(), mode.steps_per_epoch, mode.seeds_per_step),
             "memory_budget_bytes": config.memory_bytes,
-            "device": str(self.device),
+            "device": str(mode.device),
             "threads": torch.get_num_threads(),
             "store_fingerprint": self.dataset.fingerprint,
             "config": config.model_dump(mode="json"),
             "versions": summary.versions(),
         }
-
-    def take_best(self) -> None:
-        """The best model so far, where one was judged, becomes the run's, and is written."""
-        if self.best_model is not None:
-            self.model.load_state_dict(self.best_model)
-        checkpoint.save(self.config.out, {"model": self.model.state_dict()}, MODEL)
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Take up a checkpoint: parameters, optimizer, best model, cursor."""
@@ -211,16 +224,13 @@ class Run:
         self.best_model, self.spent_before = saved["best_model"], saved["spent"]
         self.state = RunState(**saved["state"])
 
-    def close(self) -> None:
-        """Give back what the run has opened beside the store and its log; idempotent."""
 
-
-def environment(device: torch.device, dataset: Dataset, model: nn.Module) -> dict[str, Any]:
+def environment(mode: Mode) -> dict[str, Any]:
     """What must be the same again for a resumed run to go on to the bit."""
     return {
-        "device": device.type,
+        "device": mode.device.type,
         "threads": torch.get_num_threads(),
         "world_size": 1,
-        "store_fingerprint": dataset.fingerprint,
-        "model_fingerprint": checkpoint.fingerprint(model.state_dict()),
+        "store_fingerprint": mode.dataset.fingerprint,
+        "model_fingerprint": checkpoint.fingerprint(mode.model.state_dict()),
     }

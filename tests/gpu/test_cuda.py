@@ -12,7 +12,7 @@ from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.buffers import LEAST_BYTES, Buffers
 from ooc.runtime.transfer import Copier, moved, pin, to_device
 from ooc.training import checkpoint
-from ooc.training.node_loop import train
+from ooc.training.loop import train
 from stores.io.engines import gds, open_engine
 from stores.io.read_plan import plan_reads
 from stores.io.segments import Segments

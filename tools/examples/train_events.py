@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ooc.config.modes import load_config
 from ooc.report.page import write_report
+from ooc.training.loop import train
 from ooc.training.summary import score_lines
-from ooc.training.temporal_run import train
 from ooc.training.watchers import terminal_watcher
 from tools.graphs.temporal import one_line_errors, settings_of, store_of
 

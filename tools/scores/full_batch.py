@@ -58,7 +58,7 @@ def settings_of(case: str, **more: Any) -> Settings:
 def losses(store: Path, run: Path, settings: Settings) -> list[float]:
     """Of every epoch of `ooc train --mode full`."""
     from ooc.config.full import FullConfig
-    from ooc.training.full_run import train
+    from ooc.training.loop import train
 
     shutil.rmtree(run, ignore_errors=True)
     train(FullConfig(store=store, out=run, **{**settings, "eval_every": EPOCHS, "epochs": EPOCHS}))
@@ -72,7 +72,7 @@ def losses_in_memory(store: Path, settings: Settings) -> list[float]:
     from ooc.metrics.nodes import Loss, out_channels
     from ooc.models.builders import full_blocks
     from ooc.runtime.keyed_random import Purpose, key
-    from ooc.training.open_run import make_model, make_optimizer
+    from ooc.training.setup import make_model, make_optimizer
     from stores.dataset import Dataset
 
     config, found = FullConfig(store=store, out=store.parent / "none", **settings), []
@@ -118,7 +118,7 @@ def curves(data: Path, out: Path) -> dict[str, Any]:
 def accuracy(data: Path, out: Path, runs: int) -> list[float]:
     """PubMed test accuracy by seed, of the model that is best on validation, in points."""
     from ooc.config.full import FullConfig
-    from ooc.training.full_run import train
+    from ooc.training.loop import train
     from tools.scores.stores import ingest
 
     store, found = out / "pubmed-full.ooc", []

@@ -155,7 +155,7 @@ def store_of(npz: Path, ingested: Settings, out: Path) -> Path:
 def trained(store: Path, run: Path, settings: Settings, metric: str) -> Settings:
     """Train once: scores in points, at the best epoch on validation, and what batches and histories were like."""
     from ooc.config.nodes import TrainConfig
-    from ooc.training.node_loop import train
+    from ooc.training.loop import train
 
     shutil.rmtree(run, ignore_errors=True)
     config = TrainConfig(store=store, out=run, **settings)

@@ -37,7 +37,7 @@ SAGE = {
 def score(store: Path, run: Path, settings: dict[str, Any], metric: str, seed: int) -> float:
     """Train once; the test score, in points, of the best epoch on validation."""
     from ooc.config.nodes import TrainConfig
-    from ooc.training.node_loop import train
+    from ooc.training.loop import train
 
     shutil.rmtree(run, ignore_errors=True)
     summary = train(TrainConfig(store=store, out=run, seed=seed, **settings))

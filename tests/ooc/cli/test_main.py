@@ -179,13 +179,13 @@ def test_help_imports_nothing_heavy() -> None:
 def test_interrupts_and_full_disks_are_one_line(
     make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ooc.training.node_loop
+    import ooc.training.loop
 
     def raising(error: BaseException) -> None:
         def train(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(ooc.training.node_loop, "train", train)
+        monkeypatch.setattr(ooc.training.loop, "train", train)
 
     command = ("train", make_store(), "--out", tmp_path / "run")
     raising(OSError(28, "No space left on device", "/x"))

@@ -11,10 +11,9 @@ import torch
 from ooc.history import drift
 from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
 from ooc.history.history import History
-from ooc.training.compose import open_job
-from ooc.training.history_upkeep import end_of_epoch
-from ooc.training.node_loop import train, train_epoch
-from ooc.training.node_run import Job
+from ooc.training.loop import train, train_epoch
+from ooc.training.open_run import open_run
+from ooc.training.run import Run
 from ooc.training.watchers import LineWatcher, Watchers
 from stores.dataset import Dataset
 from stores.errors import BudgetError
@@ -39,29 +38,29 @@ def large(make_store: MakeStore) -> Path:
     return make_store(num_nodes=2000, num_edges=8000, x=np.random.default_rng(1).standard_normal((2000, 64), np.float32))
 
 
-def measured(job: Job, max_bytes: int = 2**30) -> LayerDrift:
-    assert job.halo is not None
-    assert job.halo.history is not None
-    return Drift(job.model, job.dataset, job.halo.history, job.device, "fp32").measure(7, max_bytes)
+def measured(run: Run, max_bytes: int = 2**30) -> LayerDrift:
+    assert run.mode.halo is not None
+    assert run.mode.halo.history is not None
+    return Drift(run.model, run.dataset, run.mode.halo.history, run.mode.device, "fp32").measure(7, max_bytes)
 
 
-def history_of(job: Job) -> History:
-    assert job.halo is not None
-    assert job.halo.history is not None
-    return job.halo.history
+def history_of(run: Run) -> History:
+    assert run.mode.halo is not None
+    assert run.mode.halo.history is not None
+    return run.mode.halo.history
 
 
 @pytest.mark.parametrize("edges", [2**12, 1])
 def test_drift_is_the_relative_error(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edges: int) -> None:
     """A layer's own, where its field is small enough to go back to the features."""
     monkeypatch.setattr(drift, "FIELD_EDGES", (edges, edges))
-    with open_job(configure(store, tmp_path / "run", layers=3, refresh=1), False, Watchers([])) as job:
-        train_epoch(job)
-        end_of_epoch(job)
-        history, every, rows = history_of(job), np.arange(60), np.empty((60, 8), np.float32)
+    with open_run(configure(store, tmp_path / "run", layers=3, refresh=1), False, Watchers([])) as run:
+        train_epoch(run)
+        run.mode.end_epoch(False)
+        history, every, rows = history_of(run), np.arange(60), np.empty((60, 8), np.float32)
         history.rows[0].read(every, rows)
         history.overwrite(0, every, 3 * rows)
-        found = measured(job)
+        found = measured(run)
         first, second = found.drift
         assert first == pytest.approx(2.0, rel=1e-4)
         assert second < 1e-5 if edges > 1 else second > 0.1
@@ -84,16 +83,16 @@ def test_what_dropout_draws_is_no_drift(large: Path, tmp_path: Path, model: str)
         assert all(found < 1e-5 + chance for found, chance in zip(line["drift"], line["drift_chance"], strict=True))
         assert max(line["drift_chance"]) < 0.4
         assert "refreshed" not in line
-    with open_job(configure(large, tmp_path / "moved", **settings), False, Watchers([])) as job:
+    with open_run(configure(large, tmp_path / "moved", **settings), False, Watchers([])) as run:
         for epoch in range(2):
-            job.state.epoch, job.state.step = epoch, 0
-            train_epoch(job)
-            history_of(job).end_epoch()
-        assert not measured(job).passes(0.05)
+            run.state.epoch, run.state.step = epoch, 0
+            train_epoch(run)
+            history_of(run).end_epoch()
+        assert not measured(run).passes(0.05)
         with torch.no_grad():
-            for parameter in job.model.parameters():
+            for parameter in run.model.parameters():
                 parameter *= 2
-        found = measured(job)
+        found = measured(run)
         assert found.passes(0.05)
         assert max(found.drift) == pytest.approx(0.5, abs=0.3)
         assert 2 * max(found.chance) < max(found.drift) < max(found.error)
@@ -103,22 +102,22 @@ def test_measuring_changes_no_loss(make_store: MakeStore, tmp_path: Path, monkey
     """Neither torch's generators, nor what batch norms record, nor the mode of a part of the model."""
     store = make_store(num_nodes=60)
     settings: dict[str, Any] = {"layers": 3, "dropout": 0.5, "norm": "batch", "model": "sage", "epochs": 3}
-    with open_job(configure(store, tmp_path / "run", **settings), False, Watchers([])) as job:
-        train_epoch(job)
-        frozen: Any = job.model.layers
+    with open_run(configure(store, tmp_path / "run", **settings), False, Watchers([])) as run:
+        train_epoch(run)
+        frozen: Any = run.model.layers
         frozen[0].eval()
-        before = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
-        modes, state = [part.training for part in job.model.modules()], torch.get_rng_state()
-        history_of(job).end_epoch()
-        found = measured(job)
+        before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+        modes, state = [part.training for part in run.model.modules()], torch.get_rng_state()
+        history_of(run).end_epoch()
+        found = measured(run)
         assert found.noise[-1] > 0
-        assert measured(job) == found
-        assert [part.training for part in job.model.modules()] == modes
+        assert measured(run) == found
+        assert [part.training for part in run.model.modules()] == modes
         assert torch.equal(torch.get_rng_state(), state)
-        for name, tensor in job.model.state_dict().items():
+        for name, tensor in run.model.state_dict().items():
             assert torch.equal(tensor, before[name]), name
     train(configure(store, tmp_path / "with", **settings))
-    monkeypatch.setattr("ooc.training.history_upkeep._drift", lambda job, history: None)
+    monkeypatch.setattr("ooc.training.history_mode.HistoryMode._drift", lambda mode, history: None)
     train(configure(store, tmp_path / "without", **settings))
     losses = [
         [line.get("loss") for line in map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())]
@@ -140,10 +139,10 @@ def test_a_sample_is_halved_until_it_fits(store: Path, tmp_path: Path) -> None:
         assert sorted(np.concatenate(parts)) == sorted(np.concatenate(whole)) == list(range(60))
         with pytest.raises(BudgetError):
             list(drift_sample(ds.graph, 7, 2, 100, each))
-    with open_job(configure(store, tmp_path / "run", layers=3), False, Watchers([])) as job:
-        train_epoch(job)
-        history_of(job).end_epoch()
-        found, less = measured(job), measured(job, nbytes)
+    with open_run(configure(store, tmp_path / "run", layers=3), False, Watchers([])) as run:
+        train_epoch(run)
+        history_of(run).end_epoch()
+        found, less = measured(run), measured(run, nbytes)
         assert less.drift == pytest.approx(found.drift, rel=1e-5)
 
 

@@ -1,6 +1,7 @@
 """Training from histories: exact where they are fresh, the same to the bit after a crash, and zeros where asked for."""
 
 import json
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,10 +25,10 @@ from ooc.models.builders import full_blocks
 from ooc.models.contexts import evaluating
 from ooc.models.layers import run_model
 from ooc.report.page import write_report
-from ooc.training.compose import open_job
-from ooc.training.history_upkeep import end_of_epoch
-from ooc.training.node_loop import train, train_epoch
-from ooc.training.node_run import Job
+from ooc.training.history_mode import HistoryMode
+from ooc.training.loop import train, train_epoch
+from ooc.training.open_run import open_run
+from ooc.training.run import Run
 from ooc.training.watchers import Watchers
 from stores.errors import ConfigError, StoreError
 from tests.conftest import MakeStore
@@ -72,17 +73,17 @@ def store(make_store: MakeStore) -> Path:
     return make_store(num_nodes=60, src=edges[0], dst=edges[1], weight=True)
 
 
-def exact(job: Job) -> torch.Tensor:
+def exact(run: Run) -> torch.Tensor:
     """The model's rows of all nodes, in RAM."""
-    graph, ds = job.dataset.graph, job.dataset
+    graph, ds = run.dataset.graph, run.dataset
     target = np.repeat(np.arange(ds.num_nodes), np.diff(graph.indptr))
     edges = torch.from_numpy(np.stack([np.asarray(graph.indices, np.int64), target]))
     x = np.empty((ds.num_nodes, ds.num_features), np.float32)
     ds.rows("x").read(np.arange(ds.num_nodes), x)
     weight = torch.from_numpy(np.array(graph.columns["weight"]))
-    blocks = full_blocks(edges, ds.num_nodes, job.config.layers, weight)
-    with evaluating(job.model):
-        found: torch.Tensor = run_model(job.model, torch.from_numpy(x), blocks)
+    blocks = full_blocks(edges, ds.num_nodes, run.config.layers, weight)
+    with evaluating(run.model):
+        found: torch.Tensor = run_model(run.model, torch.from_numpy(x), blocks)
     return found
 
 
@@ -92,27 +93,26 @@ def test_with_fresh_histories_a_batch_is_exact(
 ) -> None:
     """Also after it has pushed: at learning rate 0 (here: no step at all) nothing changes."""
     config = configure(store, tmp_path / "run", model=model, refresh=1, **MODELS[model])
-    with open_job(config, False, Watchers([])) as job:
-        train_epoch(job)
-        line = end_of_epoch(job)
-        assert line is not None
+    with open_run(config, False, Watchers([])) as run:
+        train_epoch(run)
+        line = run.mode.end_epoch(False)
         assert line["refreshed"]
-        assert len(line["drift"]) == job.config.layers - 1
-        wanted = exact(job)
-        job.state.epoch, job.state.step = 1, 0
+        assert len(line["drift"]) == run.config.layers - 1
+        wanted = exact(run)
+        run.state.epoch, run.state.step = 1, 0
         for _ in range(2):
-            with evaluating(job.model), job.batches() as batches:
+            with evaluating(run.model), closing(run.mode.batches(run.state.epoch, 0, run.mode.steps_per_epoch)) as batches:
                 for batch in batches:
-                    rows = job.forward(batch)
+                    rows = run.mode.forward(batch)
                     torch.testing.assert_close(rows, wanted[batch.n_id[: batch.batch_size]], rtol=1e-5, atol=1e-5)
-            assert job.halo is not None
-            assert job.halo.history is not None
-            job.halo.history.end_epoch()
-            job.state.epoch += 1
+            assert run.mode.halo is not None
+            assert run.mode.halo.history is not None
+            run.mode.halo.history.end_epoch()
+            run.state.epoch += 1
         for edges in (2**12, 1):  # anew from the features; from the histories below
             monkeypatch.setattr(drift, "FIELD_EDGES", (edges, edges))
-            found = Drift(job.model, job.dataset, job.halo.history, job.device, "fp32").measure(7, 2**30).drift
-            assert len(found) == len(job.halo.widths) > 0
+            found = Drift(run.model, run.dataset, run.mode.halo.history, run.mode.device, "fp32").measure(7, 2**30).drift
+            assert len(found) == len(run.mode.halo.widths) > 0
             assert max(found) < 1e-5
 
 
@@ -147,7 +147,7 @@ REFRESHED: dict[str, Any] = {
 
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of these graphs do not fit the memory."""
-    for module in ("upkeep", "exact"):
+    for module in ("training.history_mode", "layerwise.scores"):
         monkeypatch.setattr(f"ooc.{module}.LayerwisePass", partial(LayerwisePass, room=1500))
     for changed in (layerplan, sweepstages):
         monkeypatch.setattr(changed, "CHUNK_ROWS", 16)
@@ -197,24 +197,24 @@ def test_a_refresh_is_final_before_scores(
     """Killed while it scores, a run does not refresh anew; scores by sweeps are of the refresh's own."""
     if room == "disk":
         on_disk(monkeypatch)
-    settings, run, validate = {**REFRESHED, "evaluate": evaluate}, LayerwisePass.run, Job.validate
+    settings, whole, validate = {**REFRESHED, "evaluate": evaluate}, LayerwisePass.run, HistoryMode.evaluate
     tapped: list[bool] = []
 
     def counting(self: LayerwisePass, *arguments: Any, **options: Any) -> Any:
         tapped.append(options["tap"] is not None)
-        return run(self, *arguments, **options)
+        return whole(self, *arguments, **options)
 
-    def killing(self: Job) -> Any:
+    def killing(self: HistoryMode) -> Any:
         raise Killed
 
     monkeypatch.setattr(LayerwisePass, "run", counting)
     train(configure(store, tmp_path / "whole", **settings))
     assert tapped[:2] == [True, True]
     assert len(tapped) <= 3, "the last is of the best model, where that is not of the last epoch"
-    monkeypatch.setattr(Job, "validate", killing)
+    monkeypatch.setattr(HistoryMode, "evaluate", killing)
     with pytest.raises(Killed):
         train(configure(store, tmp_path / "cut", **settings))
-    monkeypatch.setattr(Job, "validate", validate)
+    monkeypatch.setattr(HistoryMode, "evaluate", validate)
     tapped.clear()
     train(configure(store, tmp_path / "cut", **settings), resume=True)
     assert tapped.count(True) == 1
@@ -223,12 +223,12 @@ def test_a_refresh_is_final_before_scores(
 
 def test_histories_leave_their_memory_to_a_sweep(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hot rows go, pushes that the lag holds back are counted; and what the sweep kept in memory goes before an epoch."""
-    run, forward = LayerwisePass.run, Halo.forward
+    whole, forward = LayerwisePass.run, Halo.forward
     swept, trained = [], []
 
     def sweeping(self: LayerwisePass, *arguments: Any, **options: Any) -> Any:
         swept.append(histories[0]._hot)
-        return run(self, *arguments, **options)
+        return whole(self, *arguments, **options)
 
     def training(self: Halo, *arguments: Any) -> Any:
         assert self.history is not None
@@ -247,19 +247,19 @@ def test_histories_leave_their_memory_to_a_sweep(store: Path, tmp_path: Path, mo
     assert swept == [None] * len(swept)
     assert len(swept) >= 3
     with (
-        open_job(configure(store, tmp_path / "a", **settings), False, Watchers([])) as lagging,
-        open_job(configure(store, tmp_path / "b", **{**settings, "history_lag": 0}), False, Watchers([])) as job,
+        open_run(configure(store, tmp_path / "a", **settings), False, Watchers([])) as lagging,
+        open_run(configure(store, tmp_path / "b", **{**settings, "history_lag": 0}), False, Watchers([])) as run,
     ):
-        assert job.exact is not None
-        assert lagging.exact is not None
-        assert isinstance(lagging.loader, HaloLoader)
-        assert (job.exact.beside, lagging.exact.beside) == (0, lagging.loader.kept_bytes)
-        train_epoch(job)
-        assert job.score("val", 0) is not None
-        files = job.exact._sweep.files
+        assert run.mode.exact is not None
+        assert lagging.mode.exact is not None
+        assert isinstance(lagging.mode.loader, HaloLoader)
+        assert (run.mode.exact.beside, lagging.mode.exact.beside) == (0, lagging.mode.loader.kept_bytes)
+        train_epoch(run)
+        assert run.mode.score("val", 0) is not None
+        files = run.mode.exact._sweep.files
         assert files._rows
-        job.state.epoch, job.state.step = 1, 0
-        train_epoch(job)
+        run.state.epoch, run.state.step = 1, 0
+        train_epoch(run)
         assert not files._rows
 
 

@@ -11,7 +11,7 @@ from ooc.loading.feature_gather import Gather
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.pyg.remote_backend import OocFeatureStore
 from ooc.runtime.buffers import Buffers
-from ooc.training.node_loop import train
+from ooc.training.loop import train
 from stores.arrays.encoding import DTYPE, SCALE, Encoding, scale_of, to_bfloat16, to_int8
 from stores.arrays.zarr_write import write_array
 from stores.dataset import Dataset

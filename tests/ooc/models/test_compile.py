@@ -11,7 +11,7 @@ from ooc.graph.spmm import pointers
 from ooc.models.builders import build_model
 from ooc.models.compile import compile_model, missing_tools
 from ooc.training import checkpoint
-from ooc.training.node_loop import train
+from ooc.training.loop import train
 from stores.errors import ConfigError
 from tests.ooc.graphs import hub_graph, sample
 from tests.ooc.runs import configure

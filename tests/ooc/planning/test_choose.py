@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from ooc.cli.main import main
-from ooc.config.nodes import TrainConfig
+from ooc.config.nodes import TrainConfig, in_mode
 from ooc.planning.choose import LEAST_SECONDS, MODES, MOST_DROPPED, WORTH, Candidate, choose
-from ooc.training.compare_modes import compare, of_mode
-from ooc.training.node_loop import train
+from ooc.training.compare_modes import compare
+from ooc.training.loop import train
 from tests.conftest import MakeStore
 
 
@@ -106,9 +106,9 @@ def test_laws_of_choosing(found: Any, layers: int) -> None:
 
 def test_settings_of_another_mode_are_left_out() -> None:
     config = TrainConfig(store="s", out="o", fanout=[5, 5, 5], replace=True, batch_size=32, eval_batch_size=8, hidden=16)
-    other = of_mode(config, "history", {"parts": 4, "evaluate": "layerwise"})
+    other = in_mode(config, "history", {"parts": 4, "evaluate": "layerwise"})
     assert (other.mode, other.layers, other.fanout, other.hidden, other.replace) == ("history", 3, [-1] * 3, 16, False)
-    assert of_mode(config, "sampled", {}).fanout == [5, 5, 5]
+    assert in_mode(config, "sampled", {}).fanout == [5, 5, 5]
     assert "mode" not in config.model_fields_set
 
 
@@ -133,7 +133,7 @@ def test_what_is_compared_is_what_a_run_reads(store: Path, tmp_path: Path) -> No
     assert 0 < cluster.lost < 0.3
     assert 0 < history.lost < 0.5
     for each in choice.candidates:
-        run = of_mode(config, each.mode, each.settings).model_copy(update={"out": tmp_path / each.mode, "plan": False})
+        run = in_mode(config, each.mode, each.settings).model_copy(update={"out": tmp_path / each.mode, "plan": False})
         summary = train(run)
         # A part's rows of a layer are less than a page, so what is written depends on which parts an epoch has together.
         histories = summary["histories"] or {"bytes_read": 0, "bytes_written": 0}

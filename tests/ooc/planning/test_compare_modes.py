@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ooc.config.nodes import TrainConfig
+from ooc.config.nodes import TrainConfig, in_mode
 from ooc.planning.choose import MODES
 from ooc.runtime.memory_plan import MemoryPlan
-from ooc.training import compare_modes, node_loop
+from ooc.training import loop
+from ooc.training.batch_modes import BatchMode
+from ooc.training.compare_modes import compare
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure
 
@@ -32,24 +34,20 @@ def test_each_mode_is_compared_with_the_figures_of_its_own_plan(config: TrainCon
     monkeypatch.setattr("stores.process.resident_bytes", lambda: (PROCESS, PROCESS))
     budgets: list[MemoryPlan] = []
 
-    def noting(module: Any) -> None:
-        inner = module.plan_of
+    predict = BatchMode.predict
 
-        def plan_of(job: Any, *args: Any, **options: Any) -> Any:
-            made = inner(job, *args, **options)
-            budgets.append(made.budget)
-            return made
+    def noting(self: BatchMode, *args: Any, **options: Any) -> Any:
+        made = predict(self, *args, **options)
+        budgets.append(made.budget)
+        return made
 
-        monkeypatch.setattr(module, "plan_of", plan_of)
-
-    noting(compare_modes)
-    noting(node_loop)
-    chosen, plan = compare_modes.compare(config)
+    monkeypatch.setattr(BatchMode, "predict", noting)
+    chosen, plan = compare(config)
     compared, budgets[:] = dict(zip([*MODES, "chosen"], budgets, strict=True)), []
     assert [candidate.fix for candidate in chosen.candidates] == [None] * len(MODES)
     for candidate in chosen.candidates:
-        own = compare_modes.of_mode(config, candidate.mode, candidate.settings)
-        alone = node_loop.plan(own)
+        own = in_mode(config, candidate.mode, candidate.settings)
+        alone = loop.plan(own)
         assert alone.budget == compared[candidate.mode], candidate.mode
         found = alone.prediction
         assert candidate.edges_read == round(found.edge_bytes_read)

@@ -24,8 +24,8 @@ from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, Sim
 from ooc.planning.trials import apart, batches_of, lengths_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.training.checkpoint import read_plan
-from ooc.training.node_loop import plan as plan_of
-from ooc.training.node_loop import train
+from ooc.training.loop import plan as plan_of
+from ooc.training.loop import train
 from stores.build import write_store
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
@@ -332,7 +332,7 @@ _TRAINING = """
 import json, sys
 from pathlib import Path
 from stores.process import resident_bytes
-from ooc.training.node_loop import train
+from ooc.training.loop import train
 from tests.ooc.runs import configure
 
 store, out = map(Path, sys.argv[1:])

@@ -14,8 +14,8 @@ from ooc.graph.blocks import Subgraph
 from ooc.history.rows import most_asked
 from ooc.loading.collate import SampledBatch
 from ooc.planning.simulate_history import HistoryShape, simulate_exchange
-from ooc.training.node_loop import plan as plan_of
-from ooc.training.node_loop import train
+from ooc.training.loop import plan as plan_of
+from ooc.training.loop import train
 from stores.io.pages import PAGE_BYTES
 from stores.io.read_plan import ReadCost, plan_reads
 from tests.conftest import MakeStore

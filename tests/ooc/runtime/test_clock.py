@@ -16,7 +16,7 @@ from ooc.report.page import _svg
 from ooc.runtime.clock import MOST_SPANS, Clock, Span, noting_waits, waiting
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.trace import lanes, read_trace, write_trace
-from ooc.training.node_loop import train
+from ooc.training.loop import train
 from stores.errors import ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure

@@ -8,7 +8,7 @@ import pytest
 from ooc.cli.main import main
 from ooc.config.events import EventsConfig
 from ooc.config.snapshots import SnapshotsConfig
-from ooc.training.temporal_run import train
+from ooc.training.loop import train
 from tests.ooc.runs import KillAt, Killed, curve
 from tests.ooc.temporal_stores import Edges
 

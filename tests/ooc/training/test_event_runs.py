@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,12 @@ from ooc.config.modes import load_config
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.metrics.edgebank import EdgeBank
 from ooc.report.page import write_report
-from ooc.runtime.pace import Pace
 from ooc.sampling.time_splits import chronological
 from ooc.training.checkpoint import read_metrics
-from ooc.training.event_stream import EventStream
+from ooc.training.event_mode import EventMode
+from ooc.training.loop import train
 from ooc.training.summary import score_lines
-from ooc.training.temporal_run import train
-from ooc.training.watchers import LineWatcher
+from ooc.training.watchers import LineWatcher, Watchers
 from stores.errors import ConfigError, InputError
 from tests.ooc.runs import InterruptAt, KillAt, Killed, curve, tight
 from tests.ooc.temporal_stores import Edges
@@ -161,14 +161,14 @@ def test_what_is_killed_goes_on_to_the_same_bits(
     for step in (2, 10, 20):
         with pytest.raises(Killed):
             train(configure(store, tmp_path / "run", **settings), resume=True, watcher=KillAt(step))
-    score = EventStream.score
+    score = EventMode.score
 
-    def killed(self: EventStream, split: str) -> Any:
+    def killed(self: EventMode, split: str) -> Any:
         score(self, split)  # what the memory has taken up meanwhile is undone
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(EventStream, "score", killed)
+        patch.setattr(EventMode, "score", killed)
         with pytest.raises(Killed):
             train(configure(store, tmp_path / "run", **settings), resume=True)
     before = curve(tmp_path / "run")
@@ -220,12 +220,11 @@ def test_the_future_changes_nothing_before_it(tmp_path: Path, model: str, seed: 
             edges.src[late], edges.dst[late], edges.msg[late] = edges.dst[order], edges.src[order], -edges.msg[order]
         (tmp_path / str(k)).mkdir()
         with ooc.open(edges.store(tmp_path / str(k), undirected=True)) as ds:
-            stream = EventStream(configure(ds.path, tmp_path / str(k) / "run", **settings), ds, torch.device("cpu"))
-            stream.open(tmp_path / str(k) / "run", None, Pace(print))
-            stream.begin()
+            stream = EventMode(configure(ds.path, tmp_path / str(k) / "run", **settings), ds)
+            stream.open(SimpleNamespace(watchers=Watchers([])), None, None)  # type: ignore[arg-type]
             optimizer = torch.optim.Adam(stream.model.parameters(), 0.01)
             seen: list[torch.Tensor] = []
-            for batch in (batches := stream.batches(0, 0)):
+            for batch in (batches := stream.batches(0, 0, stream.steps_per_epoch)):
                 if int(batch.t[-1]) >= now:
                     break
                 torch.manual_seed(len(seen))
@@ -254,7 +253,7 @@ def test_scores_are_of_the_same_negatives_in_every_epoch_and_of_a_file(store: Pa
     words = f"has negatives for events {first}..{last - 1}, not for {first}..{count - 1}"
     config = configure(store, tmp_path / "other", eval_negatives=f"{tmp_path}/short.npy")
     with ooc.open(store) as ds, pytest.raises(InputError, match=words):  # refused before anything is read
-        EventStream(config, ds, torch.device("cpu"))
+        EventMode(config, ds)
     with pytest.raises(InputError, match="histrical does not exist: negatives are random, historical, or the path"):
         train(configure(store, tmp_path / "other", eval_negatives="histrical"))
 

@@ -61,7 +61,7 @@ def run(arguments: list[Any], capsys: pytest.CaptureFixture[str], most: int | No
 
 def test_training(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows [9000, 8] of a layer are 288,000 bytes: what grows are the log of a push or a refresh, and a sweep's files."""
-    for module in ("upkeep", "exact"):
+    for module in ("training.history_mode", "layerwise.scores"):
         monkeypatch.setattr(f"ooc.{module}.LayerwisePass", partial(LayerwisePass, room=300_000))
     assert run(["train", store, "--out", tmp_path / "whole", *TRAIN.split()], capsys)
     failed = []

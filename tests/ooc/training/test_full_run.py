@@ -15,8 +15,8 @@ from ooc.metrics.nodes import Loss
 from ooc.models.builders import full_blocks
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.trace import read_trace
-from ooc.training.full_run import train
-from ooc.training.open_run import make_model
+from ooc.training.loop import train
+from ooc.training.setup import make_model
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore

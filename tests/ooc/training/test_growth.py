@@ -14,9 +14,9 @@ import ooc
 from ooc.config.full import FullConfig
 from ooc.config.nodes import TrainConfig
 from ooc.history.history import NEVER
-from ooc.training.compose import open_job
-from ooc.training.full_run import train as train_whole
-from ooc.training.node_loop import train
+from ooc.training.loop import train
+from ooc.training.loop import train as train_whole
+from ooc.training.open_run import open_run
 from ooc.training.watchers import Watchers
 from stores.dataset import Dataset
 from stores.errors import ConfigError
@@ -138,19 +138,19 @@ def test_histories_of_touched_nodes_are_as_if_never_written(tmp_path: Path, lag:
     config = TrainConfig(store=store, out=tmp_path / "run", **settings)
     with pytest.raises(Killed):
         train(config, watcher=KillAt(12))
-    with open_job(config, True, Watchers([])) as job:
-        assert job.halo is not None
-        assert job.halo.history is not None
-        before = job.halo.history.fetch(job.halo.history.next_step, np.arange(N))
+    with open_run(config, True, Watchers([])) as run:
+        assert run.mode.halo is not None
+        assert run.mode.halo.history is not None
+        before = run.mode.halo.history.fetch(run.mode.halo.history.next_step, np.arange(N))
     append(AppendSpec(out=store, **given(files, "new")))
     with ooc.open(store) as ds:
         touched = ds.graph.degree(np.arange(N)) != np.diff(np.asarray(old_indptr(files)))
     for _ in range(2):  # killed once it had begun to
-        with open_job(config, True, Watchers([]), grown=True) as job:
-            assert job.state.epoch == 3
-            assert job.halo is not None
-            assert job.halo.history is not None
-            after = job.halo.history.fetch(job.halo.history.next_step, np.arange(N + NEW_N))
+        with open_run(config, True, Watchers([]), grown=True) as run:
+            assert run.state.epoch == 3
+            assert run.mode.halo is not None
+            assert run.mode.halo.history is not None
+            after = run.mode.halo.history.fetch(run.mode.halo.history.next_step, np.arange(N + NEW_N))
         written = before.steps != NEVER
         assert (after.steps[N:] == NEVER).all()
         assert (after.steps[:N][touched] == NEVER).all()

@@ -14,8 +14,9 @@ from ooc.config.base import RunConfig
 from ooc.config.events import EventsConfig
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.training.checkpoint import read_metrics
-from ooc.training.temporal_run import compose, train
-from ooc.training.watchers import LineWatcher
+from ooc.training.loop import train
+from ooc.training.open_run import open_run
+from ooc.training.watchers import LineWatcher, Watchers
 from stores.errors import ConfigError
 from stores.growth.append import append
 from stores.growth.compact import compact
@@ -154,8 +155,8 @@ def test_new_nodes_have_no_state_and_others_keep_theirs(tmp_path: Path, name: st
     for grown in (False, True):
         if grown:
             more(store, edges, slice(BASE, COUNT), features=[f"x={tmp_path}/new.npy"])
-        with open_run(config, grown) as run:
-            history = run.mode.memory.history if name == "tgn" else run.mode.history
+        with open_run(config, True, Watchers([]), grown=grown) as run:
+            history: Any = run.mode.history  # type: ignore[attr-defined]
             held.append(history.fetch(history.next_step, np.arange(run.dataset.num_nodes)))
     old, new = held
     assert len(new.ids) == edges.nodes + 2
@@ -166,15 +167,6 @@ def test_new_nodes_have_no_state_and_others_keep_theirs(tmp_path: Path, name: st
         assert not now[edges.nodes :].any()
     train(config, resume=True, grown=True)
     train(config, resume=True)
-
-
-def open_run(config: RunConfig, grown: bool) -> Any:
-    from functools import partial
-
-    from ooc.training import compose as composing
-    from ooc.training.watchers import Watchers
-
-    return composing.open_run(config, True, Watchers([]), partial(compose, config, grown))
 
 
 def test_a_reader_of_windows_follows_the_stream(tmp_path: Path) -> None:

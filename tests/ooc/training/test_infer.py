@@ -18,8 +18,8 @@ from ooc.metrics.nodes import Scores, out_channels
 from ooc.models.builders import full_blocks
 from ooc.training import infer as infer_module
 from ooc.training.infer import embed, infer, predictions
-from ooc.training.node_loop import train
-from ooc.training.open_run import make_model
+from ooc.training.loop import train
+from ooc.training.setup import make_model
 from stores.arrays.zarr_write import Appender
 from stores.dataset import Dataset
 from stores.errors import ConfigError, StoreError

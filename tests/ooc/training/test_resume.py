@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ooc.layerwise import shape as sweepshape
-from ooc.loading import neighbor_loader as loaders
+from ooc.runtime import memory_plan
 from ooc.runtime.memory_plan import divide
 from ooc.training.checkpoint import read_metrics
-from ooc.training.node_loop import train
+from ooc.training.loop import train
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.runs import InterruptAt, KillAt, Killed, configure, curve, tight
@@ -46,7 +46,7 @@ def test_features_larger_than_the_memory_train_evaluate_and_resume(
     settings: dict[str, Any] = {"batch_size": 12, "checkpoint_every": 7}
     whole = train(configure(store, tmp_path / "whole", in_memory=True, **settings))
     small = dataclasses.replace(divide(10**9, baseline=0), max_batch=90_000, in_flight=1)
-    monkeypatch.setattr(loaders, "divide", lambda *_, **__: small)
+    monkeypatch.setattr(memory_plan, "divide", lambda *_, **__: small)
     cut = configure(store, tmp_path / "cut", **settings)
     with pytest.raises(Killed):
         train(cut, watcher=KillAt(killed_at))

@@ -22,7 +22,7 @@ from ooc.sampling.time_windows import CountWindows, TimeWindow
 from ooc.temporal.forecast_loader import WindowPair, aheads, draw
 from ooc.temporal.window_task import edgebank, parts, split_steps, task_of
 from ooc.training.checkpoint import read_metrics
-from ooc.training.temporal_run import train
+from ooc.training.loop import train
 from stores.errors import ConfigError, InputError
 from tests.ooc.runs import KillAt, Killed, curve, tight
 from tests.ooc.temporal_stores import Edges
@@ -224,7 +224,7 @@ def test_scores_know_how_many_nodes_come(store: Path, tmp_path: Path, monkeypatc
             super().update(logits, labels)
             given[-1] += len(labels)
 
-    monkeypatch.setattr("ooc.training.window_stream.Scores", Counting)
+    monkeypatch.setattr("ooc.training.snapshot_mode.NodeScores", Counting)
     train(configure(store, tmp_path / "run", "nodes", window="200", stride="1", epochs=1))
     assert len(given) == 2
     assert all(0 < count <= bound <= 30 * 400 for count, bound in zip(given, most, strict=True))

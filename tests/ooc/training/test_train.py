@@ -12,10 +12,11 @@ import torch
 from torch_geometric.nn import SAGEConv
 
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.training import checkpoint, compose
+from ooc.training import batch_modes, checkpoint
 from ooc.training import run as baserun
 from ooc.training.checkpoint import read_metrics
-from ooc.training.node_loop import train
+from ooc.training.loop import train
+from ooc.training.setup import make_model
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 from tests.conftest import MakeStore
@@ -37,7 +38,7 @@ def test_losses_equal_those_of_a_plain_loop(make_store: MakeStore, tmp_path: Pat
         y, val = torch.from_numpy(np.asarray(ds.labels)).long(), torch.from_numpy(ds.split("val"))
         target = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
         blocks = full_blocks(torch.from_numpy(np.stack([graph.indices, target])).long(), graph.num_nodes, 2)
-    model = compose.make_model(config, x.shape[1], 3)
+    model = make_model(config, x.shape[1], 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=1e-3)
     for epoch in range(config.epochs):
         loss = torch.nn.functional.cross_entropy(model(x, blocks)[seeds], y[seeds])
@@ -194,9 +195,9 @@ def test_accumulation_makes_the_gradient_of_the_joint_batch(make_store: MakeStor
 def test_parameters_depend_on_the_seed_alone(make_store: MakeStore, tmp_path: Path) -> None:
     config = configure(make_store(), tmp_path / "run")
     torch.manual_seed(1)
-    one = compose.make_model(config, 8, 3).state_dict()
+    one = make_model(config, 8, 3).state_dict()
     torch.manual_seed(2)
-    two = compose.make_model(config, 8, 3).state_dict()
+    two = make_model(config, 8, 3).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert key(5, Purpose.INIT) != key(6, Purpose.INIT)
 
@@ -220,14 +221,14 @@ def test_a_second_run_into_a_directory_leaves_the_first_untouched(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, out = make_store(), tmp_path / "run"
-    make_loss = compose.make_loss
+    make_loss = batch_modes.make_loss
 
     def overtaken(*arguments: Any) -> Any:  # the second has found the name free when the first takes it
-        monkeypatch.setattr(compose, "make_loss", make_loss)
+        monkeypatch.setattr(batch_modes, "make_loss", make_loss)
         train(configure(store, out, epochs=1))
         return make_loss(*arguments)
 
-    monkeypatch.setattr(compose, "make_loss", overtaken)
+    monkeypatch.setattr(batch_modes, "make_loss", overtaken)
     with pytest.raises(ConfigError, match="exists already"):
         train(configure(store, out, epochs=2))
     assert json.loads((out / "config.json").read_text())["epochs"] == 1

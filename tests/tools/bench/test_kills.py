@@ -12,8 +12,8 @@ from ooc.layerwise.row_files import Files
 from ooc.layerwise.sweep import LayerwisePass
 from ooc.training import infer as infer_module
 from ooc.training.infer import infer
-from ooc.training.node_loop import train
-from ooc.training.node_run import Job
+from ooc.training.loop import train
+from ooc.training.run import Run
 from tests.conftest import MakeStore
 from tests.ooc.runs import KillAt, Killed, configure
 from tools.bench.lib import leftovers as remains
@@ -23,7 +23,7 @@ from tools.bench.lib.killed_process import Places, end_of, fork, killed_inside
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where this process keeps what it has on its way."""
-    for owner, name in ((Job, "checkpoint"), (Files, "note"), (LayerwisePass, "_open_tiles")):
+    for owner, name in ((Run, "checkpoint"), (Files, "note"), (LayerwisePass, "_open_tiles")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
     folder = tmp_path / "record"
     folder.mkdir()

@@ -70,7 +70,7 @@ def train(a: argparse.Namespace) -> Result:
     import ooc
     from ooc.config.events import EventsConfig
     from ooc.temporal.node_memory import NodeMemory
-    from ooc.training.event_stream import EventStream
+    from ooc.training.event_mode import EventMode
 
     out = a.work / "nodememory"
     shutil.rmtree(out, ignore_errors=True)
@@ -78,7 +78,7 @@ def train(a: argparse.Namespace) -> Result:
     config = EventsConfig(store=a.child, out=out, **settings)
     torch.manual_seed(0)
     memory = a.memory or a.limit or None
-    with ooc.open(a.child, memory=memory) as ds, closing(EventStream(config, ds, torch.device("cpu"))) as mode:
+    with ooc.open(a.child, memory=memory) as ds, closing(EventMode(config, ds)) as mode:
         most = mode.budget.history
         mode.memory = NodeMemory.create(out, ds, a.memory_dim, columns=mode.columns, max_bytes=most)
         loader: Any = mode.loaders["train"]
@@ -88,7 +88,7 @@ def train(a: argparse.Namespace) -> Result:
         state = loader.state_dict() | {"event": loader.num_events // 2}
         for steps in (1, a.steps):
             loader.load_state_dict(state)
-            before = mode.read()
+            before = mode.counts()
             begin, cpu, events, losses = time.perf_counter(), time.process_time(), 0, []
             with closing(iter(loader)) as batches:
                 for batch in islice(batches, steps):
@@ -104,7 +104,7 @@ def train(a: argparse.Namespace) -> Result:
         history.state()
         mode.commit()
         checkpoint = time.perf_counter() - begin
-        after = mode.read()
+        after = mode.counts()
         moved = {name: after[name] - before[name] for name in after if "bytes" in name}
         found = {
             "events": events,

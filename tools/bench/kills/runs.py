@@ -146,28 +146,25 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     import ooc.layerwise.scores
     import ooc.layerwise.sweep
     import ooc.training.infer
-    import ooc.training.temporal_run as temporal
     from ooc.cli import main as cli
     from ooc.history import history
     from ooc.history.rows import ResidentRows
     from ooc.layerwise import row_files as sweepfiles
-    from ooc.training import checkpoint
-    from ooc.training import history_upkeep as upkeep
-    from ooc.training import node_loop as train
-    from ooc.training import node_run as run
-    from ooc.training.event_stream import EventStream
-    from ooc.training.window_stream import WindowStream
+    from ooc.training import checkpoint, history_mode, loop
+    from ooc.training.event_mode import EventMode
+    from ooc.training.run import Run
+    from ooc.training.snapshot_mode import SnapshotMode
     from stores.arrays.mutable_rows import DiskRows
     from stores.arrays.undo_log import UndoLog
 
     watched: list[tuple[Any, str, str]] = [
-        (history.History, "_write", "push"), (upkeep, "refresh", "refresh"), (ooc.layerwise.sweep.LayerwisePass, "run",
-        "sweep"), (run.Job, "checkpoint", "checkpoint"), (train, "fit", "training"), (UndoLog, "_protect", "undo log"),
+        (history.History, "_write", "push"), (history_mode, "refresh", "refresh"), (ooc.layerwise.sweep.LayerwisePass, "run",
+        "sweep"), (Run, "checkpoint", "checkpoint"), (UndoLog, "_protect", "undo log"),
         (DiskRows, "store", "rows"), (sweepfiles, "write_range", "rows"), (UndoLog, "commit", "commit"),
         (checkpoint, "save", "saving"), (sweepfiles.Files, "note", "noting"), (UndoLog, "_put_back", "roll-back"),
         (ooc.layerwise.sweep.LayerwisePass, "_open_tiles", "edges"), (ooc.layerwise.sweep.LayerwisePass, "discard", "removal"),
-        (sweepfiles.Files, "keep_only", "removal"), (temporal, "fit", case.place if case.place in TEMPORAL else "training"),
-        (EventStream, "score", "scoring"), (WindowStream, "score", "scoring"),
+        (sweepfiles.Files, "keep_only", "removal"), (loop, "fit", case.place if case.place in TEMPORAL else "training"),
+        (EventMode, "score", "scoring"), (SnapshotMode, "score", "scoring"),
     ]  # fmt: skip
     if not case.name.endswith("0"):  # rows of the memory are read and written as if they were too many for RAM
         setattr(ResidentRows, "nbytes", lambda *_: 1 << 62)  # noqa: B010 - for mypy
@@ -176,7 +173,7 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     room = (
         24 << 20 if "gat" in " ".join(case.command) else 2 << 20
     )  # memory for a few ranges of nodes: sweeps are of many steps
-    for module in (ooc.training.infer, ooc.layerwise.scores, upkeep):
+    for module in (ooc.training.infer, ooc.layerwise.scores, history_mode):
         setattr(module, "LayerwisePass", partial(ooc.layerwise.sweep.LayerwisePass, room=room))  # noqa: B010 - for mypy
     if record is not None:
         remains.record(record)
@@ -241,7 +238,7 @@ def warm(work: Path, store: Path, places: Places) -> None:
     import torch
 
     from ooc.cli import main as cli
-    from ooc.training.node_loop import train as _  # noqa: F401 - so that forks do not import it
+    from ooc.training.loop import train as _  # noqa: F401 - so that forks do not import it
 
     torch.set_num_threads(1)
     for model in _MODELS:

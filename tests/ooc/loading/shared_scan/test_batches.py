@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading import neighbor_loader as loaders
 from ooc.loading.shared_scan_plan import scan_pays
-from ooc.training.node_loop import train
+from ooc.training.loop import train
 from stores.arrays.lmdb_rows import write_lmdb_rows
 from stores.arrays.zarr_rows import ShardedRows
 from stores.dataset import Dataset

@@ -1,36 +1,32 @@
-"""The mode "snapshots": windows of the events, each foretelling the next one's links, or classes of its own nodes.
+"""The mode "snapshots": windows of the events, each predicting the next one's links, or classes of its own nodes.
 
 A window is trained on when the next one is over, as ROLAND's live update has it (You et al., KDD 2022): the model that has seen
-the windows before looks at this one, is scored on the next one's events or learns from them, and goes on. See `Mode` in
-`ooc.training.temporal_run`.
+the windows before looks at this one, is scored on the next one's events or learns from them, and goes on.
 """
 
 from collections.abc import Iterator
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch import Tensor
 
 from ooc.config.base import changed
 from ooc.config.snapshots import MODELS, SnapshotsConfig
-from ooc.history.grown import GROWN, extend_history
+from ooc.history.grown import Growth, extend_history
 from ooc.history.history import History
+from ooc.loading.event_loader import EventBytes
 from ooc.loading.feature_gather import Gather
 from ooc.metrics.links import PAIR_BYTES, LinkScores
-from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, Scores, metric_names, out_channels
+from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, metric_names, out_channels
+from ooc.metrics.nodes import Scores as NodeScores
 from ooc.runtime.clock import Span
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
-from ooc.runtime.pace import Pace
-from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of
 from ooc.sampling.time_splits import chronological, prefix
 from ooc.sampling.time_windows import windows
 from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork
@@ -38,8 +34,10 @@ from ooc.temporal.node_state import carried, hand_on
 from ooc.temporal.window_inputs import Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
 from ooc.temporal.window_net import WindowNet, WindowOutput
-from ooc.temporal.window_task import Found, edgebank, parts, split_steps, task_of
-from ooc.training.open_run import make_optimizer, model_bytes
+from ooc.temporal.window_task import edgebank, parts, split_steps, task_of
+from ooc.training.mode import Scores
+from ooc.training.setup import make_optimizer, model_bytes
+from ooc.training.time_mode import TimeMode, link_loss
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 
@@ -52,44 +50,60 @@ _LAYER_ROWS, _PAIR_ROWS = 14, 10
 """rows of the hidden width that a step keeps of a node, a layer, and of a pair"""
 
 
-class WindowStream:
-    """Windows, a model that is carried through them, and EdgeBank beside it."""
+class SnapshotMode(TimeMode):
+    """Windows, a model that is carried through them, and EdgeBank beside it; see `Mode`."""
 
-    def __init__(self, config: SnapshotsConfig, dataset: Dataset, device: torch.device) -> None:
-        self.config, self.dataset, self.device = config, dataset, device
+    config: SnapshotsConfig
+
+    def __init__(self, config: SnapshotsConfig, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
         events = dataset.events
-        self.task, classes = task_of(dataset, config.task, config.labels)
-        given = events.columns if config.columns is None else config.columns
-        read = [name for name in given if name not in ("weight", config.labels)]
-        widths = {name: int(np.prod(events.width(name), dtype=np.int64)) for name in read}
-        x = dataset.stored("x") if dataset.num_features else None
-        gather = None if x is None else Gather(dataset.encoding("x"), torch.float32)
-        inputs = Inputs(x, gather, widths, config.identity, key(config.seed, Purpose.INIT, 1))
+        self.task, self._classes = task_of(dataset, config.task, config.labels)
+        inputs = self._inputs()
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
         made = self._make(inputs.channels)
-        self.net = WindowNet(made, config.hidden, None if self.task is None else out_channels(self.task, classes)).to(device)
-        self.model: nn.Module = self.net
-        self.history: History | None = None
-        self._classes = classes
+        out = None if self.task is None else out_channels(self.task, self._classes)
+        self.model = self.net = WindowNet(made, config.hidden, out).to(self.device)
+        self._rows: History | None = None
         kept = dataset.num_nodes * (KEPT_A_NODE * bool(made.widths) + 16 * ("birth" in dataset.names)) + PAIR_BYTES
         self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept)
         self.windows = windows(events, *config.span, config.by)
         self.borders = chronological(events, config.val, config.test)
         self.loaders = {each: self._loader(inputs, learning=each == "train") for each in ("train", "score")}
         self.splits = split_steps(self.loaders["train"].aheads(), self.borders["train"][1], self.borders["val"][1])
-        self.steps_per_epoch = self.splits["train"][1] * config.updates
         self.rate = ("events", self.borders["train"][1] / max(self.steps_per_epoch, 1))
         self.parts = ("windows", {split: last - first for split, (first, last) in self.splits.items()})
-        self._negatives = {split: self._drawing(split) for split in ("train", "val")}
-        self._negatives["test"] = self._negatives["val"]
+        self.negatives = {split: self._draw_negatives(split) for split in (("train", "val") if self.task is None else ())}
+        if self.task is None:
+            self.negatives["test"] = self.negatives["val"]
         self.monitor = self._monitor()
-        self.baselines: dict[str, dict[str, Found]] = {}
         self._handed_on = 0
         """windows, in all epochs and scores: the history's next step"""
         self._base = 0
         """the history's step of the pass's step 0"""
         self._trained: dict[str, Tensor] | None = None
         self._live: torch.optim.Optimizer | None = None
+        self._check_splits()
+
+    def _inputs(self) -> Inputs:
+        """What a node is given in a window: features, sums of event columns, an identity."""
+        config, dataset, events = self.config, self.dataset, self.dataset.events
+        given = events.columns if config.columns is None else config.columns
+        read = [name for name in given if name not in ("weight", config.labels)]
+        widths = {name: int(np.prod(events.width(name), dtype=np.int64)) for name in read}
+        x = dataset.stored("x") if dataset.num_features else None
+        gather = None if x is None else Gather(dataset.encoding("x"), torch.float32)
+        return Inputs(x, gather, widths, config.identity, key(config.seed, Purpose.INIT, 1))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """`updates` a window."""
+        return self.splits["train"][1] * self.config.updates
+
+    @property
+    def history(self) -> History | None:
+        """What nodes carry."""
+        return self._rows
 
     def _make(self, in_channels: int) -> WindowModel:
         """The configured model, its parameters drawn from torch's generator."""
@@ -132,41 +146,33 @@ class WindowStream:
         foresee = self.task is None
         return ForecastLoader(work, self.windows, None, 3 * self.budget.window, self.device, foresee=foresee)
 
-    def _drawing(self, split: str) -> Negatives | None:
-        config = self.config
+    def _score_baselines(self) -> dict[str, dict[str, Scores]]:
         if self.task is not None:
-            return None
-        how, ratio = (config.negatives, config.ratio) if split == "train" else (config.eval_negatives, config.eval_ratio)
-        return negatives_of(self.dataset, how, ratio, config.destinations)
+            return {}
+        draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.pairs
+        steps, negatives = self.loaders["score"].aheads(), self.negatives["val"]
+        found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, self.pace, self.config.out)
+        return {"EdgeBank": found}
 
-    def open(self, out: Path, state: dict[str, Any] | None, tell: Pace) -> None:
-        """See `Mode`; EdgeBank's scores depend on the events alone, so they come first."""
-        self._tell, self._out = tell, out
-        widths = self.net.model.widths
+    def _open_state(self, state: dict[str, Any] | None, growth: Growth | None) -> None:
         if state is not None:
-            self.baselines = state["baselines"]
             self._handed_on, self._trained = state["handed_on"], state["trained"]
-        has_grown = state is not None and GROWN in state
-        if (state is None or has_grown) and (negatives := self._negatives["val"]) is not None:
-            draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.pairs
-            steps = self.loaders["score"].aheads()
-            found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, tell, out)
-            self.baselines = {"EdgeBank": found}
+        widths, folder = self.net.model.widths, self.config.out / FOLDER
         if not widths:
             return
         engine = "auto" if self.config.engine == "gds" else self.config.engine
         settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.window_state, "engine": engine}
         settings["resident"] = True
-        if has_grown:
-            extend_history(out / FOLDER, len(widths), self.dataset.num_nodes)
+        if growth is not None:
+            extend_history(folder, len(widths), self.dataset.num_nodes)
         if state is None:
-            self.history = History.create(out / FOLDER, self.dataset.num_nodes, widths, "float32", **settings)
+            self._rows = History.create(folder, self.dataset.num_nodes, widths, "float32", **settings)
         else:
-            self.history = History.open(out / FOLDER, len(widths), state["history"], **settings)
+            self._rows = History.open(folder, len(widths), state["history"], **settings)
         for loader in self.loaders.values():
-            loader.history = self.history
+            loader.history = self._rows
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Nodes carry nothing, and weights are the first ones."""
         if self._trained is not None:  # what validation and test have taught is not to be known
             self.net.load_state_dict(self._trained)
@@ -181,11 +187,16 @@ class WindowStream:
         if self.history is not None:
             self.history.end_epoch()
         self._base = self._handed_on - first
-        last, negatives = self.splits[split][1], self._negatives[split]
+        last, negatives = self.splits[split][1], self.negatives.get(split)
         return closing(loader.run(first, last, negatives=negatives, key=draws, base=self._base))
 
-    def batches(self, epoch: int, step: int) -> Iterator[Any]:
-        """Training's windows, `updates` times each: (forecast, what its nodes carry, whether it is the last time)."""
+    def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
+        """See `Mode`; windows, `updates` times each: (forecast, what its nodes carry, whether it is the last time)."""
+        if not step:
+            self._begin()
+        return self._updates(epoch, step)
+
+    def _updates(self, epoch: int, step: int) -> Iterator[tuple[Forecast, list[Tensor], bool]]:
         updates = self.config.updates
         first, again = divmod(step, updates)
         with self._run(self.loaders["train"], "train", first, key(self.config.seed, Purpose.NEGATIVE, epoch)) as forecasts:
@@ -196,7 +207,7 @@ class WindowStream:
                 again = 0
 
     def loss(self, batch: Any) -> Tensor:
-        """Of links: cross-entropy of the next window's events and of negatives, each kind a mean; of nodes: the task's."""
+        """Of links: of the next window's events, see `link_loss`; of nodes: the task's."""
         forecast, held, last = batch
         outcome = self.net.outcome(forecast, held)
         if last:
@@ -206,9 +217,7 @@ class WindowStream:
     def _loss(self, forecast: Forecast, outcome: WindowOutput, split: str) -> Tensor:
         if self.task is not None:
             return Loss(self.task)(self.net.classes(outcome.rows, forecast), self._labels(forecast, split))
-        positive, negative = self.net.links(outcome.rows, forecast)
-        true = binary_cross_entropy_with_logits(positive, torch.ones_like(positive))
-        return true + binary_cross_entropy_with_logits(negative, torch.zeros_like(negative))
+        return link_loss(*self.net.links(outcome.rows, forecast))
 
     def _labels(self, forecast: Forecast, split: str) -> Tensor:
         """[present, ...]: of the nodes in the store's split of that name, where it has one and labels are theirs; others -1."""
@@ -223,7 +232,7 @@ class WindowStream:
         hand_on(self.history, self._base, self.net, forecast, outcome)
         self._handed_on += 1
 
-    def score(self, split: str) -> Found | None:
+    def score(self, split: str) -> Scores | None:
         """Scores of a split's windows, each behind the one that looks at it; with `live` the model then learns from it."""
         first, last = self.splits[split]
         if first == last:
@@ -235,8 +244,8 @@ class WindowStream:
         if self.task is not None:
             steps = (each.window for each in islice(self.loaders["score"].aheads(), first, last))
             most = sum(min(2 * (each.last - each.first), self.dataset.num_nodes) for each in steps)
-            nodes = Scores(self.task, self._classes, most, self.device)
-        links = LinkScores(folder=self._out)
+            nodes = NodeScores(self.task, self._classes, most, self.device)
+        links = LinkScores(folder=self.config.out)
         with self._run(self.loaders["score"], split, first, key(self.config.seed, Purpose.EVALUATE)) as forecasts:
             for forecast in forecasts:
                 with torch.inference_mode(False):  # the model may learn from it
@@ -250,8 +259,8 @@ class WindowStream:
                 if self._live is not None:
                     outcome = self._learn(self._live, forecast, held, split)
                 self._hand_on(forecast, outcome)
-                self._tell(f"scores of {split}", forecast.step + 1 - first, last - first, "windows")
-        found: Found = nodes.compute() if nodes is not None else dict(links.compute())
+                self.pace(f"scores of {split}", forecast.step + 1 - first, last - first, "windows")
+        found: Scores = nodes.compute() if nodes is not None else dict(links.compute())
         return found or None
 
     def _learn(self, optimizer: torch.optim.Optimizer, forecast: Forecast, held: list[Tensor], split: str) -> WindowOutput:
@@ -267,44 +276,30 @@ class WindowStream:
         self.net.eval()
         return outcome
 
-    def state(self) -> dict[str, Any]:
-        """Of what nodes carry; `trained`: the model before validation and test taught it more."""
+    def _kept(self) -> dict[str, Any]:
+        """`trained`: the model before validation and test taught it more."""
         kept = None if self.history is None else self.history.state()
-        return {"history": kept, "handed_on": self._handed_on, "trained": self._trained, "baselines": self.baselines}
+        return {"history": kept, "handed_on": self._handed_on, "trained": self._trained}
 
     def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
-        """See `Mode`."""
+        """See `TimeMode`."""
         last = next(islice(self.loaders["train"].aheads(), -(-step // self.config.updates) - 1, None))
         if last is None:
             return {}
         borders = [last.window.first, last.window.last, last.first, last.last]
         return {"borders": borders, **prefix(self.dataset.events, max(last.window.last, last.last))}
 
-    def commit(self) -> None:
-        """See `Mode`."""
-        if self.history is not None:
-            self.history.commit()
+    def moved(self) -> Iterator[EventBytes]:
+        """See `TimeMode`."""
+        return (loader.work.moved for loader in self.loaders.values())
 
-    def read(self) -> dict[str, Any]:
-        """See `Mode`; what nodes carry counts as history."""
-        moved = [loader.work.moved for loader in self.loaders.values()]
-        rows = sum(each.rows for each in moved)
-        found: dict[str, Any] = {"bytes_read": sum(each.events + each.gathered for each in moved)}
-        found |= fallback_counts(self._negatives.values())
-        found |= {"rows_read": rows, "rows_asked": rows, "stages": self.loaders["train"].times()}
-        if self.history is not None:
-            counts = replace(self.history.counts, bytes_logged=self.history.log.total)
-            found |= {f"history_{name}": value for name, value in asdict(counts).items()}
-        return found
+    def times(self) -> dict[str, dict[str, float]]:
+        """See `TimeMode`."""
+        return self.loaders["train"].times()
 
     def spans(self) -> dict[str, list[Span]]:
-        """Of training."""
+        """See `TimeMode`."""
         return {name: list(clock.spans) for name, clock in self.loaders["train"].clocks.items()}
-
-    def close(self) -> None:
-        """End the writer."""
-        if self.history is not None:
-            self.history.close()
 
 
 def _activations(row: int, layers: int, most: int | None, nodes: int, pairs: int) -> int:

@@ -1,0 +1,397 @@
+"""The modes "sampled", "cluster" and "saint": batches of sampled neighborhoods, of parts, and random subgraphs."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from copy import copy
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ooc.config.base import RunConfig
+from ooc.config.nodes import TrainConfig
+from ooc.graph.blocks import Subgraph
+from ooc.history.grown import Growth
+from ooc.layerwise.plan import ram_bytes
+from ooc.layerwise.scores import ExactScores
+from ooc.layerwise.shape import besides_bytes
+from ooc.layerwise.sweep import LayerwisePass
+from ooc.loading.arguments import weight_column_of
+from ooc.loading.base import BatchLoader
+from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
+from ooc.metrics.nodes import out_channels
+from ooc.models.builders import pre_aggregation_of
+from ooc.models.compile import compile_model
+from ooc.models.contexts import autocast, evaluating
+from ooc.models.user import forward_batch
+from ooc.planning.plan import Plan, RunFacts, Upkeep, plan
+from ooc.planning.profile import RunTrial, profile
+from ooc.planning.simulate_history import HistoryShape
+from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.memory import keep_large_blocks
+from ooc.runtime.memory_plan import plan_memory
+from ooc.runtime.trace import write_trace
+from ooc.training import checkpoint, summary
+from ooc.training.evaluate import evaluate
+from ooc.training.mode import RunContext, Scores
+from ooc.training.node_mode import EXACT_FOLDER, NodeMode
+from ooc.training.setup import make_model, make_optimizer, model_bytes
+from ooc.training.state import RunState
+from ooc.training.tasks import make_loss
+from stores.arrays.rows import ArrayRows
+from stores.dataset import Dataset
+from stores.process import resident_bytes
+
+TRAIN_SECONDS = 1.0
+"""What each part of the profile before training may take"""
+LEAST_COVERAGE = 1e-9
+"""a subgraph, where the coefficients of GraphSAINT do not matter"""
+PARTS_AN_EPOCH, MOST_PARTS = 16, 2**14
+"""batches of parts to make where the settings are open, where memory allows as large ones; parts at most"""
+
+
+class BatchMode(NodeMode):
+    """Training on batches of nodes; see `Mode`."""
+
+    config: TrainConfig
+    loader: BatchLoader
+    node_bytes: ClassVar[int] = 0
+    """in memory, for every node of the graph, that the mode keeps"""
+    prefers_exact: ClassVar[bool] = True
+    """whether exact scores are the mode's choice where the settings are open"""
+    loses: ClassVar[bool] = False
+    """whether batches lack something that `met` counts"""
+
+    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
+        if config.compile:
+            compile_model(self.model, self.device)
+        kept = self.node_bytes * dataset.num_nodes
+        self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept, self._columns())
+        self.loader = self._make_loader()
+        self.evaluators = {} if config.evaluate == "layerwise" else self._make_evaluators()
+        for each in self.evaluators.values():
+            each.keeps_blocks = self.loader.keeps_blocks
+        keep_large_blocks(self.loader.keeps_blocks)  # a profile of the run has no epoch that begins
+        self.loss_of = make_loss(config, dataset, self.task, self.device)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.accumulate = config.accumulate
+
+    def _columns(self) -> set[str]:
+        """The graph's columns that batches look up: the weights, and what edges are drawn by."""
+        drawn_by = weight_column_of(self.dataset.graph, self.config.weight_attr)
+        return {name for name in ("weight", drawn_by) if name is not None and name in self.dataset.graph.columns}
+
+    def _make_loader(self) -> BatchLoader:
+        raise NotImplementedError
+
+    def _make_evaluators(self) -> dict[str, NeighborLoader]:
+        """A loader for each split to score that the store has."""
+        config, dataset = self.config, self.dataset
+        return {
+            split: NeighborLoader(
+                dataset,
+                config.eval_fanout,
+                input_nodes=split,
+                batch_size=config.eval_batch_size or config.batch_size,
+                seed=key(config.seed, Purpose.EVALUATE) >> 1,
+                split_seeds=True,
+                **self._sampling(),
+            )
+            for split in dict.fromkeys([config.val_split, *config.eval_splits])
+            if split in dataset.splits and len(dataset.members(split))
+        }
+
+    def _sampling(self) -> dict[str, Any]:
+        config = self.config
+        common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": self.device}
+        return {**common, "edge_ids": False, "budget": self.budget, "pre_aggregation": pre_aggregation_of(self.model)}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """See `Mode`."""
+        return len(self.loader)
+
+    @property
+    def seeds_per_step(self) -> int:
+        """On average."""
+        return -(-self.dataset.num_nodes // self.steps_per_epoch)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of features on disk; 0 where they are in memory."""
+        x = self.loader.work.x
+        return 0 if x is None or isinstance(x, ArrayRows) else x.row_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """That the mode keeps in memory while the model is scored."""
+        return 0
+
+    def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
+        """See `Mode`."""
+        self.run = run
+        if saved:
+            self.scaler.load_state_dict(saved["scaler"])
+        if self.config.evaluate == "layerwise":
+            folder = self.config.out / EXACT_FOLDER
+            self.exact = ExactScores(self.model, self.dataset, folder, self.engine, self.pending_bytes, self.budget)
+
+    def prepare(self) -> None:
+        """The plan of a run that has not begun."""
+        if self.config.plan and not self.run.state.total_steps:
+            made = self.predict(TRAIN_SECONDS, variants=False)
+            checkpoint.write_json(self.config.out / checkpoint.PLAN, made.asdict())
+            self.run.watchers.note(f"plan: {made}")
+
+    def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
+        """See `Mode`."""
+        self._begin_batches()
+        self.loader.load_state_dict({"epoch": epoch, "step": step})
+        self.loader.stop_before(stop)
+        return iter(self.loader)
+
+    def _begin_batches(self) -> None:
+        if self.exact is not None:
+            self.exact.make_room()
+
+    def forward(self, batch: Any) -> Tensor:
+        """The model's rows for the batch's seeds."""
+        return forward_batch(self.model, batch, checkpoint=self.config.activation_checkpointing)
+
+    def loss(self, batch: Any) -> Tensor:
+        """The mean over the batch's labelled seeds; of GraphSAINT's the sum, each node's times its coefficient."""
+        with autocast(self.device, self.config.precision):
+            logits = self.forward(batch)
+        return self.loss_of(logits, batch.y[: batch.batch_size], getattr(batch, "node_norm", None))
+
+    def score(self, split: str, epoch: int) -> Scores | None:
+        """See `NodeMode`."""
+        if self.exact is not None:
+            return super().score(split, epoch)
+        loader = self.evaluators.get(split)
+        if loader is None:
+            return None
+        how: dict[str, Any] = {"device": self.device, "precision": self.config.precision}
+        return evaluate(self.model, loader, self.task, self.classes, loader.num_seeds, epoch=epoch, **how)
+
+    def state(self, cursor: RunState) -> dict[str, Any]:
+        """See `Mode`."""
+        return {"scaler": self.scaler.state_dict(), "halo": None, "refresh": None}
+
+    def counts(self) -> dict[str, Any]:
+        """See `Mode`."""
+        return {
+            "bytes_read": self.loader.bytes_read,
+            "edge_bytes_read": self.loader.topology_bytes_read,
+            "rows_read": self.loader.rows_read,
+            "rows_asked": self.loader.rows_asked,
+            "stages": self.loader.times(),
+        }
+
+    def finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        """See `Mode`."""
+        planned = checkpoint.read_plan(self.config.out)
+        write_trace(self.config.out, self.loader.spans())
+        return {
+            "histories": summary.histories(result),
+            "plan": summary.account(result, self.steps_per_epoch, self.row_bytes, planned),
+            **super().finish(result),
+        }
+
+    @classmethod
+    def planned(cls, config: RunConfig) -> RunConfig:
+        """See `Mode`: neither histories, as large as all hidden rows, nor the counts of many subgraphs are made."""
+        return config.model_copy(update={"history": "zero", "saint_coverage": LEAST_COVERAGE})
+
+    def predict(self, seconds: float, variants: bool) -> Plan:
+        """See `Mode`. Raises what sampling and reading raise: BudgetError where a batch does not fit.
+
+        >>> mode.predict(seconds=2.0, variants=True).prediction.bottleneck
+        'read'
+        """
+        config, each = self.config, self.steps_per_epoch
+        steps = min(config.max_steps or 1 << 62, config.epochs * each)
+        epochs = -(-steps // max(1, each))
+        with torch.random.fork_rng(devices=[]):
+            found = profile(self._trial(min(steps, each), epochs), seconds, variants)
+        scored = dict.fromkeys(self.evaluators, 0)
+        for split in config.eval_splits:
+            scored[split] = 1
+        scored[config.val_split] = scored.get(config.val_split, 0) + -(-epochs // config.eval_every)
+        made = plan(found, self.batch_budget, RunFacts(each, steps, self.row_bytes, scored, self.upkeep(steps, found.asked)))
+        return replace(made, reading=self.dataset.reading("x"))
+
+    def _trial(self, steps: int, epochs: int) -> RunTrial:
+        """The mode's loaders with a model of their own."""
+        device, other = self.device, self._twin()
+        optimizer = make_optimizer(self.config, other.model)
+
+        def train(batch: Any) -> None:
+            other.model.train()
+            other.step(batch.to(device), 1)
+            other.update(optimizer)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # training waits for every loss too
+
+        def score(batch: Any) -> None:
+            with evaluating(other.model), autocast(device, self.config.precision):
+                forward_batch(other.model, batch.to(device))
+
+        return RunTrial(self.loader, self.evaluators, train, score, steps, epochs, self.histories())
+
+    def _twin(self) -> Self:
+        """The mode with another model of the same shape."""
+        other = copy(self)
+        channels = out_channels(self.task, self.classes)
+        other.model = make_model(self.config, self.dataset.num_features, channels).to(self.device)
+        other.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == "fp16")
+        return other
+
+    def histories(self) -> HistoryShape | None:
+        """What is known of the histories before there are any; None where there are none."""
+        return None
+
+    def upkeep(self, steps: int, asked: float) -> Upkeep:
+        """What a run of so many steps does besides batches. asked: nodes of a batch."""
+        epochs = -(-steps // self.steps_per_epoch)
+        emptied = [epoch for epoch in range(1, epochs) if self._empties_memory(epoch)]
+        return Upkeep(
+            fills=len({1, *emptied}) if epochs > 1 else 0,
+            emptied=len(emptied) / max(1, epochs - 1),
+            scan_peak=self._pass_costs(EXACT_FOLDER, None)[0] if self.config.evaluate == "layerwise" else 0,
+        )
+
+    def _empties_memory(self, epochs: int) -> bool:
+        """Whether a layer-wise pass behind so many epochs takes the memory of what batches keep there."""
+        exact = self.config.evaluate == "layerwise"
+        return exact and (epochs % self.config.eval_every == 0 or epochs == self.config.epochs)
+
+    def _pass_costs(self, folder: str, upto: int | None) -> tuple[int, int, int]:
+        """(the process's bytes at most, bytes read, bytes written) of a layer-wise pass over all nodes."""
+        beside = 0 if upto is not None or self.exact is None else self.exact.beside
+        settings: dict[str, Any] = {"upto": upto, "beside": beside, "budget": self.budget}
+        with closing(LayerwisePass(self.model, self.dataset, self.config.out / folder, **settings)) as scan:
+            whole, under_way = ram_bytes(scan.shape), besides_bytes(scan.shape, self.dataset.graph)
+            taken = whole + min(whole, under_way) if scan.plan.in_ram else scan.plan.memory + under_way
+            most = min(resident_bytes()[0] + taken, self.batch_budget.memory)  # libraries are loaded by the profile
+            return most, *scan.plan.moved(scan.shape)
+
+    @classmethod
+    def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:
+        """Settings to try where they are open, from those that take the most memory on."""
+        yield {}
+
+    @property
+    def weighed(self) -> bool:
+        """Whether what is lost is made up for on average."""
+        return True
+
+    def met(self, subgraph: Subgraph) -> tuple[int, int]:
+        """(what a batch has exactly, of how much): edges, or rows of nodes; where the mode `loses`."""
+        raise NotImplementedError
+
+
+class SampledMode(BatchMode):
+    """Sampled neighborhoods; see `Mode`."""
+
+    prefers_exact = False
+
+    def _make_loader(self) -> BatchLoader:
+        config = self.config
+        shuffled: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True, "seed": config.seed}
+        return NeighborLoader(self.dataset, config.fanout, input_nodes=config.train_split, **shuffled, **self._sampling())
+
+    @property
+    def seeds_per_step(self) -> int:
+        """See `Mode`."""
+        return self.config.batch_size
+
+
+class ClusterMode(BatchMode):
+    """Parts, and the edges between those of a batch; see `Mode`."""
+
+    loses = True
+
+    def _make_loader(self) -> BatchLoader:
+        config = self.config
+        parts: dict[str, Any] = {"shuffle": True, "num_parts": config.parts}
+        return ClusterLoader(self.dataset, config.parts_per_batch, **parts, **subgraph_arguments(self))
+
+    @classmethod
+    def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:
+        """See `BatchMode`."""
+        return part_choices(dataset)
+
+    def met(self, subgraph: Subgraph) -> tuple[int, int]:
+        """Edges, of those of the batch's nodes."""
+        own, indptr = subgraph.node[: subgraph.num_nodes[0]], np.asarray(self.dataset.graph.indptr)
+        return len(subgraph.source), int((indptr[own + 1] - indptr[own]).sum())
+
+
+class SaintMode(BatchMode):
+    """GraphSAINT's random subgraphs, whose coefficients are kept in the run's directory; see `Mode`."""
+
+    loader: SaintLoader
+    node_bytes = 4
+    """how often it came"""
+
+    def _make_loader(self) -> BatchLoader:
+        config = self.config
+        sizes: dict[str, Any] = {"batch_size": config.roots, "walk_length": config.walk_length}
+        sizes |= {"sample_coverage": config.saint_coverage, "save_dir": config.out / "saint"}
+        return SaintLoader(self.dataset, config.saint, **sizes, **subgraph_arguments(self))
+
+    def prepare(self) -> None:
+        """Count how often nodes come: here, and not in a thread of the first epoch."""
+        coverage = self.config.saint_coverage
+        self.run.watchers.note(f"GraphSAINT counts how often nodes come, over {coverage:g} times as many drawn")
+        self.loader.prepare()
+        super().prepare()
+
+    def upkeep(self, steps: int, asked: float) -> Upkeep:
+        """With the subgraphs drawn beforehand."""
+        drawn = self.config.saint_coverage * self.dataset.num_nodes / max(1.0, asked)
+        return replace(super().upkeep(steps, asked), beforehand=drawn)
+
+    @property
+    def weighed(self) -> bool:
+        """Attention takes no coefficients."""
+        return not (self.config.model == "gat" or ":" in self.config.model)
+
+    def close(self) -> None:
+        """See `Mode`."""
+        self.loader.close()
+        super().close()
+
+
+def subgraph_arguments(mode: BatchMode) -> dict[str, Any]:
+    """What the loaders of subgraphs have in common."""
+    config = mode.config
+    return {
+        "input_nodes": config.train_split,
+        "num_layers": config.layers,
+        "width": config.layers * config.hidden,
+        "seed": config.seed,
+        "device": mode.device,
+        "edge_ids": False,
+        "budget": mode.budget,
+    }
+
+
+def part_choices(dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """Settings for batches of parts, smaller and smaller: fewer parts a batch of those the store has, or more ranges."""
+    graph = dataset.graph
+    if graph.parts is not None:
+        many = max(1, (len(graph.parts) - 1) // PARTS_AN_EPOCH)
+        while many:
+            yield {"parts_per_batch": many}
+            many //= 2
+        return
+    parts = PARTS_AN_EPOCH
+    while parts <= min(MOST_PARTS, graph.num_nodes):
+        yield {"parts": parts}
+        parts *= 2

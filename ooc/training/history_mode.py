@@ -1,0 +1,295 @@
+"""The mode "history": batches of parts whose neighbors' inner rows come from histories (`ooc.history.halo`).
+
+Between two epochs the histories' drift is measured, and where it is due they are refreshed.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ooc.graph.blocks import Subgraph
+from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
+from ooc.history.grown import Growth
+from ooc.history.halo import AHEAD, Halo, HaloLoader, open_halo, widths_of
+from ooc.history.history import History
+from ooc.history.refresh import Refresh, Refresher, refresh
+from ooc.layerwise.sweep import LayerwisePass
+from ooc.planning.plan import Upkeep
+from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
+from ooc.planning.simulate_superbatches import cost_of
+from ooc.planning.trials import lengths_of
+from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.memory_plan import MemoryPlan
+from ooc.training.batch_modes import BatchMode, part_choices
+from ooc.training.mode import RunContext, Scores
+from ooc.training.state import RunState
+from stores.arrays.rows import ArrayRows
+from stores.dataset import Dataset
+from stores.errors import BudgetError
+from stores.io.atomic import remove_tree
+from stores.io.pages import PAGE_BYTES
+from stores.io.read_plan import ReadCost, plan_by_cost
+
+REFRESH_FOLDER = "refresh"
+"""of the rows of a refresh while it is under way, in the run's directory"""
+
+
+class HistoryMode(BatchMode):
+    """Parts with their halo; see `Mode`. halo: from `open` on; refresh: under way, or done behind this epoch's last step."""
+
+    loader: HaloLoader
+    loses = True
+    node_bytes = 6
+    """the step that wrote its histories, and how often they were pulled"""
+    halo: Halo | None = None
+    refresh: Refresh | None = None
+
+    def _make_loader(self) -> HaloLoader:
+        """Rows pulled and pushed, and those kept in RAM, have their share of the memory."""
+        config, dataset = self.config, self.dataset
+        width = sum(self._widths())
+        return HaloLoader(
+            dataset,
+            per_batch=config.parts_per_batch,
+            halo=True,
+            layers=config.layers,
+            parts=config.parts,
+            shuffle=True,
+            train=dataset.members(config.train_split),
+            width=width,
+            beside=self._itemsize * width * AHEAD,
+            seed=config.seed,
+            device=self.device,
+            budget=self.budget.beside_history(),
+        )
+
+    def _widths(self) -> list[int]:
+        return widths_of(self.model, self.dataset.num_features, "weight" in self.dataset.graph.columns)
+
+    @property
+    def _itemsize(self) -> int:
+        return 2 if self.config.history_dtype == "float16" else 4
+
+    @property
+    def batch_budget(self) -> MemoryPlan:
+        """The loader's."""
+        return self.loader.budget
+
+    @property
+    def pending_bytes(self) -> int:
+        """Pushes that the lag holds back."""
+        return self.loader.kept_bytes if self.config.history_lag else 0
+
+    @property
+    def history(self) -> History | None:
+        """The histories; None where zeros stand in their place, or before `open`."""
+        return None if self.halo is None else self.halo.history
+
+    def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
+        """See `Mode`."""
+        super().open(run, saved, growth)
+        config = self.config
+        settings: dict[str, Any] = {"dtype": config.history_dtype, "lag": config.history_lag, "engine": self.engine}
+        state, zero = saved["halo"] if saved else None, config.history == "zero"
+        self.halo = open_halo(config.out, self.loader, self._widths(), state, growth, zero=zero, **settings)
+        if saved and saved.get("refresh") is not None:
+            self.refresh = Refresh(**saved["refresh"])
+
+    def _begin_batches(self) -> None:
+        super()._begin_batches()
+        assert self.halo is not None
+        self.halo.begin_epoch()
+        self.refresh = None
+
+    def forward(self, batch: Any) -> Tensor:
+        """See `BatchMode`."""
+        assert self.halo is not None
+        return self.halo.forward(self.model, batch, self.config.activation_checkpointing)
+
+    def score(self, split: str, epoch: int) -> Scores | None:
+        """See `NodeMode`."""
+        if self.exact is not None and self.halo is not None:
+            self.halo.make_room()
+        return super().score(split, epoch)
+
+    def end_epoch(self, scored: bool) -> dict[str, Any]:
+        """Measure the drift and refresh where it is due, or go on with a refresh that was interrupted here.
+
+        scored: where scores are exact, one layer-wise pass serves both.
+
+        Returns:
+            "drift", a relative error for each inner layer, with "drift_error" and "drift_noise", of which it is the
+            difference, and "drift_chance" (see `LayerDrift`); "refreshed", true where they were refreshed afterwards.
+        """
+        if self.history is None:
+            return {}
+        with self.run.booked("refresh_seconds"):
+            self.history.end_epoch()
+            if self.refresh is None:
+                found = self._drift(self.history)
+                line = {} if found is None else found.asdict()
+                if not self._is_due(found):
+                    return line
+                self.refresh = Refresh(line=line)
+            if not self.refresh.done:
+                self._refresh(self.history, self.refresh, scored)
+            remove_tree(self.config.out / REFRESH_FOLDER)  # after the checkpoint that says so
+            return {**self.refresh.line, "refreshed": True}
+
+    def _is_due(self, found: LayerDrift | None) -> bool:
+        every = self.config.refresh
+        if every == "auto":
+            return found is not None and found.passes(self.config.drift_tolerance)
+        return every is not None and (self.run.state.epoch + 1) % every == 0
+
+    def _drift(self, history: History) -> LayerDrift | None:
+        """How far the histories have drifted; None where no node's neighbors fit the memory and nothing depends on it."""
+        drift = Drift(self.model, self.dataset, history, self.device, self.config.precision)
+        sample = key(self.config.seed, Purpose.DRIFT, self.run.state.epoch)
+        try:
+            return drift.measure(sample, self.batch_budget.max_batch)
+        except BudgetError as error:
+            if self.config.refresh == "auto":
+                raise
+            assert self.halo is not None
+            if not self.halo.told:
+                self.run.watchers.note(f"the histories' drift is not measured: {error}")
+            self.halo.told = True
+            return None
+
+    def _refresh(self, history: History, at: Refresh, scored: bool) -> None:
+        def commit() -> None:
+            self.run.checkpoint()
+            self.run.checkpoint_if_due()  # after Ctrl-C
+
+        refresher = Refresher(history, at, commit)
+        if scored and self.exact is not None and self.config.val_split in self.exact.splits:
+            refresh(self.exact, refresher)
+            return
+        layers, folder = len(history.rows), self.config.out / REFRESH_FOLDER
+        with closing(
+            LayerwisePass(self.model, self.dataset, folder, budget=self.budget, upto=layers, engine=self.engine)
+        ) as scan:
+            try:
+                refresh(scan, refresher)
+            finally:
+                history.counts.bytes_read += scan.spent.read
+                history.counts.bytes_written += scan.spent.written
+
+    def progress(self) -> int:
+        """Of a refresh."""
+        return 0 if self.refresh is None else self.refresh.notes
+
+    def state(self, cursor: RunState) -> dict[str, Any]:
+        """See `Mode`. A refresh belongs to the end of its epoch."""
+        assert self.halo is not None
+        under_way = asdict(self.refresh) if self.refresh is not None and cursor.step else None
+        return {**super().state(cursor), "halo": self.halo.state(), "refresh": under_way}
+
+    def commit(self) -> None:
+        """See `Mode`."""
+        if self.halo is not None:
+            self.halo.commit()
+
+    def counts(self) -> dict[str, Any]:
+        """See `Mode`."""
+        assert self.halo is not None
+        return {**super().counts(), **self.halo.spent()}
+
+    def close(self) -> None:
+        """See `Mode`."""
+        if self.halo is not None:
+            self.halo.close()
+        super().close()
+
+    def _twin(self) -> Self:
+        other = super()._twin()
+        assert self.halo is not None
+        other.halo = Halo(self.halo.widths, None, self.halo.parts)
+        return other
+
+    @property
+    def _keeps_histories(self) -> bool:
+        return self.config.history == "kept" and self.halo is not None and len(self.halo.widths) > 0
+
+    def histories(self) -> HistoryShape | None:
+        """See `BatchMode`."""
+        config, halo, count = self.config, self.halo, self.dataset.num_nodes
+        if halo is None or not self._keeps_histories:
+            return None
+        cost = cost_of(self.loader.work.x if halo.history is None else halo.history.rows[0])
+        return HistoryShape(
+            num_nodes=count,
+            row_bytes=tuple(self._itemsize * width for width in halo.widths),
+            hot_bytes=self.loader.kept_bytes,
+            lag=config.history_lag,
+            ahead=AHEAD,
+            widest=max(halo.widths) if self._itemsize == 2 else 0,
+            lengths=partial(_lengths, count=count, cost=cost),
+            cost=cost,
+        )
+
+    def upkeep(self, steps: int, asked: float) -> Upkeep:
+        """With refreshes, and the measuring of the drift."""
+        base, histories, every = super().upkeep(steps, asked), self.histories(), self._refresh_every()
+        if histories is None:
+            return base
+        refreshed = range(every, steps // self.steps_per_epoch + 1, every) if every else range(0)
+        apart = sum(not super(HistoryMode, self)._empties_memory(epoch) for epoch in refreshed)
+        layers = len(histories.row_bytes)
+        peak, read, written = self._pass_costs(REFRESH_FOLDER, layers) if apart else (0, 0, 0)
+        rows = self.dataset.num_nodes * (histories.node_bytes + STAMP_BYTES)
+        return replace(
+            base,
+            lag=histories.lag,
+            refresh_read=apart * read,
+            refresh_written=apart * written + len(refreshed) * rows,
+            drift_read=self._drift_read(histories),
+            scan_peak=max(base.scan_peak, peak),
+        )
+
+    def _refresh_every(self) -> int:
+        """Epochs between refreshes; 0 where there are none, or it depends on the drift."""
+        every = self.config.refresh
+        return every if self._keeps_histories and isinstance(every, int) else 0
+
+    def _empties_memory(self, epochs: int) -> bool:
+        every = self._refresh_every()
+        return bool(every and epochs % every == 0) or super()._empties_memory(epochs)
+
+    def _drift_read(self, histories: HistoryShape) -> int:
+        """Bytes that measuring the drift reads: features around some nodes, histories there, and those of the nodes."""
+        x, read = self.loader.work.x, 0
+        sample = key(self.config.seed, Purpose.DRIFT, 0)
+        row_bytes = drift_row_bytes(self.dataset.num_features, self._widths())
+        try:
+            layers = len(histories.row_bytes)
+            for field in drift_sample(self.dataset.graph, sample, layers, self.batch_budget.max_batch, row_bytes):
+                node = np.sort(field.node)
+                read += 0 if x is None or isinstance(x, ArrayRows) else int(lengths_of(x)(node).sum())
+                below = histories.row_bytes[: layers - len(field.num_edges)]
+                read += sum(int(histories.lengths(node, each).sum()) for each in below)
+                own = np.sort(field.node[: field.num_nodes[0]])
+                read += sum(int(histories.lengths(own, each).sum()) for each in histories.row_bytes)
+        except BudgetError:
+            return 0  # nor will training measure it
+        return read
+
+    @classmethod
+    def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:
+        """See `BatchMode`."""
+        return part_choices(dataset)
+
+    def met(self, subgraph: Subgraph) -> tuple[int, int]:
+        """Rows of nodes that the batch computes, of those that it has."""
+        return len(subgraph.node[: subgraph.num_nodes[0]]), len(subgraph.node)
+
+
+def _lengths(ids: NDArray[np.int64], row_bytes: int, count: int, cost: ReadCost) -> NDArray[np.int64]:
+    return plan_by_cost(ids, row_bytes, cost, count=count, alignment=PAGE_BYTES).length

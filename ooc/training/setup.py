@@ -1,0 +1,70 @@
+"""Model, optimizer and device of a configuration."""
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from ooc.config.base import RunConfig, changed
+from ooc.config.nodes import NodeConfig, TrainConfig
+from ooc.models.builders import build_model
+from ooc.models.user import kind_of, load_model
+from ooc.runtime.keyed_random import Purpose, key
+from stores.errors import ConfigError
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is CUDA where there is one. Deterministic kernels are switched on for CUDA."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no CUDA device here; use --device auto or cpu")
+    device = torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return device
+
+
+def make_model(config: NodeConfig, in_channels: int, channels: int) -> nn.Module:
+    """The configured model, its parameters drawn from the seed alone."""
+    torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
+    shape: dict[str, Any] = {
+        "in_channels": in_channels,
+        "hidden_channels": config.hidden,
+        "out_channels": channels,
+        "num_layers": config.layers,
+        "dropout": config.dropout,
+        "heads": config.heads,
+        "norm": config.norm,
+        "residual": config.residual,
+    }
+    if ":" in config.model:
+        asked = [name for name in changed(config, "dropout", "heads", "norm", "residual") if getattr(config, name)]
+        made = load_model(config.model, shape, config.model_args, asked)
+        count = len(made.layers) if kind_of(made) == "layers" else config.layers  # type: ignore[arg-type]
+        if count != config.layers:
+            raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give --layers {count}")
+        return made
+    if config.model_args:
+        raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
+    own = {name: getattr(config, name) for name in ("output_heads", "input_dropout", "alpha", "theta")}
+    own |= {"rescale": config.rescale} if isinstance(config, TrainConfig) else {}
+    return build_model(config.model, **shape, **own)
+
+
+def model_bytes(config: RunConfig, model: nn.Module) -> int:
+    """What training adds to a model that stands in the process's memory: gradients, the optimizer's state, and the best
+    model so far with one being saved. Nothing where it stands on a GPU, but for the latter."""
+    sizes = [p.numel() * p.element_size() for p in model.parameters() if p.device.type == "cpu"]
+    states = {"adam": 2, "adamw": 2, "sgd": 0}
+    kept = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    return sum(sizes) * (1 + states[config.optimizer]) + 2 * kept
+
+
+def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Adam, AdamW or SGD, weight decay on every parameter."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigError(f"model {config.model} has no parameter to train")
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=config.weight_decay)

@@ -1,0 +1,229 @@
+"""What modes on temporal graphs share: batches in order of time, scores behind them, and the state of nodes that goes along.
+
+An epoch goes through the training's time from an empty state of the nodes; validation goes on from the state that it leaves,
+and the test from that behind validation, where validation is the best so far. So no score knows of what comes after it. A
+checkpoint is taken inside the training's time and right behind it: a run killed while it is scored goes on from before that.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ooc.config.events import EventsConfig
+from ooc.config.snapshots import SnapshotsConfig
+from ooc.history.grown import Growth
+from ooc.history.history import History
+from ooc.loading.event_loader import EventBytes
+from ooc.models.contexts import evaluating
+from ooc.runtime.clock import Span
+from ooc.runtime.pace import Pace
+from ooc.runtime.trace import write_trace
+from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of
+from ooc.training.mode import Mode, RunContext, Scores, next_epoch
+from ooc.training.state import RunState
+from stores.arrays.rows import Ids
+from stores.dataset import Dataset
+from stores.errors import ConfigError
+
+SPLITS = ("val", "test")
+
+
+class TimeMode(Mode):
+    """Training on a temporal graph; see `Mode`."""
+
+    config: EventsConfig | SnapshotsConfig
+    parts: tuple[str, dict[str, int]]
+    """("events", split -> how many of them it has)"""
+    negatives: dict[str, Negatives]
+    """by split; empty where nothing is drawn"""
+    baselines: dict[str, dict[str, Scores]]
+    """name -> split -> scores of what a model must beat, once the mode is open; none where it does not fit the memory"""
+    pace: Pace
+    """reports how far passes without a step are"""
+
+    def __init__(self, config: EventsConfig | SnapshotsConfig, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
+        self.baselines = {}
+        self.scores: dict[str, Scores] = {}
+        """of the best model so far"""
+
+    def _check_splits(self) -> None:
+        """Raise ConfigError where there is nothing to train on, or nothing to be patient by."""
+        unit, counts = self.parts
+        if self.config.patience is not None and not counts["val"]:
+            raise ConfigError(f"patience needs {unit} to validate on, and none is for that: leave it out, or raise --val")
+        if not self.steps_per_epoch:
+            shorter = "take shorter windows, or " if unit == "windows" else ""
+            none = f"of {sum(counts.values()):,} {unit} none is for that; {shorter}give --val and --test smaller shares"
+            raise ConfigError(f"{self.config.store} has no event to train on: {none}")
+
+    def _draw_negatives(self, split: str) -> Negatives:
+        """Negatives of a split, as configured."""
+        config = self.config
+        how, ratio = (config.negatives, config.ratio) if split == "train" else (config.eval_negatives, config.eval_ratio)
+        return negatives_of(self.dataset, how, ratio, config.destinations)
+
+    @property
+    @abstractmethod
+    def history(self) -> History | None:
+        """The state of the nodes, from `open` on; None where the model has none."""
+
+    def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
+        """See `Mode`; the baselines depend on the events alone, so they are scored first."""
+        self.run, self.pace = run, Pace(run.watchers.note)
+        if saved:
+            self.scores = saved["scores"]
+            self.baselines = saved["mode"]["baselines"]
+        if not saved or growth is not None:
+            self.baselines = self._score_baselines()
+        self._open_state(saved["mode"] if saved else None, growth)
+
+    @abstractmethod
+    def _score_baselines(self) -> dict[str, dict[str, Scores]]:
+        """See `baselines`."""
+
+    @abstractmethod
+    def _open_state(self, state: dict[str, Any] | None, growth: Growth | None) -> None:
+        """Make the state of the nodes, or take it up as it was at the checkpoint `state`."""
+
+    def end_epoch(self, scored: bool) -> dict[str, Any]:
+        """Take a checkpoint before scores, which change the state of the nodes."""
+        if scored:
+            self.run.checkpoint()
+        return {}
+
+    def evaluate(self) -> dict[str, Any]:
+        """ "val"; "best", and then "test"; "baselines" of these splits."""
+        found: dict[str, Scores] = {}
+        better = True  # where there is nothing to validate on, the last model is the best
+        with evaluating(self.model):
+            if (val := self.score("val")) is not None:
+                found["val"] = val
+                better = self.run.judge(val)
+            if better and (test := self.score("test")) is not None:
+                found["test"] = test
+        if better:
+            self.scores = found
+        beside = {name: {split: each[split] for split in found} for name, each in self._scored_baselines().items()}
+        return {**found, "best": better, "baselines": beside} if found else {}
+
+    @abstractmethod
+    def score(self, split: str) -> Scores | None:
+        """Scores of "val", right behind the training's time, or of "test", right behind "val"; None for an empty one."""
+
+    def final_scores(self) -> dict[str, Scores]:
+        """Those that the best model had: the state of the nodes has gone on since."""
+        return self.scores
+
+    def _scored_baselines(self) -> dict[str, dict[str, Scores]]:
+        return {name: each for name, each in self.baselines.items() if each}
+
+    def unscored(self) -> dict[str, str]:
+        """Split -> why the best model has no scores of it; and of what it must beat, where that has none at all."""
+        unit, counts = self.parts
+        why = {}
+        for name, found in self.baselines.items():
+            if not found and any(counts[split] for split in SPLITS):
+                why[name] = "what it remembers does not fit the memory: give more --memory"
+        for split in SPLITS:
+            if not counts[split]:
+                why[split] = f"none of the {sum(counts.values()):,} {unit} is for it: give --{split} a larger share"
+            elif split not in self.scores:
+                why[split] = "nothing that it has is labelled"
+        return why
+
+    def state(self, cursor: RunState) -> dict[str, Any]:
+        """See `Mode`."""
+        kept = {**self._kept(), "baselines": self.baselines}
+        seen = self.seen(cursor.step, kept) if 0 < cursor.step < self.steps_per_epoch else None
+        return {"mode": kept, "scores": self.scores, "seen": seen}
+
+    @abstractmethod
+    def _kept(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the state of the nodes, and of the loader."""
+
+    @abstractmethod
+    def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
+        """What shows whether all that the epoch looked at in its first `step` steps (some, but not all) is as it was; state: as
+        it was then. Of a store that has grown it is another where an event came in between, or into a window that was over."""
+
+    def adapt(self, saved: dict[str, Any], touched: Ids) -> tuple[dict[str, Any], Growth]:
+        """See `Mode`: within the epoch where all that it has seen is as it was. ConfigError where no epoch is left."""
+        config, dataset = self.config, self.dataset
+        if (given := getattr(config, "negatives_file", None)) is not None:
+            raise ConfigError(
+                f"{config.out}: the rows of {given} are of events from validation's first on, which is another one now that "
+                f"{dataset.path} has grown: begin another run, with negatives made for what is there now"
+            )
+        state = RunState(**saved["state"])
+        was = saved.get("seen")
+        if was is not None and self.seen(state.step, saved["mode"]) == was:
+            why = f"epoch {state.epoch + 1} goes on: what it has seen is as it was"
+        else:
+            state = next_epoch(saved)
+            late = ", as there are late events among those that this one has seen" if was is not None else ""
+            why = f"the run goes on with epoch {state.epoch + 1}{late}"
+        if state.epoch >= config.epochs:
+            raise ConfigError(
+                f"{config.out} is through its {config.epochs} epochs, and {dataset.path} has grown since: to go on with what "
+                "is there now give more --epochs"
+            )
+        state.best_score, state.best_epoch, state.stale = None, None, 0
+        taken = saved | {"state": asdict(state), "best_model": None, "scores": {}}
+        return taken, Growth(touched, state.epoch, f"{dataset.path} has grown since this run last saw it: {why}")
+
+    def commit(self) -> None:
+        """See `Mode`."""
+        if self.history is not None:
+            self.history.commit()
+
+    @abstractmethod
+    def moved(self) -> Iterable[EventBytes]:
+        """What each loader has read."""
+
+    def counts(self) -> dict[str, Any]:
+        """See `Mode`; rows of the nodes' state count as history."""
+        moved = list(self.moved())
+        rows = sum(each.rows for each in moved)
+        found: dict[str, Any] = {"bytes_read": sum(each.events + each.gathered for each in moved)}
+        found |= fallback_counts(self.negatives.values())
+        found |= {"rows_read": rows, "rows_asked": rows, "stages": self.times()}
+        if self.history is not None:
+            counts = replace(self.history.counts, bytes_logged=self.history.log.total)
+            found |= {f"history_{name}": value for name, value in asdict(counts).items()}
+        return found
+
+    @abstractmethod
+    def times(self) -> dict[str, dict[str, float]]:
+        """Of the training's pipeline; see `ooc.loading.base.Loader.times`."""
+
+    @abstractmethod
+    def spans(self) -> dict[str, list[Span]]:
+        """The same; see `ooc.loading.base.Loader.spans`."""
+
+    def finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        """See `Mode`."""
+        write_trace(self.config.out, self.spans())
+        (unit, per_step), each = self.rate, result["seconds_per_batch"]
+        return {
+            "unscored": self.unscored(),
+            "baselines": self._scored_baselines(),
+            "unit": unit,
+            "units_per_second": None if not each else per_step / each,
+        }
+
+    def close(self) -> None:
+        """See `Mode`."""
+        if self.history is not None:
+            self.history.close()
+
+
+def link_loss(positive: Tensor, negative: Tensor) -> Tensor:
+    """Cross-entropy of the logits of events [k] and of their negatives [k, r], each kind a mean (as in PyG's example)."""
+    true = binary_cross_entropy_with_logits(positive, torch.ones_like(positive))
+    return true + binary_cross_entropy_with_logits(negative, torch.zeros_like(negative))
