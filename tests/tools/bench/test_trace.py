@@ -90,7 +90,7 @@ def test_the_sweeps_are_the_runs(store: Path, run: dict[str, Any]) -> None:
         seeds = steps.seeds_of_run(NODES, SEEDS, BATCHES, 0)
         loader = steps.loader_of(ds, seeds, [5, 4], SEEDS, divide(6_000_000 + RUNTIME_BYTES, baseline=0), sums=16)
         for batch in loader:
-            assert batch.x.near.shape == (len(batch.n_id), WIDTH)
+            assert batch.x.neighbor.shape == (len(batch.n_id), WIDTH)
     assert steps.windows_of(loader) > 1
     with Trace.of(store, {**run, "sums": 16}) as trace:
         planned = trace.planned()
