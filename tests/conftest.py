@@ -1,13 +1,20 @@
 """Fixtures shared by all tests: small real stores on disk, and the real graphs where they are at hand."""
 
 import errno
+import gc
+import hashlib
 import os
+import pickle
 import shutil
 import signal
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: workers share the processors
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
@@ -15,17 +22,48 @@ import pytest
 from stores.build import write_store
 from stores.graph import Graph
 from stores.jit import cache_folder
+from tests.scale import QUICK, combinations, take_fewer_examples
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder()))  # where it is anyway: compiled once, not every session
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ooc-tests-")  # what was measured on this machine changes no test
+os.fsync = os.fstat  # tests kill processes, not machines: nothing need be on the disk for another process to read it
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored, children inherit that
 MakeStore = Callable[..., Path]
+_KEPT_BYTES = 2**22
+"""larger stores are written where they are wanted"""
 
 
 def random_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """(src, dst), int64[num_edges] each, uniform, with self-loops and duplicates where they fall."""
     src, dst = np.random.default_rng(seed).integers(0, num_nodes, (2, num_edges))
     return src, dst
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Quick: fewer examples of laws, and of tests with several parameters no more cases than show each value once."""
+    if not QUICK:
+        return
+    cases: dict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        take_fewer_examples(getattr(item, "obj", None))
+        cases[f"{item.parent and item.parent.nodeid}::{getattr(item, 'originalname', item.name)}"].append(item)
+    chosen: set[pytest.Item] = set()
+    for same in cases.values():
+        found = combinations([getattr(getattr(item, "callspec", None), "_idlist", ()) for item in same])
+        chosen.update(same if len(same) == 1 else [same[i] for i in found])
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the collector is not to look through it again in each of the tests that call it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """What was frozen is taken down in order."""
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -38,8 +76,25 @@ def quick_path(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture(scope="session")
+def written_once(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
+    """`write_store`, whose stores are kept for the session: the same arguments are the same bytes, and copied."""
+    folder = tmp_path_factory.mktemp("stores")
+
+    def write(path: Path, arguments: dict[str, Any], graph: dict[str, Any]) -> Path:
+        content = pickle.dumps((arguments, graph))
+        kept = folder / hashlib.sha256(content).hexdigest()
+        if len(content) > _KEPT_BYTES:
+            return write_store(path, Graph.from_edges(**graph), **arguments)
+        if not kept.exists():
+            write_store(kept, Graph.from_edges(**graph), **arguments)
+        return Path(shutil.copytree(kept, path))
+
+    return write
+
+
 @pytest.fixture
-def make_store(tmp_path: Path) -> MakeStore:
+def make_store(tmp_path: Path, written_once: MakeStore) -> MakeStore:
     """`make_store(num_nodes=50, num_edges=300, ...)` writes a store below tmp_path and returns its path.
 
     Random edges, x float32[N, 8], three classes, splits of 60, 20 and 20 percent. src, dst: edges of your own; weight: True for
@@ -73,9 +128,8 @@ def make_store(tmp_path: Path) -> MakeStore:
             "num_classes": 3,
             "splits": {"train": order[:first], "val": order[first:second], "test": order[second:]},
         }
-        return write_store(
-            tmp_path / name, Graph.from_edges(src, dst, num_nodes, parts=parts, **columns), **{**defaults, **arrays}
-        )
+        graph = {"src": src, "dst": dst, "num_nodes": num_nodes, "parts": parts, **columns}
+        return written_once(tmp_path / name, {**defaults, **arrays}, graph)
 
     return make
 

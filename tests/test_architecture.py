@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import python
+
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [path for package in ("stores", "ooc", "tools") for path in sorted((ROOT / package).rglob("*.py"))]
 FLOORS = (
@@ -178,7 +180,7 @@ def test_modules_that_moved_warn_and_work(statement: str) -> None:
         f"    {statement}",
         "print([str(each.message) for each in seen if each.category is DeprecationWarning])",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = python("-c", "\n".join(lines))
     assert f"{statement.split()[1]} is now ooc." in done.stdout
 
 
@@ -192,7 +194,9 @@ def test_modules_that_moved_warn_and_work(statement: str) -> None:
     ],
 )
 def test_documented_names_are_where_they_were(statement: str) -> None:
-    subprocess.run([sys.executable, "-W", "error::DeprecationWarning:ooc", "-c", statement], cwd=ROOT, check=True)
+    strict = "import warnings; warnings.filterwarnings('error', category=DeprecationWarning, module='ooc')"
+    done = python("-c", f"{strict}\n{statement}")
+    assert done.returncode == 0, done.stderr
 
 
 CONTAINERS = {"Counter", "OrderedDict", "defaultdict", "deque", "dict", "list", "set"}

@@ -13,6 +13,7 @@ import pytest
 
 from stores.arrays.rows import ArrayRows, Rows
 from stores.errors import StoreError
+from tests.scale import few
 
 Make = Callable[[np.ndarray[Any, Any]], Rows]
 SHAPES_AND_DTYPES = [((), "int64"), ((33,), "float32"), ((7,), "uint8"), ((2, 3), "float16"), ((1500,), "float32")]
@@ -87,11 +88,12 @@ class RowsContract:
         array = array_of(5000, (33,), "float32")
         rows = make(array)
         rng = np.random.default_rng(2)
-        requests = [rng.integers(0, 5000, 700) for _ in range(24)]
+        count = few(4, 12)
+        requests = [rng.integers(0, 5000, 700) for _ in range(2 * count)]
         outs = [np.empty((700, 33), np.float32) for _ in requests]
-        futures = [rows.submit(ids, out) for ids, out in zip(requests[:12], outs[:12], strict=True)]
+        futures = [rows.submit(ids, out) for ids, out in zip(requests[:count], outs[:count], strict=True)]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(rows.read, requests[12:], outs[12:]))
+            list(pool.map(rows.read, requests[count:], outs[count:]))
         for future in futures:
             assert future.result(timeout=60) >= 0
         for ids, out in zip(requests, outs, strict=True):

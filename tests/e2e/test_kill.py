@@ -24,8 +24,10 @@ from stores.info import describe
 from stores.ingest import IngestSpec, ingest
 from stores.integrity import verify
 from tests.conftest import MakeStore
+from tests.forked import Python
+from tests.scale import few
 
-KILLS = os.environ.get("OOC_TEST_KILLS", "3")
+KILLS = os.environ.get("OOC_TEST_KILLS", few("1", "3"))
 """inside each place; a hundred take some minutes"""
 SEED = os.environ.get("OOC_TEST_SEED", str(random.randrange(10**6)))
 """of the moments: another one every time, named where a test fails"""
@@ -62,16 +64,14 @@ def lines_of(out: Path) -> int:
 def test_ctrl_c_is_one_line_and_exit_code_130(make_store: MakeStore, tmp_path: Path) -> None:
     store, out = make_store(num_nodes=100, num_edges=800), tmp_path / "run"
     flags = ["--fanout", "4,4", "--hidden", "8", "--batch-size", "10", "--epochs", "100000", "--threads", "1", "--no-plan"]
-    command = [sys.executable, "-m", "ooc.cli", "train", str(store), "--out", str(out), *flags]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = Python("-m", "ooc.cli", "train", store, "--out", out, *flags)
     while lines_of(out) < 5 and process.poll() is None:
         time.sleep(0.0005)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    last = errors.decode().splitlines()[-1]
-    assert last.startswith("ooc: error: interrupted")
-    assert "Traceback" not in errors.decode()
+    done = process.wait(timeout=120)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1].startswith("ooc: error: interrupted")
+    assert "Traceback" not in done.stderr
     assert (out / "checkpoint.pt").exists()
 
 
@@ -86,15 +86,15 @@ def test_ctrl_c_leaves_a_store_that_grows_as_it_was(quick_path: Path, verb: str)
         append(AppendSpec(out=store, edges=str(more)))
     before = describe(store)
     words = [verb, str(store), *(["--edges", str(more)] if verb == "append" else [])]
-    process = subprocess.Popen([sys.executable, "-m", "ooc.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = Python("-m", "ooc.cli", *words)
     while not list((store / "versions").glob("*.partial")) and process.poll() is None:
         time.sleep(0.0005)
     time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.decode().splitlines()[-1].startswith("ooc: error: interrupted")
-    assert len(errors.decode().splitlines()) == 1
+    done = process.wait(timeout=60)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1].startswith("ooc: error: interrupted")
+    assert len(done.stderr.splitlines()) == 1
     assert describe(store) == before
     assert verify(store) == []
     assert compact(store).appends == (verb == "compact")
@@ -105,14 +105,10 @@ def test_ctrl_c_ends_the_counting_of_subgraphs(make_store: MakeStore, tmp_path: 
     """Which here would take longer than anybody waits."""
     store, out = make_store(num_nodes=100, num_edges=800), tmp_path / "run"
     flags = ["--mode", "saint", "--roots", "5", "--saint-coverage", "1e9", "--threads", "1", "--no-plan"]
-    command = [sys.executable, "-m", "ooc.cli", "train", str(store), "--out", str(out), *flags]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        while not (out / "saint.partial").exists() and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert errors.decode().splitlines()[-1].startswith("ooc: error: interrupted")
+    process = Python("-m", "ooc.cli", "train", store, "--out", out, *flags)
+    while not (out / "saint.partial").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    done = process.wait(timeout=60)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1].startswith("ooc: error: interrupted")

@@ -17,6 +17,7 @@ from ooc.cli.main import main
 from ooc.config.nodes import TrainConfig
 from stores.ingest import IngestSpec
 from tests.conftest import MakeStore
+from tests.forked import Python
 
 SMALL = ["--fanout", "3,3", "--hidden", "8", "--batch-size", "16", "--epochs", "2"]
 UNPLANNED = [*SMALL, "--no-plan"]
@@ -268,9 +269,9 @@ def test_a_reader_that_has_gone_is_no_fault(make_store: MakeStore, flags: list[s
 def test_training_goes_on_when_nobody_reads_its_progress(make_store: MakeStore, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "ooc.cli", "train", str(make_store()), "--out", str(tmp_path / "run"), *UNPLANNED]
+    words = ["train", str(make_store()), "--out", str(tmp_path / "run"), *UNPLANNED]
     try:
-        subprocess.run(command, stdout=writing, stderr=writing, check=False)
+        Python("-m", "ooc.cli", *words, into=writing).wait()
     finally:
         os.close(writing)
     assert (tmp_path / "run" / "summary.json").exists()

@@ -25,6 +25,7 @@ from stores.errors import BudgetError, ConfigError, StoreError
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
 from tests.ooc.loading.test_feature_gather import write_features
+from tests.scale import few
 
 N, F = 203, 12
 NAMES = ("sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc")
@@ -163,7 +164,7 @@ def test_norms_residuals_and_narrow_layers(make_store: MakeStore, tmp_path: Path
 @pytest.mark.usefixtures("small_parts")
 def test_results_do_not_depend_on_the_memory(make_store: MakeStore, tmp_path: Path) -> None:
     store = store_of(make_store, weighted=True)
-    for name in ("sage", "gcn", "gcnii"):
+    for name in few(("gcnii",), ("sage", "gcn", "gcnii")):
         torch.manual_seed(3)
         model = build_model(name, F, 48, 5, 3)
         with Dataset.open(store) as ds:

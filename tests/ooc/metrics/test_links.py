@@ -12,6 +12,7 @@ from torchmetrics.functional.classification import binary_auroc, binary_average_
 
 from ooc.metrics.links import LinkScores
 from stores.errors import OocError
+from tests.scale import few
 
 LAWS = settings(max_examples=60, deadline=None, derandomize=True)
 LEVELS = st.integers(-3, 4)
@@ -64,13 +65,14 @@ def test_ap_and_auc_are_of_all_pairs_together(pairs: list[tuple[float, float]], 
 def test_many_pairs_take_the_memory_that_is_given_and_no_more(tmp_path: Path) -> None:
     """Against torchmetrics, which keeps them all; the scores of a quarter are one and the same."""
     rng = np.random.default_rng(0)
-    own, other = rng.normal(0.5, 1, 300_000).astype(np.float32), rng.normal(0, 1, 300_000).astype(np.float32)
+    pairs = few(150_000, 300_000)
+    own, other = rng.normal(0.5, 1, pairs).astype(np.float32), rng.normal(0, 1, pairs).astype(np.float32)
     own[::4] = other[::5] = 0.25
-    few, whole = LinkScores(max_bytes=2**18, folder=tmp_path), LinkScores()
+    small, whole = LinkScores(max_bytes=2**18, folder=tmp_path), LinkScores()
     tracemalloc.start()
     for start in range(0, len(own), 1000):
-        few.update(*(torch.from_numpy(each[start : start + 1000]) for each in (own, other)))
-    found = few.compute()
+        small.update(*(torch.from_numpy(each[start : start + 1000]) for each in (own, other)))
+    found = small.compute()
     assert tracemalloc.get_traced_memory()[1] < 2 * 2**18 < own.nbytes  # what batches take is in it
     tracemalloc.stop()
     assert not list(tmp_path.iterdir()), "the file has no name"

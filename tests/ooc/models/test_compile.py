@@ -21,8 +21,13 @@ needs_compiler = pytest.mark.skipif(missing_tools(CPU) is not None, reason=str(m
 
 
 @needs_compiler
-@pytest.mark.slow
-def test_losses_and_checkpoints_are_those_of_a_run_that_is_not_compiled(make_store: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_losses_and_checkpoints_are_those_of_a_run_that_is_not_compiled(
+    make_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    whole = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **settings: whole(self, backend=backend, **settings))
+    torch._dynamo.reset()
     store = make_store(num_nodes=200, num_edges=1500)
     plain, other = tmp_path / "plain", tmp_path / "compiled"
     train(configure(store, plain))
@@ -37,8 +42,7 @@ def test_losses_and_checkpoints_are_those_of_a_run_that_is_not_compiled(make_sto
 
 
 @needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["sage", "gcn"])
+@pytest.mark.parametrize("name", ["sage", pytest.param("gcn", marks=pytest.mark.slow)])
 def test_batches_of_other_sizes_run_the_same_code(name: str) -> None:
     edge_index = hub_graph(400)
     x = torch.randn(400, 12)

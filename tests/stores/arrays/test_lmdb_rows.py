@@ -11,6 +11,7 @@ import pytest
 from stores.arrays import lmdb_rows
 from stores.arrays.lmdb_rows import Environment, LmdbRows, environment, write_lmdb_rows
 from stores.errors import StoreError
+from tests.scale import few
 
 ARRAY = np.random.default_rng(0).random((300, 5), np.float32)
 
@@ -70,7 +71,7 @@ def test_what_was_read_does_not_stay_in_the_process(tmp_path: Path, width: int, 
     rows, most = LmdbRows(tmp_path / "x.lmdb", dtype="float32", shape=array.shape), []
     forget = Environment.forget
     monkeypatch.setattr(Environment, "forget", lambda held: (most.append(resident(file)), forget(held)))
-    ids = np.random.default_rng(0).integers(0, len(array), min(len(array), 500))
+    ids = np.random.default_rng(0).integers(0, len(array), min(len(array), few(80, 500)))
     np.testing.assert_array_equal(read(rows, *ids.tolist()), array[ids])
     assert 0 < max(most) <= 2**20 + 2**19 < array.nbytes / 2  # inner pages of the tree on top
     assert resident(file) == 0

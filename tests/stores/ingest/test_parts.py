@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from stores.dataset import Dataset
 from stores.errors import ConfigError
 from stores.ingest import IngestSpec, ingest, partition, renumber
 from stores.integrity import verify
+from tests.forked import python
 from tests.stores.ingest.test_partition import communities
 from tests.stores.ingest.test_resume import tree
 
@@ -191,8 +191,7 @@ def test_a_killed_ingest_resumes_to_the_same_bytes(inputs: dict[str, Any], tmp_p
     nodes = table_of(inputs, "given", np.arange(N))
 
     def run(out: str, at: int) -> subprocess.CompletedProcess[str]:
-        arguments = [str(tmp_path / out), inputs["edges"], nodes, str(at)]
-        return subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
+        return python("-c", KILLED, tmp_path / out, inputs["edges"], nodes, str(at))
 
     done, calls = map(int, run("want.ooc", 0).stdout.split())
     assert done == 0

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from stores.errors import InputError, StoreError
 from stores.ingest import IngestSpec, ingest
 from stores.ingest.steps import Steps
+from tests.forked import python
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -52,8 +52,7 @@ def test_a_killed_ingest_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", rng.random((300, 5)))
 
     def run(out: str, at: int) -> subprocess.CompletedProcess[str]:
-        arguments = [str(tmp_path / out), edges, nodes, str(tmp_path / "x.npy"), str(at)]
-        return subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
+        return python("-c", KILLED, tmp_path / out, edges, nodes, tmp_path / "x.npy", str(at))
 
     assert run("want.ooc", 0).stdout.strip() == "0"
     want = tree(tmp_path / "want.ooc")

@@ -3,7 +3,6 @@
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from stores.errors import ConfigError, InputError
 from stores.info import describe
 from stores.ingest import IngestSpec, ingest, nodes
 from stores.integrity import fingerprint, verify
+from tests.forked import python
 from tests.stores.ingest.test_resume import tree
 
 N = 50
@@ -187,8 +187,7 @@ def test_a_killed_ingest_of_int8_resumes_to_the_same_bytes(given: dict[str, Any]
     np.save(folder / "x.npy", numbers(N, 3))
 
     def run(out: str, at: str = "", many: int = -1) -> subprocess.CompletedProcess[str]:
-        arguments = [str(folder / out), given["edges"], str(folder / "x.npy"), at, str(many)]
-        return subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
+        return python("-c", KILLED, folder / out, given["edges"], folder / "x.npy", at, str(many))
 
     assert run("want.ooc").returncode == 0
     for at, many in (("scales", 2), ("features x", 1), ("features x", 3)):

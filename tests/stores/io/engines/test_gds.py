@@ -5,8 +5,6 @@ where they land; that kvikio makes them is tested where there is a GPU (tests/gp
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +19,7 @@ from stores.io.engines import describe, gds, open_engine
 from stores.io.engines.gds import DEPTH, GdsEngine
 from stores.io.read_plan import plan_reads
 from stores.io.segments import Segments
+from tests.forked import python
 
 SIZES = (5 * 4096, 40 * 4096, 3 * 4096 + 77)
 DATA = np.random.default_rng(0).integers(0, 256, sum(SIZES)).astype(np.uint8)
@@ -98,8 +97,7 @@ def engine(log: Any, segments: Segments) -> Any:
 def test_without_cuda_or_kvikio_one_line_says_what_is_missing(tmp_path: Path, segments: Segments, make_store: Any) -> None:
     with pytest.raises(ConfigError, match=r"the engine gds cannot be used: .+: .+; or choose the engine auto"):
         open_engine("gds", segments)
-    command = [sys.executable, "-m", "ooc.cli", "train", str(make_store()), "--out", str(tmp_path / "run"), "--engine", "gds"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-m", "ooc.cli", "train", make_store(), "--out", tmp_path / "run", "--engine", "gds")
     assert done.returncode == 2
     assert done.stderr.startswith("ooc: error: the engine gds cannot be used: ")
     assert len(done.stderr.splitlines()) == 1
