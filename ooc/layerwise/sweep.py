@@ -150,7 +150,7 @@ class LayerwisePass:
         folder.
         """
         self.files.lock()
-        sweeping = registry_of(self.dataset.stored("x")).begin_sweeps()  # the rows that wait in memory for the next batches go
+        sweeping = registry_of(self.dataset.stored("x")).begin_scans()  # the rows that wait in memory for the next batches go
         try:
             key = self.fingerprint()
             going_on = None if anew else self._resumed(key)

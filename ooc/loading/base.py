@@ -1,20 +1,18 @@
-"""What every loader does with its work: epochs of batches from a cursor on, through windows or sweeps, to a device."""
+"""What all loaders share: epochs of batches from a cursor on, through a pipeline of threads, to a device."""
 
 from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
 
-from ooc.loading.shared_scan import in_shared_scans
-from ooc.loading.superbatch import in_superbatches
-from ooc.loading.work import Work
+from ooc.loading.read_strategy import ReadStrategy
+from ooc.loading.sample_stage import Order, ReadCounts
 from ooc.runtime.clock import Clock, Span
 from ooc.runtime.keyed_random import Cursor, steps_of
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
 from ooc.runtime.transfer import Copier, OnDevice, on_device
-from stores.arrays.rows import ArrayRows
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 
@@ -59,23 +57,13 @@ class Loader:
 
 
 class BatchLoader(Loader):
-    """Iterates over the batches of `work`; each `iter` is the next epoch.
-
-    split: halve batches that do not fit; threads: that sample, and that gather rows in memory.
-    """
+    """Iterates over the batches of a strategy's stages; each `iter` is the next epoch."""
 
     def __init__(
-        self,
-        data: Dataset,
-        work: Work,
-        budget: MemoryPlan,
-        device: torch.device | None,
-        prefetch: int = PREFETCH,
-        split: bool = False,
-        threads: tuple[int, int] = (1, 2),
+        self, data: Dataset, strategy: ReadStrategy, budget: MemoryPlan, device: torch.device | None, prefetch: int = PREFETCH
     ) -> None:
         super().__init__(data, budget, device, prefetch)
-        self._work, self._split, self._threads = work, split, threads
+        self._strategy = strategy
         self._copier: Copier | None = None
         self._start = self._cursor = Cursor(0, 0)
         self._stop: int | None = None
@@ -83,43 +71,46 @@ class BatchLoader(Loader):
         """whether freed blocks wait for their next use while it is iterated over; see `keep_large_blocks`"""
 
     @property
+    def strategy(self) -> ReadStrategy:
+        """How its batches are sampled, read and collated (`ooc.planning.profile` does some of it beforehand)."""
+        return self._strategy
+
+    @property
+    def _order(self) -> Order:
+        return self._strategy.stages.sample.order
+
+    @property
+    def _counts(self) -> ReadCounts:
+        return self._strategy.stages.counts
+
+    @property
     def rows_read(self) -> int:
-        """Feature rows read so far, for batches not yet delivered too; one that many batches of a window want counts once."""
-        return self._work.read.rows
+        """Feature rows read so far, for batches not yet delivered too; one that many batches read together want counts once."""
+        return self._counts.rows
 
     @property
     def rows_asked(self) -> int:
         """Feature rows that batches sampled so far want, each time they do."""
-        return self._work.read.asked
+        return self._counts.requested
 
     @property
     def bytes_read(self) -> int:
         """Bytes those rows took from the disk, and the edges where they stay there."""
-        return self._work.read.nbytes + self._work.read.topology_nbytes
+        return self._counts.nbytes + self._counts.topology_nbytes
 
     @property
     def topology_bytes_read(self) -> int:
         """Those of `bytes_read` that were edges."""
-        return self._work.read.topology_nbytes
-
-    @property
-    def work(self) -> Work:
-        """What its threads do (`ooc.planning.profile` does some of it beforehand)."""
-        return self._work
-
-    @property
-    def threads(self) -> tuple[int, int]:
-        """Threads that sample, and that gather rows in memory."""
-        return self._threads
+        return self._counts.topology_nbytes
 
     @property
     def num_seeds(self) -> int:
         """Input nodes, over all ranks and batches of an epoch."""
-        return len(self._work.order.nodes)
+        return len(self._order.nodes)
 
     def __len__(self) -> int:
         """Steps an epoch; with `split_seeds`, the least number of batches."""
-        order = self._work.order
+        order = self._order
         return steps_of(self.num_seeds, order.batch_size, order.drop_last, order.world_size)
 
     def set_epoch(self, epoch: int) -> None:
@@ -149,7 +140,7 @@ class BatchLoader(Loader):
 
     def _identity(self) -> dict[str, Any]:
         """All that batches depend on besides the cursor."""
-        order = self._work.order
+        order = self._order
         kept = {name: getattr(order, name) for name in ("seed", "rank", "batch_size", "shuffle", "drop_last")}
         return {**kept, "world": order.world_size, "num_seeds": self.num_seeds}
 
@@ -169,24 +160,15 @@ class BatchLoader(Loader):
         if self.device.type != "cuda":
             return on_device(self._pipeline(cursors, self._clocks), self.device)
         if self._copier is None:
-            self._copier = Copier(self.device, self._work.buffers, self.budget.max_batch)
+            self._copier = Copier(self.device, self._strategy.stages.load.buffers, self.budget.max_batch)
         clocks = {name: clock for name, clock in self._clocks.items() if name != CONSUMER}  # whose clock is the copies'
         batches = self._pipeline(cursors, clocks)
         self._clocks |= {name: clock for name, clock in clocks.items() if name not in (CONSUMER, *self._clocks)}
         return on_device(batches, self.device, self._copier, self._clocks)
 
     def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
-        """Batches of `cursors`, in windows where rows come from the disk."""
-        work = self._work
-        if work.x is None or isinstance(work.x, ArrayRows):
-            source = work.split(cursors) if self._split else cursors
-            return Pipeline(source, work.stages(*self._threads, self._split), self.budget.in_flight, self.prefetch, clocks)
-        pool, split = self.budget.batches, self._split
-        if work.scanning:
-            return in_shared_scans(
-                work, cursors, pool=pool + work.spare_bytes, threads=self._threads[0], split=split, clocks=clocks
-            )
-        return in_superbatches(work, cursors, pool=pool, threads=self._threads[0], split=split, clocks=clocks)
+        """(steps done, batch) of `cursors`, as the read strategy makes them."""
+        return self._strategy.pipeline(cursors, self.budget, self.prefetch, clocks)
 
     def _took(self, epoch: int, behind: int) -> None:
         self._cursor = Cursor(epoch, behind)

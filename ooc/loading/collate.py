@@ -3,6 +3,7 @@
 Plain numpy: this runs in the pipeline's threads, where torch's own thread pool would be started once a thread.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch_geometric.data import Data
 
 from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import Block, Subgraph, aggregated_block, blocks_of
+from ooc.loading.arguments import InputNodes
 from ooc.loading.feature_gather import Gather
+from ooc.runtime.transfer import pin
 from stores.graph import Graph
 
 AnyArray = NDArray[Any]
@@ -37,7 +40,7 @@ class LoadedBatch:
 
     drawn: SampledBatch
     x: AnyArray | FirstLayerAggregates | None
-    """[n, *feature shape] of `Gather.gathered`, or the sums of the first layer: `drawn` then has the hops before the last"""
+    """[n, *feature shape] of `Gather.gathered`, or the first layer's aggregates: `drawn` then has the hops before the last"""
     y: AnyArray | None
     """[n] or [n, C]"""
 
@@ -147,3 +150,33 @@ class Collator:
         per_node = row_bytes + 8 + 8 * bool(len(self.graph.self_loops)) + 8 * weighted
         per_edge = 16 + 8 * self.edge_ids + 4 * weighted
         return per_node * num_nodes + per_edge * num_edges
+
+
+@dataclass(frozen=True)
+class CollateStage:
+    """LoadedBatch -> the user's batch.
+
+    Args:
+        collator: Makes the `Data`.
+        nodes: The loader's input nodes, for `input_id`.
+        transform: Called with every batch.
+        pin: Whether to copy batches into page-locked memory, for copies of the user's own.
+    """
+
+    collator: Collator
+    nodes: InputNodes
+    transform: Callable[[Data], Any] | None = None
+    pin: bool = False
+
+    def data(self, loaded: LoadedBatch) -> Data:
+        """The batch before `transform`."""
+        return self.collator(loaded, self.nodes.input_id(loaded.drawn.position))
+
+    def collate(self, loaded: LoadedBatch) -> tuple[int, Any]:
+        """(steps done with this batch, the batch)."""
+        batch: Any = self.data(loaded)
+        if self.transform is not None:
+            batch = self.transform(batch)
+        if self.pin:
+            batch = pin(batch)
+        return loaded.drawn.step + loaded.drawn.last, batch

@@ -23,8 +23,8 @@ _AGE = np.float32(0.5)
 """what a row's uses still count after one more window"""
 
 
-class PoolClosed(Exception):
-    """Somebody waited for slots of a pool that is closed; only a pipeline's threads ever see it."""
+class Stopped(Exception):
+    """Somebody waited for memory of a pipeline that was closed; only a pipeline's threads ever see it."""
 
 
 class RowPool:
@@ -54,7 +54,7 @@ class RowPool:
     def take(self, least: int, most: int, limit: int) -> Slots:
         """int32[n], least <= n <= most: as many slots as there are while no more than `limit` are in use. Waits for `least`.
 
-        Raises PoolClosed where the pool is or gets closed.
+        Raises Stopped where the pool is or gets closed.
         """
         limit = min(limit, len(self._free))
         if least > limit:
@@ -63,7 +63,7 @@ class RowPool:
             with waiting():
                 self._changed.wait_for(lambda: self._closed or self.used + least <= limit)
             if self._closed:
-                raise PoolClosed
+                raise Stopped
             n = min(most, limit - self.used)
             self._left -= n
             return self._free[self._left : self._left + n][::-1].copy()
@@ -255,7 +255,7 @@ class CacheRegistry:
             self._lease = CacheLease(self._cache, self)
             return self._lease
 
-    def begin_sweeps(self) -> ScanLease:
+    def begin_scans(self) -> ScanLease:
         """A reader begins that keeps no rows: those that wait here go. Waits for those that are stopping."""
         with self._changed:
             self._changed.wait_for(self._settled, STOPPING_SECONDS)

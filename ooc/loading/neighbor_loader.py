@@ -1,8 +1,8 @@
 """`NeighborLoader`: a drop-in for PyG's, over a `Dataset` that need not fit in memory.
 
 Threads sample, read and collate future batches while the model computes; a batch is a function of (seed, epoch, step, rank)
-alone, whatever the threads, the windows (`ooc.loading.superbatch`: rows on disk are read for many batches at once) and the
-engine; and the memory, but for `split_seeds`, which says what then depends on it.
+alone, whatever the threads, the read strategy (`ooc.loading.read_strategy`: rows on disk are read for many batches at once) and
+the engine; and the memory, but for `split_seeds`, which says what then depends on it.
 """
 
 import inspect
@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
 from torch_geometric.data import Data
 
@@ -19,70 +18,73 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import check_pyg_arguments, fanout_of, input_nodes_of, renamed, weight_column_of
 from ooc.loading.base import PREFETCH, BatchLoader
-from ooc.loading.collate import Collator
+from ooc.loading.batch_bytes import BatchBytes, ScanBytes, row_bytes_of
+from ooc.loading.choose_strategy import choose_strategy, in_memory, on_disk, outgrows, scans
+from ooc.loading.collate import CollateStage, Collator
 from ooc.loading.feature_gather import Gather
-from ooc.loading.shared_scan_plan import scan_pays
-from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, Work
-from ooc.runtime.buffers import Buffers
+from ooc.loading.load_stage import BatchStages, Labels, LoadStage, buffers_for
+from ooc.loading.read_strategy import ReadStrategy
+from ooc.loading.sample_stage import Order, ReadCounts, SampleStage
 from ooc.runtime.memory_plan import BatchRoom, MemoryPlan, plan_memory
 from ooc.runtime.transfer import pins
 from ooc.sampling import NeighborSampler, OnDiskFrontier
-from stores.arrays.rows import ArrayRows
 from stores.arrays.zarr_rows import ShardedRows
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 from stores.io.engines.ring import SCRATCH_BYTES as RING_BYTES
 
 
-def make_work(
+def strategy_of(
     ds: Dataset,
     order: Order,
-    collator: Collator,
+    collate: CollateStage,
     sampling: tuple[list[int], bool, str | None],
     budget: MemoryPlan,
-    transform: Callable[[Data], Any] | None,
-    pin_memory: bool,
     device: torch.device | None,
     pre_aggregation: PreAggregation | None,
-    threads: int,
-) -> Work:
-    """The stages' work over a data set. sampling: fan-out, replace, weight column; threads: that draw."""
-    x = ds.stored("x") if ds.num_features else None
-    y = ds.labels
-    x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
+    split_seeds: bool,
+    threads: tuple[int, int],
+) -> ReadStrategy:
+    """The stages over a data set, and how their rows are read.
+
+    Args:
+        sampling: Fan-out, replace, weight column.
+        pre_aggregation: What batches should hold in place of feature rows, where those are rows of float32.
+        threads: That sample, and that gather rows in memory.
+    """
+    x, collator = ds.stored("x") if ds.num_features else None, collate.collator
     if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
         pre_aggregation = None
-    elif pre_aggregation is not None:
-        x_bytes = 2 * 4 * x.shape[1]
-    row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
-    per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
-    scan_possible = x is not None and not isinstance(x, ArrayRows) and scan_pays(x, budget.batches)
-    scanning = pre_aggregation is not None and scan_possible
+    scanning = scans(x, pre_aggregation, budget.batches)
     mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.topology_in_ram
-    edges_stay = x is not None and not isinstance(x, ArrayRows) and ds.graph.sampled_bytes(sampling[2]) > warm
+    edges_stay = on_disk(x) and ds.graph.sampled_bytes(sampling[2]) > warm
     spare = _unused_scratch(x, budget) if scanning and not edges_stay else 0
-    kept = budget.freed if scanning and ds.memory is not None else 0
-    # A sweep has two batches' sums at least; what a batch takes in all, its share of a sweep, is checked when it is drawn.
-    most_drawn = most = budget.batch
-    if scanning:
-        most_drawn, most = budget.drawn, BatchRoom(budget.batches + spare, 1, budget)
-    limit: dict[str, Any] = {"max_bytes": most_drawn, "row_bytes": per_node, "expanded_bytes": per_expanded}
+    reserved = budget.freed if scanning and ds.memory is not None else 0
+    row_bytes = row_bytes_of(ds, collator, pre_aggregation)
+    per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
+    most = budget.batch
+    channels = 0 if x is None or pre_aggregation is None else x.shape[1]
+    memory: BatchBytes | ScanBytes
+    memory = batch = BatchBytes(most, collator, row_bytes, pre_aggregation, channels)
+    if scanning:  # has two batches' aggregates at least; what a batch takes in all is checked when it is drawn
+        most = budget.drawn
+        memory = ScanBytes(BatchRoom(budget.batches + spare, 1, budget), batch, reserved + spare, spare)
+    limit: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
     sampler = NeighborSampler(ds.graph, *sampling, **limit)
     frontier = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
         frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier)
     topology = Topology(ds.graph, sampling[2], mapped, warm, frontier is None, collator.columns)
-    to_cuda = device is not None and device.type == "cuda"
-    buffers = Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT)
-    pin = pins(pin_memory) and not to_cuda
-    parts = order, sampler, collator, x, y, row_bytes, most, transform, pin, topology, frontier
-    rest: dict[str, Any] = {"kept_bytes": kept + spare, "spare_bytes": spare, "drawing": threads, "buffers": buffers}
-    return Work(*parts, pre_aggregation=pre_aggregation, scanning=scanning, **rest)
+    counts = ReadCounts()
+    sample = SampleStage(order, sampler, topology, memory, counts, frontier, threads[0], split_seeds)
+    labels = None if ds.labels is None else Labels(ds.labels)
+    load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers_for(device, budget))
+    return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
 
 
 def _unused_scratch(x: Any, budget: MemoryPlan) -> int:
-    """Of the buffers of reads, what sweeps have no use for: where io_uring reads whole extents straight into their pieces."""
+    """Of the buffers of reads, what scans have no use for: where io_uring reads whole extents straight into their pieces."""
     straight = isinstance(x, ShardedRows) and x.engine.name == "uring"
     return max(0, budget.scratch - RING_BYTES) if straight else 0
 
@@ -168,14 +170,15 @@ class NeighborLoader(BatchLoader):
         nodes = input_nodes_of(data, input_nodes, input_id)
         order = Order(nodes, batch_size, shuffle, seed, drop_last, rank, world_size)
         gather = Gather(data.encoding("x"), dtype) if data.num_features else None
-        collator = Collator(data.graph, gather, weight_attr, edge_ids)
+        pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
+        collate = CollateStage(Collator(data.graph, gather, weight_attr, edge_ids), nodes, transform, pin)
         self._sampling = sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
-        work = make_work(data, order, collator, sampling, budget, transform, pin_memory, place, pre_aggregation, sample_threads)
-        super().__init__(data, work, budget, place, prefetch, split_seeds, (sample_threads, read_threads))
-        x = work.x
-        brimful = isinstance(x, ArrayRows) or (x is not None and scan_pays(x, budget.batches))
-        self.keeps_blocks |= not brimful or work.kept_bytes > work.spare_bytes
-        if prefetch_factor is not None and not (work.x is None or isinstance(work.x, ArrayRows)):
+        threads = sample_threads, read_threads
+        strategy = strategy_of(data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads)
+        super().__init__(data, strategy, budget, place, prefetch)
+        filled = in_memory(strategy.stages.load.x) or outgrows(strategy.disk_rows, budget.batches)
+        self.keeps_blocks |= not filled or strategy.reserves_blocks
+        if prefetch_factor is not None and strategy.disk_rows is not None:
             text = "prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds"
             warnings.warn(text, UserWarning, stacklevel=3)
 

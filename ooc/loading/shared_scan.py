@@ -1,12 +1,10 @@
-"""Sweeps: the first layer's sums of many batches, made while the features go by once in file order.
+"""Shared scans: the first layer's aggregates of many batches, made while the features go by once in file order.
 
-Batches whose first layer sums (`ooc.graph.aggregation`) need no row twice: a row that was read is added to the sums it belongs
-to, of all batches that wait, and forgotten. So memory holds two rows for each destination of the first layer, not one for
-every node, and a tenth of the reads serves the same batches. (Cooperative scans of databases, Zukowski et al., VLDB 2007,
-share one pass in this way.) Two sweeps' sums are in memory: one serves batches while the other is made.
-
-Three pipelines in a chain: sample batches -> make the sums of a sweep -> hand out its batches; see `in_shared_scans`. A batch
-is the same, to the bit, as gathered from memory.
+Batches that are pre-aggregated (`ooc.graph.aggregation`) need no row twice: a row that was read is added to the aggregates it
+belongs to, of all batches that wait, and forgotten. So memory holds two rows for each destination of the first layer, not one
+for every node, and a tenth of the reads serves the same batches. (Cooperative scans of databases, Zukowski et al., VLDB 2007,
+share one pass in this way.) Two scans' aggregates are in memory: one serves batches while the other is made. A batch is the
+same, to the bit, as gathered from memory.
 """
 
 import threading
@@ -14,49 +12,36 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.aggregation import FirstLayerAggregates, Floats, scale_rows, scatter_aggregates
-from ooc.loading.collate import LoadedBatch
-from ooc.loading.feature_cache import ScanLease, registry_of
+from ooc.graph.aggregation import Floats, scale_rows, scatter_aggregates
+from ooc.loading.batch_bytes import PIECES, ScanBytes
+from ooc.loading.collate import SampledBatch
+from ooc.loading.feature_cache import Stopped, registry_of
+from ooc.loading.load_stage import BatchStages
+from ooc.loading.read_strategy import ReadStrategy, ServedBatch, chained, clocks_of, read_all_or_each
 from ooc.loading.scan_size import COPIES
-from ooc.loading.shared_scan_plan import (
-    AHEAD,
-    BatchRemainder,
-    ScanPiece,
-    SharedScan,
-    WaitingBatch,
-    pieces,
-    shared_scans,
-    waiting,
-)
-from ooc.loading.work import PIECES, Work
+from ooc.loading.shared_scan_plan import BatchRemainder, ScanPiece, SharedScan, WaitingBatch, pieces, shared_scans, waiting
 from ooc.runtime.buffers import Buffers, leased
 from ooc.runtime.clock import Clock
-from ooc.runtime.clock import waiting as booked
+from ooc.runtime.clock import waiting as waits
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import keep_large_blocks, return_freed
-from ooc.runtime.memory_plan import SECOND_SHARE
-from ooc.runtime.pipeline import CONSUMER, SOURCE, Pipeline, Stage
-from stores.arrays.rows import Rows
+from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
+from ooc.runtime.pipeline import Pipeline
 
 GRACE_SECONDS = 0.5
 """after which a consumer that asks for more, and has let go of nothing, is taken to keep its batches"""
 
 
-class Stopped(Exception):
-    """Somebody waited for memory of a pipeline that was closed; only a pipeline's threads ever see it."""
-
-
 class AggregateBuffers:
-    """Two buffers for sums, taken in turn; one comes back when nobody refers to an array over it any more.
+    """Two buffers for aggregates, taken in turn; one comes back when nobody refers to an array over it any more.
 
     Memory that was never written costs nothing. A consumer that keeps its batches makes a third one necessary, and so on.
 
@@ -71,13 +56,13 @@ class AggregateBuffers:
         self._changed = threading.Condition()  # over an RLock: a buffer may come back in a collection, in the middle of all
 
     def take(self, rows: int, self_rows: int, width: int, turn: int) -> tuple[Floats, Floats]:
-        """float32[rows, width] and float32[roots, width], uninitialised. Waits for a buffer, but not once the consumer asks
-        for what `turn` makes.
+        """float32[rows, width] and float32[self_rows, width], uninitialised. Waits for a buffer, but not once the consumer
+        asks for what `turn` makes.
 
         Raises Stopped where that is closed, or gets closed meanwhile.
         """
         with self._changed:
-            with booked():
+            with waits():
                 self._changed.wait_for(lambda: self._closed or self._free or self._asked >= turn)
                 # Asked for, and none is free: the consumer is about to let go of the batch before, or it keeps its batches.
                 self._changed.wait_for(lambda: self._closed or self._free, GRACE_SECONDS)
@@ -96,7 +81,7 @@ class AggregateBuffers:
             self._changed.notify_all()
 
     def ask(self, turn: int) -> None:
-        """The consumer is through with everything before the sums of `turn`, or keeps it."""
+        """The consumer is through with everything before the aggregates of `turn`, or keeps it."""
         with self._changed:
             self._asked = turn
             self._changed.notify_all()
@@ -126,7 +111,7 @@ class SelfRowBuffers:
     def take(self, rows: int, width: int) -> Floats:
         """float32[rows, width], uninitialised."""
         with self._changed:
-            with booked():
+            with waits():
                 self._kept = not self._changed.wait_for(lambda: self._free, 0.0 if self._kept else GRACE_SECONDS)
             buffer = np.empty(0, np.float32) if self._kept else self._free.popleft()
         if len(buffer) < rows * width:
@@ -141,10 +126,10 @@ class SelfRowBuffers:
 
 @dataclass(frozen=True)
 class FinishedScan:
-    """A sweep's batches whose sums stand in memory, or of its first `done` batches, and what the next one failed on.
+    """A scan's batches whose aggregates are in memory, or of its first `done` batches, and what the next one failed on.
 
-    start, own: as of `SharedScan`. neighbor: float32[rows, f], neighbors' sums of all its batches, one behind the other; roots:
-    float32[num_roots, f], the destinations' own rows, which batches share.
+    start, own: as of `SharedScan`. neighbor: float32[rows, f], neighbors' aggregates of all its batches, one behind the other;
+    self_rows: float32[num_self_rows, f], the destinations' own rows, which batches share.
     """
 
     batches: tuple[BatchRemainder, ...]
@@ -156,63 +141,93 @@ class FinishedScan:
     error: Exception | None
 
 
-class ScanReader:
-    """Makes sums, sweep by scan: pieces of the file are read by threads of its own, and added up by the caller's.
+@dataclass(frozen=True)
+class SharedScans(ReadStrategy):
+    """One pass over the file makes the aggregates of as many batches as memory holds.
 
-    pool: bytes for all sweeps; where one takes what freed blocks were to have of it, the C library keeps none any more.
+    memory: of a scan.
     """
 
-    def __init__(self, work: Work, rows: Rows, clock: Clock, pool: int = 1 << 62) -> None:
-        self._work, self._rows, self._pool = work, rows, pool
+    memory: ScanBytes
+
+    @property
+    def reserves_blocks(self) -> bool:
+        return self.memory.reserved_bytes > self.memory.spare_bytes
+
+    def pool(self, budget: MemoryPlan) -> int:
+        return budget.batches + self.memory.spare_bytes
+
+    def shared(self, pool: int, parts: int) -> "SharedScans":
+        """The same strategy for a pipeline that has `pool` bytes, one of so many parts of all."""
+        memory, stages = self.memory.shared(pool, parts), self.stages
+        return replace(self, stages=replace(stages, sample=stages.sample.shared(memory, parts)), memory=memory)
+
+    def waiting(self, drawn: SampledBatch) -> WaitingBatch:
+        """What a sampled batch wants of the rows."""
+        return waiting(self.stages, self.memory, drawn)
+
+    def plan(self, batches: Iterator[WaitingBatch], pool: int) -> Iterator[SharedScan]:
+        """Scans of consecutive batches, none left out."""
+        return shared_scans(batches, pool, self.memory.self_row_bytes, self.memory.reserved_bytes)
+
+    def reads(self, batches: Iterator[SampledBatch], pool: int) -> Iterator[tuple[NDArray[Any], int]]:
+        for scan in self.plan(map(self.waiting, batches), pool):
+            yield scan.row, 2 * 2 * scan.num_rows  # two rows a destination, and two scans
+
+    def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
+        own = clocks_of(clocks, ("sample", "group", "read", "sum", "collate"))
+        return chained(ScanSession(self, self.pool(budget), own["read"]), cursors, own)
+
+
+class ScanReader:
+    """Makes aggregates, scan by scan: pieces of the file are read by threads of its own, and added up by the caller's.
+
+    pool: bytes for all scans; where one takes what is reserved for freed blocks, the C library keeps none any more.
+    """
+
+    def __init__(self, strategy: SharedScans, clock: Clock, pool: int = 1 << 62) -> None:
+        rows, self._load = strategy.disk_rows, strategy.stages.load
+        assert rows is not None
+        self._rows, self._memory, self._pool = rows, strategy.memory, pool
         self.memory = AggregateBuffers()
         self._turn = 0
         self._returns = False
-        self._code = work.code
+        self._decoder = self._load.decoder
         self._buffers = Buffers(kept=PIECES, direct=True, least_bytes=1)
         self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
         self._clock, self._lock = clock, threading.Lock()
         self._stopped = False
 
     def make(self, scan: SharedScan) -> FinishedScan:
-        """The sums of a sweep's batches. Where that fails, batch by batch as far as it goes."""
-        if scan.size.nbytes > self._pool - self._work.kept_bytes and not self._returns:
+        """The aggregates of a scan's batches. Where that fails, batch by batch as far as it goes."""
+        if scan.size.nbytes > self._pool - self._memory.reserved_bytes and not self._returns:
             self._returns = keep_large_blocks(False)
             return_freed()
         neighbor, self_rows = self.memory.take(scan.num_rows, scan.num_self_rows, self._rows.shape[1], self._turn)
         self._turn += 1
-        done, error = len(scan.batches), None
-        try:
-            self._add_all(scan, neighbor, self_rows)
-        except Stopped:
-            raise
-        except Exception as failure:
-            done, error = self._one_by_one(scan, neighbor, self_rows, failure)
-        return FinishedScan(scan.batches, scan.start, scan.own, neighbor, self_rows, done, error)
 
-    def _one_by_one(
-        self, scan: SharedScan, neighbor: Floats, self_rows: Floats, failure: Exception
-    ) -> tuple[int, Exception | None]:
-        """(batches whose sums are made, what the next one fails on)."""
-        if len(scan.batches) == 1:
-            return 0, failure
-        for done in range(len(scan.batches)):
-            try:
-                self._add_all(scan.only(done), neighbor[scan.start[done] : scan.start[done + 1]], self_rows)
-            except Stopped:
-                raise
-            except Exception as error:
-                return done, error
-        return len(scan.batches), None  # it went well the second time
+        def read_one(k: int) -> None:
+            self._add_all(scan.only(k), neighbor[scan.start[k] : scan.start[k + 1]], self_rows)
+
+        done, error = read_all_or_each(len(scan.batches), lambda: self._add_all(scan, neighbor, self_rows), read_one)
+        return FinishedScan(scan.batches, scan.start, scan.own, neighbor, self_rows, done, error)
 
     def _add_all(self, scan: SharedScan, neighbor: Floats, self_rows: Floats) -> None:
         neighbor[:] = 0
-        self.add_up(scan, neighbor, self_rows, pieces(scan, self._rows, self._work.piece_bytes))
+        self.add_up(scan, neighbor, self_rows, self.pieces(scan))
+
+    def pieces(self, scan: SharedScan) -> Iterator[ScanPiece]:
+        """The pieces of a scan."""
+        return pieces(scan, self._rows, self._memory.piece_bytes)
 
     def add_up(self, scan: SharedScan, neighbor: Floats, self_rows: Floats, todo: Iterator[ScanPiece]) -> None:
-        """Read pieces of a sweep, a few ahead, and add them up in their order.
+        """Read pieces of a scan, a few ahead, and add them up in their order.
 
-        neighbor: float32[rows, f], its neighbors' sums so far, zeros at first; self_rows: float32[num_roots, f], the rows it
-        keeps.
+        Args:
+            scan: Whose pieces they are.
+            neighbor: float32[rows, f], its aggregates so far, zeros at first.
+            self_rows: float32[num_self_rows, f], the rows it keeps.
+            todo: The pieces.
         """
         under_way: deque[tuple[ScanPiece, Future[NDArray[Any]]]] = deque()
         try:
@@ -220,12 +235,12 @@ class ScanReader:
                 under_way.append((piece, self._submit(piece)))
             while under_way:
                 piece, read = under_way.popleft()
-                with booked():
+                with waits():
                     values = read.result()
                 entries = slice(int(piece.first[0]), int(piece.first[-1]))
                 of_row = piece.first - piece.first[0]
                 target, edge = scan.target[entries], scan.edge[entries]
-                scatter_aggregates(values, *self._code, piece.row_at, of_row, target, edge, neighbor, self_rows)
+                scatter_aggregates(values, *self._decoder, piece.row_at, of_row, target, edge, neighbor, self_rows)
                 del values, read  # before the next one is asked for
                 for piece in islice(todo, 1):
                     under_way.append((piece, self._submit(piece)))
@@ -244,7 +259,7 @@ class ScanReader:
         with self._lock:
             self._clock.worked(self._clock.items, start, time.perf_counter(), [])
             self._clock.items += 1
-        self._work.read.add(len(piece.row_at), nbytes)
+        self._load.counts.add(len(piece.row_at), nbytes)
         return values
 
     def stop(self) -> None:
@@ -254,148 +269,66 @@ class ScanReader:
         self.memory.close()
 
     def close(self) -> None:
-        """Stop, and end the threads that read; idempotent. Not while sums are made."""
+        """Stop, and end the threads that read; idempotent. Not while aggregates are made."""
         self.stop()
         self._readers.shutdown()
 
 
 class ScanServer:
-    """Hands out the batches of sweeps, in order."""
+    """Collates the batches of scans, in order."""
 
-    def __init__(self, work: Work, scan_reader: ScanReader) -> None:
-        self._work, self._scan_reader = work, scan_reader
+    def __init__(self, stages: BatchStages) -> None:
+        self._load, self._collate = stages.load, stages.collate
         self._copies = SelfRowBuffers(COPIES)
 
-    def serve(self, made: Iterator[FinishedScan]) -> Iterator["ScannedBatch"]:
-        """The batches of sweeps, one after the other, with their sums."""
-        step = 0
-        for turn in range(1 << 62):
-            self._scan_reader.memory.ask(turn)
-            one = next(made, None)
-            if one is None:
-                return
-            for k in range(one.done):
-                mine = slice(int(one.start[k]), int(one.start[k + 1]))
-                yield ScannedBatch(one.batches[k], one.neighbor[mine], one.self_rows, one.own[mine], k == 0)
-            step += one.done
-            if one.error is not None:
-                one.error.add_note(f"in stage 'sum' at step {step} of the pipeline")
-                raise one.error
-            del one  # while the next one is waited for
-
-    def collate(self, served: "ScannedBatch") -> tuple[int, Any]:
+    def collate(self, served: ServedBatch) -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
-        rest, neighbor, self_rows, own, first = served
+        scan: FinishedScan = served.group
+        mine = slice(int(scan.start[served.k]), int(scan.start[served.k + 1]))
+        rest, neighbor, own = scan.batches[served.k], scan.neighbor[mine], scan.own[mine]
         scale_rows(neighbor, rest.scale)
-        pinned = self._work.buffers.pinned
-        if first and not pinned and len(own) and own[-1] == len(own) - 1:  # no node came twice: they stand in its order
-            self_row = self_rows[: len(own)]
+        buffers = self._load.buffers
+        if served.k == 0 and not buffers.pinned and len(own) and own[-1] == len(own) - 1:  # no node came twice: in its order
+            self_row = scan.self_rows[: len(own)]
         else:
-            self_row = (
-                self._work.buffers.empty(neighbor.shape, neighbor.dtype) if pinned else self._copies.take(*neighbor.shape)
-            )
-            np.take(self_rows, own, axis=0, out=self_row, mode="clip")
-        return self._work.collate(
-            LoadedBatch(rest.drawn, FirstLayerAggregates(neighbor, self_row), self._work.labels(rest.drawn))
-        )
+            shape = neighbor.shape
+            self_row = buffers.empty(shape, neighbor.dtype) if buffers.pinned else self._copies.take(*shape)
+            np.take(scan.self_rows, own, axis=0, out=self_row, mode="clip")
+        return self._collate.collate(self._load.aggregated(rest.drawn, neighbor, self_row))
 
 
-class ScannedBatch(NamedTuple):
-    """A batch of a scan: near, float32[d, f], is its own; its destinations' rows are roots[own]; first: of its sweep."""
+class ScanSession:
+    """Makes scans while those before serve their batches.
 
-    rest: BatchRemainder
-    neighbor: Floats
-    self_rows: Floats
-    own: NDArray[np.int32]
-    first: bool
-
-
-def in_shared_scans(
-    work: Work,
-    cursors: Iterator[Cursor],
-    *,
-    pool: int,
-    threads: int,
-    split: bool,
-    clocks: dict[str, Clock],
-) -> Pipeline:
-    """The pipeline of an epoch's batches through shared_scans: (steps done, batch) in the order of `cursors`.
-
-    pool: bytes for all batches and sweeps that are alive at once; threads: to sample with; split: halve a batch that does not
-    fit; clocks: as of `Pipeline`, for all stages.
+    pool: bytes for all batches and scans alive at once; clock: of the reads. A second loader of the same rows at the same time
+    has less memory.
     """
-    assert work.x is not None
-    rows, alone = work.x, work.frontier is None and not split
-    own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "sum", "collate", CONSUMER)}
-    scanning = registry_of(rows).begin_sweeps()
-    if not scanning.alone:
-        pool //= SECOND_SHARE
-        work = work.sharing(pool, SECOND_SHARE)
-    try:
-        scan_reader = ScanReader(work, rows, own["read"], pool)
-        return _chain(work, cursors, scan_reader, scanning, pool, (threads, alone, split), own)
-    except BaseException:
-        scanning.end()
-        raise
 
+    stage = "sum"
 
-def _chain(
-    work: Work,
-    cursors: Iterator[Cursor],
-    scan_reader: ScanReader,
-    scanning: ScanLease,
-    pool: int,
-    sampling: tuple[int, bool, bool],
-    own: dict[str, Clock],
-) -> Pipeline:
-    """The three pipelines of `in_shared_scans`; where one cannot be made, those before it have ended."""
-    server = ScanServer(work, scan_reader)
+    def __init__(self, strategy: SharedScans, pool: int, clock: Clock) -> None:
+        assert strategy.disk_rows is not None
+        self._lease = registry_of(strategy.disk_rows).begin_scans()
+        try:
+            self.pool = pool
+            if not self._lease.alone:
+                self.pool = pool // SECOND_SHARE
+                strategy = strategy.shared(self.pool, SECOND_SHARE)
+            self.sample = strategy.stages.sample
+            self.prepare = strategy.waiting
+            self.plan = partial(strategy.plan, pool=self.pool)
+            self._reader, self._server = ScanReader(strategy, clock, self.pool), ScanServer(strategy.stages)
+        except BaseException:
+            self._lease.end()
+            raise
+        self.read, self.begin, self.collate = self._reader.make, self._reader.memory.ask, self._server.collate
 
-    def stop() -> None:
-        scanning.stop()
-        scan_reader.stop()
+    def stop(self) -> None:
+        """End all waiting for memory."""
+        self._lease.stop()
+        self._reader.stop()
 
-    def end() -> None:
-        scan_reader.close()
-        scanning.end()
-
-    with ExitStack() as unfinished:
-        unfinished.callback(end)
-        sampled = _sampled(work, cursors, sampling, own["sample"])
-        unfinished.callback(sampled.close)
-        made = Pipeline(
-            shared_scans(sampled, pool, work.self_row_bytes, work.kept_bytes),
-            [Stage("sum", scan_reader.make)],
-            max_bytes=1,  # the buffers are the gate
-            max_items=2,
-            clocks={SOURCE: own["group"], "sum": own["sum"]},
-            before=sampled,
-            on_stop=stop,
-        )
-        unfinished.callback(made.close)
-        served = Pipeline(
-            server.serve(made),
-            [Stage("collate", server.collate)],
-            max_bytes=1,
-            max_items=AHEAD,
-            clocks={name: own[name] for name in ("collate", CONSUMER)},
-            before=made,
-            on_end=end,
-        )
-        unfinished.pop_all()
-        return served
-
-
-def _sampled(work: Work, cursors: Iterator[Cursor], sampling: tuple[int, bool, bool], clock: Clock) -> Pipeline:
-    """Sampled batches, and what they want of the rows."""
-    threads, alone, split = sampling
-    source: Iterator[Any] = cursors
-    if not alone:
-        source = work.split(cursors) if work.frontier is None else work.sampled(cursors, split)
-    stage = Stage("sample", partial(_sample, work) if alone else partial(waiting, work), threads)
-    # Not a gate: bounded in items, which a sweep counts.
-    return Pipeline(source, [stage], max_bytes=1, max_items=threads, clocks={"sample": clock})
-
-
-def _sample(work: Work, cursor: Cursor) -> WaitingBatch:
-    return waiting(work, work.sample(cursor))
+    def end(self) -> None:
+        """End the threads that read."""
+        self._reader.close()
+        self._lease.end()

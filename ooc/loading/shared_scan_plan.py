@@ -1,7 +1,8 @@
-"""PURE: sampled batches -> sweeps, whose sums are made in one pass over the rows, and the pieces that a pass is read in."""
+"""PURE: sampled batches -> shared scans, each one pass over the rows for many batches, and the pieces it is read in."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,27 +10,30 @@ from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats
 from ooc.graph.relabel import RelabelTable
+from ooc.loading.batch_bytes import ScanBytes
 from ooc.loading.collate import SampledBatch
 from ooc.loading.compact_batch import narrow
+from ooc.loading.load_stage import BatchStages
+from ooc.loading.read_strategy import grouped
 from ooc.loading.scan_size import ScanSize
-from ooc.loading.work import Work
 from ooc.runtime.buffers import Buffers
 from stores.arrays.rows import AnyArray, Rows
 from stores.arrays.zarr_rows import ShardedRows
 from stores.io.read_plan import ReadPlan
 from stores.jit import kernel
 
-AHEAD = 1
-"""Batches handed out before the model asks for them"""
 FEW = 2
-"""Batches that a sweep has before memory goes to other ends: two in place of one halve what is read for each"""
+"""Batches that a scan has before memory is reserved for other ends: two in place of one halve what is read for each"""
 PLAN_ROWS = 2**18
 """Rows whose reads are planned at once, which takes about 16 MB"""
 _DIGIT = 12  # bits of a pass of the radix sort: two passes up to 16 M rows, its counters in the processor's nearest caches
 
 
 class BatchRemainder(NamedTuple):
-    """What remains of a sampled batch beside its sums. scale: float32[d], what each sum is multiplied by, or empty for ones."""
+    """What remains of a sampled batch beside its aggregates.
+
+    scale: float32[d], what each is multiplied by, or empty for ones.
+    """
 
     drawn: SampledBatch
     """without its last hop"""
@@ -37,43 +41,54 @@ class BatchRemainder(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Destinations of the first layer: rows of sums."""
+        """Destinations of the first layer: rows of aggregates."""
         return len(self.drawn.subgraph.node)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.drawn.subgraph.nbytes + self.drawn.position.nbytes + self.scale.nbytes
 
 
 @dataclass(frozen=True)
 class WaitingBatch:
-    """A sampled batch that waits for its sums.
+    """A sampled batch that waits for its aggregates.
 
     row: int32|int64[e], the row that an edge into the first layer's destinations needs; target: int32[e], the destination;
-    edge: float32[e], what the edge counts for, or empty. share: its part of a sweep's memory.
+    edge: float32[e], what the edge counts for, or empty. size: its part of a scan's memory.
     """
 
     rest: BatchRemainder
     row: NDArray[Any]
     target: NDArray[np.int32]
     edge: Floats
-    share: ScanSize
+    size: ScanSize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its entries."""
+        return self.row.nbytes + self.target.nbytes + self.edge.nbytes
 
 
-def waiting(work: Work, drawn: SampledBatch) -> WaitingBatch:
+def waiting(stages: BatchStages, memory: ScanBytes, drawn: SampledBatch) -> WaitingBatch:
     """What a sampled batch wants of the rows."""
     subgraph = drawn.subgraph
-    factors, rest = work.factors(drawn)
+    factors, rest = stages.load.factors(drawn)
     row = np.empty(len(subgraph.source), subgraph.node.dtype)
     np.take(subgraph.node, subgraph.source, out=row, mode="clip")
     target = np.repeat(np.arange(len(subgraph.indptr) - 1, dtype=np.int32), np.diff(subgraph.indptr))
-    return WaitingBatch(BatchRemainder(rest, factors.target), narrow(row), target, factors.edge, work.scan_size(drawn))
+    size = memory.size(drawn, stages.sample.drawing_bytes(subgraph.nbytes))
+    return WaitingBatch(BatchRemainder(rest, factors.target), narrow(row), target, factors.edge, size)
 
 
 @dataclass(frozen=True)
 class SharedScan:
-    """Batches whose sums are made in one pass.
+    """Batches whose aggregates are made in one pass over the rows.
 
-    start: int64[batches + 1], batch k has the rows of sums start[k]:start[k + 1]; own: int32[rows of sums], where each
-    destination's own row is kept, of `num_self_rows` places; row: [u], ascending, the rows to read; first: int32|int64[u + 1],
-    row u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the sum it adds to, or ~ the place that
-    keeps the row; edge: float32 of each entry, what it counts for, or empty.
+    start: int64[batches + 1], batch k has the rows of aggregates start[k]:start[k + 1]; own: int32[rows of aggregates], where
+    each destination's own row is kept, of `num_self_rows` places; row: [u], ascending, the rows to read; first:
+    int32|int64[u + 1], row u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the row of aggregates it
+    adds to, or ~ the place that keeps the row; edge: float32 of each entry, what it counts for, or empty.
     """
 
     batches: tuple[BatchRemainder, ...]
@@ -89,11 +104,16 @@ class SharedScan:
 
     @property
     def num_rows(self) -> int:
-        """Rows of sums."""
+        """Rows of aggregates."""
         return int(self.start[-1])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its entries in file order."""
+        return self.row.nbytes + self.first.nbytes + self.target.nbytes + self.edge.nbytes
+
     def only(self, k: int) -> "SharedScan":
-        """A sweep for batch k alone, which keeps destinations' rows in the same places."""
+        """A scan for batch k alone, which keeps destinations' rows in the same places."""
         base, stop = int(self.start[k]), int(self.start[k + 1])
         kept = np.zeros(self.num_self_rows, np.bool_)
         kept[self.own[base:stop]] = True
@@ -104,34 +124,34 @@ class SharedScan:
         row = np.repeat(self.row, np.diff(self.first))[mine]
         edge = self.edge[mine] if len(self.edge) else self.edge
         start = np.array([0, stop - base])
-        return _grouped(self.batches[k : k + 1], start, self.own[base:stop], self.num_self_rows, (row, target, edge), self.size)
+        return _scan_of(self.batches[k : k + 1], start, self.own[base:stop], self.num_self_rows, (row, target, edge), self.size)
 
 
 class ScanDraft:
-    """A sweep in the making.
+    """A scan in the making.
 
-    pool: bytes for all that sweeps have in memory; self_row_bytes: of a destination's own row; kept: of the pool, for other
+    pool: bytes for all that scans have in memory; self_row_bytes: of a destination's own row; reserved: of the pool, for other
     ends (freed blocks that the C library keeps, buffers of reads), but where FEW batches need it.
     """
 
-    def __init__(self, pool: int, self_row_bytes: int, kept: int = 0) -> None:
-        self._pool, self._root_bytes, self._kept = pool, self_row_bytes, kept
+    def __init__(self, pool: int, self_row_bytes: int, reserved: int = 0) -> None:
+        self._pool, self._self_row_bytes, self._reserved = pool, self_row_bytes, reserved
         self._batches: list[WaitingBatch] = []
         self._own: list[NDArray[np.int32]] = []
         self._self_rows = [0]
-        self._union = RelabelTable()
+        self._table = RelabelTable()
         self._size: ScanSize | None = None
 
     def add(self, batch: WaitingBatch) -> bool:
-        """Take a batch in, unless the sweep is full; the first always fits. False: finish, this draft takes no more."""
-        own = self._union.add(batch.rest.drawn.subgraph.node)
-        self_rows = self._union.size * self._root_bytes
-        size = batch.share if self._size is None else self._size.joined(batch.share, self_rows)
-        if self._batches and size.nbytes > self._pool - (0 if size.batches <= FEW else self._kept):
+        """Take a batch in, unless the scan is full; see `ooc.loading.read_strategy.Draft`."""
+        own = self._table.add(batch.rest.drawn.subgraph.node)
+        self_rows = self._table.size * self._self_row_bytes
+        size = batch.size if self._size is None else self._size.joined(batch.size, self_rows)
+        if self._batches and size.nbytes > self._pool - (0 if size.batches <= FEW else self._reserved):
             return False
         self._batches.append(batch)
         self._own.append(own)
-        self._self_rows.append(self._union.size)
+        self._self_rows.append(self._table.size)
         self._size = size
         return True
 
@@ -151,14 +171,14 @@ class ScanDraft:
             row = narrow(batch.rest.drawn.subgraph.node[new])
             parts.append(((row, ~mine[new], np.empty(0, np.float32)), 0))
         self._batches.clear()
-        return _grouped(rests, start, own, self._self_rows[-1], _sorted(parts), self._size)
+        return _scan_of(rests, start, own, self._self_rows[-1], _sorted(parts), self._size)
 
 
 Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
 """row, target and edge, as in `SharedScan`"""
 
 
-def _grouped(
+def _scan_of(
     batches: tuple[BatchRemainder, ...],
     start: NDArray[np.int64],
     own: NDArray[np.int32],
@@ -166,7 +186,7 @@ def _grouped(
     entries: Entries,
     size: ScanSize,
 ) -> SharedScan:
-    """A sweep of entries in file order."""
+    """A scan of entries in file order."""
     row, target, edge = entries
     distinct = _distinct(row)
     ends = np.int32 if len(row) < 2**31 else np.int64
@@ -263,45 +283,17 @@ def _move(
             edge_out[to] = edge[i]
 
 
-def shared_scans(batches: Iterator[WaitingBatch], pool: int, self_row_bytes: int, kept: int = 0) -> Iterator[SharedScan]:
-    """Sweeps of consecutive batches, none left out, each of as many as fit `pool` bytes, but of one at least.
+def shared_scans(batches: Iterator[WaitingBatch], pool: int, self_row_bytes: int, reserved: int = 0) -> Iterator[SharedScan]:
+    """Scans of consecutive batches, each of as many as fit `pool` bytes, but of one at least.
 
-    root_bytes, kept: see `ScanDraft`. A failure comes after the sweep of the batches before it.
+    self_row_bytes, reserved: see `ScanDraft`; failures: see `ooc.loading.read_strategy.grouped`.
     """
-    draft: ScanDraft | None = None
-    failure: BaseException | None = None
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            break
-        except BaseException as error:  # the batches before it come first
-            failure = error
-            break
-        if draft is None:
-            draft = ScanDraft(pool, self_row_bytes, kept)
-        if not draft.add(batch):
-            scan = draft.finish()
-            draft = None  # what a generator refers to stays in memory while the sweep is under way
-            yield scan
-            del scan
-            draft = ScanDraft(pool, self_row_bytes, kept)
-            draft.add(batch)
-        del batch
-    if draft is not None:
-        yield draft.finish()
-    if failure is not None:
-        raise failure
-
-
-def scan_pays(rows: Rows, pool: int) -> bool:
-    """Whether to read the rows again for every sweep; not where all of them fit into memory and stay there."""
-    return rows.shape[0] * rows.row_bytes > pool // 2
+    return grouped(batches, (ScanDraft(pool, self_row_bytes, reserved) for _ in repeat(None)))
 
 
 @dataclass(frozen=True)
 class ScanPiece:
-    """A part of a pass. row_at: int64[p], where each row begins among the values read; first: int64[p + 1], its entries."""
+    """A part of a scan. row_at: int64[p], where each row begins among the values read; first: int64[p + 1], its entries."""
 
     row: NDArray[np.int64]
     row_at: NDArray[np.int64]
@@ -325,7 +317,7 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def pieces(scan: SharedScan, rows: Rows, piece_bytes: int) -> Iterator[ScanPiece]:
-    """The pieces of a pass, in file order, each of about so many bytes."""
+    """The pieces of a scan, in file order, each of about so many bytes."""
     most = PLAN_ROWS if isinstance(rows, ShardedRows) else max(1, piece_bytes // rows.row_bytes)
     for begin in range(0, len(scan.row), most):
         row = scan.row[begin : begin + most].astype(np.int64)

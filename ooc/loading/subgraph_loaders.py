@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,69 +18,56 @@ from numpy.typing import NDArray
 from torch_geometric.data import Data
 
 from ooc.graph.blocks import Sampler, Subgraph
-from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import InputNodes, check_pyg_arguments, renamed
-from ooc.loading.base import PREFETCH, BatchLoader
+from ooc.loading.base import PREFETCH
 from ooc.loading.collate import Collator, LoadedBatch, SampledBatch
 from ooc.loading.feature_gather import Gather
-from ooc.loading.part_loader import PartSampler, PartWork
-from ooc.loading.work import BUFFERS_KEPT, PINNED_KEPT, Order, ReadCounts
-from ooc.runtime.buffers import Buffers
+from ooc.loading.part_loader import MakeSampler, PartCollate, SubgraphLoader, part_sampler
+from ooc.loading.sample_stage import Order, ReadCounts, SampleStage
 from ooc.runtime.keyed_random import Cursor
-from ooc.runtime.memory_plan import MemoryPlan, plan_memory
-from ooc.runtime.transfer import pin, pins
+from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.transfer import pins
 from ooc.sampling.cluster import Edges, parts_of
 from ooc.sampling.saint import Draw, Kind, SaintSampler, check
 from ooc.sampling.saint_norm import Normalisation
+from stores.arrays.members import Members
 from stores.dataset import Dataset
 from stores.errors import ConfigError
-from stores.io.segments import mapping_of
-
-MakeSampler = Callable[[Edges | None, int, int, ReadCounts], Sampler]
-"""Makes the sampler from where its edges are read, bytes of a batch at most, bytes of a node's features and labels, and the
-account of what is read"""
 
 
 @dataclass(frozen=True)
-class InducedWork(PartWork):
-    """The stages for induced subgraphs. norm: of GraphSAINT's."""
+class SubgraphCollate(PartCollate):
+    """Collates induced subgraphs.
 
+    Args:
+        train: Nodes whose labels count, None: all.
+        norm: Of GraphSAINT's.
+    """
+
+    train: Members | None = None
     norm: Normalisation | None = None
 
-    def sample(self, cursor: Cursor) -> SampledBatch:
-        """The batch at `cursor`; of GraphSAINT's with what its edges stand for."""
-        drawn = super().sample(cursor)
-        if self.norm is None:
-            return drawn
-        stands_for, nbytes = self.norm.counts().stands_for(drawn.subgraph)
-        self.read.add_topology(nbytes)
-        return replace(drawn, subgraph=replace(drawn.subgraph, stands_for=stands_for))
-
-    def collate(self, loaded: LoadedBatch) -> tuple[int, Any]:
-        """(steps done with this batch, the batch)."""
-        steps, batch = super().collate(loaded)
-        node = loaded.drawn.subgraph.node
+    def data(self, loaded: LoadedBatch) -> Data:
+        """The batch before `transform`."""
+        batch, node = super().data(loaded), loaded.drawn.subgraph.node
         if self.train is not None:
             batch.input_mask = torch.from_numpy(self.train.contains(node))
         if self.norm is not None:
-            self._normalise(batch, node)
-        if self.transform is not None:
-            batch = self.transform(batch)
-        return steps, pin(batch) if self.pin else batch
+            self._normalise(batch, node, self.norm)
+        return batch
 
-    def _normalise(self, batch: Data, node: NDArray[np.int64]) -> None:
-        assert self.norm is not None
+    def _normalise(self, batch: Data, node: NDArray[np.int64], norm: Normalisation) -> None:
         block = batch.blocks[0]
         degree = block.degree[: block.num_dst].float()
         block = block._replace(share=block.stands_for / degree[block.edge_index[1]])
         batch.blocks = [block] * self.layers
         batch.edge_norm = block.stands_for
-        count = len(self.train) if self.train is not None else len(self.norm.counts().nodes)
-        batch.node_norm = torch.from_numpy(self.norm.counts().weights(node) / np.float32(count))
+        count = len(self.train) if self.train is not None else len(norm.counts().nodes)
+        batch.node_norm = torch.from_numpy(norm.counts().weights(node) / np.float32(count))
 
 
-class _SubgraphLoader(BatchLoader):
-    """What the two loaders share."""
+class _InducedLoader(SubgraphLoader):
+    """What the two loaders share: PyG's arguments."""
 
     def __init__(
         self,
@@ -111,49 +98,26 @@ class _SubgraphLoader(BatchLoader):
             )
         if not 0 <= order.rank < order.world_size or min(num_layers, sample_threads) < 1:
             raise ConfigError("world_size, num_layers and sample_threads must be 1 or more, and rank one of 0..world_size-1")
-        budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
-        gather = Gather(data.encoding("x"), dtype) if data.num_features else None
-        work = _work(data, order, make_sampler, Collator(data.graph, gather, edge_ids=edge_ids, induced=induced), budget, place)
+        pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
         train = None if input_nodes is None else data.members(input_nodes)
-        kept: dict[str, Any] = {"layers": int(num_layers), "width": width, "train": train, "transform": transform}
-        to_cuda = place is not None and place.type == "cuda"
-        work = replace(work, pin=pins(pin_memory) and not to_cuda, **kept)
-        super().__init__(data, work, budget, place, max(1, prefetch_factor or PREFETCH), threads=(sample_threads, 2))
+        gather = Gather(data.encoding("x"), dtype) if data.num_features else None
+        collator = Collator(data.graph, gather, edge_ids=edge_ids, induced=induced)
+        super().__init__(
+            data,
+            order,
+            make_sampler,
+            SubgraphCollate(collator, order.nodes, transform, pin, layers=int(num_layers), train=train),
+            train=train,
+            width=width,
+            device=place,
+            budget=budget,
+            prefetch=max(1, prefetch_factor or PREFETCH),
+            sample_threads=sample_threads,
+        )
 
 
-def _work(
-    ds: Dataset,
-    order: Order,
-    make_sampler: MakeSampler,
-    collator: Collator,
-    budget: MemoryPlan,
-    device: torch.device | None,
-) -> InducedWork:
-    graph, x, y = ds.graph, ds.stored("x") if ds.num_features else None, ds.labels
-    x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
-    row_bytes = x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
-    warm = budget.topology_in_ram
-    mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
-    edges = None if mapped else Edges(ds.edge_rows("indices"), {name: ds.edge_rows(name) for name in collator.columns})
-    read, to_cuda = ReadCounts(), device is not None and device.type == "cuda"
-    return InducedWork(
-        order=order,
-        sampler=make_sampler(edges, budget.max_batch, row_bytes, read),
-        collator=collator,
-        x=x,
-        y=y,
-        row_bytes=row_bytes,
-        max_bytes=budget.max_batch,
-        transform=None,
-        pin=False,
-        topology=Topology(graph, None, max(0, budget.topology - graph.indptr.nbytes), warm, mapped, collator.columns),
-        read=read,
-        buffers=Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True) if to_cuda else Buffers(BUFFERS_KEPT),
-    )
-
-
-class ClusterLoader(_SubgraphLoader):
+class ClusterLoader(_InducedLoader):
     """Mini-batches of Cluster-GCN (Chiang et al., 2019): `batch_size` parts each, with all edges between their nodes.
 
     An epoch has every part once, grouped anew in a keyed random order where `shuffle` says so. Parts are those of the store
@@ -204,14 +168,10 @@ class ClusterLoader(_SubgraphLoader):
         count = len(self.parts) - 1
         if not isinstance(batch_size, Integral) or not 1 <= batch_size <= count:
             raise ConfigError(f"a batch of {batch_size} parts: give 1 to {count}, as many as there are")
-
-        def make_sampler(edges: Edges | None, most: int, row_bytes: int, read: ReadCounts) -> Sampler:
-            return PartSampler(data.graph, self.parts, False, edges, most, row_bytes, read)
-
         super().__init__(
             data,
             Order(InputNodes(count), int(batch_size), shuffle, seed, drop_last, rank, world_size),
-            make_sampler,
+            part_sampler(data.graph, self.parts, False),
             {"num_workers": num_workers, **arguments},
             induced=True,
             input_nodes=input_nodes,
@@ -228,30 +188,45 @@ class ClusterLoader(_SubgraphLoader):
         )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.parts) - 1} parts, {self._work.order.batch_size} a batch)"
+        return f"{type(self).__name__}({len(self.parts) - 1} parts, {self._order.batch_size} a batch)"
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "mode": "cluster", "parts": len(self.parts) - 1}
 
 
 @dataclass(frozen=True)
-class _OfKey:
+class _KeyedSampler:
     """GraphSAINT's sampler as the pipeline calls it: a step's key is all that a subgraph depends on."""
 
     sampler: SaintSampler
-    read: ReadCounts
+    counts: ReadCounts
 
-    def counting(self, read: ReadCounts) -> "_OfKey":
-        """The same sampler, whose bytes are counted in `read`."""
-        return replace(self, read=read)
+    def counting(self, counts: ReadCounts) -> "_KeyedSampler":
+        """The same sampler, whose bytes are counted in `counts`."""
+        return replace(self, counts=counts)
 
     def sample(self, seeds: NDArray[np.int64], key: int) -> Subgraph:
         found = self.sampler.draw(key)
-        self.read.add_topology(found.nbytes)
+        self.counts.add_topology(found.nbytes)
         return found.subgraph
 
 
-class SaintLoader(_SubgraphLoader):
+@dataclass(frozen=True)
+class SaintSampleStage(SampleStage):
+    """Draws GraphSAINT's subgraphs, with what their edges stand for."""
+
+    norm: Normalisation | None = None
+
+    def sample(self, cursor: Cursor) -> SampledBatch:
+        """The batch at `cursor`."""
+        assert self.norm is not None
+        drawn = super().sample(cursor)
+        stands_for, nbytes = self.norm.counts().stands_for(drawn.subgraph)
+        self.counts.add_topology(nbytes)
+        return replace(drawn, subgraph=replace(drawn.subgraph, stands_for=stands_for))
+
+
+class SaintLoader(_InducedLoader):
     """Mini-batches of GraphSAINT (Zeng et al., 2020): random subgraphs, normalised so that they stand for the whole graph.
 
     sampler: "walk" (`batch_size` roots, `walk_length` steps each), "node" (`batch_size` draws of nodes) or "edge" (of edges);
@@ -302,9 +277,9 @@ class SaintLoader(_SubgraphLoader):
             raise ConfigError(f"num_steps {steps} and sample_coverage {sample_coverage} must be more than 0")
         made: list[SaintSampler] = []
 
-        def make_sampler(edges: Edges | None, most: int, row_bytes: int, read: ReadCounts) -> Sampler:
+        def make_sampler(edges: Edges | None, most: int, row_bytes: int, counts: ReadCounts) -> Sampler:
             made.append(SaintSampler(data.graph, self.how, edges, most, row_bytes))
-            return _OfKey(made[0], read)
+            return _KeyedSampler(made[0], counts)
 
         super().__init__(
             data,
@@ -328,10 +303,12 @@ class SaintLoader(_SubgraphLoader):
         self._folder = TemporaryDirectory(prefix="ooc-saint-") if save_dir is None else None
         folder = Path(self._folder.name) / "norm" if self._folder is not None else Path(str(save_dir))
         engine = "auto" if data.engine == "gds" else data.engine
-        assert isinstance(self._work, InducedWork)
-        drawing, read = made[0]._replace(row_bytes=0), self._work.read.add_topology
-        norm = Normalisation(drawing, folder, seed, sample_coverage, self._norm_of, engine, read)
-        self._norm, self._work = norm, replace(self._work, norm=norm)
+        drawing, stages = made[0]._replace(row_bytes=0), self._strategy.stages
+        counted = stages.counts.add_topology
+        self._norm = norm = Normalisation(drawing, folder, seed, sample_coverage, self._norm_of, engine, counted)
+        sample = SaintSampleStage(**{**vars(stages.sample), "norm": norm})
+        collate = replace(cast(SubgraphCollate, stages.collate), norm=norm)
+        self._strategy = replace(self._strategy, stages=replace(stages, sample=sample, collate=collate))
 
     def prepare(self) -> None:
         """Count how often nodes and edges come now, and not at the first batch. Raises as iterating does."""

@@ -1,28 +1,26 @@
-"""Windows of batches (`ooc.loading.superbatch_plan`) carried out: each row read once, in file order, for all batches that want
-it.
+"""Superbatches (`ooc.loading.superbatch_plan`) carried out: each row read once, in file order, for all batches that want it.
 
-Three pipelines in a chain: sample batches -> read windows -> gather and collate batches; see `in_superbatches`. All windows
-share one buffer (`ooc.loading.feature_cache`): while the batches of one are gathered its rows make room, row by row, for those
-of the next, so each may fill nearly all of it, where two buffers in turn would have half each. Batches are the same as read
-one by one.
+All superbatches share one buffer (`ooc.loading.feature_cache`): while the batches of one are gathered its rows make room, row
+by row, for those of the next, so each may fill nearly all of it, where two buffers in turn would have half each. Batches are
+the same as read one by one.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.loading.collate import LoadedBatch, SampledBatch
-from ooc.loading.feature_cache import CachedNodes, CacheLease, PoolClosed, RowPool, Slots, own_cache, registry_of
-from ooc.loading.superbatch_plan import AHEAD, Superbatch, SuperbatchPlanner, SuperbatchSketch
-from ooc.loading.work import Work
+from ooc.loading.batch_bytes import BatchBytes
+from ooc.loading.collate import SampledBatch
+from ooc.loading.feature_cache import CachedNodes, CacheLease, Slots, own_cache, registry_of
+from ooc.loading.read_strategy import ReadStrategy, ServedBatch, chained, clocks_of, read_all_or_each
+from ooc.loading.superbatch_plan import Superbatch, SuperbatchPlanner, SuperbatchSketch
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
-from ooc.runtime.memory_plan import SECOND_SHARE
-from ooc.runtime.pipeline import CONSUMER, SOURCE, Pipeline, Stage
+from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
+from ooc.runtime.pipeline import Pipeline
+from stores.arrays.rows import Rows
 
 PIECE_ROWS = 2**15, 2**18
 """Rows of one read, where memory makes room for fewer or more; the latter bounds what planning takes to about 16 MB"""
@@ -30,11 +28,11 @@ PIECE_ROWS = 2**15, 2**18
 
 @dataclass(frozen=True)
 class FilledSuperbatch:
-    """A window that was read."""
+    """A superbatch that was read."""
 
-    window: Superbatch
+    superbatch: Superbatch
     slot: Slots
-    """int32[u]: where its rows lie in the pool; valid for the first `done` batches"""
+    """int32[u]: where its rows are in the pool; valid for the first `done` batches"""
     idle: Slots
     """slots to give back before the first batch"""
     done: int
@@ -43,45 +41,70 @@ class FilledSuperbatch:
 
 
 @dataclass(frozen=True)
-class SuperbatchPart:
-    """Batch number k of a window."""
+class Superbatches(ReadStrategy):
+    """Rows of as many batches as memory holds are read together, and stay in memory while they may be needed again.
 
-    filled: FilledSuperbatch
-    k: int
-
-
-class Reader:
-    """Reads windows, in their order, into the pool.
-
-    slot: int32[r], where the rows in memory lie, in the order of `CachedNodes.node`.
+    memory: of a batch.
     """
 
-    def __init__(self, work: Work, pool: RowPool, slot: Slots) -> None:
-        self._work, self._pool, self.slot = work, pool, slot
-        self.begun = False
+    memory: BatchBytes
 
-    def read(self, window: Superbatch) -> FilledSuperbatch:
-        """The rows that are not in memory yet, each once. Where that fails, batch by batch as far as it goes."""
-        self.begun = True
-        self._pool.give(self.slot[window.early])
-        slot = np.full(len(window.carried), -1, np.int32)
-        there = window.carried >= 0
-        slot[there] = self.slot[window.carried[there]]
-        batches = window.sketch.batches
-        done, error = len(batches), None
-        try:
-            self._load(window.sketch, np.flatnonzero(~there), slot)
-        except PoolClosed:
-            raise
-        except Exception as failure:
-            done, error = self._one_by_one(window.sketch, slot, failure)
-        self.slot = _moved(window.source, self.slot, slot)
-        return FilledSuperbatch(window, slot, self.slot[window.idle], done, error)
+    def planner(self, pool: int, residents: CachedNodes) -> SuperbatchPlanner:
+        """Groups batches. pool: bytes for all that is alive; residents: what is in memory before."""
+        return SuperbatchPlanner(self.stages, self.memory, pool, residents)
 
-    def _load(self, sketch: SuperbatchSketch, row: NDArray[np.int64], slot: Slots) -> None:
-        """Read rows `row` (ascending) of the window, in pieces as large as there is room for."""
-        work, pool = self._work, self._pool
-        assert work.x is not None
+    def reads(self, batches: Iterator[SampledBatch], pool: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+        for superbatch in self.planner(pool, CachedNodes.none()).plan(batches):
+            yield superbatch.missing, superbatch.sketch.limit
+
+    def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
+        own = clocks_of(clocks, ("sample", "group", "read", "collate"))
+        return chained(SuperbatchSession(self, self.pool(budget)), cursors, own)
+
+
+class SuperbatchSession:
+    """Reads superbatches into the pool of the rows' cache, serves their batches, and gives back rows no longer needed.
+
+    pool: bytes for all batches and superbatches alive at once.
+    """
+
+    stage = "read"
+    prepare = None
+
+    def __init__(self, strategy: Superbatches, pool: int) -> None:
+        rows = strategy.disk_rows
+        assert rows is not None
+        self._rows, self._load, self._collate = rows, strategy.stages.load, strategy.stages.collate
+        self.sample = strategy.stages.sample
+        self._lease, room = _lent(rows, pool, strategy.memory.max_bytes)
+        cache = self._lease.cache
+        self._pool = cache.pool
+        self._slot = cache.slot
+        """int32[r]: where the rows in memory are, in the order of `CachedNodes.node`"""
+        self._final: CachedNodes | None = cache.residents
+        """what is in memory once the last batch is gathered; until then, once reading has begun, nobody knows"""
+        self.plan = strategy.planner(room, cache.residents).plan
+
+    def read(self, group: Superbatch) -> FilledSuperbatch:
+        """The rows that are not in memory yet, each once."""
+        self._final = None
+        self._pool.give(self._slot[group.early])
+        slot = np.full(len(group.carried), -1, np.int32)
+        there = group.carried >= 0
+        slot[there] = self._slot[group.carried[there]]
+        sketch = group.sketch
+
+        def read_one(k: int) -> None:
+            row = np.unique(sketch.batches[k].row)
+            self._fill(sketch, row[slot[row] < 0].astype(np.int64), slot)
+
+        done, error = read_all_or_each(len(sketch.batches), lambda: self._fill(sketch, np.flatnonzero(~there), slot), read_one)
+        self._slot = _moved(group.source, self._slot, slot)
+        return FilledSuperbatch(group, slot, self._slot[group.idle], done, error)
+
+    def _fill(self, sketch: SuperbatchSketch, row: NDArray[np.int64], slot: Slots) -> None:
+        """Read rows `row` (ascending) of the superbatch, in pieces as large as there is room for."""
+        pool = self._pool
         least, most = PIECE_ROWS
         begin = 0
         while begin < len(row):
@@ -89,153 +112,53 @@ class Reader:
             own = pool.take(min(least, left), min(most, left), sketch.limit)
             piece = row[begin : begin + len(own)]
             try:
-                work.read.add(len(piece), work.x.read(sketch.node[piece].astype(np.int64), pool.rows, own.astype(np.int64)))
+                nbytes = self._rows.read(sketch.node[piece].astype(np.int64), pool.rows, own.astype(np.int64))
             except BaseException:
                 pool.give(own)
                 raise
+            self._load.counts.add(len(piece), nbytes)
             slot[piece] = own
             begin += len(piece)
 
-    def _one_by_one(self, sketch: SuperbatchSketch, slot: Slots, failure: Exception) -> tuple[int, Exception | None]:
-        """(batches that can be served, what the next one fails on)."""
-        if len(sketch.batches) == 1:
-            return 0, failure
-        for done, batch in enumerate(sketch.batches):
-            row = np.unique(batch.row)
-            try:
-                self._load(sketch, row[slot[row] < 0].astype(np.int64), slot)
-            except PoolClosed:
-                raise
-            except Exception as error:
-                return done, error
-        return len(sketch.batches), None  # it went well the second time
+    def begin(self, turn: int) -> None:
+        """Rows make room one by one, so nothing waits for a superbatch's end."""
 
-
-class SuperbatchServer:
-    """Takes the batches out of windows, in order, and gives rows back that are not needed any more."""
-
-    def __init__(self, work: Work, pool: RowPool) -> None:
-        self._work, self._pool = work, pool
-        self.final: CachedNodes | None = None
-        """what lies in memory, once the last batch is gathered"""
-
-    def serve(self, windows: Iterator[FilledSuperbatch]) -> Iterator[SuperbatchPart]:
-        """The batches of windows, one after the other."""
-        step = 0
-        for filled in windows:
-            for k in range(filled.done):
-                yield SuperbatchPart(filled, k)
-            step += filled.done
-            if filled.error is not None:
-                filled.error.add_note(f"in stage 'read' at step {step} of the pipeline")
-                raise filled.error
-            del filled  # while the next one is waited for
-
-    def collate(self, portion: SuperbatchPart) -> tuple[int, Any]:
-        """(steps done with this batch, the batch); its rows are gathered from the pool. One thread, in order."""
-        filled, k, pool = portion.filled, portion.k, self._pool
-        window = filled.window
-        sketch = window.sketch
-        batch = sketch.batches[k]
+    def collate(self, served: ServedBatch) -> tuple[int, object]:
+        """(steps done with this batch, the batch); its rows are gathered from the pool."""
+        filled: FilledSuperbatch = served.group
+        superbatch, k, pool = filled.superbatch, served.k, self._pool
+        batches = superbatch.sketch.batches
         if k == 0:
-            pool.give(filled.idle)  # the window before is through, so nobody needs them
-        loaded = self._gather(batch.unpack(sketch.node), filled.slot[batch.row])
-        pool.give(filled.slot[window.gone[window.first[k] : window.first[k + 1]]])
-        if k + 1 == len(sketch.batches):
-            self.final = window.final
-        return self._work.collate(loaded)
+            pool.give(filled.idle)  # the superbatch before is through, so nobody needs them
+        drawn: SampledBatch = batches[k].unpack(superbatch.sketch.node)
+        loaded = self._load.take(drawn, pool.rows, filled.slot[batches[k].row])
+        pool.give(filled.slot[superbatch.gone[superbatch.first[k] : superbatch.first[k + 1]]])
+        if k + 1 == len(batches):
+            self._final = superbatch.final
+        return self._collate.collate(loaded)
 
-    def _gather(self, drawn: SampledBatch, at: Slots) -> LoadedBatch:
-        work, rows = self._work, self._pool.rows
-        if work.pre_aggregation is not None:
-            return work.aggregated(drawn, rows, at)
-        assert work.collator.gather is not None
-        return LoadedBatch(drawn, work.collator.gather.take(rows, at, work.buffers), work.labels(drawn))
+    def stop(self) -> None:
+        """End all waiting for slots."""
+        self._lease.stop()
+
+    def end(self) -> None:
+        """Give the cache back with what is in it."""
+        self._lease.end(self._final, self._slot)
+
+
+def _lent(rows: Rows, pool: int, max_bytes: int) -> tuple[CacheLease, int]:
+    """The rows' cache, and the bytes for this pipeline; a second one at the same time has a cache and room of its own."""
+    lease = registry_of(rows).lend(min(pool // rows.row_bytes + 1, rows.shape[0]), rows)
+    if lease is not None:
+        return lease, pool
+    room = pool // SECOND_SHARE
+    return own_cache(min(room // rows.row_bytes + max_bytes // rows.row_bytes + 1, rows.shape[0]), rows), room
 
 
 def _moved(source: NDArray[np.int32], before: Slots, own: Slots) -> Slots:
-    """The slots of the rows in memory after a window: see `Change.source`."""
+    """The slots of the rows in memory after a superbatch: see `CacheChange.source`."""
     new = source < 0
     after = np.empty(len(source), np.int32)
     after[new] = own[~source[new]]
     after[~new] = before[source[~new]]
     return after
-
-
-def in_superbatches(
-    work: Work,
-    cursors: Iterator[Cursor],
-    *,
-    pool: int,
-    threads: int,
-    split: bool,
-    clocks: dict[str, Clock],
-) -> Pipeline:
-    """The pipeline of an epoch's batches through windows: (steps done, batch) in the order of `cursors`.
-
-    pool: bytes for all batches and windows that are alive at once; threads: to sample with; split: halve a batch that does not
-    fit; clocks: as of `Pipeline`, for all stages.
-    """
-    lease, pool = _lent(work, pool)
-    try:
-        return _chain(work, cursors, lease, pool, threads, split, clocks)
-    except BaseException:
-        lease.end(None, lease.cache.slot)
-        raise
-
-
-def _lent(work: Work, pool: int) -> tuple[CacheLease, int]:
-    """The rows' cache, and the bytes for this pipeline; a second one at the same time has a cache and room of its own."""
-    rows = work.x
-    assert rows is not None
-    lease = registry_of(rows).lend(min(pool // rows.row_bytes + 1, rows.shape[0]), rows)
-    if lease is not None:
-        return lease, pool
-    room = pool // SECOND_SHARE
-    return own_cache(min(room // rows.row_bytes + work.max_bytes // rows.row_bytes + 1, rows.shape[0]), rows), room
-
-
-def _chain(
-    work: Work, cursors: Iterator[Cursor], lease: CacheLease, pool: int, threads: int, split: bool, clocks: dict[str, Clock]
-) -> Pipeline:
-    """The three pipelines of `in_superbatches`; where one cannot be made, those before it have ended."""
-    cache = lease.cache
-    grouping = SuperbatchPlanner(work, pool, threads, cache.residents)
-    reader, server = Reader(work, cache.pool, cache.slot), SuperbatchServer(work, cache.pool)
-    own = {name: clocks.setdefault(name, Clock()) for name in ("sample", "group", "read", "collate", CONSUMER)}
-    with ExitStack() as unfinished:
-        sampled = _sampled(work, cursors, threads, split, own["sample"])
-        unfinished.callback(sampled.close)
-        filled = Pipeline(
-            grouping.windows(sampled),
-            [Stage("read", reader.read)],
-            max_bytes=1,  # the pool is the gate
-            max_items=2,
-            clocks={SOURCE: own["group"], "read": own["read"]},
-            before=sampled,
-            on_stop=lease.stop,
-        )
-        unfinished.callback(filled.close)
-        # The last to end: its threads stop when all before them have.
-        served = Pipeline(
-            server.serve(filled),
-            [Stage("collate", server.collate)],
-            max_bytes=1,
-            max_items=AHEAD,
-            clocks={"collate": own["collate"], CONSUMER: own[CONSUMER]},
-            before=filled,
-            on_end=lambda: lease.end(server.final if reader.begun else cache.residents, reader.slot),
-        )
-        unfinished.pop_all()
-        return served
-
-
-def _sampled(work: Work, cursors: Iterator[Cursor], threads: int, split: bool, clock: Clock) -> Pipeline:
-    """Sampled batches. Not a gate: bounded in items, which a window counts."""
-    alone = work.frontier is None and not split
-    stages = [Stage("sample", work.sample, threads)] if alone else []
-    source: Iterator[Any] = cursors
-    if not alone:
-        source = work.split(cursors) if work.frontier is None else work.sampled(cursors, split)
-    clocks = {stages[0].name if alone else SOURCE: clock}
-    return Pipeline(source, stages, max_bytes=1, max_items=threads, clocks=clocks)

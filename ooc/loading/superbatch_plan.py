@@ -1,36 +1,37 @@
-"""PURE: sampled batches -> windows of batches whose rows are read together, and what leaves the memory for them.
+"""PURE: sampled batches -> superbatches, whose rows are read together, and which rows leave the memory for them.
 
-Sampling needs no features, so batches are sampled ahead and grouped until the union of their rows fills its share of the
-memory. Many rows lie closer together than few: the reads merge, and rows that several batches want are read once. (The
-look-ahead of Ginex and MariusGNN's partition buffer rest on the same fact.) `ooc.loading.superbatch` carries it out.
+Sampling needs no features, so batches are sampled ahead and grouped until their distinct rows fill their share of the memory.
+Many rows lie closer together than few: the reads merge, and rows that several batches want are read once. (The superbatches of
+Ginex and MariusGNN's partition buffer rest on the same fact.) `ooc.loading.superbatch` carries it out.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.relabel import RelabelTable, by_last_use
+from ooc.loading.batch_bytes import BatchBytes
 from ooc.loading.collate import SampledBatch
 from ooc.loading.compact_batch import CompactBatch, narrow, pack
-from ooc.loading.feature_cache import CachedNodes, shared_rows
-from ooc.loading.work import Work
+from ooc.loading.feature_cache import CacheChange, CachedNodes, shared_rows
+from ooc.loading.load_stage import BatchStages
+from ooc.loading.read_strategy import AHEAD, Deferred, grouped
 
 FIRST_BYTES, GROWTH = 2**30, 4
-"""Of an epoch's first window, so that training starts soon (a smaller one is hardly read faster); each next one may have so
-many times more"""
-AHEAD = 1
-"""Batches gathered before the model asks for them"""
+"""Of an epoch's first superbatch, so that training starts soon (a smaller one is hardly read faster); each next one may have
+so many times more"""
 ROW_BYTES = 112
-"""a row's share of what keeps order in four windows: one gathered from, one read, one ready and one put together"""
-WINDOWS = 4
+"""a row's share of what keeps order in four superbatches: one gathered from, one read, one ready and one put together"""
+SUPERBATCHES = 4
 
 
 @dataclass(frozen=True)
 class SuperbatchSketch:
-    """A window's batches, before it is known what lies in memory."""
+    """A superbatch's batches, before it is known which rows are in memory."""
 
     batches: tuple[CompactBatch, ...]
     node: NDArray[Any]
@@ -40,7 +41,7 @@ class SuperbatchSketch:
     uses: NDArray[np.float32]
     """float32[u]: how many do"""
     limit: int
-    """rows in memory at most, with this window's"""
+    """rows in memory at most, with this superbatch's"""
 
 
 @dataclass(frozen=True)
@@ -52,39 +53,45 @@ class Superbatch:
     source: NDArray[np.int32]
     """see `ooc.loading.feature_cache.CacheChange`"""
     early: NDArray[np.int32]
-    """of an epoch's first window: what it gives up itself of the rows that were in memory, as positions"""
+    """of an epoch's first superbatch: positions of the rows in memory that it evicts itself"""
     idle: NDArray[np.int32]
-    """what the next window gives up of the rows in memory after this one that this one does not use, as positions"""
+    """positions of the rows in memory afterwards that the next superbatch evicts and this one does not use"""
     gone: NDArray[np.int32]
-    """the rows of this window that the next gives up, by their last use"""
+    """the rows of this superbatch that the next evicts, by their last use"""
     first: NDArray[np.int64]
     """int64[batches + 1]: gone[first[k]:first[k + 1]] are not needed after batch k"""
     final: CachedNodes | None
-    """of the last window: what lies in memory afterwards"""
+    """of the last superbatch: what is in memory afterwards"""
+
+    @property
+    def missing(self) -> NDArray[np.int64]:
+        """int64: the nodes whose rows are read, ascending."""
+        return self.sketch.node[self.carried < 0].astype(np.int64)
 
 
-class _Draft:
-    """A window in the making."""
+class SuperbatchDraft:
+    """A superbatch in the making, of so many rows at most."""
 
-    def __init__(self, grouping: "SuperbatchPlanner", most_rows: int) -> None:
-        self._grouping, self._most_rows = grouping, most_rows
-        self._union = RelabelTable()
+    def __init__(self, planner: "SuperbatchPlanner", most_rows: int) -> None:
+        self._planner, self._most_rows = planner, most_rows
+        self._table = RelabelTable()
         self._batches: list[CompactBatch] = []
         self._last, self._uses = np.empty(0, np.int32), np.empty(0, np.float32)
         self._size = self._kept = self._most_nodes = self._batch = self._active = self._drawing = self._limit = 0
 
     def add(self, drawn: SampledBatch) -> bool:
-        """Take a batch in, unless the window is full; the first always fits. False: finish, this draft takes no more."""
-        number = self._union.add(drawn.subgraph.node)
-        packed = pack(drawn, number, self._grouping.work.needs_slots)
+        """Take a batch in, unless the superbatch is full; see `ooc.loading.read_strategy.Draft`."""
+        stages, memory = self._planner.stages, self._planner.memory
+        number = self._table.add(drawn.subgraph.node)
+        packed = pack(drawn, number, stages.needs_slots)
         kept = self._kept + packed.nbytes
         self._most_nodes = max(self._most_nodes, len(number))
-        self._batch = max(self._batch, self._grouping.work.nbytes(drawn))
-        self._active = max(self._active, self._grouping.work.activation_bytes(drawn))
+        self._batch = max(self._batch, memory.nbytes(drawn))
+        self._active = max(self._active, memory.activation_bytes(drawn))
         self._drawing = max(self._drawing, drawn.subgraph.nbytes)
-        size = self._union.size
-        limit = self._grouping.rows_limit(kept, self._batch, self._active, self._drawing)
-        # One batch's room is left: the next window goes on being read while this one's last batches wait for the model.
+        size = self._table.size
+        limit = self._planner.rows_limit(kept, self._batch, self._active, self._drawing)
+        # One batch's room is left: the next superbatch goes on being read while this one's last batches wait for the model.
         if self._batches and (size > self._most_rows or size + self._most_nodes > limit):
             return False
         self._last = _grown(self._last, size)
@@ -96,7 +103,7 @@ class _Draft:
         return True
 
     def finish(self) -> SuperbatchSketch:
-        node, rank = self._union.ascending(self._size)
+        node, rank = self._table.ascending(self._size)
         batches = tuple(batch.renumbered(rank) for batch in self._batches)
         last, uses = np.empty(self._size, np.int32), np.empty(self._size, np.float32)
         last[rank], uses[rank] = self._last[: self._size], self._uses[: self._size]
@@ -114,96 +121,72 @@ def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class SuperbatchPlanner:
-    """How sampled batches become windows."""
+    """How sampled batches become superbatches.
 
-    work: Work
+    Args:
+        stages: Of the loader.
+        memory: Of a batch.
+        pool_bytes: For all superbatches and batches that are alive at once.
+        residents: What is in memory before the first superbatch.
+        first_bytes: See `FIRST_BYTES`.
+        growth: See `GROWTH`.
+    """
+
+    stages: BatchStages
+    memory: BatchBytes
     pool_bytes: int
-    """for all windows and batches that are alive at once"""
-    drawing: int
-    """batches being drawn at once"""
     residents: CachedNodes
-    """what lies in memory before the first window"""
     first_bytes: int = FIRST_BYTES
     growth: int = GROWTH
 
     @property
     def row_bytes(self) -> int:
-        assert self.work.x is not None
-        return self.work.x.row_bytes
+        """Bytes of a feature row as stored."""
+        assert self.stages.load.x is not None
+        return self.stages.load.x.row_bytes
 
     def rows_limit(self, kept: int, batch: int, active: int, drawing: int) -> int:
-        """Rows in memory at most beside windows whose batches take `kept` bytes each, the largest batch `batch`.
+        """Rows in memory at most beside superbatches whose batches take `kept` bytes each, the largest batch `batch`.
 
         Taken off: the batches gathered ahead, the one at the model, its activations (`active`, of which there is less,
         measured; the rest is for the memory of the batch before, which waits to be used again); those being drawn
-        (`drawing` bytes each, with their hash tables); the windows' batches.
+        (`drawing` bytes each, with their hash tables); the superbatches' batches.
         """
-        frontier = self.work.frontier
-        drawn = 4 * self.drawing * drawing if frontier is None else frontier.max_bytes or 0
-        besides = (AHEAD + 1) * batch + active + drawn + WINDOWS * kept
+        drawn = self.stages.sample.drawing_bytes(drawing)
+        besides = (AHEAD + 1) * batch + active + drawn + SUPERBATCHES * kept
         return max(0, self.pool_bytes - besides) // (self.row_bytes + ROW_BYTES)
 
     def sketches(self, batches: Iterator[SampledBatch]) -> Iterator[SuperbatchSketch]:
-        """Windows of consecutive batches, none left out. A failure comes after the window of the batches before it."""
-        most_rows = max(1, self.first_bytes // self.row_bytes)
-        draft: _Draft | None = None
-        failure: BaseException | None = None
-        while True:
-            try:
-                drawn = next(batches)
-            except StopIteration:
-                break
-            except BaseException as error:  # the batches before it come first
-                failure = error
-                break
-            if draft is None:
-                draft = _Draft(self, most_rows)
-            if not draft.add(drawn):
-                yield draft.finish()
-                most_rows *= self.growth
-                draft = _Draft(self, most_rows)
-                draft.add(drawn)
-        if draft is not None:
-            yield draft.finish()
-        if failure is not None:
-            raise failure
+        """Superbatches of consecutive batches, none left out; see `ooc.loading.read_strategy.grouped`."""
+        first = max(1, self.first_bytes // self.row_bytes)
+        return grouped(batches, (SuperbatchDraft(self, first * self.growth**k) for k in count()))
 
-    def windows(self, batches: Iterator[SampledBatch]) -> Iterator[Superbatch]:
-        """Each window once the next one is known, so that it knows which of its rows that one gives up."""
-        residents, before, held = self.residents, np.empty(0, np.int32), None
-        failure: BaseException | None = None
-        sketches = self.sketches(batches)
-        while True:
-            try:
-                sketch = next(sketches)
-            except StopIteration:
-                break
-            except BaseException as error:
-                failure = error
-                break
+    def plan(self, batches: Iterator[SampledBatch]) -> Iterator[Superbatch]:
+        """Each superbatch once the next one is known, so that it knows which of its rows that one evicts."""
+        residents, before, waiting = self.residents, np.empty(0, np.int32), None
+        nothing = np.empty(0, np.int32)
+        sketches = Deferred(self.sketches(batches))
+        for sketch in sketches:
             residents, change = residents.take(sketch.node, sketch.uses, sketch.limit, before)
-            early = change.idle if held is None else change.idle[:0]
-            if held is not None:
-                yield _linked(*held, change.evicted, change.idle, None)
-            held, before = (sketch, change.carried, change.source, early), sketch.node
-        if held is not None:
-            yield _linked(*held, before[:0], np.empty(0, np.int32), residents)
-        if failure is not None:
-            raise failure
+            if waiting is not None:
+                yield _linked(*waiting, change.evicted, change.idle, None)
+            waiting, before = (sketch, change, change.idle if waiting is None else nothing), sketch.node
+        if waiting is not None:
+            yield _linked(*waiting, before[:0], nothing, residents)
+        sketches.check()
 
 
 def _linked(
     sketch: SuperbatchSketch,
-    carried: NDArray[np.int32],
-    source: NDArray[np.int32],
+    change: CacheChange,
     early: NDArray[np.int32],
     evicted: NDArray[Any],
     idle: NDArray[np.int32],
     final: CachedNodes | None,
 ) -> Superbatch:
-    """The window, `evicted` and `idle` being what the next one gives up."""
+    """The superbatch that `change` reads, of which the next one gives up `evicted` and `idle`."""
     going = np.empty(len(sketch.node), np.int32)
     gone = np.empty(int(shared_rows(sketch.node, evicted, going)), np.int32)
     first = np.zeros(len(sketch.batches) + 1, np.int64)
     by_last_use(sketch.last, going, gone, first)
-    return Superbatch(sketch, carried, source, early, idle, gone, first, final)
+    return Superbatch(sketch, change.carried, change.source, early, idle, gone, first, final)

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ooc.loading.superbatch_plan import ROW_BYTES, WINDOWS
 from ooc.planning.profile import Evaluation, RunProfile
-from ooc.planning.simulate_scans import SimulatedScans
-from ooc.planning.simulate_superbatches import BatchCosts, Share, SimulatedSuperbatches, simulate
+from ooc.planning.simulate_superbatches import BatchCosts, Share, SimulatedReads
 from ooc.runtime.memory_plan import MemoryPlan
 from stores.sizes import format_bytes
 
@@ -121,7 +119,7 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
 
     >>> print(plan(profile, budget, run).advice)
     """
-    first, later = _shares(profile.replays, profile, run)
+    first, later = _shares(profile.simulated, profile, run)
     whole = first + later
     stages = _stages(whole, profile) | _pulling(first, later, profile)
     edges = profile.sampled_nbytes * (whole.steps + run.upkeep.beforehand)
@@ -130,7 +128,7 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
     others = {
         name: sum(_shares((other,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch
         for name, other in profile.others.items()
-        if other.tells(min(run.steps, run.steps_per_epoch))
+        if other.suffices(min(run.steps, run.steps_per_epoch))
     }
     prediction = Prediction(
         seconds_per_epoch=seconds_per_epoch,
@@ -164,11 +162,9 @@ def hit_rate(rows_read: float, rows_asked: float) -> float | None:
     return 1 - rows_read / rows_asked if rows_asked else None
 
 
-def _shares(
-    replays: tuple[SimulatedSuperbatches | SimulatedScans, ...], profile: RunProfile, run: RunFacts
-) -> tuple[Share, Share]:
+def _shares(simulated: tuple[SimulatedReads, ...], profile: RunProfile, run: RunFacts) -> tuple[Share, Share]:
     """(the first epoch, all later ones together), histories included: they go on beside all else while the disk has time."""
-    first, later = _epochs(replays, profile, run)
+    first, later = _epochs(simulated, profile, run)
     exchange = profile.exchange
     if exchange is None:
         return first, later
@@ -201,34 +197,25 @@ def _histories(first: Share, later: Share, profile: RunProfile, run: RunFacts) -
     return read + upkeep.refresh_read, pushed + upkeep.refresh_written
 
 
-def _epochs(
-    replays: tuple[SimulatedSuperbatches | SimulatedScans, ...], profile: RunProfile, run: RunFacts
-) -> tuple[Share, Share]:
+def _epochs(simulated: tuple[SimulatedReads, ...], profile: RunProfile, run: RunFacts) -> tuple[Share, Share]:
     """(the first epoch, all later ones together)."""
     costs, first_steps = profile.costs, min(run.steps, run.steps_per_epoch)
     left = run.steps - first_steps
-    if not replays:
+    if not simulated:
         seconds = costs.together_s * first_steps + costs.sample_s + costs.collate_s
         asked = profile.asked * first_steps
         first = Share(first_steps, seconds, rows_read=asked, rows_asked=asked, model_s=costs.step_s * first_steps)
         return first, first.scaled(left)
-    begin = replays[0]
+    begin = simulated[0]
     first = begin.epoch(costs, first_steps)
     if not left:
         return first, Share()
-    if len(replays) > 1:
-        later = replays[1].epoch(costs, run.steps_per_epoch)
-    elif isinstance(begin, SimulatedScans):
-        later = begin.epoch(costs, run.steps_per_epoch)
+    if len(simulated) > 1:
+        later = simulated[1].epoch(costs, run.steps_per_epoch)
     else:
-        later = first if begin.covers(first_steps) else _steady(begin, costs, first_steps)
+        later = begin.later_epoch(costs, run.steps_per_epoch)
     emptied = run.upkeep.emptied * left
     return first, first.scaled(emptied) + later.scaled(left - emptied)
-
-
-def _steady(windows: SimulatedSuperbatches, costs: BatchCosts, steps: int) -> Share:
-    """An epoch but for its beginning: what follows the batches replayed."""
-    return windows.epoch(costs, 2 * steps).without(windows.epoch(costs, steps))
 
 
 def _stages(whole: Share, profile: RunProfile) -> dict[str, float]:
@@ -246,7 +233,7 @@ def _evaluation(profile: RunProfile, run: RunFacts) -> float:
 
 def scoring_s(each: Evaluation, costs: BatchCosts) -> float:
     """Seconds of scoring a split once. costs: of training, which reads as fast."""
-    if each.replay is None:
+    if each.simulated is None:
         return each.batches * each.batch_s
     pace = costs.pace
     if pace is not None:  # the disk's work slows a batch down as it does in training
@@ -254,29 +241,21 @@ def scoring_s(each: Evaluation, costs: BatchCosts) -> float:
     own = replace(
         costs, sample_s=each.sample_s, collate_s=0.0, step_s=each.batch_s, together_s=each.batch_s, cpu_s=0.0, pace=pace
     )
-    return each.replay.epoch(own, each.batches).seconds
+    return each.simulated.epoch(own, each.batches).seconds
 
 
 def peak_bytes(profile: RunProfile, run: RunFacts) -> int:
     """The most memory of the process: what it took to run the model, the rows or sums in memory beside it, in training or in
     scoring, and the edges still to be mapped."""
     steps = min(run.steps, run.steps_per_epoch)
-    most = [_held(each, profile.costs, steps, run.row_bytes) for each in profile.replays]
+    most = [each.peak_bytes(profile.costs, steps, run.row_bytes) for each in profile.simulated]
     for split, each in profile.evaluations.items():
-        if run.scored.get(split) and each.replay is not None:
-            most.append(_held(each.replay, profile.costs, each.batches, run.row_bytes))
+        if run.scored.get(split) and each.simulated is not None:
+            most.append(each.simulated.peak_bytes(profile.costs, each.batches, run.row_bytes))
     exchange, held = profile.exchange, 0
     if exchange is not None:
         held = exchange.held + (exchange.resident_hot if run.steps > run.steps_per_epoch else 0)
     return max(profile.resident + profile.unmapped + max(most, default=0) + held, run.upkeep.scan_peak)
-
-
-def _held(each: SimulatedSuperbatches | SimulatedScans, costs: BatchCosts, steps: float, row_bytes: int) -> int:
-    """Bytes of the rows or sums in memory, with what keeps order among them, at most."""
-    if isinstance(each, SimulatedScans):
-        return each.peak_bytes(steps)
-    rows = simulate(each.loads, costs, each.before).peak_rows
-    return rows * (row_bytes + ROW_BYTES) + WINDOWS * max(load.kept for load in each.loads)
 
 
 def bottleneck(stages: Mapping[str, float]) -> str:

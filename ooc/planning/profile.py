@@ -5,50 +5,38 @@ function of the seed, so training is the same to the bit with and without it.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.loading.base import BatchLoader
 from ooc.loading.collate import LoadedBatch, SampledBatch
-from ooc.loading.feature_cache import CachedNodes
-from ooc.loading.shared_scan_plan import SharedScan
-from ooc.loading.superbatch_plan import SuperbatchPlanner
-from ooc.loading.work import Work
-from ooc.planning.scan_trial import try_scan
-from ooc.planning.simulate_history import HistoryShape, HistoryTraffic, simulate_exchange
-from ooc.planning.simulate_scans import SimulatedScans, simulate_shared_scans
-from ooc.planning.simulate_superbatches import BatchCosts, Lengths, SimulatedSuperbatches, replay
+from ooc.loading.load_stage import BatchStages, LoadStage
+from ooc.planning.read_models import ReadModel, RunTrial, model_of
+from ooc.planning.simulate_history import HistoryTraffic, simulate_exchange
+from ooc.planning.simulate_superbatches import BatchCosts, Lengths, SimulatedReads
 from ooc.planning.trials import (
     BatchSample,
     StandInRows,
     Step,
     TimedLengths,
-    apart,
     batches_of,
     cores,
     lengths_of,
     load_shown,
-    pipeline_of,
-    read_cost,
     run_together,
 )
+from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import return_freed
 from ooc.runtime.memory_plan import MemoryPlan
-from stores.arrays.rows import ArrayRows
 from stores.arrays.zarr_rows import ShardedRows
 from stores.io.read_plan import ReadCost, plan_by_cost
 from stores.sizes import format_bytes
 
-TOGETHER = 3
-"""Batches in the pipeline at once: one sampled, one gathered ahead and one at the model"""
-WARM_STEPS = 2
 EVALUATED = 3
 """Batches of evaluation that the model runs on, the first to warm up"""
 CHEAP_SECONDS = 0.3
@@ -65,9 +53,9 @@ class RunProfile:
     """batches of the first epoch that were sampled"""
     costs: BatchCosts
     """`read` costs nothing where rows are in memory"""
-    replays: tuple[SimulatedSuperbatches | SimulatedScans, ...]
-    """of the first epoch, and of the second where windows of the first were sampled whole; none where rows are in memory"""
-    others: dict[str, SimulatedSuperbatches | SimulatedScans]
+    simulated: tuple[SimulatedReads, ...]
+    """the first epoch, and the second where the first was sampled whole; none where rows are in memory"""
+    others: dict[str, SimulatedReads]
     """the first epoch's with other settings, by what to do for them"""
     asked: float
     """rows a batch wants"""
@@ -78,7 +66,7 @@ class RunProfile:
     unmapped: int
     """bytes of edges that draws will map besides those they have"""
     resident: int
-    """most bytes of the process while the model was run, but for rows, sums and what only the profile held"""
+    """most bytes of the process while the model was run, but for rows, aggregates and what only the profile had"""
     seconds: float
     """it took"""
     exchange: HistoryTraffic | None = None
@@ -91,24 +79,10 @@ class Evaluation:
 
     batches: float
     batch_s: float
-    """to compute a batch, and to sample and gather it where that is not told by `replay`"""
+    """to compute a batch, and to sample and gather it where that is not `simulated`"""
     sample_s: float
-    replay: SimulatedSuperbatches | SimulatedScans | None
+    simulated: SimulatedReads | None
     """of its first batches; None where rows are in memory"""
-
-
-@dataclass(frozen=True)
-class RunTrial:
-    """What is profiled. step: runs the model on a batch, forward and backward; forward: without gradients, as for scores."""
-
-    loader: BatchLoader
-    evaluators: Mapping[str, BatchLoader]
-    step: Step
-    forward: Step
-    steps: int
-    """of the first epoch"""
-    epochs: int
-    histories: HistoryShape | None = None
 
 
 def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfile:
@@ -121,22 +95,22 @@ def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfil
     0.024
     """
     begun = time.perf_counter()
-    work = apart(trial.loader.work)
-    work.topology.warm()
-    if work.x is None or isinstance(work.x, ArrayRows):
-        measured = _in_memory(trial, work, seconds)
-    else:
-        measured = _from_disk(trial, work, seconds, variants)
+    strategy = trial.loader.strategy.apart()
+    strategy.stages.sample.topology.warm()
+    model = model_of(strategy, strategy.pool(trial.loader.budget))
+    measured = _in_memory(trial, seconds) if model is None else _from_disk(trial, model, seconds, variants)
     return_freed()
     return replace(measured, seconds=time.perf_counter() - begun)
 
 
-def _in_memory(trial: RunTrial, work: Work, seconds: float) -> RunProfile:
+def _in_memory(trial: RunTrial, seconds: float) -> RunProfile:
     """Where rows are in memory the profile is the pipeline itself, for a while."""
     loader, budget = trial.loader, trial.loader.budget
-    pipeline, gather = pipeline_of(work, trial.steps, budget.in_flight, loader.prefetch, windows=False)
-    found = run_together(pipeline, trial.step, gather, loader.prefetch, seconds)
-    sample = BatchSample(batches_of(apart(work), 0, trial.steps), budget.trial_batches(), seconds / 2)
+    strategy = loader.strategy.apart()
+    cursors = (Cursor(0, step) for step in range(trial.steps))
+    pipeline = strategy.pipeline(cursors, budget, loader.prefetch, {})
+    found = run_together(pipeline, trial.step, ["read", "collate"], loader.prefetch, seconds)
+    sample = BatchSample(batches_of(strategy.apart(), 0, trial.steps), budget.trial_batches(), seconds / 2)
     exchange = None if trial.histories is None else _exchange(trial, list(sample))
     sample.batches.clear()
     costs = BatchCosts(found.sample_s, 0.0, found.collate_s, found.step_s, found.seconds, found.cpu_s, FREE, 0.0, cores())
@@ -144,12 +118,12 @@ def _in_memory(trial: RunTrial, work: Work, seconds: float) -> RunProfile:
     return RunProfile(
         steps=steps,
         costs=costs,
-        replays=(),
+        simulated=(),
         others={},
-        asked=work.read.asked / max(1, steps),
-        evaluations=_evaluations(trial, trial.loader.work, seconds),
+        asked=strategy.stages.counts.requested / max(1, steps),
+        evaluations=_evaluations(trial, loader.strategy.stages.load, seconds),
         sampled_nbytes=0.0,
-        unmapped=work.topology.unmapped(),
+        unmapped=strategy.stages.sample.topology.unmapped(),
         resident=found.peak,
         seconds=0.0,
         exchange=exchange,
@@ -161,154 +135,113 @@ def _exchange(trial: RunTrial, drawn: list[SampledBatch]) -> HistoryTraffic | No
     return None if trial.histories is None else simulate_exchange(trial.histories, drawn, len(drawn) == trial.steps)
 
 
-def _from_disk(trial: RunTrial, work: Work, seconds: float, variants: bool) -> RunProfile:
-    """Windows and sweeps are put together as in training and read in part; the model runs on rows that stand for the others."""
-    budget, steps, lengths = trial.loader.budget, trial.steps, TimedLengths(lengths_of(work.x))
+def _from_disk(trial: RunTrial, model: ReadModel, seconds: float, variants: bool) -> RunProfile:
+    """Groups of batches are planned as in training and read in part; the model runs on rows that stand for the others."""
+    strategy, budget, steps = model.strategy, trial.loader.budget, trial.steps
+    lengths = TimedLengths(lengths_of(strategy.disk_rows))
     max_bytes = budget.trial_batches()
-    grouping = SuperbatchPlanner(work, budget.batches + work.spare_bytes, trial.loader.threads[0], CachedNodes.none())
-    regroup(grouping, batches_of(work, 0, 1), lengths_of(work.x))  # loads the kernels
-    sampling = apart(work)
+    model.simulate(batches_of(strategy, 0, 1), lengths_of(strategy.disk_rows))  # loads the kernels
+    sampling = strategy.apart()
     sample, seen = BatchSample(batches_of(sampling, 0, steps), max_bytes, seconds / 2), _First()
     begun = time.perf_counter()
-    replays = [regroup(grouping, sample, lengths, lambda found: seen.add(found, sample))]
+    simulated = [model.simulate(sample, lengths, lambda found: seen.add(found, sample))]
     group_s = (time.perf_counter() - begun - sample.total_s - lengths.total_s) / len(sample.batches)
     count, whole = len(sample.batches), sample.whole or len(sample.batches) == steps
     asked = sum(len(batch.subgraph.node) for batch in sample.batches) / count
     exchange = _exchange(trial, sample.batches)
     others = {}
     if variants or group_s * count < CHEAP_SECONDS:
-        others = {name: regroup(other, sample.batches, own) for name, other, own in variations(grouping, budget)}
+        others = {name: other.simulate(sample.batches, own) for name, other, own in variations(model, budget)}
     sample.batches.clear()
-    if whole and trial.epochs > 1 and isinstance(replays[0], SimulatedSuperbatches):
-        second = BatchSample(batches_of(apart(work), 1, steps), max_bytes, seconds)
-        later = regroup(replace(grouping, residents=replays[0].residents), second, lengths)
-        replays += [later] if len(second.batches) == steps else []
+    following = model.following(simulated[0])
+    if whole and trial.epochs > 1 and following is not None:
+        second = BatchSample(batches_of(strategy.apart(), 1, steps), max_bytes, seconds)
+        later = following.simulate(second, lengths)
+        simulated += [later] if len(second.batches) == steps else []
         second.batches.clear()
     return_freed()
     base = BatchCosts(sample.batch_s, group_s, 0.0, 0.0, 0.0, 0.0, FREE, 0.0, cores())
-    measure = _scanned if work.scanning else _windowed
-    costs, resident, shown = measure(trial, work, seen.found, base, seconds)
+    measured = model.measure(trial, seen.found, base, seconds)
     return RunProfile(
         steps=count,
-        costs=costs,
-        replays=tuple(replays),
+        costs=measured.costs,
+        simulated=tuple(simulated),
         others=others,
         asked=asked,
-        evaluations=_evaluations(trial, shown, seconds),
-        sampled_nbytes=sampling.read.topology_nbytes / count,
-        unmapped=work.topology.unmapped(),
-        resident=resident,
+        evaluations=_evaluations(trial, measured.load, seconds),
+        sampled_nbytes=sampling.stages.counts.topology_nbytes / count,
+        unmapped=strategy.stages.sample.topology.unmapped(),
+        resident=measured.resident,
         seconds=0.0,
         exchange=exchange,
     )
 
 
 class _First:
-    """Keeps what the first window reads, or the first sweep."""
+    """Keeps what the first group of batches reads."""
 
     def __init__(self) -> None:
         self.found: Any = None
 
     def add(self, found: Any, sample: BatchSample) -> None:
-        """See `replay` and `simulate_shared_scans`."""
+        """See `ReadModel.simulate`."""
         self.found = found if self.found is None else self.found
-        sample.windows += 1
+        sample.groups += 1
 
 
-def regroup(
-    grouping: SuperbatchPlanner, drawn: Any, lengths: Lengths, seen: Callable[[Any], None] = lambda _: None
-) -> SimulatedSuperbatches | SimulatedScans:
-    """What training reads for batches `drawn`, counted: see `replay` and `simulate_shared_scans`."""
-    if grouping.work.scanning:
-        return simulate_shared_scans(grouping.work, drawn, grouping.pool_bytes, lengths, seen)
-    return replay(grouping, drawn, lengths, seen)
-
-
-def _windowed(
-    trial: RunTrial, work: Work, ids: NDArray[np.int64], base: BatchCosts, seconds: float
-) -> tuple[BatchCosts, int, Work]:
-    """(costs, bytes of the process beside its rows, the work on rows that stand for those on disk)."""
-    budget = trial.loader.budget
-    read, read_cpu, rows = read_cost(work.x, ids, budget.trial_rows, seconds)
-    shown = apart(work, x=StandInRows(work.x, rows))
-    pipeline, gather = pipeline_of(shown, trial.steps, budget.in_flight, TOGETHER, windows=True)
-    found = run_together(pipeline, trial.step, gather, WARM_STEPS, seconds)
-    costs = replace(
-        base,
-        collate_s=found.collate_s,
-        step_s=found.step_s,
-        together_s=found.seconds,
-        cpu_s=found.cpu_s,
-        read=read,
-        read_cpu=read_cpu,
-    )
-    return costs, found.peak - rows.nbytes, shown
-
-
-def _scanned(trial: RunTrial, work: Work, scan: SharedScan, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Work]:
-    """The same for sweeps."""
-    found = try_scan(apart(work), scan, trial.steps, trial.loader.threads[0], trial.step, seconds)
-    costs = replace(base, collate_s=found.collate_s, step_s=found.step_s, together_s=found.together_s, pace=found.pace)
-    return costs, found.resident, work
-
-
-def _evaluations(trial: RunTrial, shown: Work, seconds: float) -> dict[str, Evaluation]:
+def _evaluations(trial: RunTrial, shown: LoadStage, seconds: float) -> dict[str, Evaluation]:
     """What scoring each split takes. shown: training's, for its rows."""
-    return {
-        split: evaluation(loader, apart(loader.work), shown, trial.forward, seconds / 4)
-        for split, loader in trial.evaluators.items()
-    }
+    return {split: evaluation(loader, shown, trial.forward, seconds / 4) for split, loader in trial.evaluators.items()}
 
 
-def evaluation(loader: BatchLoader, work: Work, shown: Work, forward: Step, seconds: float) -> Evaluation:
+def evaluation(loader: BatchLoader, shown: LoadStage, forward: Step, seconds: float) -> Evaluation:
     """What scoring a split takes, from its first batches, as small as they have to be."""
-    pool, threads, x = loader.budget.batches + work.spare_bytes, loader.threads[0], work.x
-    most = loader.budget.trial_batches(work.spare_bytes)
-    sample = BatchSample(batches_of(work, 0, len(loader), split=True), most, seconds, patience=1)
-    found: SimulatedSuperbatches | SimulatedScans | None = None
-    if x is None or isinstance(x, ArrayRows):
+    strategy = loader.strategy.apart()
+    pool = strategy.pool(loader.budget)
+    most = loader.budget.trial_batches(pool - loader.budget.batches)
+    sample = BatchSample(batches_of(strategy, 0, len(loader)), most, seconds, patience=1)
+    model, found = model_of(strategy, pool), None
+    if model is None:
         drawn = list(islice(sample, EVALUATED))
     else:
-        found = regroup(SuperbatchPlanner(work, pool, threads, CachedNodes.none()), sample, lengths_of(x))
+        found = model.simulate(sample, lengths_of(strategy.disk_rows))
         drawn = sample.batches[:EVALUATED]
     batches, sample_s = len(loader) * sample.parts, sample.batch_s
     sample.batches.clear()
-    batch_s = _scored(apart(work, x=shown.x), drawn, forward)
+    stages = strategy.apart().stages.over(shown.x)
+    load = partial(load_shown if model is None else model.load, stages.load)
+    batch_s = _scored(stages, drawn, forward, load, model is None or model.gathers)
     return Evaluation(batches, batch_s + (0.0 if found else sample_s), sample_s, found)
 
 
-def _scored(work: Work, drawn: list[SampledBatch], forward: Step) -> float:
-    """Seconds to gather and score a batch, or to score it where its sums are made by sweeps."""
+def _scored(
+    stages: BatchStages,
+    drawn: list[SampledBatch],
+    forward: Step,
+    load: Callable[[SampledBatch], LoadedBatch],
+    gathers: bool,
+) -> float:
+    """Seconds to gather (where `gathers`) and score a batch."""
     taken = []
     while drawn:
         batch, begun = drawn.pop(0), time.perf_counter()
-        if work.scanning:
-            loaded = _without_sums(work, batch)
-            begun = time.perf_counter()
-        else:
-            loaded = load_shown(work, batch)
-        forward(work.collate(loaded)[1])
+        loaded = load(batch)
+        begun = begun if gathers else time.perf_counter()
+        forward(stages.collate.collate(loaded)[1])
         taken.append(time.perf_counter() - begun)
     return min(taken, default=0.0)
 
 
-def _without_sums(work: Work, drawn: SampledBatch) -> LoadedBatch:
-    """A batch with zeros for its first layer's sums."""
-    assert work.x is not None
-    _, rest = work.factors(drawn)
-    neighbor, self_row = np.zeros((2, len(rest.subgraph.node), work.x.shape[1]), np.float32)
-    return LoadedBatch(rest, FirstLayerAggregates(neighbor, self_row), work.labels(rest))
-
-
-def variations(grouping: SuperbatchPlanner, budget: MemoryPlan) -> Iterator[tuple[str, SuperbatchPlanner, Lengths]]:
-    """Other settings worth knowing of: (what to do, how it would be grouped, how its rows would be read)."""
-    x: Any = grouping.work.x
+def variations(model: ReadModel, budget: MemoryPlan) -> Iterator[tuple[str, ReadModel, Lengths]]:
+    """Other settings worth trying: (what to do, the model with them, how its rows would be read)."""
+    x: Any = model.strategy.disk_rows
     for percent in (50, 100):
         more = budget.memory * percent // 100
         name = f"--memory {format_bytes(budget.memory + more).replace(' ', '')}"
-        yield name, replace(grouping, pool_bytes=grouping.pool_bytes + more), lengths_of(x)
+        yield name, replace(model, pool=model.pool + more), lengths_of(x)
     if isinstance(x, ShardedRows) and x.dtype == np.float32:
         half = x.row_bytes // 2
         plan = partial(plan_by_cost, row_bytes=half, cost=x.cost, count=x.shape[0], alignment=x.engine.alignment)
-        work = replace(grouping.work, x=StandInRows(x, np.empty((1, *x.shape[1:]), np.float16)))
-        yield "float16 features (ooc ingest --dtype float16)", replace(grouping, work=work), lambda ids: plan(ids).length
+        strategy = model.strategy.over(StandInRows(x, np.empty((1, *x.shape[1:]), np.float16)))
+        name = "float16 features (ooc ingest --dtype float16)"
+        yield name, replace(model, strategy=strategy), lambda ids: plan(ids).length

@@ -1,4 +1,4 @@
-"""A part of a run's first sweep, made and served as training does, to know how fast: alone, and beside the model."""
+"""A part of a run's first shared scan, made and served as training does, to know how fast: alone, and beside the model."""
 
 import threading
 import time
@@ -6,22 +6,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count, islice, repeat, takewhile
-from typing import Any
 
 import numpy as np
 
 from ooc.graph.aggregation import Floats
-from ooc.loading.shared_scan import FinishedScan, ScannedBatch, ScanReader, ScanServer
-from ooc.loading.shared_scan_plan import AHEAD, ScanDraft, ScanPiece, SharedScan, WaitingBatch, pieces, waiting
-from ooc.loading.work import PIECES, Work
-from ooc.planning.simulate_scans import rest_bytes, table_bytes
+from ooc.loading.batch_bytes import PIECES
+from ooc.loading.read_strategy import AHEAD, ServedBatch, sampled_batches, serve
+from ooc.loading.shared_scan import FinishedScan, ScanReader, ScanServer, SharedScans
+from ooc.loading.shared_scan_plan import ScanDraft, ScanPiece, SharedScan, WaitingBatch
 from ooc.planning.simulate_superbatches import AggregationSpeed, cost_of
 from ooc.planning.trials import LEAST_STEPS, PATIENCE, Step, median_of
 from ooc.runtime.clock import Clock, noting_waits
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import MemoryMeter
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
-from stores.arrays.rows import Rows
 
 WARM_STEPS = 2
 
@@ -32,17 +30,17 @@ class ScanTrial:
 
     pace: AggregationSpeed
     together_s: float
-    """a batch while no sums are made"""
+    """a batch while no aggregates are made"""
     step_s: float
-    """of it the model's, while sums are made"""
+    """of it the model's, while aggregates are made"""
     collate_s: float
     resident: int
-    """most bytes of the process, but for the sums and the sweep"""
+    """most bytes of the process, but for the aggregates and the scan"""
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A stretch of making sums."""
+    """A stretch of making aggregates."""
 
     seconds: float
     nbytes: int
@@ -53,25 +51,25 @@ class _Pass:
 
 
 class _Maker:
-    """Adds parts of a sweep up, and knows what they took."""
+    """Adds parts of a scan up, and measures what they took."""
 
-    def __init__(self, work: Work, rows: Rows, scan: SharedScan) -> None:
-        self._work, self._rows, self._scan = work, rows, scan
+    def __init__(self, strategy: SharedScans, scan: SharedScan) -> None:
+        assert strategy.disk_rows is not None
+        self._rows, self._counts, self._scan = strategy.disk_rows, strategy.stages.counts, scan
         self._clock, self._model_s = Clock(), 0.0
-        self.scan_reader = ScanReader(work, rows, self._clock)
+        self.reader = ScanReader(strategy, self._clock)
 
     def buffer(self) -> tuple[Floats, Floats]:
-        """Zeros for a sweep's sums and the rows it keeps."""
-        neighbor, self_rows = self.scan_reader.memory.take(
-            self._scan.num_rows, self._scan.num_self_rows, self._rows.shape[1], 0
-        )
+        """Zeros for a scan's aggregates and the rows it keeps."""
+        scan = self._scan
+        neighbor, self_rows = self.reader.memory.take(scan.num_rows, scan.num_self_rows, self._rows.shape[1], 0)
         neighbor[:], self_rows[:] = 0, 0
         return neighbor, self_rows
 
     def pieces(self) -> Iterator[ScanPiece]:
-        """Of one pass."""
+        """Of the scan."""
         cost = cost_of(self._rows)
-        for piece in pieces(self._scan, self._rows, self._work.piece_bytes):
+        for piece in self.reader.pieces(self._scan):
             length = np.array([len(piece.row) * self._rows.row_bytes]) if piece.plan is None else piece.plan.length
             self._model_s += len(length) * cost.read_s + int(length.sum()) * cost.byte_s
             yield piece
@@ -79,43 +77,45 @@ class _Maker:
     @property
     def nbytes(self) -> int:
         """Read so far."""
-        return self._work.read.nbytes
+        return self._counts.nbytes
 
     def make(self, sums: tuple[Floats, Floats], todo: Iterator[ScanPiece]) -> _Pass:
         """Add pieces up."""
         before, model, reading, begun = self.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
         with noting_waits() as waits:
-            self.scan_reader.add_up(self._scan, *sums, todo)
+            self.reader.add_up(self._scan, *sums, todo)
         waited = sum(stop - start for start, stop in waits)
         seconds = time.perf_counter() - begun
         return _Pass(seconds, self.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
 
-    def again(self, stop: threading.Event) -> Iterator[ScanPiece]:
-        """Pass after pass."""
+    def repeated(self, stop: threading.Event) -> Iterator[ScanPiece]:
+        """Of the scan, over and over."""
         while not stop.is_set():
             yield from takewhile(lambda _: not stop.is_set(), self.pieces())
 
 
-def try_scan(work: Work, scan: SharedScan, steps: int, threads: int, step: Step, seconds: float) -> ScanTrial:
+def try_scan(strategy: SharedScans, scan: SharedScan, steps: int, step: Step, seconds: float) -> ScanTrial:
     """Make a part of `scan` for about `seconds`, serve its batches to `step` for as long, and then both at once.
 
-    work: whose counters and buffers nobody else uses; steps: of the epoch; threads: that sample. In memory are the sums of two
-    sweeps, as in training.
+    In memory are the aggregates of two scans, as in training.
+
+    Args:
+        strategy: Whose counters and buffers nobody else uses.
+        steps: Of the epoch.
     """
-    assert work.x is not None
-    maker = _Maker(work, work.x, scan)
+    maker = _Maker(strategy, scan)
     try:
         with MemoryMeter("plan", period_s=0.005) as meter:
             made, served = maker.buffer(), maker.buffer()
             maker.make(made, islice(maker.pieces(), PIECES + 1))  # loads the kernels
             end = time.perf_counter() + seconds
             alone = maker.make(served, takewhile(lambda _: time.perf_counter() < end, maker.pieces()))
-            pipeline = _pipeline(work, maker.scan_reader, _made(scan, served), (steps, threads))
+            pipeline = _pipeline(strategy, maker.reader, _made(scan, served), steps)
             with pipeline:
                 found = _beside(pipeline, maker, made, step, alone, seconds)
     finally:
-        maker.scan_reader.close()
-    known = sum(part.nbytes for part in (*made, *served)) + table_bytes(scan) + sum(map(rest_bytes, scan.batches))
+        maker.reader.close()
+    known = sum(part.nbytes for part in (*made, *served)) + scan.nbytes + sum(rest.nbytes for rest in scan.batches)
     return ScanTrial(*found, median_of(pipeline.clocks["collate"], WARM_STEPS), max(0, meter.peak - known))
 
 
@@ -126,13 +126,13 @@ def _made(scan: SharedScan, sums: tuple[Floats, Floats]) -> FinishedScan:
 def _beside(
     pipeline: Pipeline, maker: _Maker, sums: tuple[Floats, Floats], step: Step, alone: _Pass, seconds: float
 ) -> tuple[AggregationSpeed, float, float]:
-    """(the pace, a batch while no sums are made, the model's part of a batch while they are)."""
+    """(the pace, a batch while no aggregates are made, the model's part of a batch while they are)."""
     runs = _runs(pipeline, step)
     taken_by(runs, WARM_STEPS, 0.0)
     quiet = taken_by(runs, LEAST_STEPS, seconds)
     stop = threading.Event()
     with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:
-        making = pool.submit(maker.make, sums, maker.again(stop))
+        making = pool.submit(maker.make, sums, maker.repeated(stop))
         try:
             next(runs)  # the batch under way when it began
             before, begun, spans = maker.nbytes, time.perf_counter(), len(pipeline.clocks[CONSUMER].spans)
@@ -175,20 +175,13 @@ def taken_by(runs: Iterator[float], least: int, seconds: float) -> list[float]:
     return taken
 
 
-def _pipeline(work: Work, scan_reader: ScanReader, made: FinishedScan, sampling: tuple[int, int]) -> Pipeline:
-    """Batches of a sweep, over and over; for each that is served another one is sampled and put in file order."""
-    steps, threads = sampling
+def _pipeline(strategy: SharedScans, reader: ScanReader, made: FinishedScan, steps: int) -> Pipeline:
+    """Batches of a scan, over and over; for each that is served another one is sampled and put in file order."""
     cursors = (Cursor(0, step % steps) for step in count())
-    if work.frontier is None:
-        source: Iterator[Any] = cursors
-        stage = Stage("sample", lambda cursor: waiting(work, work.sample(cursor)), threads)
-    else:
-        source = work.sampled(cursors, False)
-        stage = Stage("sample", lambda drawn: waiting(work, drawn))
-    sampled = Pipeline(source, [stage], max_bytes=1, max_items=threads)
-    server = ScanServer(work, scan_reader)
+    sampled = sampled_batches(strategy.stages.sample, strategy.waiting, cursors, Clock())
+    server = ScanServer(strategy.stages)
     return Pipeline(
-        _served(server.serve(repeat(made)), sampled),
+        _served(serve(repeat(made), "sum", reader.memory.ask), sampled),
         [Stage("collate", server.collate)],
         max_bytes=1,
         max_items=AHEAD,
@@ -196,9 +189,9 @@ def _pipeline(work: Work, scan_reader: ScanReader, made: FinishedScan, sampling:
     )
 
 
-def _served(batches: Iterator[ScannedBatch], sampled: Iterator[WaitingBatch]) -> Iterator[ScannedBatch]:
+def _served(batches: Iterator[ServedBatch], sampled: Iterator[WaitingBatch]) -> Iterator[ServedBatch]:
     for batch, drawn in zip(batches, sampled, strict=False):
-        draft = ScanDraft(1, 0)  # a sweep by itself
+        draft = ScanDraft(1, 0)  # a scan by itself
         draft.add(drawn)
         draft.finish()
         yield batch

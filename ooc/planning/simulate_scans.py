@@ -1,8 +1,8 @@
-"""PURE: what a run through sweeps (`ooc.loading.shared_scan`) will take, from those that its first batches form and what each
+"""PURE: what a run in shared scans (`ooc.loading.shared_scan`) will take, from those that its first batches form and what each
 stage costs.
 
-The sums of a sweep are made while those of the one before serve batches. `follow` keeps both going side by side: each has a
-speed while it is alone and another one beside the other, because they share the processor.
+The aggregates of a scan are made while those of the one before serve batches. `simulate_timeline` keeps both going side by
+side: each has a speed while it is alone and another one beside the other, because they share the processor.
 """
 
 from collections import deque
@@ -13,19 +13,19 @@ from itertools import accumulate
 import numpy as np
 
 from ooc.loading.collate import SampledBatch
-from ooc.loading.shared_scan_plan import BatchRemainder, SharedScan, WaitingBatch, shared_scans, waiting
-from ooc.loading.work import Work
+from ooc.loading.shared_scan import SharedScans
+from ooc.loading.shared_scan_plan import SharedScan, WaitingBatch
 from ooc.planning.simulate_superbatches import BatchCosts, Lengths, Share, cost_of, planned
 from stores.arrays.rows import Rows
 
-MOST_FOLLOWED = 256
-"""Sweeps of an epoch that are followed one by one; more go on like those"""
+MOST_SIMULATED = 256
+"""Scans of an epoch that are simulated one by one; more go on like those"""
 _ALL = 1 - 1e-6
 
 
 @dataclass(frozen=True)
 class ScanLoad:
-    """What a sweep asks of the disk and of the memory, or the mean of several. Of the memory: bytes."""
+    """What a scan wants of the disk and of the memory, or the mean of several. Of the memory: bytes."""
 
     batches: float
     asked: float
@@ -37,7 +37,7 @@ class ScanLoad:
     """that reading should take by the device's cost model"""
     sums: float
     rests: float
-    """what remains of its batches beside the sums"""
+    """what remains of its batches beside the aggregates"""
     entries: float
     """its entries as they come, one copy"""
     table: float
@@ -68,16 +68,16 @@ def _covered(some: float, whole: float, times: float) -> float:
 
 @dataclass(frozen=True)
 class SimulatedScans:
-    """The sweeps of an epoch's first batches."""
+    """The scans of an epoch's first batches; see `ooc.planning.simulate_superbatches.SimulatedReads`."""
 
     scans: tuple[ScanLoad, ...]
     """the last one may lack batches: the sample ended"""
     most: float
-    """batches that fit a sweep"""
+    """batches that fit a scan"""
     rows: Rows
 
     def of(self, steps: float) -> Sequence[ScanLoad]:
-        """The sweeps of an epoch of so many batches: those known, then their mean, then what is left."""
+        """The scans of an epoch of so many batches: those known, then their mean, then what is left."""
         ends = [0.0, *accumulate(scan.batches for scan in self.scans)]
         if ends[-1] >= steps:
             known = [scan for scan, end in zip(self.scans, ends[1:], strict=True) if end <= steps]
@@ -94,22 +94,28 @@ class SimulatedScans:
         if not steps:
             return Share()
         scans = self.of(steps)
-        followed = scans[:MOST_FOLLOWED]
-        share = _share(followed, follow(followed, costs), costs, 0)
-        if len(followed) < len(scans):
-            share += _share(followed, follow(followed, costs), costs, MOST_FOLLOWED // 2).scaled(steps - share.steps)
+        simulated = scans[:MOST_SIMULATED]
+        share = _share(simulated, simulate_timeline(simulated, costs), costs, 0)
+        if len(simulated) < len(scans):
+            share += _share(simulated, simulate_timeline(simulated, costs), costs, MOST_SIMULATED // 2).scaled(
+                steps - share.steps
+            )
         return share
 
-    def tells(self, steps: float) -> bool:
-        """Whether enough batches were replayed to go on from: all, or two whole sweeps."""
+    def later_epoch(self, costs: BatchCosts, steps: int) -> Share:
+        """The same: no row stays in memory."""
+        return self.epoch(costs, steps)
+
+    def suffices(self, steps: float) -> bool:
+        """All batches do, or two whole scans."""
         return sum(scan.batches for scan in self.scans) >= steps or len(self.scans) > 2
 
-    def peak_bytes(self, steps: float) -> int:
-        """The most bytes that the sweeps of `steps` batches have in memory at once: the sums of one serve batches, those of the
-        next are made, and the entries of the one after are sorted."""
-        held = [None, None, *self.of(steps), None, None]
+    def peak_bytes(self, costs: BatchCosts, steps: float, row_bytes: int) -> int:
+        """Of the aggregates of one scan, which serve batches, those of the next, which are made, and the entries of the one
+        after, which are sorted."""
+        known = [None, None, *self.of(steps), None, None]
         most = 0.0
-        for served, made, drawn in zip(held, held[1:], held[2:], strict=False):
+        for served, made, drawn in zip(known, known[1:], known[2:], strict=False):
             alive = [scan for scan in (served, made, drawn) if scan is not None]
             sums = sum(scan.sums for scan in (served, made) if scan is not None)
             entries = (made.table if made else 0.0) + (2 * drawn.entries if drawn else 0.0)
@@ -121,79 +127,69 @@ def _mean(scans: Sequence[ScanLoad]) -> ScanLoad:
     return ScanLoad(*np.mean([list(vars(scan).values()) for scan in scans], axis=0).tolist())
 
 
-def simulate_shared_scans(
-    work: Work, drawn: Iterable[SampledBatch], pool: int, lengths: Lengths, seen: Callable[[SharedScan], None] = lambda _: None
+def simulate_scans(
+    strategy: SharedScans,
+    drawn: Iterable[SampledBatch],
+    pool: int,
+    lengths: Lengths,
+    seen: Callable[[SharedScan], None] = lambda _: None,
 ) -> SimulatedScans:
-    """Group `drawn` as training would, and count instead of reading; `seen` is called with each sweep.
+    """Group `drawn` as training would, and count instead of reading; `seen` is called with each scan.
 
-    >>> sum(scan.rows_read for scan in simulate_shared_scans(work, drawn, pool, lambda ids: rows.plan(ids).length).scans)
+    >>> sum(scan.rows_read for scan in simulate_scans(strategy, drawn, pool, lambda ids: rows.plan(ids).length).scans)
     """
-    assert work.x is not None
+    rows, memory = strategy.disk_rows, strategy.memory
+    assert rows is not None
     asked: deque[tuple[int, int]] = deque()
 
-    def waits() -> Iterator[WaitingBatch]:
+    def prepared() -> Iterator[WaitingBatch]:
         for batch in drawn:
-            one = waiting(work, batch)
-            asked.append((len(batch.subgraph.node), entry_bytes(one)))
+            one = strategy.waiting(batch)
+            asked.append((len(batch.subgraph.node), one.nbytes))
             yield one
 
-    scans, cost, most = [], cost_of(work.x), 1.0
-    for shared_scan in shared_scans(waits(), pool, work.self_row_bytes, work.kept_bytes):
-        most = max(most, batches_in(pool - work.kept_bytes, shared_scan))
-        wanted = [asked.popleft() for _ in shared_scan.batches]
-        extents, nbytes = planned(shared_scan.row.astype(np.int64), lengths)
-        scans.append(
+    loads, cost, most = [], cost_of(rows), 1.0
+    for scan in strategy.plan(prepared(), pool):
+        most = max(most, batches_in(pool - memory.reserved_bytes, scan))
+        wanted = [asked.popleft() for _ in scan.batches]
+        extents, nbytes = planned(scan.row.astype(np.int64), lengths)
+        loads.append(
             ScanLoad(
-                batches=len(shared_scan.batches),
+                batches=len(scan.batches),
                 asked=sum(rows for rows, _ in wanted),
-                rows_read=len(shared_scan.row),
+                rows_read=len(scan.row),
                 nbytes=nbytes,
                 read_s=extents * cost.read_s + nbytes * cost.byte_s,
-                sums=work.self_row_bytes * (shared_scan.num_rows + shared_scan.num_self_rows),
-                rests=sum(rest_bytes(rest) for rest in shared_scan.batches),
+                sums=memory.self_row_bytes * (scan.num_rows + scan.num_self_rows),
+                rests=sum(rest.nbytes for rest in scan.batches),
                 entries=sum(nbytes for _, nbytes in wanted),
-                table=table_bytes(shared_scan),
+                table=scan.nbytes,
             )
         )
-        seen(shared_scan)
-    return SimulatedScans(tuple(scans), most, work.x)
+        seen(scan)
+    return SimulatedScans(tuple(loads), most, rows)
 
 
 def batches_in(pool: int, shared_scan: SharedScan) -> float:
-    """Batches like those of this sweep, which may lack some, that fit a sweep of `pool` bytes."""
+    """Batches like those of this scan, which may lack some, that fit a scan of `pool` bytes."""
     size, count = shared_scan.size, len(shared_scan.batches)
     return max(float(count), (pool - size.fixed) * count // max(1, size.kept))
 
 
-def rest_bytes(rest: BatchRemainder) -> int:
-    """Bytes of what remains of a batch beside its sums."""
-    return rest.drawn.subgraph.nbytes + rest.drawn.position.nbytes + rest.scale.nbytes
-
-
-def entry_bytes(one: WaitingBatch) -> int:
-    """Bytes of a batch's entries."""
-    return one.row.nbytes + one.target.nbytes + one.edge.nbytes
-
-
-def table_bytes(shared_scan: SharedScan) -> int:
-    """Bytes of a sweep's entries in file order."""
-    return shared_scan.row.nbytes + shared_scan.first.nbytes + shared_scan.target.nbytes + shared_scan.edge.nbytes
-
-
 @dataclass(frozen=True)
 class ScanTimeline:
-    """done: when each sweep's batches are through, in seconds from the first request; making, serving: seconds of each sweep's
-    pass, and of its batches at the model."""
+    """done: when each scan's batches are through, in seconds from the first request; making, serving: seconds of each scan,
+    and of its batches at the model."""
 
     done: tuple[float, ...]
     making: tuple[float, ...]
     serving: tuple[float, ...]
 
 
-def follow(scans: Sequence[ScanLoad], costs: BatchCosts) -> ScanTimeline:
-    """Make sweep after sweep while their batches are served: two buffers, so the third waits until the first is served.
+def simulate_timeline(scans: Sequence[ScanLoad], costs: BatchCosts) -> ScanTimeline:
+    """Make scan after scan while their batches are served: two buffers, so the third waits until the first is served.
 
-    A sweep is put together once it is known who takes it: sampling begins when the last but one before it begins to serve.
+    A scan is put together once it is known who takes it: sampling begins when the last but one before it begins to serve.
     """
     pace = costs.pace
     assert pace is not None
@@ -233,7 +229,7 @@ def follow(scans: Sequence[ScanLoad], costs: BatchCosts) -> ScanTimeline:
 
 
 def _share(scans: Sequence[ScanLoad], line: ScanTimeline, costs: BatchCosts, begin: int) -> Share:
-    """What the sweeps from `begin` on take."""
+    """What the scans from `begin` on take."""
     assert costs.pace is not None
     some, pace = scans[begin:], costs.pace
     nbytes = sum(scan.nbytes for scan in some)

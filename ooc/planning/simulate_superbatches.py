@@ -1,14 +1,14 @@
-"""PURE: what a run will take, from the windows that its batches form and what each stage costs.
+"""PURE: what a run will take, from the superbatches that its batches form and what each stage costs.
 
-Batches are a function of the seed, and so are windows: grouping the batches of a run without reading a row tells exactly which
-rows it will read. What remains is time: reading, gathering and computing overlap, and rows make room for one another, which
-`simulate` follows window by window. `ooc.planning.profile` measures the costs.
+Batches are a function of the seed, and so are superbatches: grouping the batches of a run without reading a row shows exactly
+which rows it will read. What remains is time: reading, gathering and computing overlap, and rows make room for one another,
+which `simulate` follows superbatch by superbatch. `ooc.planning.profile` measures the costs.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.superbatch import PIECE_ROWS
-from ooc.loading.superbatch_plan import SuperbatchPlanner
+from ooc.loading.superbatch_plan import ROW_BYTES, SUPERBATCHES, SuperbatchPlanner
 from stores.io.read_plan import ReadCost
 
 Ids = NDArray[np.int64]
@@ -24,9 +24,25 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 """ascending ids -> bytes of the extents that serve them"""
 
 
+class SimulatedReads(Protocol):
+    """What an epoch's first batches read, counted without reading."""
+
+    def epoch(self, costs: "BatchCosts", steps: float) -> "Share":
+        """What an epoch of `steps` batches takes that begins with those simulated."""
+
+    def later_epoch(self, costs: "BatchCosts", steps: int) -> "Share":
+        """What one of the epochs after it takes."""
+
+    def suffices(self, steps: float) -> bool:
+        """Whether enough batches were simulated to extrapolate from."""
+
+    def peak_bytes(self, costs: "BatchCosts", steps: float, row_bytes: int) -> int:
+        """The most bytes of rows or aggregates in memory, and of what keeps order among them. row_bytes: of a stored row."""
+
+
 @dataclass(frozen=True)
 class SuperbatchLoad:
-    """What a window asks of the disk and of the memory."""
+    """What a superbatch wants of the disk and of the memory."""
 
     asked: NDArray[np.int64]
     """int64[batches]: rows each batch wants"""
@@ -38,11 +54,11 @@ class SuperbatchLoad:
     kept: int
     """bytes of its batches while they wait"""
     early: int
-    """rows given up before anything is read for it"""
+    """rows evicted before anything is read for it"""
     idle: int
-    """rows given up as soon as its first batch is gathered"""
+    """rows evicted as soon as its first batch is gathered"""
     freed: NDArray[np.int64]
-    """int64[batches]: rows given up after each batch"""
+    """int64[batches]: rows evicted after each batch"""
 
     @property
     def batches(self) -> int:
@@ -51,19 +67,19 @@ class SuperbatchLoad:
 
 @dataclass(frozen=True)
 class SimulatedSuperbatches:
-    """The windows of an epoch's first batches."""
+    """The superbatches of an epoch's first batches; see `SimulatedReads`."""
 
     loads: tuple[SuperbatchLoad, ...]
     before: int
-    """rows in memory before the first window"""
+    """rows in memory before the first superbatch"""
     residents: CachedNodes
     """what is in memory after the last"""
 
     def epoch(self, costs: "BatchCosts", steps: float) -> "Share":
-        """What an epoch of `steps` batches takes that begins with those replayed; the rest goes on like the last half of their
-        windows.
+        """The batches beyond those simulated go on like the last half of their superbatches.
 
-        Where they are not all, the last window was cut short by the sample's end, and does not count unless it is the only one.
+        Where they are not all, the last superbatch was cut short by the sample's end, and does not count unless it is the only
+        one.
         """
         loads = self.loads
         line = simulate(loads, costs, self.before)
@@ -76,26 +92,36 @@ class SimulatedSuperbatches:
         known = _share(loads, line, costs, 0, whole)
         return known + steady.scaled(steps - known.steps) if steps >= known.steps else known.scaled(steps)
 
-    def covers(self, steps: float) -> bool:
-        """Whether these are all windows of an epoch of so many batches."""
+    def later_epoch(self, costs: "BatchCosts", steps: int) -> "Share":
+        """All but the beginning of an epoch: what follows the batches simulated."""
+        if self._covers(steps):
+            return self.epoch(costs, steps)
+        return self.epoch(costs, 2 * steps).without(self.epoch(costs, steps))
+
+    def _covers(self, steps: float) -> bool:
+        """Whether these are all superbatches of an epoch of so many batches."""
         return sum(load.batches for load in self.loads) >= steps
 
-    def tells(self, steps: float) -> bool:
-        """Whether enough batches were replayed to go on from: all, or two whole windows."""
-        return self.covers(steps) or len(self.loads) > 2
+    def suffices(self, steps: float) -> bool:
+        """All batches do, or two whole superbatches."""
+        return self._covers(steps) or len(self.loads) > 2
+
+    def peak_bytes(self, costs: "BatchCosts", steps: float, row_bytes: int) -> int:
+        """Of the rows in memory and the batches that wait."""
+        rows = simulate(self.loads, costs, self.before).peak_rows
+        return rows * (row_bytes + ROW_BYTES) + SUPERBATCHES * max(load.kept for load in self.loads)
 
 
-def replay(
-    grouping: SuperbatchPlanner, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Callable[[Ids], None] = lambda _: None
+def simulate_superbatches(
+    planner: SuperbatchPlanner, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Callable[[Ids], None] = lambda _: None
 ) -> SimulatedSuperbatches:
-    """Group `drawn` as training would, and count instead of reading; `seen` is called with the rows that each window reads.
+    """Group `drawn` as training would, and count instead of reading; `seen` is called with the rows that each superbatch reads.
 
-    >>> sum(load.rows_read for load in replay(grouping, drawn, lambda ids: rows.plan(ids).length).loads)
+    >>> sum(load.rows_read for load in simulate_superbatches(planner, drawn, lambda ids: rows.plan(ids).length).loads)
     """
-    loads, residents = [], grouping.residents
-    for window in grouping.windows(iter(drawn)):
-        sketch = window.sketch
-        missing = sketch.node[window.carried < 0].astype(np.int64)
+    loads, residents = [], planner.residents
+    for superbatch in planner.plan(iter(drawn)):
+        sketch, missing = superbatch.sketch, superbatch.missing
         extents, nbytes = planned(missing, lengths)
         loads.append(
             SuperbatchLoad(
@@ -105,14 +131,14 @@ def replay(
                 nbytes=nbytes,
                 limit=sketch.limit,
                 kept=sum(batch.nbytes for batch in sketch.batches),
-                early=len(window.early),
-                idle=len(window.idle),
-                freed=np.diff(window.first),
+                early=len(superbatch.early),
+                idle=len(superbatch.idle),
+                freed=np.diff(superbatch.first),
             )
         )
-        residents = window.final or residents
+        residents = superbatch.final or residents
         seen(missing)
-    return SimulatedSuperbatches(tuple(loads), len(grouping.residents.node), residents)
+    return SimulatedSuperbatches(tuple(loads), len(planner.residents.node), residents)
 
 
 def cost_of(x: Any) -> ReadCost:
@@ -128,14 +154,14 @@ def planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class AggregationSpeed:
-    """How fast sums are made, by making some: reading and adding up together."""
+    """How fast shared scans make aggregates, by making some: reading and adding up together."""
 
     alone: float
     """times as long as the cost model says of the reads, while no batch is served"""
     beside: float
     """and while batches are"""
     batch_s: float
-    """a batch, while sums are made"""
+    """a batch, while aggregates are made"""
     reading: float
     """of the time, the share in which something is read"""
     pre_aggregation: float
@@ -149,7 +175,7 @@ class BatchCosts:
     sample_s: float
     """to sample a batch"""
     group_s: float
-    """to put a batch into its window"""
+    """to put a batch into its superbatch"""
     collate_s: float
     """to gather and collate a batch"""
     step_s: float
@@ -163,10 +189,10 @@ class BatchCosts:
     """cores that reading keeps busy"""
     cores: int
     pace: AggregationSpeed | None = None
-    """of sweeps, which do not read as `read` says"""
+    """of shared scans, which do not read as `read` says"""
 
     def read_s(self, load: SuperbatchLoad) -> float:
-        """Seconds that reading a window's rows takes."""
+        """Seconds that reading a superbatch's rows takes."""
         return load.extents * self.read.read_s + load.nbytes * self.read.byte_s
 
     def batch_s(self, load: SuperbatchLoad) -> float:
@@ -188,14 +214,14 @@ class Timeline:
 
 
 class _Pool:
-    """Rows in memory, and when they will be given up."""
+    """Rows in memory, and when they will be evicted."""
 
     def __init__(self, rows: int) -> None:
         self.used = self.peak = rows
         self._freed: deque[tuple[float, int]] = deque()
 
     def free(self, time: float, rows: int) -> None:
-        """`rows` are given up at `time`, no earlier than any before."""
+        """`rows` are evicted at `time`, no earlier than any before."""
         if rows:
             self._freed.append((time, rows))
 
@@ -211,14 +237,14 @@ class _Pool:
 
 
 def simulate(loads: Sequence[SuperbatchLoad], costs: BatchCosts, before: int = 0) -> Timeline:
-    """Follow `ooc.loading.superbatch` through its three pipelines: sampling runs two windows ahead of reading, reading goes on
-    while the batches of the window before make room, one batch is gathered ahead of the model.
+    """Follow `ooc.loading.superbatch` through its three pipelines: sampling runs two superbatches ahead of reading, reading
+    goes on while the batches of the superbatch before make room, one batch is gathered ahead of the model.
 
     before: rows in memory at the beginning.
     """
     pool, rate = _Pool(before), max(costs.sample_s, costs.group_s)
     grouped = reader = gathered = model = asked_for = read_s = 0.0
-    served = [0.0, 0.0]  # when the server took the windows two and one before
+    served = [0.0, 0.0]  # when the superbatches two and one before began to be served
     done: list[float] = []
     for w, load in enumerate(loads):
         ahead = loads[w + 1].batches if w + 1 < len(loads) else 0
@@ -253,36 +279,23 @@ class Share:
     read_s: float = 0.0
     """in which something was read"""
     sum_s: float = 0.0
-    """spent on making the sums of sweeps"""
+    """spent on making aggregates in shared scans"""
     model_s: float = 0.0
 
     def __add__(self, other: "Share") -> "Share":
-        return Share(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+        return Share(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def without(self, other: "Share") -> "Share":
         """What these take more than `other`."""
-        return Share(*(a - b for a, b in zip(_values(self), _values(other), strict=True)))
+        return Share(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def scaled(self, steps: float) -> "Share":
         """The same for so many batches."""
-        return Share(*(value * steps / self.steps if self.steps else 0.0 for value in _values(self)))
-
-
-def _values(share: Share) -> tuple[float, ...]:
-    return (
-        share.steps,
-        share.seconds,
-        share.nbytes,
-        share.rows_read,
-        share.rows_asked,
-        share.read_s,
-        share.sum_s,
-        share.model_s,
-    )
+        return Share(*(value * steps / self.steps if self.steps else 0.0 for value in astuple(self)))
 
 
 def _share(loads: Sequence[SuperbatchLoad], line: Timeline, costs: BatchCosts, begin: int, end: int) -> Share:
-    """What the windows begin..end-1 take."""
+    """What the superbatches begin..end-1 take."""
     first, last = (sum(load.batches for load in loads[:w]) for w in (begin, end))
     some = loads[begin:end]
     return Share(

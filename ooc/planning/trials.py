@@ -7,14 +7,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.loading.collate import LoadedBatch, SampledBatch
-from ooc.loading.work import Work
+from ooc.loading.load_stage import BatchStages, LoadStage
+from ooc.loading.read_strategy import ReadStrategy
 from ooc.planning.simulate_superbatches import Lengths, cost_of
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
@@ -30,8 +31,9 @@ WARM_EVERY = 32
 """One of so many of them is read beforehand"""
 LEAST_STEPS = 8
 """Batches that the model is timed on, where it is not very slow"""
-ENOUGH_WINDOWS, PATIENCE = 4, 8
-"""A sample may take so many times its seconds until it fills so many windows; so may the model until it ran `LEAST_STEPS`"""
+ENOUGH_GROUPS, PATIENCE = 4, 8
+"""A sample may take so many times its seconds until it fills so many superbatches or scans; so may the model until it ran
+`LEAST_STEPS`"""
 
 Step = Callable[[Any], None]
 
@@ -56,17 +58,9 @@ class StandInRows:
         """Nothing to give back."""
 
 
-def apart(work: Work, **changed: Any) -> Work:
-    """The same work with counters and buffers of its own."""
-    return replace(work.apart(), **changed)
-
-
-def batches_of(work: Work, epoch: int, steps: int, split: bool = False) -> Iterator[SampledBatch]:
-    """The batches of an epoch's first steps, sampled as training (split: as evaluation) samples them."""
-    cursors = (Cursor(epoch, step) for step in range(steps))
-    if work.frontier is not None:
-        return work.sampled(cursors, split)
-    return work.split(cursors) if split else map(work.sample, cursors)
+def batches_of(strategy: ReadStrategy, epoch: int, steps: int) -> Iterator[SampledBatch]:
+    """The batches of an epoch's first steps, sampled as the loader samples them."""
+    return strategy.stages.sample.batches(Cursor(epoch, step) for step in range(steps))
 
 
 def cores() -> int:
@@ -77,13 +71,13 @@ def cores() -> int:
 class BatchSample:
     """Iterates over batches, as many as fit bytes and seconds (one at least), and keeps them.
 
-    The seconds are those since iteration began, whatever they were spent on; `patience` times as many until `ENOUGH_WINDOWS`,
-    which are counted in `windows`, are known.
+    The seconds are those since iteration began, whatever they were spent on; `patience` times as many until `ENOUGH_GROUPS`,
+    which are counted in `groups`, are known.
     """
 
     def __init__(self, source: Iterator[SampledBatch], max_bytes: int, seconds: float, patience: int = PATIENCE) -> None:
         self.batches: list[SampledBatch] = []
-        self.windows = 0
+        self.groups = 0
         self.whole = False
         """whether there are no more"""
         self._taken: list[float] = []
@@ -93,7 +87,7 @@ class BatchSample:
         begun, left = time.perf_counter(), self._max_bytes
         while not self.batches or left > 0:
             asked = time.perf_counter()
-            limit = self._seconds * (1 if self.windows >= ENOUGH_WINDOWS else self._patience)
+            limit = self._seconds * (1 if self.groups >= ENOUGH_GROUPS else self._patience)
             if self.batches and asked - begun > limit:
                 return
             batch = next(self._source, None)
@@ -219,20 +213,18 @@ def median_of(clock: Clock, warm: int) -> float:
     return float(np.median([span.end - span.start for span in spans])) if spans else 0.0
 
 
-def load_shown(work: Work, drawn: SampledBatch) -> LoadedBatch:
-    """A batch with rows, or their sums, out of those that stand for the ones on disk."""
-    if work.pre_aggregation is not None and isinstance(work.x, StandInRows):
-        return work.aggregated(drawn, work.x.rows, drawn.subgraph.node % len(work.x.rows))
-    return work.load(drawn)
+def load_shown(load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
+    """A batch with rows, or their aggregates, out of those that stand for the ones on disk."""
+    if isinstance(load.x, StandInRows):
+        return load.take(drawn, load.x.rows, drawn.subgraph.node % len(load.x.rows))
+    return load.load(drawn)
 
 
-def pipeline_of(work: Work, steps: int, max_bytes: int, max_items: int, windows: bool) -> tuple[Pipeline, list[str]]:
-    """(batches of the first steps as training makes them, but that none is read from the disk; the stages after sampling)."""
-    cursors = (Cursor(0, step) for step in range(steps))
-    if not windows:
-        stages = work.stages(1, 2, False)
-        return Pipeline(cursors, stages, max_bytes, max_items), ["read", "collate"]
-    collate = Stage("collate", lambda drawn: work.collate(load_shown(work, drawn)))  # one thread does both, as for windows
-    if work.frontier is not None:
-        return Pipeline(work.sampled(cursors, False), [collate], max_bytes, max_items), ["collate"]
-    return Pipeline(cursors, [Stage("sample", work.sample), collate], max_bytes, max_items), ["collate"]
+def warm_pipeline(stages: BatchStages, steps: int, max_bytes: int, max_items: int) -> Pipeline:
+    """Batches of the first steps as training makes them, but that none is read from the disk."""
+    sample, cursors = stages.sample, (Cursor(0, step) for step in range(steps))
+    # One thread gathers and collates, as it does for superbatches.
+    collate = Stage("collate", lambda drawn: stages.collate.collate(load_shown(stages.load, drawn)))
+    if sample.one_by_one:
+        return Pipeline(cursors, [Stage("sample", sample.sample), collate], max_bytes, max_items)
+    return Pipeline(sample.batches(cursors), [collate], max_bytes, max_items)

@@ -28,7 +28,8 @@ from ooc.models.compile import compile_model
 from ooc.models.contexts import autocast, evaluating
 from ooc.models.user import forward_batch
 from ooc.planning.plan import Plan, RunFacts, Upkeep, plan
-from ooc.planning.profile import RunTrial, profile
+from ooc.planning.profile import profile
+from ooc.planning.read_models import RunTrial
 from ooc.planning.simulate_history import HistoryShape
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
@@ -41,7 +42,6 @@ from ooc.training.node_mode import EXACT_FOLDER, NodeMode
 from ooc.training.setup import make_model, make_optimizer, model_bytes
 from ooc.training.state import RunState
 from ooc.training.tasks import make_loss
-from stores.arrays.rows import ArrayRows
 from stores.dataset import Dataset
 from stores.process import resident_bytes
 
@@ -123,8 +123,8 @@ class BatchMode(NodeMode):
     @property
     def row_bytes(self) -> int:
         """Of a row of features on disk; 0 where they are in memory."""
-        x = self.loader.work.x
-        return 0 if x is None or isinstance(x, ArrayRows) else x.row_bytes
+        rows = self.loader.strategy.disk_rows
+        return 0 if rows is None else rows.row_bytes
 
     @property
     def pending_bytes(self) -> int:

@@ -15,7 +15,7 @@ from ooc.planning.choose import MODES as TRIED
 from ooc.planning.choose import Candidate, ModeChoice, choose
 from ooc.planning.choose import Mode as Name
 from ooc.planning.plan import Plan
-from ooc.planning.trials import apart, batches_of
+from ooc.planning.trials import batches_of
 from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode
 from ooc.training.loop import PLAN_SECONDS, planning
 from ooc.training.open_run import open_dataset
@@ -110,6 +110,6 @@ def _lost(mode: BatchMode) -> float:
     """What the first batches lose: the share of edges dropped, or of rows that come from histories."""
     if not mode.loses:
         return 0.0
-    first = islice(batches_of(apart(mode.loader.work), 0, mode.steps_per_epoch), LOOKED_AT)
+    first = islice(batches_of(mode.loader.strategy.apart(), 0, mode.steps_per_epoch), LOOKED_AT)
     met = [mode.met(drawn.subgraph) for drawn in first]
     return 1 - sum(kept for kept, _ in met) / max(1, sum(whole for _, whole in met))

@@ -29,7 +29,6 @@ from ooc.runtime.memory_plan import MemoryPlan
 from ooc.training.batch_modes import BatchMode, part_choices
 from ooc.training.mode import RunContext, Scores
 from ooc.training.state import RunState
-from stores.arrays.rows import ArrayRows
 from stores.dataset import Dataset
 from stores.errors import BudgetError
 from stores.io.atomic import remove_tree
@@ -223,7 +222,7 @@ class HistoryMode(BatchMode):
         config, halo, count = self.config, self.halo, self.dataset.num_nodes
         if halo is None or not self._keeps_histories:
             return None
-        cost = cost_of(self.loader.work.x if halo.history is None else halo.history.rows[0])
+        cost = cost_of(self.loader.strategy.stages.load.x if halo.history is None else halo.history.rows[0])
         return HistoryShape(
             num_nodes=count,
             row_bytes=tuple(self._itemsize * width for width in halo.widths),
@@ -265,14 +264,14 @@ class HistoryMode(BatchMode):
 
     def _drift_read(self, histories: HistoryShape) -> int:
         """Bytes that measuring the drift reads: features around some nodes, histories there, and those of the nodes."""
-        x, read = self.loader.work.x, 0
+        rows, read = self.loader.strategy.disk_rows, 0
         sample = key(self.config.seed, Purpose.DRIFT, 0)
         row_bytes = drift_row_bytes(self.dataset.num_features, self._widths())
         try:
             layers = len(histories.row_bytes)
             for field in drift_sample(self.dataset.graph, sample, layers, self.batch_budget.max_batch, row_bytes):
                 node = np.sort(field.node)
-                read += 0 if x is None or isinstance(x, ArrayRows) else int(lengths_of(x)(node).sum())
+                read += 0 if rows is None else int(lengths_of(rows)(node).sum())
                 below = histories.row_bytes[: layers - len(field.num_edges)]
                 read += sum(int(histories.lengths(node, each).sum()) for each in below)
                 own = np.sort(field.node[: field.num_nodes[0]])

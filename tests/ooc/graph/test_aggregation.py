@@ -21,6 +21,7 @@ from ooc.graph.aggregation import (
     scatter_aggregates,
     without_last_hop,
 )
+from ooc.loading.batch_bytes import ScanBytes
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.shared_scan_plan import ScanDraft, waiting
 from ooc.models.builders import Model, build_model, pre_aggregation_of
@@ -247,19 +248,21 @@ def test_features_stored_as_other_numbers_are_not_summed_though_float32_is_wante
             assert torch.equal(batch.x, want if dtype is None else want.to(dtype))
 
 
-def scattered(work: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+def scattered(strategy: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """near, root of each batch, made by a sweep over all of them, of pieces that end at `cuts`."""
-    draft = ScanDraft(1 << 60, work.self_row_bytes)
-    assert all(draft.add(waiting(work, each)) for each in drawn)
+    memory, load = ScanBytes(1 << 60, strategy.memory), strategy.stages.load
+    draft = ScanDraft(1 << 60, memory.self_row_bytes)
+    assert all(draft.add(waiting(strategy.stages, memory, each)) for each in drawn)
     scan = draft.finish()
-    rows = work.x.array.view(np.uint16) if work.x.dtype == np.float16 else work.x.array
+    rows = load.x.array.view(np.uint16) if load.x.dtype == np.float16 else load.x.array
     neighbor, self_rows = np.zeros((scan.num_rows, F), np.float32), np.full((scan.num_self_rows, F), np.nan, np.float32)
     bounds = [0, *sorted({min(cut, len(scan.row)) for cut in cuts}), len(scan.row)]
     for a, b in pairwise(bounds):
         values = rows[scan.row[a:b]].reshape(-1)
         first, stop = int(scan.first[a]), int(scan.first[b])
         at, of_row = np.arange(b - a) * F, scan.first[a : b + 1].astype(np.int64) - first
-        scatter_aggregates(values, *work.code, at, of_row, scan.target[first:stop], scan.edge[first:stop], neighbor, self_rows)
+        target, edge = scan.target[first:stop], scan.edge[first:stop]
+        scatter_aggregates(values, *load.decoder, at, of_row, target, edge, neighbor, self_rows)
     for batch, begin, stop in zip(scan.batches, scan.start[:-1], scan.start[1:], strict=True):
         scale_rows(neighbor[begin:stop], batch.scale)
     return [(neighbor[a:b], self_rows[scan.own[a:b]]) for a, b in zip(scan.start[:-1], scan.start[1:], strict=True)]
@@ -292,12 +295,12 @@ def test_sums_of_rows_that_go_by_are_those_of_rows_in_memory(
         pre_aggregation=PreAggregation(kind, 8),
         budget=divide(10**9, baseline=0),
     )
-    work = loader._work
-    drawn = [work.sample(Cursor(0, step)) for step in range(len(loader))]
-    want = [work.load(each).x for each in drawn]
+    strategy = loader.strategy
+    drawn = [strategy.stages.sample.sample(Cursor(0, step)) for step in range(len(loader))]
+    want = [strategy.stages.load.load(each).x for each in drawn]
     got, at = [], 0
     for size in groups:
-        got += scattered(work, drawn[at : at + size], cuts) if at < len(drawn) else []
+        got += scattered(strategy, drawn[at : at + size], cuts) if at < len(drawn) else []
         at += size
     assert len(got) == len(want)
     for (neighbor, self_row), x in zip(got, want, strict=True):

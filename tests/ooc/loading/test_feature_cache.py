@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading.feature_cache import CachedNodes, PoolClosed, RowPool, registry_of
+from ooc.loading.feature_cache import CachedNodes, RowPool, Stopped, registry_of
 from stores.arrays.rows import ArrayRows
 
 nodes = st.sets(st.integers(0, 30), max_size=12)
@@ -74,7 +74,7 @@ def test_whoever_waits_for_slots_gets_them_or_learns_of_the_end():
         try:
             while True:
                 got.append(pool.take(3, 3, 4))
-        except PoolClosed:
+        except Stopped:
             got.append(None)
 
     thread = threading.Thread(target=take)
@@ -85,7 +85,7 @@ def test_whoever_waits_for_slots_gets_them_or_learns_of_the_end():
     thread.join(10)
     assert not thread.is_alive()
     assert got[-1] is None
-    with pytest.raises(PoolClosed):
+    with pytest.raises(Stopped):
         pool.take(0, 0, 4)
     pool.open()
     assert len(pool.take(0, 0, 4)) == 0

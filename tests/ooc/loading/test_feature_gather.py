@@ -72,13 +72,13 @@ def test_windows_keep_rows_as_they_are_stored(make_store: MakeStore, tmp_path: P
     with Dataset.open(store, features={"x": source}) as ds:
         loader = NeighborLoader(ds, [4, 3], batch_size=40)
         itemsize = {"float32": 4, "int8": 1}.get(kind, 2)
-        assert loader._work.x.row_bytes == F * itemsize
+        assert loader.strategy.disk_rows.row_bytes == F * itemsize
         labels = 8
-        assert loader._work.row_bytes == F * 4 + labels  # a batch holds the values once
+        assert loader.strategy.memory.row_bytes == F * 4 + labels  # a batch holds the values once
         asked = NeighborLoader(ds, [4, 3], dtype=torch.float64)
-        assert asked._work.row_bytes == F * (4 + 8) + labels
+        assert asked.strategy.memory.row_bytes == F * (4 + 8) + labels
         stored = NeighborLoader(ds, [4, 3], dtype={"float16": torch.float16, "bfloat16": torch.bfloat16}.get(kind))
-        assert stored._work.row_bytes == F * (itemsize if itemsize == 2 else 4) + labels
+        assert stored.strategy.memory.row_bytes == F * (itemsize if itemsize == 2 else 4) + labels
 
 
 @pytest.mark.parametrize("kind", TYPES)

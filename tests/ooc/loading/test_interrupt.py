@@ -1,6 +1,5 @@
 """Ctrl-C, an exception and a dropped iterator in the middle of a windowed epoch: no thread and no descriptor is left."""
 
-import dataclasses
 import gc
 import os
 import signal
@@ -13,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ooc.loading import superbatch as windows
+from ooc.loading import superbatch
 from ooc.loading.neighbor_loader import NeighborLoader
 from stores.build import write_store
 from stores.dataset import Dataset
 from stores.graph import Graph
 from tests.conftest import random_edges
+from tests.ooc.loading.strategies import over, with_stage
 from tests.scale import few
 from tests.waiting import NoMoreThreads, consumer_waits, eventually, no_threads, stage_threads
 
@@ -32,7 +32,7 @@ def path(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _many_windows(monkeypatch):
     """Of a few batches each, where the memory would do for one window."""
-    monkeypatch.setattr(windows, "SuperbatchPlanner", partial(windows.SuperbatchPlanner, first_bytes=9600, growth=1))
+    monkeypatch.setattr(superbatch, "SuperbatchPlanner", partial(superbatch.SuperbatchPlanner, first_bytes=9600, growth=1))
 
 
 def descriptors() -> list[str]:
@@ -82,14 +82,12 @@ class HeldRows:
 
 def held(loader: NeighborLoader, stage: str, at: int) -> Held:
     """Make call `at` of a loader's stage wait."""
-    work = loader._work
     if stage == "read":
-        rows = HeldRows(work.x, at)
-        loader._work = dataclasses.replace(work, x=rows)
+        rows = HeldRows(loader.strategy.disk_rows, at)
+        over(loader, rows)
         return rows.read
-    call = Held(getattr(work, stage), at)
-    subclass = type("HeldWork", (type(work),), {stage: lambda self, item: call(item)})
-    loader._work = subclass(**{field.name: getattr(work, field.name) for field in dataclasses.fields(work)})
+    call = Held(getattr(getattr(loader.strategy.stages, stage), stage), at)
+    with_stage(loader, stage, call)
     return call
 
 
@@ -143,7 +141,7 @@ def test_an_epoch_that_cannot_begin_leaves_nothing_and_the_next_has_all_the_memo
             with pytest.raises(type(error)) as caught:
                 iter(loader)
         assert eventually(lambda: not stage_threads())
-        monkeypatch.setattr(windows, "own_cache", lambda *_: lent.append("a small cache"))
+        monkeypatch.setattr(superbatch, "own_cache", lambda *_: lent.append("a small cache"))
         loader.set_epoch(0)
         assert [batch.n_id.tolist() for batch in loader] == want
         assert not lent
@@ -166,7 +164,7 @@ def test_nothing_adds_up_over_many_openings(path, monkeypatch, topology):
     for cycle in range(few(30, 200)):
         with suppress(ZeroDivisionError), Dataset.open(path) as ds:
             loader = NeighborLoader(ds, [2, 2], batch_size=40)
-            assert (loader._work.frontier is None) == (topology == "in memory")
+            assert (loader.strategy.stages.sample.frontier is None) == (topology == "in memory")
             epoch = iter(loader)
             for _ in range(cycle % 3):
                 next(epoch)

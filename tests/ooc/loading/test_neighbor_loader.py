@@ -242,11 +242,10 @@ def seed_edges(batch):
 def test_reserved_bytes_cover_what_a_batch_holds(ds):
     loader = NeighborLoader(ds, [4, 4], batch_size=16)
     batch = next(iter(loader))
-    work = loader._work
     held = sum(t.nbytes for t in (batch.x, batch.y, batch.edge_index, batch.n_id, batch.e_id))
     held += batch.blocks[0].degree.nbytes + batch.blocks[0].indptr.nbytes + batch.blocks[0].loops.nbytes
-    drawn = work.sample(Cursor(0, 0))
-    assert held <= work.nbytes(drawn) <= 1.5 * held
+    drawn, memory = loader.strategy.stages.sample.sample(Cursor(0, 0)), loader.strategy.memory
+    assert held <= memory.nbytes(drawn) <= 1.5 * held
 
 
 def test_a_failing_transform_is_raised_where_the_consumer_stands(ds):

@@ -67,7 +67,7 @@ def test_batches_are_those_of_edges_in_memory(path, batch_size, max_batch, fanou
             if "in_memory" not in how:
                 without_edges(ds, "weight_attr" in options)
             loader = NeighborLoader(ds, fanout, **options)
-            assert (loader._work.frontier is None) == ("in_memory" in how)
+            assert (loader.strategy.stages.sample.frontier is None) == ("in_memory" in how)
             got = []
             try:
                 for _ in range(2):
@@ -87,8 +87,8 @@ def test_bytes_that_sampling_reads_are_counted(path):
     with Dataset.open(path) as ds:
         loader = NeighborLoader(ds, [2], batch_size=50)
         list(loader)
-        assert loader._work.read.topology_nbytes >= 4096
-        assert loader.bytes_read == loader._work.read.nbytes + loader._work.read.topology_nbytes
+        assert loader.strategy.stages.counts.topology_nbytes >= 4096
+        assert loader.bytes_read == loader.strategy.stages.counts.nbytes + loader.strategy.stages.counts.topology_nbytes
         assert ds.edge_rows("indices") is ds.edge_rows("indices")
 
 
@@ -108,7 +108,7 @@ def test_an_unreadable_edge_fails_at_its_batch(path):
                 return rows.read(ids, out, at)
 
         loader = NeighborLoader(ds, [-1], batch_size=10)
-        loader._work.frontier.indices = Broken()
+        loader.strategy.stages.sample.frontier.indices = Broken()
         got = []
         with pytest.raises(StoreError, match="unreadable"):
             got.extend(loader)
@@ -118,4 +118,4 @@ def test_an_unreadable_edge_fails_at_its_batch(path):
 
 def test_edges_that_fit_are_read_in_beforehand(path):
     with Dataset.open(path, memory="4GB") as ds:
-        assert NeighborLoader(ds, [2])._work.frontier is None
+        assert NeighborLoader(ds, [2]).strategy.stages.sample.frontier is None

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading import shared_scan_plan as sweepplan
+from ooc.loading.batch_bytes import PIECE_BYTES, PIECES, ScanBytes
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.scan_size import ScanSize
 from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, SharedScan, WaitingBatch, pieces, shared_scans, waiting
-from ooc.loading.work import PIECE_BYTES, PIECES
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor
 from stores.arrays.lmdb_rows import write_lmdb_rows
@@ -49,8 +49,10 @@ def path(tmp_path_factory: Any) -> Path:
 def waits_of(ds: Dataset, fanout: list[int], batch_size: int) -> tuple[Any, list[WaitingBatch]]:
     """The work of a loader, and its batches, all sampled."""
     loader = NeighborLoader(ds, fanout, batch_size=batch_size, shuffle=True, pre_aggregation=PreAggregation("expanded", 8))
-    work = loader._work
-    return work, [waiting(work, work.sample(Cursor(0, step))) for step in range(len(loader))]
+    strategy = loader.strategy
+    memory = strategy.memory if isinstance(strategy.memory, ScanBytes) else ScanBytes(10**6, strategy.memory)
+    sample = strategy.stages.sample
+    return memory, [waiting(strategy.stages, memory, sample.sample(Cursor(0, step))) for step in range(len(loader))]
 
 
 def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> WaitingBatch:
@@ -145,8 +147,8 @@ def test_pieces_hold_every_row_once_in_order(
 @given(batch_size=st.integers(1, 60), pool=st.integers(10**5, 10**7))
 def test_sweeps_hold_all_batches_in_order_within_their_bytes(path: Path, batch_size: int, pool: int) -> None:
     with Dataset.open(path) as ds:
-        work, waits = waits_of(ds, [4, 3], batch_size)
-    made = list(shared_scans(iter(waits), pool, work.self_row_bytes))
+        memory, waits = waits_of(ds, [4, 3], batch_size)
+    made = list(shared_scans(iter(waits), pool, memory.self_row_bytes))
     assert [id(batch) for scan in made for batch in scan.batches] == [id(batch.rest) for batch in waits]
     at = 0
     for scan in made:
@@ -154,7 +156,7 @@ def test_sweeps_hold_all_batches_in_order_within_their_bytes(path: Path, batch_s
         at += len(own)
         entries = sum(batch.row.nbytes + batch.target.nbytes + batch.edge.nbytes for batch in own)
         sums = 4 * (scan.num_rows + scan.num_self_rows) * F
-        need = 2 * sums + 3 * entries + max(batch.share.activations for batch in own) + PIECES * work.piece_bytes
+        need = 2 * sums + 3 * entries + max(batch.size.activations for batch in own) + PIECES * memory.piece_bytes
         assert len(own) == 1 or need <= scan.size.nbytes <= pool
         assert scan.size.sums > 4 * scan.num_rows * F
         assert scan.size.self_rows == 4 * scan.num_self_rows * F
@@ -181,7 +183,7 @@ def test_two_batches_take_what_freed_blocks_were_to_have_and_more_do_not() -> No
     rng = np.random.default_rng(0)
     one = drawn_at_random(rng, 10, 50, False)
     share = ScanSize(sums=100, self_rows=0, entries=0, activations=50, besides=5, copied=10)
-    batch = replace(one, share=share)
+    batch = replace(one, size=share)
     sizes = []
     joined = share
     for _ in range(3):

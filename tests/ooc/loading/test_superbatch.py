@@ -13,10 +13,10 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading import superbatch as windows
+from ooc.loading import superbatch
 from ooc.loading.feature_cache import CachedNodes, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.superbatch import SuperbatchPlanner
+from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import divide
 from stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
@@ -28,6 +28,7 @@ from stores.errors import BudgetError, StoreError
 from stores.graph import Graph
 from tests.conftest import random_edges
 from tests.ooc.batches import same
+from tests.ooc.loading.strategies import over, with_stage
 from tests.waiting import eventually, no_threads
 
 N, E, F = 300, 1500, 16
@@ -50,10 +51,10 @@ def _no_thread_left():
 
 def in_memory(loader: NeighborLoader) -> NeighborLoader:
     """The same loader, its rows read one by one from memory."""
-    array = np.empty(loader._work.x.shape, np.float32)
-    loader._work.x.read(np.arange(N), array)
-    loader._work = dataclasses.replace(loader._work, x=ArrayRows(array))
-    return loader
+    x = loader.strategy.disk_rows
+    array = np.empty(x.shape, np.float32)
+    x.read(np.arange(N), array)
+    return over(loader, ArrayRows(array))
 
 
 def budget(max_batch: int) -> Any:
@@ -88,7 +89,7 @@ def test_batches_are_those_read_one_by_one(ds, batch_size, max_batch, threads, r
 
     with pytest.MonkeyPatch.context() as patch:
         first_bytes, growth = ramp
-        patch.setattr(windows, "SuperbatchPlanner", partial(SuperbatchPlanner, first_bytes=first_bytes, growth=growth))
+        patch.setattr(superbatch, "SuperbatchPlanner", partial(SuperbatchPlanner, first_bytes=first_bytes, growth=growth))
         with_windows = outcome(make())
     assert same(with_windows, outcome(in_memory(make())))
 
@@ -109,9 +110,9 @@ def test_rows_read_are_those_that_residents_foresee_whatever_the_timing(ds):
     with Dataset.open(ds.path) as fresh:
         small = dataclasses.replace(budget(30_000), in_flight=1)
         loader = NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, budget=small)
-        work = loader._work
-        drawn = list(work.split(iter([Cursor(0, step) for step in range(len(loader))])))
-        sketches = list(SuperbatchPlanner(work, small.batches, 1, CachedNodes.none()).sketches(iter(drawn)))
+        strategy = loader.strategy
+        drawn = list(strategy.stages.sample.split(iter([Cursor(0, step) for step in range(len(loader))])))
+        sketches = list(strategy.planner(small.batches, CachedNodes.none()).sketches(iter(drawn)))
         assert 2 < len(sketches) < len(drawn)
         held, foreseen = CachedNodes.none(), 0
         for sketch in sketches:
@@ -199,10 +200,10 @@ def test_features_that_someone_else_wrote_are_windowed_to_the_bit(ds, tmp_path, 
 @given(batch_size=st.integers(1, 40), max_batch=st.integers(5_000, 200_000), first=st.integers(1, 2000), edge_ids=st.booleans())
 def test_windows_hold_all_batches_in_order_within_their_bytes(ds, batch_size, max_batch, first, edge_ids):
     loader = NeighborLoader(ds, [2, 2], batch_size=batch_size, edge_ids=edge_ids)
-    work, pool = loader._work, 4 * max_batch
-    drawn = list(work.split(iter([Cursor(0, step) for step in range(len(loader))])))
-    grouping = SuperbatchPlanner(work, pool, 1, CachedNodes.none(), first_bytes=first * F * 4, growth=3)
-    made = list(grouping.sketches(iter(drawn)))
+    strategy, pool = loader.strategy, 4 * max_batch
+    drawn = list(strategy.stages.sample.split(iter([Cursor(0, step) for step in range(len(loader))])))
+    planner = SuperbatchPlanner(strategy.stages, strategy.memory, pool, CachedNodes.none(), first * F * 4, growth=3)
+    made = list(planner.sketches(iter(drawn)))
     unpacked = [batch.unpack(sketch.node) for sketch in made for batch in sketch.batches]
     for one, other in zip(unpacked, drawn, strict=True):
         bare = dataclasses.replace(other.subgraph, slot=other.subgraph.slot if edge_ids else other.subgraph.slot[:0])
@@ -217,7 +218,7 @@ def test_windows_hold_all_batches_in_order_within_their_bytes(ds, batch_size, ma
         assert sketch.last.tolist() == [max(i for i, part in enumerate(parts) if node in part) for node in sketch.node]
         if len(sketch.batches) > 1:
             assert len(sketch.node) <= first * 3**k
-            besides = 3 * max(work.nbytes(each) for each in drawn[:1])
+            besides = 3 * max(strategy.memory.nbytes(each) for each in drawn[:1])
             assert len(sketch.node) < sketch.limit < (pool - besides) // (4 * F)
 
 
@@ -263,7 +264,7 @@ def test_a_row_that_cannot_be_read_fails_at_its_batch(ds, bad):
     expected = list(loader)
     first = next(step for step, batch in enumerate(expected) if bad in batch.n_id)
     loader = NeighborLoader(ds, [2], batch_size=10)
-    loader._work = dataclasses.replace(loader._work, x=Behind(Broken(array, bad)))
+    over(loader, Behind(Broken(array, bad)))
     got = []
     with pytest.raises(StoreError, match=f"row {bad} cannot") as caught:
         got.extend(loader)
@@ -273,16 +274,14 @@ def test_a_row_that_cannot_be_read_fails_at_its_batch(ds, bad):
 
 def test_a_failing_sample_comes_after_the_batches_before_it(ds):
     loader = NeighborLoader(ds, [2], batch_size=10)
-    sample = loader._work.sample
+    sample = loader.strategy.stages.sample.sample
 
-    class Failing(type(loader._work)):
-        def sample(self, cursor):
-            if cursor.step == 12:
-                raise StoreError("mine")
-            return sample(cursor)
+    def fail(cursor):
+        if cursor.step == 12:
+            raise StoreError("mine")
+        return sample(cursor)
 
-    work = loader._work
-    loader._work = Failing(**{field.name: getattr(work, field.name) for field in dataclasses.fields(work)})
+    with_stage(loader, "sample", fail)
     got = []
     with pytest.raises(StoreError, match="mine") as caught:
         got.extend(loader)
@@ -310,9 +309,9 @@ def test_closing_while_a_window_is_read_does_not_wait_for_the_next(ds, monkeypat
             slow.wait(60)
             return super().read(ids, out, at)
 
-    monkeypatch.setattr(windows, "SuperbatchPlanner", partial(SuperbatchPlanner, first_bytes=60 * F * 4, growth=1))
+    monkeypatch.setattr(superbatch, "SuperbatchPlanner", partial(SuperbatchPlanner, first_bytes=60 * F * 4, growth=1))
     loader = NeighborLoader(ds, [2], batch_size=10)
-    loader._work = dataclasses.replace(loader._work, x=Behind(Slow(np.zeros((N, F), np.float32))))
+    over(loader, Behind(Slow(np.zeros((N, F), np.float32))))
     epoch = iter(loader)
     assert reading.wait(60)
     closing = threading.Thread(target=epoch.close)

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading import neighbor_loader as loaders
+from ooc.loading import choose_strategy
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.models.builders import build_model, pre_aggregation_of
 from ooc.planning.plan import RunFacts, advise, plan
-from ooc.planning.profile import RunProfile, regroup
-from ooc.planning.simulate_scans import ScanLoad, SimulatedScans, follow
+from ooc.planning.profile import RunProfile
+from ooc.planning.read_models import model_of
+from ooc.planning.simulate_scans import ScanLoad, SimulatedScans, simulate_timeline
 from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, SimulatedSuperbatches, SuperbatchLoad, simulate
-from ooc.planning.trials import apart, batches_of, lengths_of
+from ooc.planning.trials import batches_of, lengths_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.training.checkpoint import read_plan
 from ooc.training.loop import plan as plan_of
@@ -47,16 +47,18 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def replayed(loader: NeighborLoader, pool_bytes: int, steps: int | None = None) -> Any:
-    work = apart(loader.work)
-    drawn = list(batches_of(work, 0, steps or len(loader)))
-    return regroup(SuperbatchPlanner(work, pool_bytes, 1, CachedNodes.none()), drawn, lengths_of(work.x))
+    strategy = loader.strategy.apart()
+    drawn = list(batches_of(strategy, 0, steps or len(loader)))
+    model = model_of(strategy, pool_bytes)
+    assert model is not None
+    return model.simulate(drawn, lengths_of(strategy.disk_rows))
 
 
 @pytest.mark.parametrize("room", [1.6, 3.0, 100.0])
 def test_what_is_replayed_is_what_is_read(ds: Dataset, room: float) -> None:
     """In as many windows, to the row, whether one batch fits or all of them."""
     probe = NeighborLoader(ds, [3, 3], batch_size=64, shuffle=True, seed=1)
-    largest = max(probe.work.nbytes(drawn) for drawn in batches_of(probe.work, 0, len(probe)))
+    largest = max(probe.strategy.memory.nbytes(drawn) for drawn in batches_of(probe.strategy, 0, len(probe)))
     budget = dataclasses.replace(plan_memory(ds), max_batch=int(largest * room), in_flight=2 * int(largest * room))
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [3, 3], batch_size=64, shuffle=True, seed=1, budget=budget)
@@ -83,7 +85,7 @@ def test_sweeps_are_replayed_to_the_row_too(ds: Dataset) -> None:
     budget = dataclasses.replace(plan_memory(ds), max_batch=2 * 10**6, in_flight=4 * 10**6)
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [3, 3], budget=budget, **options)
-        pool = budget.batches + loader.work.spare_bytes
+        pool = loader.strategy.pool(budget)
         found = replayed(loader, pool)
         assert isinstance(found, SimulatedScans)
         assert len(found.scans) > 2
@@ -202,11 +204,11 @@ def scan(batches: float, nbytes: float = 1e9) -> ScanLoad:
 
 def test_sweeps_are_made_beside_the_one_that_serves() -> None:
     scans = [scan(10)] * 6
-    model = follow(scans, sweep_costs(batch_s=1.0, byte_s=1e-9)).done
+    model = simulate_timeline(scans, sweep_costs(batch_s=1.0, byte_s=1e-9)).done
     assert model[-1] == pytest.approx(0.01 + 1 + 60), "the first is waited for, the others are there in time"
-    disk = follow(scans, sweep_costs(batch_s=0.01, byte_s=1e-8)).done
+    disk = simulate_timeline(scans, sweep_costs(batch_s=0.01, byte_s=1e-8)).done
     assert disk[-1] == pytest.approx(0.01 + 60 + 0.1), "made one after the other, and the last serves alone"
-    slow = follow(scans, sweep_costs(batch_s=1.0, byte_s=1e-9, beside=2.0)).done
+    slow = simulate_timeline(scans, sweep_costs(batch_s=1.0, byte_s=1e-9, beside=2.0)).done
     assert slow[-1] == pytest.approx(0.01 + 1 + 60 + 5, abs=0.01), "each second of making costs a batch half a second"
 
 
@@ -221,7 +223,7 @@ def test_sweeps_take_no_less_than_either_and_no_more_than_one_after_the_other(
 ) -> None:
     found = sweep_costs(batch_s, byte_s, beside)
     scans = [scan(count, 1e7 * count) for count in batches]
-    line = follow(scans, found)
+    line = simulate_timeline(scans, found)
     serving, making, drawing = sum(batches) * batch_s, sum(each.nbytes for each in scans) * byte_s, sum(batches) * 0.001
     assert len(line.done) == len(scans)
     assert (np.diff(line.done) >= 0).all()
@@ -244,17 +246,19 @@ def test_half_the_batches_read_more_than_half_the_bytes(ds: Dataset) -> None:
 def test_what_sweeps_hold_grows_to_three_of_them(ds: Dataset) -> None:
     """Two with sums, and one whose entries are put in order."""
     rows = ds.stored("x")
-    peaks = [SimulatedScans((scan(10),) * count, 10, rows).peak_bytes(10 * count) for count in (1, 2, 3, 9)]
+    peaks = [SimulatedScans((scan(10),) * count, 10, rows).peak_bytes(sweep_costs(), 10 * count, 0) for count in (1, 2, 3, 9)]
     assert peaks == sorted(peaks)
     assert peaks[2] == peaks[3] == 2 * 10_000 + 3 * 100 + 250 + 2 * 200
-    assert SimulatedScans((scan(10),), 10, rows).peak_bytes(1000) == peaks[3], "also where the sample ended in the first"
+    assert SimulatedScans((scan(10),), 10, rows).peak_bytes(sweep_costs(), 1000, 0) == peaks[3], (
+        "also where the sample ended in the first"
+    )
 
 
 def profile_of(loads: list[SuperbatchLoad], found: BatchCosts, **others: SimulatedSuperbatches) -> RunProfile:
     return RunProfile(
         steps=sum(each.batches for each in loads),
         costs=found,
-        replays=(SimulatedSuperbatches(tuple(loads), 0, CachedNodes.none()),),
+        simulated=(SimulatedSuperbatches(tuple(loads), 0, CachedNodes.none()),),
         others=others,
         asked=1000.0,
         evaluations={},
@@ -314,7 +318,7 @@ def test_a_runs_rows_are_predicted_to_the_row(make_store: MakeStore, tmp_path: P
 def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaders, "scan_pays", lambda rows, pool: True)
+    monkeypatch.setattr(choose_strategy, "scan_pays", lambda rows, pool: True)
     config = configure(make_store(), tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"], plan=True)
     summary = train(config)
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]

@@ -246,7 +246,7 @@ def test_a_loader_s_batches_through_the_copier(make_store: Any, monkeypatch: pyt
     with ooc.open(make_store(weight=True), in_memory=in_memory) as ds:
         wanted = list(loader(ds))
         under_test = loader(ds)
-        copier = Copier(CPU, under_test._work.buffers)
+        copier = Copier(CPU, under_test.strategy.stages.load.buffers)
         plain = under_test._pipeline
 
         def on_device(cursors: Any) -> OnDevice:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading.work import Work
+from ooc.loading.read_strategy import ReadStrategy
 from tools.bench.sampled import cache_policies as policies
 from tools.bench.sampled.trace import Trace
 from tools.bench.sampled.trace import settings as trace_settings
@@ -108,27 +108,27 @@ def test_belady_on_a_long_trace_is_the_plain_rule() -> None:
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
+def strategy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadStrategy]:
     from tools.bench.lib.stores import make_store
 
     store: Path = tmp_path_factory.mktemp("policies") / "graph.ooc"
     make_store(store, nodes=300, edges=1500, width=4, kind="rmat", seed=1)
     with Trace.of(store, trace_settings(store, "3,2", 6, 10, 0)) as trace:
-        yield trace.work
+        yield trace.strategy
 
 
 @settings(deadline=None)
 @given(st.lists(st.sets(st.integers(0, 40), min_size=1, max_size=8), min_size=1, max_size=15), st.integers(8, 60))
-def test_look_ahead_lies_between_belady_and_none(work: Work, sets: list[set[int]], capacity: int) -> None:
+def test_look_ahead_lies_between_belady_and_none(strategy: ReadStrategy, sets: list[set[int]], capacity: int) -> None:
     batches = [np.array(sorted(each), np.int32) for each in sets]
-    ratios = policies.miss_ratios(batches, 41, capacity, work)
+    ratios = policies.miss_ratios(batches, 41, capacity, strategy)
     assert ratios["none"] == 1
     assert all(ratios["Belady"] <= ratios[name] <= 1 for name in ("LRU", "SIEVE", "look-ahead"))
     if capacity >= 41 + 8:  # one window
         assert ratios["look-ahead"] == ratios["Belady"]
 
 
-def test_look_ahead_with_room_for_all_reads_each_row_once(work: Work) -> None:
+def test_look_ahead_with_room_for_all_reads_each_row_once(strategy: ReadStrategy) -> None:
     batches = [np.array([1, 2, 3], np.int32), np.array([3, 4], np.int32), np.array([1, 9], np.int32)]
-    assert policies.look_ahead(batches, work, 20) == 5
-    assert policies.look_ahead(batches, work, 2) is None  # the first batch does not fit
+    assert policies.look_ahead(batches, strategy, 20) == 5
+    assert policies.look_ahead(batches, strategy, 2) is None  # the first batch does not fit

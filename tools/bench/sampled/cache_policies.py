@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from ooc.graph.blocks import Subgraph
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.read_strategy import ReadStrategy
+from ooc.loading.superbatch import Superbatches
 from ooc.loading.superbatch_plan import SuperbatchPlanner
-from ooc.loading.work import Work
 from stores.jit import kernel
 from tools.bench.lib.chart import Panel, lines
 from tools.bench.lib.machine import describe
@@ -211,10 +212,10 @@ class FixedRoom(SuperbatchPlanner):
         return self.rows
 
 
-def look_ahead(batches: Iterable[NDArray[Any]], work: Work, capacity: int) -> int | None:
-    """Misses of `ooc`'s planner: rows that its windows read; None where a window of one batch takes more than `capacity`.
+def look_ahead(batches: Iterable[NDArray[Any]], strategy: ReadStrategy, capacity: int) -> int | None:
+    """Misses of `ooc`'s planner: rows that its superbatches read; None where one of a single batch takes more than `capacity`.
 
-    work: of any loader over rows on disk; the batches are read as they are, whatever that loader's are.
+    strategy: of any loader of superbatches; the batches are read as they are, whatever that loader's are.
     """
     nothing = np.empty(0, np.int64)
     drawn = (
@@ -224,21 +225,23 @@ def look_ahead(batches: Iterable[NDArray[Any]], work: Work, capacity: int) -> in
         for step, ids in enumerate(batches)
     )
     misses = 0
-    for window in FixedRoom(work, 0, 1, CachedNodes.none(), first_bytes=2**62, rows=capacity).windows(drawn):
-        if window.sketch.limit > capacity:
+    assert isinstance(strategy, Superbatches)
+    planner = FixedRoom(strategy.stages, strategy.memory, 0, CachedNodes.none(), first_bytes=2**62, rows=capacity)
+    for superbatch in planner.plan(drawn):
+        if superbatch.sketch.limit > capacity:
             return None
-        misses += int(np.count_nonzero(window.carried < 0))
+        misses += len(superbatch.missing)
     return misses
 
 
-def miss_ratios(batches: list[NDArray[np.int32]], ids: int, capacity: int, work: Work) -> dict[str, float | None]:
+def miss_ratios(batches: list[NDArray[np.int32]], ids: int, capacity: int, strategy: ReadStrategy) -> dict[str, float | None]:
     """The share of accesses that miss, of every policy; batches: the ids of each, all below `ids`."""
     trace = joined(batches)
     misses: dict[str, int | None] = {
         "none": len(trace),
         "LRU": int(lru(trace, ids, capacity)),
         "SIEVE": int(sieve(trace, ids, capacity)),
-        "look-ahead": look_ahead(batches, work, capacity),
+        "look-ahead": look_ahead(batches, strategy, capacity),
         "Belady": belady(trace, ids, capacity),
     }
     return {name: None if count is None else count / len(trace) for name, count in misses.items()}
@@ -251,14 +254,13 @@ def replay(a: argparse.Namespace) -> dict[str, Any]:
     from tools.bench.sampled.trace import settings
 
     with Run.of(a.store, settings(a.store, a.fanout, a.batches, a.batch_size, a.seed)) as run:
-        assert run.work.x is not None
         row_bytes, count = run.row_bytes, run.ds.num_nodes
         nodes = run.nodes()
         if a.unit == "pages":
             nodes, count = (pages_of(np.sort(ids), row_bytes) for ids in nodes), -(-count * row_bytes // PAGE_BYTES)
         batches = [ids.astype(np.int32) for ids in nodes]
         found = [
-            {"share": share, "capacity": capacity, **miss_ratios(batches, count, capacity, run.work)}
+            {"share": share, "capacity": capacity, **miss_ratios(batches, count, capacity, run.strategy)}
             for share in a.shares
             for capacity in [max(1, round(share * count))]
         ]

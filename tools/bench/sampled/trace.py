@@ -12,10 +12,7 @@ from numpy.typing import NDArray
 
 import ooc
 from ooc.loading.collate import SampledBatch
-from ooc.loading.feature_cache import CachedNodes
-from ooc.loading.shared_scan_plan import SharedScan, shared_scans, waiting
-from ooc.loading.superbatch_plan import Superbatch, SuperbatchPlanner
-from ooc.loading.work import Work
+from ooc.loading.read_strategy import ReadStrategy
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from stores.arrays.zarr_rows import ShardedRows
@@ -44,7 +41,7 @@ class Trace:
     """
 
     ds: Dataset
-    work: Work
+    strategy: ReadStrategy
     budget: MemoryPlan
     batches: int
 
@@ -56,8 +53,7 @@ class Trace:
             budget = MemoryPlan(**run["budget"])
             seeds = seeds_of_run(ds.num_nodes, run["batch_size"], run["batches"], run["seed"])
             loader = loader_of(ds, seeds, run["fanout"], run["batch_size"], budget, run.get("sums", 0))
-            work = loader._work  # without the pipeline around it: nothing is read
-            return cls(ds, work, budget, run["batches"])
+            return cls(ds, loader.strategy, budget, run["batches"])  # without a pipeline: nothing is read
         except BaseException:
             ds.close()
             raise
@@ -65,46 +61,30 @@ class Trace:
     @property
     def row_bytes(self) -> int:
         """Bytes of a feature row as stored."""
-        assert self.work.x is not None
-        return self.work.x.row_bytes
+        assert self.strategy.disk_rows is not None
+        return self.strategy.disk_rows.row_bytes
 
     def drawn(self) -> Iterator[SampledBatch]:
         """The sampled batches."""
-        cursors = (Cursor(0, step) for step in range(self.batches))
-        yield from map(self.work.sample, cursors) if self.work.frontier is None else self.work.sampled(cursors, False)
+        return self.strategy.stages.sample.batches(Cursor(0, step) for step in range(self.batches))
 
     def nodes(self) -> Iterator[NDArray[np.int64]]:
         """int64[n], the node ids of every batch."""
         return (drawn.subgraph.node for drawn in self.drawn())
 
-    def windows(self) -> Iterator[Superbatch]:
-        """The windows that the run's own planner made."""
-        return SuperbatchPlanner(self.work, self.budget.batches, 1, CachedNodes.none()).windows(self.drawn())
-
-    def shared_scans(self) -> Iterator[SharedScan]:
-        """The sweeps that the run's own planner made, where its batches have sums."""
-        waits = (waiting(self.work, drawn) for drawn in self.drawn())
-        pool = self.budget.batches + self.work.spare_bytes
-        return shared_scans(waits, pool, self.work.self_row_bytes, self.work.kept_bytes)
-
     def reads(self) -> Iterator[tuple[NDArray[Any], int]]:
-        """Of every window or scan: the rows that it had to read, int[u] ascending, and how many were in memory at once."""
-        if self.work.scanning:
-            for scan in self.shared_scans():
-                yield scan.row, 2 * 2 * scan.num_rows  # two rows a sum, and two sweeps
-        else:
-            for window in self.windows():
-                yield window.sketch.node[window.carried < 0], window.sketch.limit
+        """Of every superbatch or scan: the rows that it had to read, int[u] ascending, and how many were in memory at once."""
+        return self.strategy.reads(self.drawn(), self.strategy.pool(self.budget))
 
     def planned(self) -> dict[str, int]:
-        """What the run's own windows or sweeps had to read.
+        """What the run's own superbatches or scans had to read.
 
         windows, rows; page_bytes: of the pages of each window's rows that were not in memory, summed over windows; span_bytes:
         from the first of those pages to the last; scans: windows whose plan reads nearly all of that; rows_in_memory: at
         most, at once.
         """
-        x = self.work.x
-        assert isinstance(x, ShardedRows), "windows are read from shards"
+        x = self.strategy.disk_rows
+        assert isinstance(x, ShardedRows), "rows are read from shards"
         found = {"windows": 0, "rows": 0, "page_bytes": 0, "span_bytes": 0, "scans": 0, "rows_in_memory": 0}
         for new, held in self.reads():
             page = pages_of(new, self.row_bytes)

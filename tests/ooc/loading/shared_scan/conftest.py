@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ooc.loading import neighbor_loader as loaders
+from ooc.loading import choose_strategy
 from ooc.loading import shared_scan as shared_scans
 from stores.build import write_store
 from stores.dataset import Dataset
@@ -34,7 +34,7 @@ def path(tmp_path_factory: Any, x: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _always_swept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every loader of rows on disk sweeps; and no thread is left."""
-    monkeypatch.setattr(loaders, "scan_pays", lambda rows, pool: True)
+    monkeypatch.setattr(choose_strategy, "scan_pays", lambda rows, pool: True)
     monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 0.02)  # most consumers here keep their batches
     yield
     gc.collect()

@@ -12,6 +12,7 @@ from ooc.runtime.memory_plan import divide
 from stores.arrays.rows import ArrayRows
 from stores.dataset import Dataset
 from stores.errors import BudgetError
+from tests.ooc.loading.strategies import over
 
 N, E, F = 300, 3000, 21
 MEAN = PreAggregation("mean", 8)
@@ -63,8 +64,7 @@ def in_memory(path: Any, **options: Any) -> Any:
 
 def from_memory(loader: NeighborLoader) -> NeighborLoader:
     """The same loader, its budget and what it says of batches too, over the same rows in memory."""
-    work = loader._work
-    array = np.empty(work.x.shape, work.x.dtype)
-    work.x.read(np.arange(N), array)
-    loader._work = dataclasses.replace(work, x=ArrayRows(array))
-    return loader
+    x = loader.strategy.disk_rows
+    array = np.empty(x.shape, x.dtype)
+    x.read(np.arange(N), array)
+    return over(loader, ArrayRows(array))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.graph.aggregation import PreAggregation
-from ooc.loading import neighbor_loader as loaders
-from ooc.loading.shared_scan_plan import scan_pays
+from ooc.loading import choose_strategy
+from ooc.loading.choose_strategy import scan_pays
 from ooc.training.loop import train
 from stores.arrays.lmdb_rows import write_lmdb_rows
 from stores.arrays.zarr_rows import ShardedRows
@@ -63,7 +63,7 @@ def test_batches_are_those_of_rows_in_memory(
         if edges_on_disk:
             patch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
         loader = loader_of(ds, sample_threads=threads, **options)
-        assert (loader._work.frontier is not None) == edges_on_disk
+        assert (loader.strategy.stages.sample.frontier is not None) == edges_on_disk
         got, message, notes = outcome(loader, epochs=1)
         assert "sum" in loader.times()
         other = from_memory(loader_of(ds, sample_threads=threads, **options))
@@ -77,7 +77,7 @@ def test_batches_are_those_of_rows_in_memory(
 def test_features_that_someone_else_wrote_are_swept_to_the_bit(path: Any, features: Any, source: str) -> None:
     with Dataset.open(path, features={"x": features[source]}) as ds:
         loader = loader_of(ds)
-        assert not isinstance(loader._work.x, ShardedRows)
+        assert not isinstance(loader.strategy.disk_rows, ShardedRows)
         got = outcome(loader)
         assert 2 < loader.times()["sum"]["items"] < 30
         assert loader.bytes_read > 0
@@ -86,7 +86,7 @@ def test_features_that_someone_else_wrote_are_swept_to_the_bit(path: Any, featur
 
 
 def test_windows_make_the_same_sums(path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "scan_pays", scan_pays)
+    monkeypatch.setattr(choose_strategy, "scan_pays", scan_pays)
     loader = loader_of(ds, budget=budget(10**8))
     got = outcome(loader)
     assert "sum" not in loader.times()
@@ -95,7 +95,7 @@ def test_windows_make_the_same_sums(path: Any, ds: Dataset, monkeypatch: pytest.
 
 
 def test_rows_that_fit_in_half_the_memory_are_not_swept(ds: Dataset) -> None:
-    rows = loader_of(ds)._work.x
+    rows = loader_of(ds).strategy.disk_rows
     assert [scan_pays(rows, pool) for pool in (N * F * 4, 2 * N * F * 4 - 1, 2 * N * F * 4)] == [True, True, False]
 
 
@@ -122,7 +122,7 @@ def test_runs_are_the_same_whichever_way_sums_are_made(
         name: train(configure(store, tmp_path / name, model=model, epochs=2, dropout=0.3, **way, **settings))
         for name, way in ways.items()
     }
-    monkeypatch.setattr(loaders, "scan_pays", scan_pays)
+    monkeypatch.setattr(choose_strategy, "scan_pays", scan_pays)
     ways["windows"] = {}
     summaries["windows"] = train(configure(store, tmp_path / "windows", model=model, epochs=2, dropout=0.3, **settings))
     assert {name: "sum" in summary["stages"] for name, summary in summaries.items()} == {

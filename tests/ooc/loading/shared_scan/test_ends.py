@@ -1,6 +1,5 @@
 """Sweeps: failures come in order, and an epoch left halfway leaves nothing behind."""
 
-import dataclasses
 import gc
 import threading
 from contextlib import suppress
@@ -17,6 +16,7 @@ from stores.dataset import Dataset
 from stores.errors import BudgetError, StoreError
 from tests.ooc.batches import same
 from tests.ooc.loading.shared_scan.scanning import in_memory, loader_of, outcome, piece_threads
+from tests.ooc.loading.strategies import over, with_stage
 from tests.ooc.loading.test_superbatch import Behind, Broken
 from tests.waiting import NoMoreThreads, eventually, no_threads
 
@@ -26,28 +26,26 @@ def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x:
     want = in_memory(path)[0][:15]
     first = next(step for step, batch in enumerate(in_memory(path, pre_aggregation=None)[0]) if bad in batch.n_id)
     loader = loader_of(ds)
-    loader._work = dataclasses.replace(loader._work, x=Behind(Broken(x, bad)))
+    over(loader, Behind(Broken(x, bad)))
     got = []
     with pytest.raises(StoreError, match=f"row {bad} cannot") as caught:
         got.extend(loader)
     assert caught.value.__notes__ == [f"in stage 'sum' at step {first} of the pipeline"]
     assert same(got, want[:first])
-    assert not registry_of(loader._work.x)._scans
+    assert not registry_of(loader.strategy.disk_rows)._scans
 
 
 @pytest.mark.parametrize("failing", [0, 1, 11])
 def test_a_failing_sample_comes_after_the_batches_before_it(path: Any, ds: Dataset, failing: int) -> None:
     loader = loader_of(ds)
-    work = loader._work
-    sample = work.sample
+    sample = loader.strategy.stages.sample.sample
 
-    class Failing(type(work)):  # type: ignore[misc]
-        def sample(self, cursor: Cursor) -> Any:
-            if cursor.step == failing:
-                raise BudgetError("mine")
-            return sample(cursor)
+    def fail(cursor: Cursor) -> Any:
+        if cursor.step == failing:
+            raise BudgetError("mine")
+        return sample(cursor)
 
-    loader._work = Failing(**{field.name: getattr(work, field.name) for field in dataclasses.fields(work)})
+    with_stage(loader, "sample", fail)
     got, message, notes = outcome(loader)
     assert (message, notes) == ("mine", [f"in stage 'sample' at step {failing} of the pipeline"])
     assert same(got, in_memory(path)[0][:failing])
@@ -57,7 +55,7 @@ def test_a_failing_sample_comes_after_the_batches_before_it(path: Any, ds: Datas
 @pytest.mark.parametrize("how", ["closed", "dropped", "raised"])
 def test_an_epoch_left_halfway_leaves_nothing(path: Any, ds: Dataset, taken: int, how: str) -> None:
     loader = loader_of(ds)
-    rows = loader._work.x
+    rows = loader.strategy.disk_rows
 
     def leave() -> None:
         epoch = iter(loader)
@@ -89,7 +87,7 @@ def test_an_epoch_that_cannot_begin_leaves_nothing(path: Any, ds: Dataset, monke
         with pytest.raises(type(error)):
             iter(loader)
     assert eventually(lambda: no_threads() and not piece_threads())
-    assert not registry_of(loader._work.x)._scans
+    assert not registry_of(loader.strategy.disk_rows)._scans
     loader.set_epoch(0)
     assert same(list(loader), in_memory(path)[0][:15])
 
@@ -99,8 +97,8 @@ def test_an_epoch_after_one_that_was_dropped_has_all_the_memory(
 ) -> None:
     """However long the reads under way still take."""
     pools, reading, slow = [], threading.Event(), threading.Event()
-    chain = shared_scans._chain
-    monkeypatch.setattr(shared_scans, "_chain", lambda *a: (pools.append(a[4]), chain(*a))[1])
+    chained = shared_scans.chained
+    monkeypatch.setattr(shared_scans, "chained", lambda session, *a: (pools.append(session.pool), chained(session, *a))[1])
 
     class Slow(ArrayRows):
         def read(self, ids: Any, out: Any, at: Any = None) -> int:
@@ -109,7 +107,7 @@ def test_an_epoch_after_one_that_was_dropped_has_all_the_memory(
             return super().read(ids, out, at)
 
     loader = loader_of(ds)
-    loader._work = dataclasses.replace(loader._work, x=Behind(Slow(x)))
+    over(loader, Behind(Slow(x)))
     epoch = iter(loader)
     assert reading.wait(60)
     del epoch
@@ -122,7 +120,7 @@ def test_an_epoch_after_one_that_was_dropped_has_all_the_memory(
 def test_a_collection_in_the_middle_of_a_request_to_read_stops_the_sweeper(ds: Dataset) -> None:
     """By the thread that makes the request, in which the collection of a dropped epoch may happen."""
     loader = loader_of(ds)
-    scan_reader = shared_scans.ScanReader(loader._work, loader._work.x, Clock(), loader.budget.batches)
+    scan_reader = shared_scans.ScanReader(loader.strategy, Clock(), loader.budget.batches)
 
     def request() -> None:
         with scan_reader._readers._shutdown_lock:
@@ -148,7 +146,7 @@ def test_closing_waits_for_the_reads_under_way(ds: Dataset, x: Any) -> None:
             return super().read(ids, out, at)
 
     loader = loader_of(ds)
-    loader._work = dataclasses.replace(loader._work, x=Behind(Slow(x)))
+    over(loader, Behind(Slow(x)))
     epoch = iter(loader)
     assert reading.wait(60)
     closing = threading.Thread(target=epoch.close)

@@ -123,8 +123,8 @@ def test_a_sweeps_first_batch_needs_no_copy_and_two_at_a_time_are_alive(
 
 def test_two_loaders_at_once_share_the_memory(path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     pools = []
-    chain = shared_scans._chain
-    monkeypatch.setattr(shared_scans, "_chain", lambda *a: (pools.append(a[4]), chain(*a))[1])
+    chained = shared_scans.chained
+    monkeypatch.setattr(shared_scans, "chained", lambda session, *a: (pools.append(session.pool), chained(session, *a))[1])
     room = few(12)
     one, other = loader_of(ds, budget=room), loader_of(ds, seed=4, fanout=[2, 2], budget=room)
     got = list(zip(one, other, strict=True))
@@ -159,16 +159,16 @@ def test_a_loader_of_rows_beside_one_of_sums_shares_the_memory_too(ds: Dataset) 
     sums.close(), rows.close()
     rows = iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
     next(rows)
-    second = shelf.begin_sweeps()
+    second = shelf.begin_scans()
     assert not second.alone  # and a sweep would have to do with less
     second.end()
     rows.close()
-    first = shelf.begin_sweeps()
+    first = shelf.begin_scans()
     assert first.alone
     first.end()
 
 
 def test_a_sweep_that_an_interrupt_took_from_its_owner_stands_in_nobodys_way() -> None:
     shelf = CacheRegistry()
-    shelf.begin_sweeps()
-    assert shelf.begin_sweeps().alone
+    shelf.begin_scans()
+    assert shelf.begin_scans().alone

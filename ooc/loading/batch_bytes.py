@@ -1,0 +1,128 @@
+"""PURE: bytes that a sampled batch takes, by itself and as a part of a shared scan."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ooc.graph.aggregation import PreAggregation
+from ooc.graph.blocks import Subgraph
+from ooc.loading.collate import Collator, SampledBatch
+from ooc.loading.scan_size import ScanSize
+from ooc.runtime.memory_plan import PIECE_SHARE, BatchRoom
+from stores.dataset import Dataset
+
+PIECES, PIECE_BYTES = 3, 8 * 2**20
+"""Pieces of the file that a scan has in memory at once: two being read, so that the disk never waits, and one being added up;
+and a piece's bytes at most"""
+_WIDTHS_ALIVE = 3
+"""Rows of a layer's width that a step holds at once for each node of the batch, for each layer, gradients included"""
+
+
+@dataclass(frozen=True)
+class BatchBytes:
+    """What a batch takes from sampling to the model, and the most it may take.
+
+    Args:
+        max_bytes: Of one batch.
+        collator: Whose fields are counted.
+        row_bytes: Of a node's features and labels or, with `pre_aggregation`, of its two aggregates and labels.
+        pre_aggregation: What batches hold in place of their feature rows.
+        channels: Columns of a feature row.
+        model_width: Columns of a node's rows in all layers together, where each layer computes every node of a batch.
+    """
+
+    max_bytes: int
+    collator: Collator
+    row_bytes: int
+    pre_aggregation: PreAggregation | None = None
+    channels: int = 0
+    model_width: int = 0
+
+    def need(self, drawn: SampledBatch, drawing: int) -> int:
+        """Bytes to compare with `max_bytes`. drawing: bytes of the batches being drawn, which have room of their own."""
+        return self.nbytes(drawn)
+
+    def nbytes(self, drawn: SampledBatch) -> int:
+        """Bytes of the batch from here to the model."""
+        subgraph = drawn.subgraph
+        if self.pre_aggregation is not None:
+            return subgraph.nbytes + self.aggregated_bytes(subgraph)
+        return subgraph.nbytes + self.collator.nbytes(len(subgraph.node), len(subgraph.source), self.row_bytes)
+
+    def aggregated_bytes(self, subgraph: Subgraph) -> int:
+        """Bytes of the batch without its last hop, with aggregates."""
+        return self.collator.nbytes(len(subgraph.indptr) - 1, sum(subgraph.num_edges[:-1]), self.row_bytes)
+
+    def activation_bytes(self, drawn: SampledBatch) -> int:
+        """Bytes that the model needs beside a batch: as much again (hidden rows are about as wide as features, for fewer nodes
+        each layer; measured, it is less), or what its own widths say."""
+        if self.pre_aggregation is not None:
+            return self.pre_aggregation.step_bytes(drawn.subgraph.num_nodes, self.channels)
+        return max(self.nbytes(drawn), _WIDTHS_ALIVE * 4 * self.model_width * len(drawn.subgraph.node))
+
+
+@dataclass(frozen=True)
+class ScanBytes:
+    """What a batch takes of a shared scan's memory.
+
+    Args:
+        max_bytes: Of one scan.
+        batch: Of its batches, which are pre-aggregated.
+        reserved_bytes: Of a scan's memory, for freed blocks that the C library keeps, and buffers of reads, but where a few
+            batches need it; see `ooc.loading.shared_scan_plan.ScanDraft`.
+        spare_bytes: Of these, the buffers of reads, which scans have beside the batches' memory, as their reads need none.
+    """
+
+    max_bytes: int
+    batch: BatchBytes
+    reserved_bytes: int = 0
+    spare_bytes: int = 0
+
+    def need(self, drawn: SampledBatch, drawing: int) -> int:
+        """See `BatchBytes.need`: here of a scan of this batch alone."""
+        return self.size(drawn, drawing).nbytes
+
+    @property
+    def piece_bytes(self) -> int:
+        """Of a piece of a scan, about."""
+        return min(PIECE_BYTES, self.max_bytes // PIECE_SHARE)
+
+    @property
+    def self_row_bytes(self) -> int:
+        """Bytes of a destination's own row."""
+        return 4 * self.batch.channels
+
+    def size(self, drawn: SampledBatch, drawing: int) -> ScanSize:
+        """The part of the memory that the batch takes. drawing: bytes of the batches being drawn meanwhile."""
+        subgraph, pre_aggregation = drawn.subgraph, self.batch.pre_aggregation
+        assert pre_aggregation is not None
+        expanded = len(subgraph.indptr) - 1
+        rest = 8 * (2 * expanded + 2 * sum(subgraph.num_edges[:-1]))
+        row = 4 if subgraph.node.max(initial=0) < 2**31 else 8
+        factor = 4 if pre_aggregation.weighs_edges(subgraph) else 0
+        entry = row + 4 + factor + 2  # the target, and a part of where each row's entries begin
+        self_rows = self.self_row_bytes * expanded
+        own = 12 * expanded  # where a destination's own row is kept, and how that is found
+        return ScanSize(
+            sums=self.batch.aggregated_bytes(subgraph) - self_rows + rest + own,
+            self_rows=self_rows,
+            entries=entry * (len(subgraph.source) + expanded),
+            activations=self.batch.activation_bytes(drawn),
+            besides=drawing + PIECES * self.piece_bytes,
+            copied=self_rows,
+        )
+
+    def shared(self, pool: int, parts: int) -> "ScanBytes":
+        """The same for a loader that has `pool` bytes, one of so many parts of all."""
+        room = BatchRoom(pool, parts, self.max_bytes.budget) if isinstance(self.max_bytes, BatchRoom) else pool
+        reserved, spare = self.reserved_bytes // parts, self.spare_bytes // parts
+        return replace(self, max_bytes=room, reserved_bytes=reserved, spare_bytes=spare)
+
+
+def row_bytes_of(ds: Dataset, collator: Collator, pre_aggregation: PreAggregation | None = None) -> int:
+    """Bytes of a node's features and labels in a batch, or of its two aggregates and labels."""
+    x, y = ds.stored("x") if ds.num_features else None, ds.labels
+    x_bytes = 0 if x is None or collator.gather is None else collator.gather.row_bytes(x.shape[1:])
+    if x is not None and pre_aggregation is not None:
+        x_bytes = 2 * 4 * x.shape[1]
+    return x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))

@@ -1,0 +1,300 @@
+"""How the rows of batches are read: from memory, superbatch by superbatch, or in shared scans of the file.
+
+A `ReadStrategy` says which batches are read together; at work on one epoch it is a `ReadSession`, which `chained` runs as three
+pipelines: sample batches -> read groups of them -> collate batches. `ooc.loading.choose_strategy` chooses.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from numpy.typing import NDArray
+
+from ooc.loading.batch_bytes import BatchBytes
+from ooc.loading.collate import SampledBatch
+from ooc.loading.feature_cache import Stopped
+from ooc.loading.load_stage import BatchStages
+from ooc.loading.sample_stage import SampleStage
+from ooc.runtime.clock import Clock
+from ooc.runtime.keyed_random import Cursor
+from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.pipeline import CONSUMER, SOURCE, Pipeline, Stage
+from stores.arrays.rows import Rows
+
+AHEAD = 1
+"""Batches collated before the model asks for them"""
+
+Batch = TypeVar("Batch")
+Given = TypeVar("Given", contravariant=True)
+Group = TypeVar("Group", covariant=True)
+
+
+@dataclass(frozen=True)
+class ReadStrategy(ABC):
+    """Plans which batches' rows are read together, reads them and serves each batch its own.
+
+    stages: what is done to a batch before and after.
+    """
+
+    stages: BatchStages
+
+    @property
+    def disk_rows(self) -> Rows | None:
+        """The feature rows that are read from disk; None where they are in memory, or where there are none."""
+        return self.stages.load.x
+
+    @property
+    def reserves_blocks(self) -> bool:
+        """Whether there is memory for freed blocks that the C library keeps."""
+        return False
+
+    def pool(self, budget: MemoryPlan) -> int:
+        """Bytes for all batches and groups of them that are alive at once."""
+        return budget.batches
+
+    @abstractmethod
+    def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
+        """(steps done, batch) in the order of `cursors`.
+
+        Args:
+            cursors: Of the batches.
+            budget: Whose `pool` bounds the bytes alive.
+            prefetch: Batches made in advance, where rows are in memory.
+            clocks: As of `Pipeline`, for all stages; those missing are added.
+        """
+
+    @abstractmethod
+    def reads(self, batches: Iterator[SampledBatch], pool: int) -> Iterator[tuple[NDArray[Any], int]]:
+        """What an epoch of `batches` reads: for every group of them (rows, ascending; rows or aggregates in memory at most).
+
+        pool: bytes for all batches and groups alive at once. PURE: nothing is read.
+        """
+
+    def apart(self) -> Self:
+        """The same strategy with counters and buffers of its own."""
+        return replace(self, stages=self.stages.apart())
+
+    def over(self, rows: Rows) -> Self:
+        """The same strategy over other feature rows."""
+        return replace(self, stages=self.stages.over(rows))
+
+
+@dataclass(frozen=True)
+class InMemory(ReadStrategy):
+    """Rows in memory, or none at all: each batch by itself.
+
+    memory: of a batch; read_threads: that gather rows.
+    """
+
+    memory: BatchBytes
+    read_threads: int = 2
+
+    @property
+    def disk_rows(self) -> Rows | None:
+        return None
+
+    def reads(self, batches: Iterator[SampledBatch], pool: int) -> Iterator[tuple[NDArray[Any], int]]:
+        return iter(())
+
+    def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
+        sample, load = self.stages.sample, self.stages.load
+        split = sample.split_seeds
+        stages = [] if split else [Stage("sample", sample.sample, sample.threads)]
+        stages.append(Stage("read", load.load, self.read_threads, nbytes=self.memory.nbytes))
+        stages.append(Stage("collate", self.stages.collate.collate))
+        return Pipeline(sample.split(cursors) if split else cursors, stages, budget.in_flight, prefetch, clocks)
+
+
+class FilledGroup(Protocol):
+    """Batches that were read together, the first `done` of them; error: what the next one failed on."""
+
+    @property
+    def done(self) -> int: ...
+
+    @property
+    def error(self) -> Exception | None: ...
+
+
+class ServedBatch(NamedTuple):
+    """Batch number k of a group."""
+
+    group: Any
+    k: int
+
+
+class ReadSession(Protocol):
+    """A strategy at work on one epoch.
+
+    Each method is called by one thread, in the order of the batches; `stop` by any, at any time.
+    """
+
+    stage: str
+    """what `read` is called in times and failures"""
+
+    @property
+    def sample(self) -> SampleStage: ...
+
+    @property
+    def prepare(self) -> Callable[[SampledBatch], Any] | None:
+        """Done to each sampled batch before `plan` has it, by the threads that sample."""
+
+    def plan(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Groups of consecutive batches to read together; none left out."""
+
+    def read(self, group: Any) -> FilledGroup:
+        """Read a group's rows; where that fails, batch by batch as far as it goes."""
+
+    def begin(self, turn: int) -> None:
+        """The batches of group `turn` are about to be served: the consumer has asked for all before."""
+
+    def collate(self, served: ServedBatch) -> tuple[int, Any]:
+        """(steps done with this batch, the batch)."""
+
+    def stop(self) -> None:
+        """End all waiting; idempotent."""
+
+    def end(self) -> None:
+        """Give back what the epoch had; idempotent, called when all threads have ended."""
+
+
+def chained(session: ReadSession, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
+    """The pipelines of a session; where one cannot be made, those before it have ended. clocks: of all stages."""
+    with ExitStack() as unfinished:
+        unfinished.callback(session.end)
+        sampled = sampled_batches(session.sample, session.prepare, cursors, clocks["sample"])
+        unfinished.callback(sampled.close)
+        filled = Pipeline(
+            session.plan(sampled),
+            [Stage(session.stage, session.read)],
+            max_bytes=1,  # the session's memory is the gate
+            max_items=2,
+            clocks={SOURCE: clocks["group"], session.stage: clocks[session.stage]},
+            before=sampled,
+            on_stop=session.stop,
+        )
+        unfinished.callback(filled.close)
+        # The last to end: its threads stop when all before them have.
+        served = Pipeline(
+            serve(filled, session.stage, session.begin),
+            [Stage("collate", session.collate)],
+            max_bytes=1,
+            max_items=AHEAD,
+            clocks={name: clocks[name] for name in ("collate", CONSUMER)},
+            before=filled,
+            on_end=session.end,
+        )
+        unfinished.pop_all()
+        return served
+
+
+def clocks_of(clocks: dict[str, Clock], stages: Sequence[str]) -> dict[str, Clock]:
+    """The clocks of these stages and of the consumer; those missing are added."""
+    return {name: clocks.setdefault(name, Clock()) for name in (*stages, CONSUMER)}
+
+
+def sampled_batches(
+    sample: SampleStage, prepare: Callable[[SampledBatch], Any] | None, cursors: Iterator[Cursor], clock: Clock
+) -> Pipeline:
+    """Batches sampled and, unless that is None, prepared. Not a gate: bounded in items, which a group counts."""
+    source: Iterator[Any] = cursors if sample.one_by_one else sample.batches(cursors)
+    run: Callable[[Any], Any] | None = prepare
+    if sample.one_by_one:
+        run = sample.sample if prepare is None else lambda cursor: prepare(sample.sample(cursor))
+    stages = [] if run is None else [Stage("sample", run, sample.threads)]
+    return Pipeline(source, stages, max_bytes=1, max_items=sample.threads, clocks={"sample" if stages else SOURCE: clock})
+
+
+def serve(groups: Iterator[FilledGroup], stage: str, begin: Callable[[int], None]) -> Iterator[ServedBatch]:
+    """The batches of groups, one after the other; a group's failure comes after those that were read."""
+    step = 0
+    for turn in count():
+        begin(turn)
+        group = next(groups, None)
+        if group is None:
+            return
+        for k in range(group.done):
+            yield ServedBatch(group, k)
+        step += group.done
+        if group.error is not None:
+            group.error.add_note(f"in stage {stage!r} at step {step} of the pipeline")
+            raise group.error
+        del group  # while the next one is waited for
+
+
+def read_all_or_each(
+    batches: int, read_all: Callable[[], None], read_one: Callable[[int], None]
+) -> tuple[int, Exception | None]:
+    """Read a group whole or, where that fails, batch by batch: (batches that were read, what the next one failed on)."""
+    try:
+        read_all()
+    except Stopped:
+        raise
+    except Exception as failure:
+        if batches == 1:
+            return 0, failure
+        for done in range(batches):
+            try:
+                read_one(done)
+            except Stopped:
+                raise
+            except Exception as error:
+                return done, error
+    return batches, None
+
+
+class Deferred(Generic[Batch]):
+    """Iterates over `source` as far as it goes; what it failed on is raised by `check`, after the items before it."""
+
+    def __init__(self, source: Iterator[Batch]) -> None:
+        self._source = source
+        self._failure: BaseException | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            return next(self._source)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise StopIteration from None
+
+    def check(self) -> None:
+        """Raise what `source` failed on."""
+        if self._failure is not None:
+            raise self._failure
+
+
+class Draft(Protocol[Given, Group]):
+    """A group in the making."""
+
+    def add(self, batch: Given, /) -> bool:
+        """Take a batch in, unless the group is full; the first always fits. False: finish, this draft takes no more."""
+
+    def finish(self) -> Group: ...
+
+
+def grouped(batches: Iterator[Batch], drafts: Iterator[Draft[Batch, Group]]) -> Iterator[Group]:
+    """Groups of consecutive batches, none left out, each as large as its draft allows.
+
+    A failure comes after the group of the batches before it.
+    """
+    source, draft = Deferred(batches), None
+    for batch in source:
+        draft = next(drafts) if draft is None else draft
+        if not draft.add(batch):
+            group = draft.finish()
+            draft = None  # what a generator refers to stays in memory while the group is under way
+            yield group
+            del group
+            draft = next(drafts)
+            draft.add(batch)
+        del batch
+    if draft is not None:
+        yield draft.finish()
+    source.check()
