@@ -24,21 +24,24 @@ class Loader:
     """What all loaders have: a device that batches are moved to, a bound on what is made in advance, and clocks of its stages.
 
     Each `iter` is an `Epoch` of (what stands behind a batch, the batch).
+
+    Args:
+        in_flight: Bytes of the batches between the source and the consumer.
+        device: Where batches are moved.
+        prefetch: Batches made in advance.
     """
 
-    def __init__(self, data: Dataset, budget: MemoryPlan, device: torch.device | str | None, prefetch: int) -> None:
+    def __init__(self, in_flight: int, device: torch.device | str | None, prefetch: int) -> None:
         if prefetch < 1:
             raise ConfigError(f"prefetch is how many are made in advance, 1 or more, not {prefetch}")
-        self.data, self.budget, self.prefetch = data, budget, prefetch
+        self._in_flight, self.prefetch = in_flight, prefetch
         self.device = None if device is None else torch.device(device)
         self._clocks: dict[str, Clock] = {}
 
-    def _pass(self, source: Iterator[Any], stages: list[Stage], epoch: int = 0) -> "Epoch":
+    def _batches(self, source: Iterator[Any], stages: list[Stage]) -> Pipeline | OnDevice:
         """The source's items, through the stages to the device."""
-        batches = Pipeline(source, stages, self.budget.in_flight, self.prefetch, self._clocks)
-        if self.device is None or self.device.type == "cpu":
-            return Epoch(self, batches, epoch)
-        return Epoch(self, on_device(batches, self.device), epoch)
+        batches = Pipeline(source, stages, self._in_flight, self.prefetch, self._clocks)
+        return batches if self.device is None or self.device.type == "cpu" else on_device(batches, self.device)
 
     def _took(self, epoch: int, behind: int) -> None:
         """The consumer has taken a batch."""
@@ -62,8 +65,8 @@ class BatchLoader(Loader):
     def __init__(
         self, data: Dataset, strategy: ReadStrategy, budget: MemoryPlan, device: torch.device | None, prefetch: int = PREFETCH
     ) -> None:
-        super().__init__(data, budget, device, prefetch)
-        self._strategy = strategy
+        super().__init__(budget.in_flight, device, prefetch)
+        self.data, self.budget, self._strategy = data, budget, strategy
         self._copier: Copier | None = None
         self._start = self._cursor = Cursor(0, 0)
         self._stop: int | None = None

@@ -202,7 +202,41 @@ def queries(block: EventBlock, negative: Ids | None) -> tuple[Ids, AnyArray]:
     return np.concatenate(ends), np.concatenate(times)
 
 
-class EventLoader(Loader):
+class TemporalLoader(Loader):
+    """What loaders of a store's events share: a plan of the memory, and the columns and features of a batch.
+
+    Args:
+        data: A store with times.
+        columns: Of the events to read, None for all.
+        label: The column that holds labels, which comes last and is no field of a batch.
+        fields: Names that no column may have.
+        features: Whether batches have x.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        columns: Sequence[str] | None,
+        fields: frozenset[str],
+        *,
+        features: bool,
+        prefetch: int,
+        device: torch.device | str | None,
+        budget: MemoryPlan | None,
+        label: str | None = None,
+    ) -> None:
+        self.data, self.budget = data, budget or plan_memory(data)
+        super().__init__(self.budget.in_flight, device, prefetch)
+        wanted = tuple(name for name in (data.events.columns if columns is None else columns) if name != label)
+        check_names(data.events, wanted, fields)
+        if label is not None:
+            data.events.width(label)
+        self._columns = wanted if label is None else (*wanted, label)
+        self._x = data.stored("x") if features and data.num_features else None
+        self._gather = None if self._x is None else Gather(data.encoding("x"))
+
+
+class EventLoader(TemporalLoader):
     """Batches of consecutive events, as PyG `TemporalData`, with the past of their nodes; each `iter` is the next epoch.
 
     batch_size: events, more where `whole_times` keeps those of one time together, so that what a batch teaches is never of the
@@ -249,27 +283,24 @@ class EventLoader(Loader):
         device: torch.device | str | None = None,
         budget: MemoryPlan | None = None,
     ) -> None:
-        super().__init__(data, budget or plan_memory(data), device, prefetch)
+        super().__init__(data, columns, FIELDS, features=features, prefetch=prefetch, device=device, budget=budget)
         if batch_size < 1:
             raise ConfigError(f"batch_size is 1 or more, not {batch_size}")
-        held = data.events
-        wanted = tuple(held.columns if columns is None else columns)
-        check_names(held, wanted, FIELDS)
-        x = data.stored("x") if features and data.num_features else None
         most = self.budget.batch
+        first, last = span_of(data.events, events)
         self._work = EventWork(
-            events=held,
-            columns=wanted,
-            first=(span := span_of(held, events))[0],
-            last=span[1],
+            events=data.events,
+            columns=self._columns,
+            first=first,
+            last=last,
             batch_size=batch_size,
             whole_times=whole_times,
             negatives=negatives,
             sampler=TemporalSampler(
                 data.graph, list(num_neighbors), temporal_strategy, most, slots=slots_of(data, self.budget)
             ),
-            gather=None if x is None else Gather(data.encoding("x")),
-            x=x,
+            gather=self._gather,
+            x=self._x,
             seed=seed,
             max_bytes=most,
             beside=beside,
@@ -299,7 +330,7 @@ class EventLoader(Loader):
     def __iter__(self) -> Epoch:
         epoch, start = self._next = self._start
         self._start = epoch + 1, self._work.first
-        return self._pass(self._work.blocks(start), self._stages(epoch), epoch)
+        return Epoch(self, self._batches(self._work.blocks(start), self._stages(epoch)), epoch)
 
     def _took(self, epoch: int, behind: int) -> None:
         self._next = epoch, behind

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch_geometric.data import Data
 
 from ooc.graph.relabel import RelabelTable
-from ooc.loading.base import Epoch, Loader
-from ooc.loading.event_loader import check_names
+from ooc.loading.base import Epoch
+from ooc.loading.event_loader import TemporalLoader
 from ooc.loading.feature_gather import Gather
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for
+from ooc.runtime.memory_plan import MemoryPlan, words_for
 from ooc.runtime.pipeline import Stage
 from ooc.sampling.event_labels import last_labels
 from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, windows
@@ -149,7 +149,7 @@ class Snapshots:
         return window.number + 1, data if self.transform is None else self.transform(data)
 
 
-class SnapshotLoader(Loader):
+class SnapshotLoader(TemporalLoader):
     """Windows of a store's events in time order, each a PyG `Data`; each `iter` goes over all of them again.
 
     window, stride: durations ("7d", "12h", "250ms", or a number in the store's unit of time), or numbers of events where `by`
@@ -187,21 +187,15 @@ class SnapshotLoader(Loader):
         device: torch.device | str | None = None,
         budget: MemoryPlan | None = None,
     ) -> None:
-        super().__init__(data, budget or plan_memory(data), device, prefetch)
-        events, self.empty = data.events, empty
-        self.windows: TimeWindows | CountWindows = windows(events, window, stride, by, start)
         label = labels if isinstance(labels, str) else None
-        wanted = tuple(name for name in (events.columns if columns is None else columns) if name != label)
-        check_names(events, wanted, FIELDS)
-        wanted += () if label is None else (label,)
-        for name in wanted:
-            events.width(name)
+        kept: dict[str, Any] = {"features": features, "prefetch": prefetch, "device": device, "budget": budget}
+        super().__init__(data, columns, FIELDS, label=label, **kept)
+        self.empty = empty
+        self.windows: TimeWindows | CountWindows = windows(data.events, window, stride, by, start)
         overlap = self.windows.stride < self.windows.length
-        x = data.stored("x") if features and data.num_features else None
-        gather = None if x is None else Gather(data.encoding("x"))
-        most = self.budget.batch
         y = data.labels if labels is True else None
-        self._work = Snapshots(events, wanted, label, overlap, gather, x, y, data.num_nodes, most, transform)
+        found = self._gather, self._x, y, data.num_nodes, self.budget.batch
+        self._work = Snapshots(data.events, self._columns, label, overlap, *found, transform)
         self._start = self._next = 0
 
     def __len__(self) -> int:
@@ -213,7 +207,8 @@ class SnapshotLoader(Loader):
         self._next = start
         found = (window for window in self.windows.of(self.data.events, self.empty) if window.number >= start)
         work = self._work
-        return self._pass(found, [work.reading(), Stage("number", work.number), Stage("collate", work.collate)])
+        stages = [work.reading(), Stage("number", work.number), Stage("collate", work.collate)]
+        return Epoch(self, self._batches(found, stages), 0)
 
     def _took(self, epoch: int, behind: int) -> None:
         self._next = behind

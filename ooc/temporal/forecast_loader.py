@@ -19,13 +19,13 @@ from ooc.graph.blocks import Block
 from ooc.graph.relabel import RelabelTable
 from ooc.history.history import History
 from ooc.history.rows import PrefetchedRows
+from ooc.loading.base import Loader
 from ooc.loading.event_loader import EventBytes
 from ooc.models.builders import full_blocks
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.clock import Clock
 from ooc.runtime.memory_plan import words_for
 from ooc.runtime.pipeline import Pipeline, Stage
-from ooc.runtime.transfer import OnDevice, on_device
+from ooc.runtime.transfer import OnDevice
 from ooc.sampling.event_labels import last_labels
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows
@@ -242,7 +242,7 @@ def fetch(history: History, base: int, forecast: Forecast) -> Forecast:
     return forecast._replace(fetched=fetched, order=torch.from_numpy(np.searchsorted(ids, node)))
 
 
-class ForecastLoader:
+class ForecastLoader(Loader):
     """Yields forecasts of a store's events in time order: `run(first, last)` gives those of steps first..last-1.
 
     `history` is the state of the nodes or None; forecasts are moved to `device` except this state, which `History.pull` returns
@@ -263,14 +263,9 @@ class ForecastLoader:
         prefetch: int = PREFETCH,
         foresee: bool = True,
     ) -> None:
-        self.work, self.windows, self.history, self.device = work, windows, history, device
+        super().__init__(in_flight, device, prefetch)
+        self.work, self.windows, self.history = work, windows, history
         self._foresee = foresee
-        self._in_flight, self._prefetch = in_flight, prefetch
-        self.clocks: dict[str, Clock] = {}
-
-    def times(self) -> dict[str, dict[str, float]]:
-        """Return seconds of work and waiting, and items, per stage over all runs so far; see `Pipeline.times`."""
-        return {name: clock.sums() for name, clock in self.clocks.items()}
 
     def aheads(self) -> Iterator[WindowPair]:
         """Yield all steps."""
@@ -288,5 +283,4 @@ class ForecastLoader:
         stages = [Stage("read", partial(work.read, reader, negatives, key)), Stage("make", work.make, nbytes=work.nbytes)]
         if self.history is not None:
             stages.append(Stage("pull", partial(fetch, self.history, base)))
-        pipeline = Pipeline(islice(self.aheads(), first, last), stages, self._in_flight, self._prefetch, self.clocks)
-        return pipeline if self.device.type == "cpu" else on_device(pipeline, self.device)
+        return self._batches(islice(self.aheads(), first, last), stages)
