@@ -22,6 +22,8 @@ from tests.ooc.loading.strategies import over, with_stage
 from tests.scale import few
 from tests.waiting import NoMoreThreads, consumer_waits, eventually, no_threads, stage_threads
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):

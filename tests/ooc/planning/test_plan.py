@@ -347,6 +347,7 @@ print(json.dumps([plan[each]["peak_rss_bytes"] - before for each in ("predicted"
 """
 
 
+@pytest.mark.alone
 def test_the_peak_is_predicted_beyond_what_stood_before(make_store: MakeStore, tmp_path: Path) -> None:
     """Rows of 60 MB pass through the memory, all of them kept; a process of its own, as freed memory is used again."""
     nodes = 60_000

@@ -11,6 +11,8 @@ from ooc.runtime import memory
 from ooc.runtime.memory import MemoryMeter, Tidy
 from stores.process import resident_bytes
 
+pytestmark = pytest.mark.alone
+
 SIZE = 200_000_000
 SLACK = 40_000_000
 MIB = 2**20

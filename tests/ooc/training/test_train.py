@@ -202,6 +202,7 @@ def test_parameters_depend_on_the_seed_alone(make_store: MakeStore, tmp_path: Pa
     assert key(5, Purpose.INIT) != key(6, Purpose.INIT)
 
 
+@pytest.mark.alone
 def test_by_default_checkpoints_take_little_of_the_time(make_store: MakeStore, tmp_path: Path, monkeypatch: Any) -> None:
     """Within CHECKPOINT_SECONDS only the last one is written, and with none between there is one a step."""
     saves: list[int] = []
