@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cases[f"{item.parent and item.parent.nodeid}::{getattr(item, 'originalname', item.name)}"].append(item)
     chosen: set[pytest.Item] = set()
     for same in cases.values():
-        found = combinations([getattr(getattr(item, "callspec", None), "_idlist", ()) for item in same])
-        chosen.update(same if len(same) == 1 else [same[i] for i in found])
+        names = [item.callspec._idlist if hasattr(item, "callspec") else [item.name] for item in same]
+        chosen.update(same[i] for i in combinations(names))
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 
