@@ -1,8 +1,8 @@
-"""How feature rows stand on disk, and the float32 values they mean: float16, bfloat16, int8 with a scale per column.
+"""Encodings of feature rows on disk and their float32 values: float16, bfloat16, int8 with a scale per column.
 
-Caches and windows keep rows as stored, so that more of them fit; they become float32 while a batch's rows are gathered, in the
-same pass. An element's conversion is a kernel of its own (`of_float16`, `of_bfloat16`, `of_int8`), for other kernels to use.
-Symmetric 8-bit quantisation as of Jacob et al. (2018), with a scale for every column.
+Caches and superbatches keep rows as stored, so that more fit; rows are converted as a batch's rows are gathered. The conversion
+of one element is a kernel (`of_float16`, `of_bfloat16`, `of_int8`) for use by other kernels. Symmetric 8-bit quantization as in
+Jacob et al. (2018), per column.
 """
 
 import json
@@ -22,19 +22,21 @@ from stores.io.threads import Background
 from stores.jit import kernel
 
 DTYPE, SCALE = "ooc_dtype", "ooc_scale"
-"""Attributes of an array: the type its bytes mean where Zarr has none for it, and the array beside it that holds the scales"""
+"""attributes of an array: the type of its values if Zarr lacks it, and the name of the array of scales next to it"""
 INT8_MOST = 127
 _PIECE_BYTES = 16 * 2**20
 _NO_SCALE = np.empty(0, np.float32)
-_LARGEST_SCALE = np.nextafter(np.float32(np.finfo(np.float32).max / INT8_MOST), np.float32(0))  # 127 of it are still finite
+_LARGEST_SCALE = np.nextafter(np.float32(np.finfo(np.float32).max / INT8_MOST), np.float32(0))  # 127 times this is still finite
 
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """What the bytes of a row mean.
+    """The meaning of a row's bytes.
 
-    stored: the dtype on disk and in caches. name: "float16", "bfloat16" (stored as uint16), "int8" (with `scale`, float32[F])
-    or, where values are simply those stored, the dtype's own name.
+    Attributes:
+        stored: Dtype on disk and in caches.
+        name: "float16", "bfloat16" (stored as uint16), "int8" (with `scale`), or the dtype's own name.
+        scale: float32[F] for int8, else empty.
 
     >>> encoding = Encoding.plain(np.dtype(np.float16))
     >>> out = np.empty((3, 128), encoding.dtype)  # float32
@@ -47,47 +49,49 @@ class Encoding:
 
     @classmethod
     def plain(cls, dtype: np.dtype[Any]) -> "Encoding":
-        """The encoding of an array that says nothing of its own about its dtype."""
+        """The encoding of an array without attributes about its dtype."""
         return cls(dtype, str(dtype), _NO_SCALE)
 
     @classmethod
     def raw(cls, dtype: np.dtype[Any]) -> "Encoding":
-        """Rows as they are stored, whatever they mean."""
+        """An encoding that leaves rows as stored."""
         return cls(dtype, "", _NO_SCALE)
 
     @property
     def is_native(self) -> bool:
-        """Whether numpy's dtype says what the bytes mean."""
+        """Whether numpy's dtype describes the values."""
         return self.name == str(self.stored) and not len(self.scale)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values: float32 for the three short types, otherwise as stored."""
+        """Dtype of the values: float32 for the three short types, else as stored."""
         return np.dtype(np.float32) if self.is_short else self.stored
 
     @property
     def is_short(self) -> bool:
-        """Whether values are made of what is stored."""
+        """Whether values are converted from what is stored."""
         return self.name in ("float16", "bfloat16") or bool(len(self.scale))
 
     @property
     def shown(self) -> str:
-        """For people: "bfloat16", "int8 scaled" (a plain int8 array holds whole numbers)."""
+        """Name for messages: "bfloat16", "int8 scaled" (a plain int8 array holds integers)."""
         return f"{self.name} scaled" if len(self.scale) else self.name
 
     @property
     def digest(self) -> str:
-        """What tells it from other encodings, the scale included."""
+        """Hash that distinguishes encodings, including the scale."""
         return f"{self.shown}:{google_crc32c.value(self.scale.tobytes()):08x}" if len(self.scale) else self.shown
 
     def gather(self, rows: AnyArray, at: NDArray[Any], out: AnyArray) -> None:
-        """Afterwards out[i] is the value of rows[at[i]]; each row is converted as it is copied.
+        """Set out[i] to the value of rows[at[i]], converting each row as it is copied.
 
-        rows: [count, *row shape] of `stored`, C-contiguous; at: int32|int64[n] of 0..count-1, which nobody checks; out:
-        [n, *row shape] of `dtype`, C-contiguous.
+        Args:
+            rows: [count, *row shape] of `stored`, C-contiguous.
+            at: int32|int64[n] of 0..count-1, not checked.
+            out: [n, *row shape] of `dtype`, C-contiguous.
         """
         if not self.is_short:
-            np.take(rows, at, axis=0, out=out, mode="clip")  # "clip" writes straight into out
+            np.take(rows, at, axis=0, out=out, mode="clip")  # "clip" writes directly to out
             return
         width = int(np.prod(rows.shape[1:], dtype=np.int64))
         flat, values = rows.reshape(len(rows), width), out.reshape(len(out), width)
@@ -101,11 +105,15 @@ class Encoding:
 
 @kernel
 def of_float16(stored: np.uint16) -> np.float32:
-    """The value of a float16's bits. By whole numbers, as numba has no float16 on the CPU; exact, subnormal ones included,
-    whatever the processor is told to do with those of float32. (A table of all 65,536 values was half as fast.)"""
+    """Convert a float16's bits, exactly and including subnormals, regardless of the processor's float32 mode.
+
+    Uses integer arithmetic, because numba has no float16 on the CPU; a table of all 65,536 values was half as fast.
+    """
     bits = np.uint32(stored)
     size = np.uint32(bits & np.uint32(0x7FFF))
-    raised = np.uint32(224 << 23) if size >= np.uint32(0x7C00) else np.uint32(112 << 23)  # of infinity and NaN; of the rest
+    raised = (
+        np.uint32(224 << 23) if size >= np.uint32(0x7C00) else np.uint32(112 << 23)
+    )  # exponent offset of infinity and NaN; of all others
     normal = np.uint32(np.uint32(size << np.uint32(13)) + raised)
     subnormal = np.float32(np.float32(np.int32(size)) * np.float32(2.0**-24)).view(np.uint32)
     value = subnormal if size < np.uint32(0x400) else normal
@@ -114,13 +122,13 @@ def of_float16(stored: np.uint16) -> np.float32:
 
 @kernel
 def of_bfloat16(stored: np.uint16) -> np.float32:
-    """The value of a bfloat16's bits: the upper half of a float32's."""
+    """Convert a bfloat16's bits, the upper half of a float32's."""
     return np.uint32(np.uint32(stored) << np.uint32(16)).view(np.float32)
 
 
 @kernel
 def of_int8(stored: np.int8, scale: np.float32) -> np.float32:
-    """The value of a step number, `scale` being the step of its column."""
+    """Convert a quantized value; `scale` is its column's step."""
     return np.float32(np.float32(stored) * scale)
 
 
@@ -152,9 +160,9 @@ def gather_int8(rows: AnyArray, at: AnyArray, scale: NDArray[np.float32], out: N
 
 
 def encoding_of(rows: Rows, folder: Path | str) -> Encoding:
-    """The encoding that an array's attributes state; folder: where it lies, the array of its scales beside it.
+    """Return the encoding stated in an array's attributes; `folder` contains it and its scales.
 
-    Raises StoreError where the attributes are none of ours, or the scales are missing or do not fit.
+    Raises StoreError if the attributes are unknown, or the scales are missing or do not fit.
 
     >>> encoding_of(open_zarr_rows("papers.ooc", "node/node/x"), "papers.ooc/node/node").name
     'bfloat16'
@@ -168,34 +176,35 @@ def encoding_of(rows: Rows, folder: Path | str) -> Encoding:
     if (name, str(rows.dtype)) == ("int8", "int8"):
         if attributes.get(SCALE) is None:
             raise StoreError(
-                f"an array in {folder} says it holds scaled int8, but not where its scales are: it lacks {SCALE}, "
-                f"the name of the array of them beside it; set that attribute, or build the store again"
+                f"an array in {folder} claims to hold scaled int8, but lacks the attribute {SCALE}, "
+                f"the name of the array with its scales; set that attribute, or build the store again"
             )
         width = int(np.prod(rows.shape[1:], dtype=np.int64))
         return Encoding(rows.dtype, "int8", _read_scale(Path(folder) / str(attributes.get(SCALE)), width))
-    raise StoreError(f"an array in {folder} says it holds {name!r} in {rows.dtype}: this ooc does not know that; upgrade ooc")
+    raise StoreError(
+        f"an array in {folder} claims to hold {name!r} in {rows.dtype}, which this version of ooc does not know: upgrade ooc"
+    )
 
 
 def meaning(array: Path) -> str:
-    """What the attributes of the array in directory `array` say of its values; "" where they say nothing. The scales are
-    an array of their own."""
+    """Return what an array's attributes say about its values, "" if nothing; scales are a separate array."""
     attributes = _attributes(array)
     return f"\0{attributes[DTYPE]}\0{attributes.get(SCALE, '')}" if DTYPE in attributes else ""
 
 
 def names_of_scales(folder: Path) -> set[str]:
-    """Names of the arrays in `folder` that hold the scales of others."""
-    found = (_attributes(metadata.parent).get(SCALE) for metadata in folder.glob("*/zarr.json"))
-    return {str(name) for name in found if name is not None}
+    """Names of the arrays in `folder` that are scales of others."""
+    names = (_attributes(metadata.parent).get(SCALE) for metadata in folder.glob("*/zarr.json"))
+    return {str(name) for name in names if name is not None}
 
 
 def arrays_in(folder: Path) -> list[str]:
-    """Names of the arrays in `folder`, sorted, without those that hold the scales of others."""
+    """Names of the arrays in `folder`, sorted, without scales."""
     return sorted({metadata.parent.name for metadata in folder.glob("*/zarr.json")} - names_of_scales(folder))
 
 
 def _attributes(array: Path) -> dict[str, Any]:
-    """{} for an array that cannot be read: whoever opens it says what is wrong."""
+    """The array's attributes, {} if it cannot be read; opening it reports the error."""
     try:
         return dict(json.loads((array / "zarr.json").read_bytes())["attributes"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -205,19 +214,19 @@ def _attributes(array: Path) -> dict[str, Any]:
 def _read_scale(path: Path, width: int) -> NDArray[np.float32]:
     try:
         scale = np.asarray(zarr.open_array(path, mode="r")[:])
-    except Exception as error:  # zarr lets any exception of its parts through
+    except Exception as error:  # zarr passes on any exception
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"{path}, the scales of int8 rows, cannot be read: {detail}; build the store again") from error
     if scale.dtype != np.float32 or scale.shape != (width,) or not ((scale > 0) & np.isfinite(scale)).all():
         raise StoreError(
-            f"{path} holds {scale.dtype}{list(scale.shape)}: one positive float32 for each of {width} columns is wanted; "
+            f"{path} holds {scale.dtype}{list(scale.shape)}: it needs one positive float32 for each of {width} columns; "
             "build the store again"
         )
     return np.ascontiguousarray(scale)
 
 
 class DecodedRows(Background):
-    """Rows by their values: those of `stored` (see `Encoding`), converted as they are read.
+    """The decoded values of `stored` rows (see `Encoding`), converted as they are read.
 
     >>> DecodedRows(stored, encoding).read(ids, out)  # float32[n, F]
     """
@@ -233,7 +242,7 @@ class DecodedRows(Background):
         return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
 
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
-        """Afterwards out[i] is row ids[i]; see `Rows.read`. Takes 16 MiB beside `out` at most (nothing for rows in memory)."""
+        """Set out[i] to row ids[i]; see `Rows.read`. Needs at most 16 MiB besides `out`, none for rows in memory."""
         check_request(self, ids, out, at)
         if at is None and isinstance(self.stored, ArrayRows):
             self.encoding.gather(self.stored.array, ids, out)
@@ -241,27 +250,27 @@ class DecodedRows(Background):
         nbytes, step = 0, max(1, _PIECE_BYTES // (self.stored.row_bytes + self.row_bytes))
         for first in range(0, len(ids), step):
             part = slice(first, min(first + step, len(ids)))
-            held = np.empty((part.stop - first, *self.shape[1:]), self.stored.dtype)
-            nbytes += self.stored.read(ids[part], held)
-            values = out[part] if at is None else np.empty(held.shape, self.dtype)
-            self.encoding.gather(held, np.arange(len(held)), values)
+            raw = np.empty((part.stop - first, *self.shape[1:]), self.stored.dtype)
+            nbytes += self.stored.read(ids[part], raw)
+            values = out[part] if at is None else np.empty(raw.shape, self.dtype)
+            self.encoding.gather(raw, np.arange(len(raw)), values)
             if at is not None:
                 out[at[part]] = values
         return nbytes
 
     def close(self) -> None:
-        """Give back what `stored` holds; idempotent."""
+        """Release the resources of `stored`; idempotent."""
         self._end_background()
         self.stored.close()
 
 
 def scale_name(name: str) -> str:
-    """Name of the array that holds the scales of array `name`."""
+    """Name of the array with the scales of array `name`."""
     return f"{name}_scale"
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16 (ties to even) of float32 values, in the same shape; NaN stays NaN."""
+    """Round float32 values to the nearest bfloat16 (ties to even) and return the bits; NaN stays NaN."""
     out = np.empty(values.shape, np.uint16)
     _round(np.ascontiguousarray(values).reshape(-1).view(np.uint32), out.reshape(-1))
     return out
@@ -277,14 +286,13 @@ def _round(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> None:
 
 
 def scale_of(largest: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32[F]: the step of each column whose largest magnitude is `largest` (float32[F]); 1 for a column of zeros."""
+    """Return the step of each column from its largest magnitude, float32[F]; 1 for a column of zeros."""
     scale = np.minimum((largest.astype(np.float64) / INT8_MOST).astype(np.float32), _LARGEST_SCALE)
     return np.where(scale > 0, scale, np.float32(1))
 
 
 def to_int8(values: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.int8]:
-    """int8[n, F]: the nearest multiple (ties to even) of each column's `scale` (float32[F]), -127 to 127; no NaN among
-    `values` (float32[n, F])."""
+    """Round values (float32[n, F], no NaN) to multiples of each column's `scale` (float32[F]): int8[n, F], -127 to 127."""
     out = np.empty(values.shape, np.int8)
     _quantise(np.ascontiguousarray(values), scale, out)
     return out

@@ -1,4 +1,4 @@
-"""Features that someone else wrote, outside the store: a Zarr array of any kind, or rows in LMDB."""
+"""Node arrays written by others outside the store: any Zarr array, or rows in LMDB."""
 
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,21 @@ def open_features(
     dtype: Any = np.float32,
     row_shape: tuple[int, ...] | None = None,
 ) -> Rows:
-    """The node array `name` from `source`: the directory of a Zarr array, or an LMDB environment.
+    """Open the node array `name` from `source`, the directory of a Zarr array or an LMDB environment.
 
-    A Zarr array ([N, ...]) brings its dtype, and the scales beside it where its attributes name them
-    (`stores.arrays.encoding`). In LMDB, row r is the record under r as a big-endian uint64; its values are taken as `dtype`:
-    nothing in LMDB tells another one, so where the store has the array itself, `row_shape` must fit, and only where it has
-    none (None) does the first record give the width. engine: see `Dataset.open`.
-    Raises InputError where `source` is neither, has another number of rows, a dtype that is no number, or (LMDB) records that
-    are not `row_shape` of `dtype`.
+    A Zarr array ([N, ...]) has its own dtype, and scales if its attributes name them (`stores.arrays.encoding`). In LMDB, row r
+    is the record under r as a big-endian uint64.
+
+    Args:
+        source: The directory.
+        name: Name of the node array.
+        num_nodes: Number of nodes.
+        engine: See `Dataset.open`.
+        dtype: Dtype of LMDB records.
+        row_shape: Row shape of LMDB records; None if the store has no such array, and the first record determines the width.
+
+    Raises:
+        InputError: If `source` is neither, or its rows, dtype or record sizes do not fit.
 
     >>> open_features("embeddings.zarr", "x", num_nodes=1000, engine="pread")
     """
@@ -42,9 +49,9 @@ def open_features(
         )
     wrong = None
     if rows.shape[0] != num_nodes:
-        wrong = f"has {rows.shape[0]} rows; the store has {num_nodes} nodes, one row each is wanted"
+        wrong = f"has {rows.shape[0]} rows, but the store has {num_nodes} nodes with one row each"
     elif rows.dtype.kind not in "biuf":
-        wrong = f"holds {rows.dtype}: numbers are wanted"
+        wrong = f"holds {rows.dtype}: it must hold numbers"
     if wrong:
         rows.close()
         raise InputError(f"{name}={source} {wrong}")
@@ -52,20 +59,20 @@ def open_features(
 
 
 def _open_lmdb(source: Path, name: str, num_nodes: int, dtype: np.dtype[Any], row_shape: tuple[int, ...] | None) -> LmdbRows:
-    held = environment(source)
+    env = environment(source)
     try:
-        with held.env.begin() as transaction:
-            count = int(held.env.stat()["entries"])
+        with env.env.begin() as transaction:
+            count = int(env.env.stat()["entries"])
             first = transaction.get((0).to_bytes(8))
     finally:
-        held.close()
-    wanted = None if row_shape is None else int(np.prod(row_shape, dtype=np.int64)) * dtype.itemsize
-    if first is not None and row_shape is not None and len(first) != wanted:
+        env.close()
+    expected = None if row_shape is None else int(np.prod(row_shape, dtype=np.int64)) * dtype.itemsize
+    if first is not None and row_shape is not None and len(first) != expected:
         raise InputError(
             f"{name}={source} has {len(first)} bytes a record; a row of {dtype}{[num_nodes, *row_shape]}, as the store holds, "
-            f"takes {wanted}: write the records so, or give a Zarr array, which brings its own dtype and width"
+            f"takes {expected}: write the records so, or give a Zarr array, which brings its own dtype and width"
         )
     if first is None or len(first) == 0 or len(first) % dtype.itemsize:
-        what = "has no record for row 0" if first is None else f"has {len(first)} bytes in row 0, no whole number of {dtype}"
+        what = "has no record for row 0" if first is None else f"has {len(first)} bytes in row 0, not a multiple of {dtype}"
         raise StoreError(f"{source} {what}: keys are rows as big-endian uint64, values the bytes of a row")
     return LmdbRows(source, dtype=dtype, shape=(count, *(row_shape or (len(first) // dtype.itemsize,))))

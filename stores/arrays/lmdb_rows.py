@@ -19,17 +19,17 @@ from stores.io.threads import Background
 _BATCH_ROWS = 4096
 _KEY = struct.Struct(">Q")
 MAPPED_BYTES = 2**26
-"""Pages of the map that a read has in the process at most"""
+"""most mapped pages that a read keeps in the process"""
 _AROUND_BYTES = 3 * 2**16
-"""A fault brings what the page cache holds of the 64 KiB around it; a record and its key may lie in three such parts"""
+"""a fault maps cached pages of the 64 KiB around it; a record and its key may lie in three such parts"""
 SPARE_BYTES = 2**26
-"""Of a new map beyond twice the rows; it grows where that is not enough. The file only takes what is written."""
+"""map size beyond twice the rows; it grows if needed, and the file only takes what is written"""
 _lock = threading.Lock()
 _open: dict[str, tuple["lmdb.Environment", int]] = {}
 
 
 class Environment:
-    """One user's hold on the environment of a path: `.env` is the lmdb.Environment; `close` gives it back, idempotent."""
+    """A reference to the shared environment of a path; `.env` is the lmdb.Environment. Close it after use."""
 
     def __init__(self, key: str, env: "lmdb.Environment") -> None:
         self.env = env
@@ -37,12 +37,12 @@ class Environment:
         self._map = map_of(Path(key, "data.mdb") if os.path.isdir(key) else Path(key))
 
     def forget(self) -> None:
-        """Take what was read out of this process (not out of the page cache): else it would come to hold the whole file."""
+        """Unmap what was read from this process (it stays in the page cache), which would otherwise be the whole file."""
         if self._map is not None:
             forget_map(*self._map)
 
     def close(self) -> None:
-        """The last user's close closes the environment."""
+        """Drop the reference; the last user closes the environment. Idempotent."""
         with _lock:
             if self._key is None:
                 return
@@ -56,14 +56,14 @@ class Environment:
 
 
 def environment(path: Path | str) -> Environment:
-    """The read-only environment at `path`, shared by all users in the process: LMDB forbids opening one twice.
+    """Return the read-only environment at `path`, shared by all users in the process, because LMDB forbids opening one twice.
 
-    Opened without a lock file, so that a store may lie on read-only media; nobody may write it meanwhile. Raises
-    StoreError where there is none.
+    Opened without a lock file, so the store may be on read-only media; it must not be written meanwhile. Raises StoreError if
+    there is none.
 
-    >>> held = environment("papers.ooc/ids.lmdb")
-    >>> with held.env.begin(db=held.env.open_db(b"node")) as txn: ...
-    >>> held.close()
+    >>> ids = environment("papers.ooc/ids.lmdb")
+    >>> with ids.env.begin(db=ids.env.open_db(b"node")) as txn: ...
+    >>> ids.close()
     """
     key = os.path.realpath(path)
     with _lock:
@@ -79,10 +79,16 @@ def environment(path: Path | str) -> Environment:
 
 
 class LmdbRows(Background):
-    """Rows held as LMDB records, for rows that are sparse on disk or that someone else wrote.
+    """Rows stored as LMDB records, for sparse rows or rows written by others.
 
-    path: the environment; name: the database in it (None: the main one); dtype and shape [count, *row shape] of the rows.
-    Raises StoreError where the database is absent, and on reading where a record is absent or of another size.
+    Args:
+        path: The environment.
+        name: Name of the database in it; None for the main one.
+        dtype: Dtype of the rows.
+        shape: [count, *row shape].
+
+    Raises:
+        StoreError: If the database is missing, and on reading if a record is missing or has another size.
 
     >>> LmdbRows("x.lmdb", dtype="float32", shape=(1000, 128)).read(ids, out)
     """
@@ -98,7 +104,7 @@ class LmdbRows(Background):
                 self._db = self._held.env.open_db(name.encode(), create=False)
             except lmdb.Error as error:
                 self._held.close()
-                raise StoreError(f"{path} holds no database {name!r}") from error
+                raise StoreError(f"{path} has no database {name!r}") from error
         self._gate = Gate(path)
 
     @property
@@ -107,9 +113,9 @@ class LmdbRows(Background):
         return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
 
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
-        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes of the records, in key order each once."""
+        """Set out[i] to row ids[i]; see `Rows.read`. Returns the bytes of the records, each read once in key order."""
         check_request(self, ids, out, at)
-        with self._gate.reading():  # a closed environment is unmapped, whoever reads from it
+        with self._gate.reading():  # closing unmaps the environment even during reads
             return self._read(ids, out, at)
 
     def _read(self, ids: Ids, out: AnyArray, at: Ids | None) -> int:
@@ -127,7 +133,7 @@ class LmdbRows(Background):
         return len(rows) * self.row_bytes
 
     def _records(self, rows: Ids) -> bytes:
-        """The values of `rows` one behind the other."""
+        """The values of `rows`, concatenated."""
         keys = rows.astype(">u8").tobytes()
         size = self.row_bytes
         values = []
@@ -141,16 +147,16 @@ class LmdbRows(Background):
             return b"".join(values)
 
     def close(self) -> None:
-        """Give back the environment and threads; idempotent."""
+        """Release the environment and threads; idempotent."""
         self._end_background()
         if self._gate.close():
             self._held.close()
 
 
 def write_lmdb_rows(path: Path | str, array: AnyArray, name: str | None = None) -> None:
-    """Write array [count, *row shape] as records in key order; the environment is made where there is none.
+    """Write array [count, *row shape] as records in key order, creating the environment if needed.
 
-    The map grows as needed. Raises StoreError where the disk is full or the environment is open in this process.
+    The map grows as needed. Raises StoreError if the disk is full or the environment is open in this process.
 
     >>> write_lmdb_rows("x.lmdb", features)
     """
@@ -168,7 +174,7 @@ def _open_and_write(path: Path, array: AnyArray, name: str | None) -> None:
             db = env.open_db(name.encode() if name is not None else None)
             with env.begin(db=db) as txn:
                 if txn.get(_KEY.pack(0)) is not None:
-                    raise StoreError(f"{path} holds rows already; remove it or write elsewhere")
+                    raise StoreError(f"{path} already holds rows; remove it or write elsewhere")
             for first in range(0, len(array), _BATCH_ROWS):
                 block = np.ascontiguousarray(array[first : first + _BATCH_ROWS])
                 items = [(_KEY.pack(first + i), row.tobytes()) for i, row in enumerate(block)]

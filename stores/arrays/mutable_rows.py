@@ -1,8 +1,8 @@
-"""`DiskRows`: rows on disk that are overwritten in place: histories, and the layers' outputs of a sweep.
+"""`DiskRows`: rows on disk overwritten in place, such as histories and outputs of layer-wise passes.
 
-A directory of two files: `rows.bin`, the rows one behind the other, preallocated and padded to a page, and `rows.json`, which
-says what they are. Read by plan through an engine, as every other array of rows; written by our own code, never through zarr,
-in whole pages past the page cache: dirty pages would be taken off the memory, and written when it suits the kernel.
+A directory with `rows.bin`, the rows in order, preallocated and padded to a page, and `rows.json`, which describes them. Reads
+are planned and go through an engine; writes are whole pages past the page cache, since dirty pages would count as memory and be
+written at the kernel's convenience.
 """
 
 import json
@@ -27,17 +27,17 @@ from stores.io.threads import SharedPool
 from stores.io.write_plan import PIECE_BYTES, WritePlan, plan_writes
 
 WRITERS = SharedPool("ooc-write", 4)
-"""Writes in flight, through a buffer of a MiB each: a few keep a disk busy"""
+"""writes in flight, each through a buffer of 1 MiB; a few keep a disk busy"""
 DATA, ABOUT = "rows.bin", "rows.json"
 _FORMAT = 1
 _local = threading.local()
 
 
 class Log(Protocol):
-    """What commits and rolls back rows: `stores.arrays.undo_log.UndoLog`."""
+    """Commits and rolls back rows; implemented by `stores.arrays.undo_log.UndoLog`."""
 
     def write(self, writes: Sequence[tuple[Any, Ids, AnyArray]]) -> int:
-        """Save what the rows hold, then overwrite them; returns the bytes written."""
+        """Save the rows' current contents, then overwrite them; returns the bytes written."""
 
     def commit(self) -> None:
         """Make all writes durable and final."""
@@ -49,7 +49,7 @@ class Log(Protocol):
 class DiskRows(SegmentRows):
     """Mutable rows [count, *row shape] in the directory `path`; use `create` or `open`.
 
-    Reads may run beside a write; one that wants a row which is being written gets its old or its new bytes, or of each a part.
+    Reads may run during a write; a row being written may then contain old and new bytes.
 
     >>> rows = DiskRows.create("run/history/0", (num_nodes, 64), "float16")
     >>> rows.write(np.arange(1000), out)  # float16[1000, 64]
@@ -59,23 +59,21 @@ class DiskRows(SegmentRows):
         self.path = path
         nbytes = _padded(shape, dtype)
         super().__init__(shape, dtype, Segments((path / DATA,), np.array([nbytes])), engine)
-        try:  # a map is coherent with the page cache only
+        try:  # a map is coherent only with the page cache
             self.file = PageFile(path / DATA, nbytes, direct=self.engine.name != "mmap")
         except BaseException:
             super().close()
             raise
         self.log: Log | None = None
-        """see `stores.arrays.undo_log`; set by it"""
+        """set by `stores.arrays.undo_log`"""
         self._writers = WRITERS.acquire()
         self._lock = threading.Lock()
         self._closed = False
 
     @classmethod
     def create(cls, path: Path | str, shape: tuple[int, ...], dtype: DTypeLike, engine: str = "auto") -> Self:
-        """Make rows of zeros, their room on the disk taken at once.
-
-        Raises StoreError where `path` exists or the disk is too full; nothing is left then.
-        """
+        """Create rows of zeros with their disk space allocated. Raises StoreError, leaving nothing, if `path` exists or the
+        disk is full."""
         path, dtype = Path(path), np.dtype(dtype).newbyteorder("<")
         check_absent(path)
         partial = partial_path(path)
@@ -94,7 +92,7 @@ class DiskRows(SegmentRows):
 
     @classmethod
     def open(cls, path: Path | str, engine: str = "auto") -> Self:
-        """The rows in `path`. Raises StoreError where they are absent, damaged, or of a newer format.
+        """Open the rows in `path`. Raises StoreError if they are missing, damaged, or of a newer format.
 
         >>> DiskRows.open("run/history/0").shape
         (1000000, 64)
@@ -104,23 +102,23 @@ class DiskRows(SegmentRows):
 
     @staticmethod
     def _about(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """(shape, dtype) of the rows in `path`."""
+        """Return (shape, dtype) of the rows in `path`."""
         try:
             about = json.loads((path / ABOUT).read_bytes())
             shape, dtype = tuple(int(size) for size in about["shape"]), np.dtype(about["dtype"])
             known = about["format"] == _FORMAT
         except (OSError, ValueError, KeyError, TypeError) as error:
-            advice = "put them back, or begin anew what they are kept for"
-            raise StoreError(f"{path} holds no rows that can be opened ({error}): {advice}") from error
+            advice = "restore them, or start again what they belong to"
+            raise StoreError(f"{path} has no readable rows ({error}): {advice}") from error
         if not known:
             raise StoreError(f"{path} has format {about['format']}, not {_FORMAT}: use the version of ooc that wrote it")
         return shape, dtype
 
     @classmethod
     def extend(cls, path: Path | str, count: int) -> None:
-        """Give the rows in `path`, which are not open, `count` rows, the new ones zeros; nothing where they have as many.
+        """Extend the rows in `path`, which must be closed, with zeros to `count` rows; repeat the call if it was interrupted.
 
-        Killed in between, it is to be called again. Raises StoreError where they are absent or the disk is too full.
+        Raises StoreError if they are missing or the disk is full.
         """
         path = Path(path)
         shape, dtype = cls._about(path)
@@ -131,17 +129,14 @@ class DiskRows(SegmentRows):
         write_file(path / ABOUT, json.dumps(about).encode() + b"\n")
 
     def write(self, ids: Ids, rows: AnyArray) -> int:
-        """Afterwards row ids[i] is rows[i]; see `MutableRows.write`. Neighboring rows go to the disk together."""
+        """Set row ids[i] to rows[i]; see `MutableRows.write`. Neighboring rows are written together."""
         if self.log is not None:
             return self.log.write([(self, ids, rows)])
         check_write(self, ids, rows)
         return self.store(plan_writes(ids, self.row_bytes), as_bytes(rows, self.row_bytes))
 
     def store(self, plan: WritePlan, rows: Bytes) -> int:
-        """Carry out a plan whose pages are saved, where there is a log: `write` is what callers want.
-
-        Returns, or raises the first failure, when no piece is under way any more.
-        """
+        """Execute a write plan whose pages are saved in the log, if any; callers want `write`. Waits for all pieces."""
         with self._lock:
             return self._store(plan, rows)
 
@@ -171,17 +166,17 @@ class DiskRows(SegmentRows):
         self.file.sync()
 
     def commit(self) -> None:
-        """What was written is final, with that to all rows of the same log; without a log it is only made durable."""
+        """Make writes final, together with all rows of the same log; without a log, only make them durable."""
         self.sync() if self.log is None else self.log.commit()
 
     def rollback(self) -> None:
-        """Back to the last commit, with all rows of the same log. Raises StoreError without one: nothing was kept."""
+        """Return to the last commit, together with all rows of the same log. Raises StoreError without a log."""
         if self.log is None:
-            raise StoreError(f"{self.path} has no undo log, so there is nothing to go back to: make these rows again")
+            raise StoreError(f"{self.path} has no undo log to roll back: create these rows again")
         self.log.rollback()
 
     def close(self) -> None:
-        """Give back descriptors, maps and threads; idempotent. What was written stays, without a `sync` of its own."""
+        """Release descriptors, maps and threads; idempotent. Does not sync."""
         with self._lock:
             first, self._closed = not self._closed, True
         if first:
@@ -196,12 +191,12 @@ def _padded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def as_bytes(rows: AnyArray, row_bytes: int) -> Bytes:
-    """uint8[n, row_bytes] of the same memory where it is contiguous."""
+    """View rows as uint8[n, row_bytes], without a copy if contiguous."""
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(len(rows), row_bytes)
 
 
 def _scratch() -> Bytes:
-    """This thread's buffer for a piece, page-aligned."""
+    """This thread's page-aligned buffer for a piece."""
     if not hasattr(_local, "scratch"):
         _local.scratch = page_buffer(PIECE_BYTES)
     scratch: Bytes = _local.scratch

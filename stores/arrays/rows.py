@@ -1,8 +1,8 @@
-"""`Rows`: the one storage primitive, an array on disk addressed by row.
+"""`Rows`: the storage primitive, an array addressed by row.
 
-Features, labels, edge columns and histories are all Rows, whatever holds them: a Zarr array (`stores.arrays.zarr_rows`),
-records of an LMDB environment (`stores.arrays.lmdb_rows`), a file that is overwritten in place (`stores.arrays.mutable_rows`),
-or plain memory (`ArrayRows`, the perfect double that every other implementation is tested against).
+Features, labels, edge columns and histories are Rows, stored as a Zarr array (`stores.arrays.zarr_rows`), LMDB records
+(`stores.arrays.lmdb_rows`), a file overwritten in place (`stores.arrays.mutable_rows`), or in memory (`ArrayRows`, the
+reference that the others are tested against).
 """
 
 from concurrent.futures import Future
@@ -28,23 +28,30 @@ class Rows(Protocol):
         """Bytes of one row as stored."""
 
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
-        """Afterwards `out[i]` is row `ids[i]`, or `out[at[i]]`, the rest of `out` as it was; any order, duplicates allowed.
+        """Set `out[i]`, or `out[at[i]]`, to row `ids[i]`; the rest of `out` is unchanged. Thread-safe.
 
-        ids: int64[n]; out: [n, *row shape] ([m, *row shape] with `at`) of the rows' dtype, C-contiguous, belonging to the
-        caller; at: int64[n] of 0..m-1, distinct.
-        Returns the bytes that were read from the disk for it (0 from memory). Thread-safe.
-        Raises IndexError for an id out of range before any byte is read, StoreError where the disk holds less than it should.
+        Args:
+            ids: int64[n], any order, duplicates allowed.
+            out: [n, *row shape] ([m, *row shape] with `at`) of the rows' dtype, C-contiguous, owned by the caller.
+            at: int64[n] of 0..m-1, distinct.
+
+        Returns:
+            Bytes read from disk (0 from memory).
+
+        Raises:
+            IndexError: If an id is out of range, before any byte is read.
+            StoreError: If data is missing on disk.
         """
 
     def submit(self, ids: Ids, out: AnyArray) -> Future[int]:
-        """`read` in the background; `out` must stay untouched until the future is done."""
+        """`read` in the background; do not use `out` until the future is done."""
 
     def close(self) -> None:
-        """Give back descriptors, maps and threads; idempotent."""
+        """Release descriptors, maps and threads; idempotent."""
 
 
 def check_request(rows: Rows, ids: Ids, out: AnyArray, at: Ids | None = None) -> None:
-    """Raise before any byte is read where a request does not fit: IndexError for an id, ValueError for `out` and `at`."""
+    """Raise IndexError for an invalid id or ValueError for invalid `out` or `at`, before any byte is read."""
     if ids.ndim != 1 or ids.dtype != np.int64:
         raise ValueError(f"ids must be int64[n], not {ids.dtype}[{','.join(map(str, ids.shape))}]")
     places = len(ids) if at is None else len(out)
@@ -63,32 +70,39 @@ def check_request(rows: Rows, ids: Ids, out: AnyArray, at: Ids | None = None) ->
 
 @runtime_checkable
 class MutableRows(Rows, Protocol):
-    """Rows that a run overwrites in place, with a state to come back to: that of the last `commit`.
+    """Rows that a run overwrites in place, with a last committed state.
 
-    What is written can be read at once. Between commits it is neither durable nor final: after a crash, `rollback` on opening
-    gives the committed rows, byte for byte (see `stores.arrays.undo_log`).
+    Writes are readable at once, but neither durable nor final before `commit`: after a crash, `rollback` on opening restores
+    the committed rows byte for byte (see `stores.arrays.undo_log`).
     """
 
     def write(self, ids: Ids, rows: AnyArray) -> int:
-        """Afterwards row ids[i] is rows[i]. ids: int64[n], distinct, any order; rows: [n, *row shape] of the rows' dtype.
+        """Set row ids[i] to rows[i]. One write at a time; reads may run concurrently.
 
-        Returns the bytes written to the disk for it (0 in memory). One write at a time; reads may run beside it.
-        Raises IndexError for an id out of range and ValueError for one given twice before any byte is written, StoreError where
-        the disk is full or fails.
+        Args:
+            ids: int64[n], distinct, any order.
+            rows: [n, *row shape] of the rows' dtype.
+
+        Returns:
+            Bytes written to disk (0 in memory).
+
+        Raises:
+            IndexError: If an id is out of range, before any byte is written; ValueError if one is given twice.
+            StoreError: If the disk is full or fails.
         """
 
     def sync(self) -> None:
         """Make what was written durable."""
 
     def commit(self) -> None:
-        """Make what was written durable and final: the state that `rollback` gives from here on."""
+        """Make what was written durable and final, as the state that `rollback` restores."""
 
     def rollback(self) -> None:
-        """Back to the state of the last commit."""
+        """Return to the state of the last commit."""
 
 
 def check_write(rows: Rows, ids: Ids, values: AnyArray) -> None:
-    """Raise before any byte is written where a write does not fit: IndexError for an id, ValueError for `values`."""
+    """Raise IndexError for an invalid id or ValueError for invalid `values`, before any byte is written."""
     if ids.ndim != 1 or ids.dtype != np.int64:
         raise ValueError(f"ids must be int64[n], not {ids.dtype}[{','.join(map(str, ids.shape))}]")
     if values.shape != (len(ids), *rows.shape[1:]) or values.dtype != rows.dtype:
@@ -116,7 +130,7 @@ class ArrayRows:
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
         check_request(self, ids, out, at)
         if at is None:
-            np.take(self.array, ids, axis=0, out=out, mode="clip")  # "clip" writes straight into out; ids are checked
+            np.take(self.array, ids, axis=0, out=out, mode="clip")  # "clip" writes directly to out; ids are checked
         else:
             out[at] = self.array[ids]
         return 0

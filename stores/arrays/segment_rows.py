@@ -1,4 +1,4 @@
-"""Rows whose bytes stand one behind the other in files: read by an engine, by plan, straight from them."""
+"""Rows stored consecutively in files, read by an engine according to a plan."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +16,20 @@ from stores.io.segments import Segments, map_segments
 from stores.io.threads import Background
 
 Empty = Callable[[int], NDArray[np.uint8]]
-"""Gives memory for so many bytes, whose content does not matter"""
+"""allocates memory of the given size with arbitrary content"""
 _NO_ROWS = np.empty(0, np.int64)
 
 
 def fresh(nbytes: int) -> NDArray[np.uint8]:
-    """An `Empty`: new memory every time."""
+    """An `Empty` that allocates new memory every time."""
     return np.empty(nbytes, np.uint8)
 
 
 class SegmentRows(Background):
     """Rows [count, *row shape] over `segments`: row r begins at virtual byte r * row_bytes.
 
-    `segments` are the files; `engine.reason` tells of a fallback; `cost` is what reads take on the files' device, as measured,
-    and decides which rows share one.
+    `engine.reason` says why a fallback is used; `cost` is the measured cost of reads on the files' device, which decides which
+    rows share a read.
 
     >>> SegmentRows((1000, 64), np.dtype("float16"), segments).read(ids, out)
     """
@@ -54,7 +54,7 @@ class SegmentRows(Background):
         return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
 
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
-        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes read from the disk."""
+        """Set out[i] to row ids[i]; see `Rows.read`. Returns the bytes read from disk."""
         check_request(self, ids, out, at)
         if len(ids) == 0:
             return 0
@@ -62,9 +62,9 @@ class SegmentRows(Background):
         return self.engine.gather(plan, out.reshape(-1).view(np.uint8), at)
 
     def plan(self, ids: Ids) -> ReadPlan:
-        """The reads that serve rows `ids` (int64[n]); `rows.cost.seconds(plan.length)` is what they should take.
+        """Return the reads for rows `ids` (int64[n]); they should take `rows.cost.seconds(plan.length)`.
 
-        Raises IndexError for an id out of range.
+        Raises IndexError if an id is out of range.
 
         >>> plan = rows.plan(np.arange(1000))
         >>> plan.nbytes, rows.cost.seconds(plan.length)
@@ -72,14 +72,14 @@ class SegmentRows(Background):
         return plan_by_cost(ids, self.row_bytes, self.cost, count=self.shape[0], alignment=self.engine.alignment)
 
     def range_bytes(self, first: int, last: int) -> int:
-        """Bytes that `read_range` takes memory for: those of the rows, up to the engine's alignment on both sides."""
+        """Bytes of memory that `read_range` needs: the rows, extended to the engine's alignment."""
         begin, end = self._range(first, last)
         return end - begin
 
     def read_range(self, first: int, last: int, empty: Empty = fresh) -> tuple[AnyArray, int]:
-        """(rows first..last-1, bytes read): neighbors need no plan row by row, nor a copy. Raises as `read` does.
+        """Return rows first..last-1 and the bytes read, without a plan per row or a copy. Raises as `read` does.
 
-        empty: gives the memory; where that begins on a page, io_uring reads straight into it.
+        `empty` allocates the memory; io_uring reads directly into page-aligned memory.
         """
         check_range(self.shape[0], first, last)
         low, high = self._range(first, last)
@@ -94,29 +94,29 @@ class SegmentRows(Background):
         return rows.reshape(last - first, *self.shape[1:]), nbytes
 
     def _range(self, first: int, last: int) -> tuple[int, int]:
-        """The virtual bytes of rows first..last-1, aligned; none where there are no rows."""
+        """Aligned virtual bytes of rows first..last-1; empty if there are no rows."""
         begin, end, page = first * self.row_bytes, last * self.row_bytes, self.engine.alignment
         low = begin // page * page
         return low, -(-end // page) * page if first < last else low
 
     def map(self) -> AnyArray:
-        """The whole array [count, *row shape] as one read-only memory map over all files (MADV_RANDOM).
+        """Return the array [count, *row shape] as one read-only memory map over all files (MADV_RANDOM).
 
-        It stays valid after `close`, until the last array over it is gone.
+        It remains valid after `close`, until the last array over it is gone.
         """
         nbytes = self.shape[0] * self.row_bytes
         return map_segments(self.segments)[:nbytes].view(self.dtype).reshape(self.shape)
 
     def close(self) -> None:
-        """Give back descriptors, maps and threads; idempotent."""
+        """Release descriptors, maps and threads; idempotent."""
         self._end_background()
         self.engine.close()
 
 
 def read_range(rows: Rows, first: int, last: int, empty: Empty = fresh) -> tuple[AnyArray, int]:
-    """(rows first..last-1, bytes read) of any Rows; of rows in memory a view. Raises IndexError for rows out of range.
+    """Return rows first..last-1 of any Rows and the bytes read; a view for rows in memory, else in memory of `empty`.
 
-    empty: gives the memory of others.
+    Raises IndexError if rows are out of range.
 
     >>> read_range(ds.edge_rows("indices"), 1_000_000, 2_000_000)[0].shape
     (1000000,)
@@ -131,6 +131,6 @@ def read_range(rows: Rows, first: int, last: int, empty: Empty = fresh) -> tuple
 
 
 def check_range(count: int, first: int, last: int) -> None:
-    """Raises IndexError unless rows first..last-1 are there, of `count`."""
+    """Raise IndexError unless rows first..last-1 exist among `count`."""
     if not 0 <= first <= last <= count:
         raise IndexError(f"rows {first} to {last - 1} are out of range: there are {count} rows")

@@ -1,12 +1,11 @@
-"""The undo log: what rows held before they were overwritten, so that a crash leads back to the last commit.
+"""The undo log: saves rows before they are overwritten, so that a crash leads back to the last commit.
 
-Between two commits the first overwrite of a page saves what it held; the log is synced, once for a group of writes, before any
-of their pages is overwritten. So whatever part of the group a crash lets through, its old pages can be put back, and a record
-that the crash cut short (its checksum tells) is of a page that still is as it was. (Undo logging as in the textbooks; by pages,
-as SQLite's rollback journal has it: rows that share a page share a record.)
+Between commits, the first overwrite of a page saves its contents; the log is synced once per group of writes, before any of
+their pages is overwritten. A record cut short by a crash (detected by its checksum) belongs to a page that is still unchanged.
+(Undo logging by pages, as SQLite's rollback journal.)
 
-A log belongs to a generation, the number of commits before it. What commits together with something else (a checkpoint) keeps
-the number there: a log of an older generation than that is of a commit that was completed, and is not put back.
+A log belongs to a generation, the number of commits before it. Whatever commits together with it (a checkpoint) stores that
+number: a log of an older generation belongs to a completed commit and is not rolled back.
 """
 
 import threading
@@ -35,7 +34,7 @@ Write = tuple[DiskRows, Ids, AnyArray]
 
 
 class UndoLog:
-    """One log for several `DiskRows`, which commit and roll back together; use `open`. Thread-safe.
+    """A log for several `DiskRows` that commit and roll back together; use `open`. Thread-safe.
 
     >>> log = UndoLog.open("run/history/undo.log", [rows, steps])
     >>> log.write([(rows, ids, values), (steps, ids, at)])  # one sync of the log for both
@@ -45,9 +44,9 @@ class UndoLog:
     def __init__(self, path: Path, rows: Sequence[DiskRows], generation: int) -> None:
         self.path, self.generation = path, generation
         self.nbytes = 0
-        """saved since the last commit"""
+        """bytes saved since the last commit"""
         self.total = 0
-        """bytes saved, each read once and written once, since the log was opened"""
+        """bytes saved, each read and written once, since the log was opened"""
         self._rows = list(rows)
         self._saved = [np.zeros(each.file.nbytes // PAGE_BYTES, np.bool_) for each in rows]
         self._lock = threading.Lock()
@@ -58,11 +57,11 @@ class UndoLog:
 
     @classmethod
     def open(cls, path: Path | str, rows: Sequence[DiskRows], generation: int | None = None) -> "UndoLog":
-        """The log at `path`, made where there is none, over `rows`, always in the same order; they are as at the last commit.
+        """Open or create the log at `path` over `rows` (always in the same order) and restore their state at the last commit.
 
-        generation: the commit that counts, where something else keeps its number; None: the log's own. What the log holds is
-        put back, unless it is of the generation before, whose commit was only not completed here.
-        Raises StoreError where the log is of a later generation, or of other rows.
+        `generation` is the commit that counts if it is stored elsewhere; None uses the log's own. The log is rolled back unless
+        it is of the previous generation, whose commit was completed except for the log. Raises StoreError if the log is of a
+        later generation, or of other rows.
 
         >>> UndoLog.open("run/history/undo.log", rows, generation=checkpoint["history"])
         """
@@ -71,11 +70,13 @@ class UndoLog:
         head = _head_of(path) if path.exists() else None
         if head is not None and generation is not None and int(head["generation"]) not in (generation, generation - 1):
             raise StoreError(
-                f"{path} is of commit {head['generation']}, the checkpoint of {generation}: "
-                "one of them is not this run's; start anew"
+                f"{path} is of commit {head['generation']}, but the checkpoint is of {generation}: "
+                "one of them belongs to another run; start again"
             )
         if head is not None and int(head["file"]) != len(rows):
-            raise StoreError(f"{path} is of {head['file']} arrays of rows, not {len(rows)}: it is not this run's; start anew")
+            raise StoreError(
+                f"{path} is of {head['file']} arrays of rows, not {len(rows)}: it belongs to another run; start again"
+            )
         log = cls(path, rows, int(head["generation"]) if head is not None else generation or 0)
         try:
             if head is not None and generation in (None, log.generation):
@@ -87,9 +88,9 @@ class UndoLog:
         return log
 
     def write(self, writes: Sequence[Write]) -> int:
-        """Write to several rows as one group: `MutableRows.write` for each; returns the bytes written, the log's not counted.
+        """Write to several rows as one group (`MutableRows.write` for each); returns the bytes written, without the log's.
 
-        Raises as that does, and before any row is changed where the log cannot be written (a full disk).
+        Raises as that does, and before any row is changed if the log cannot be written (a full disk).
         """
         plans = []
         for rows, ids, values in writes:
@@ -109,9 +110,9 @@ class UndoLog:
             each.file.sync()
 
     def commit(self) -> None:
-        """Rows as they are become what a rollback gives: synced, and the log begun anew under the next generation.
+        """Make the current rows the committed state: sync them and start the log's next generation.
 
-        To commit together with something else: `sync`, then save that with `generation + 1`, then `commit`, and no write in
+        To commit together with something else: `sync`, save that with `generation + 1`, then `commit`, with no write in
         between; after a crash `open` decides by the number saved.
         """
         with self._lock:
@@ -119,13 +120,13 @@ class UndoLog:
             self._begin(self.generation + 1)
 
     def rollback(self) -> None:
-        """All rows back to the last commit."""
+        """Return all rows to the last commit."""
         with self._lock:
             self._put_back()
             self._begin(self.generation)
 
     def close(self) -> None:
-        """Give back descriptor and threads, without a commit; idempotent. The rows stay open."""
+        """Release descriptor and threads without a commit; idempotent. The rows stay open."""
         with self._lock:
             file, self._file, pool, self._pool = self._file, None, self._pool, None
             if file is not None:
@@ -134,7 +135,7 @@ class UndoLog:
             WRITERS.release()
 
     def _begin(self, generation: int) -> None:
-        """An empty log in the old one's place, atomically."""
+        """Atomically replace the log by an empty one."""
         head = np.zeros(1, _RECORD)
         head["magic"], head["generation"], head["file"] = _HEAD, generation, len(self._rows)
         head["crc"] = _crc(head)
@@ -147,7 +148,7 @@ class UndoLog:
             saved[:] = False
 
     def _protect(self, plans: Sequence[tuple[int, WritePlan]]) -> None:
-        """Save the pages of these plans that are not saved yet, and sync the log, before they are overwritten."""
+        """Save the pages of these plans that are not yet saved, and sync the log, before they are overwritten."""
         if self._file is None or self._pool is None:
             raise StoreError(f"{self.path} is closed: open it again to write to its rows")
         runs = [(number, *run) for number, plan in plans for run in _unsaved(self._saved[number], plan)]
@@ -189,22 +190,22 @@ class UndoLog:
 
 
 def _crc(head: NDArray[np.void], payload: Bytes | None = None) -> int:
-    """Of a record with its `crc` field 0, and of its payload."""
+    """Checksum of a record with its `crc` field set to 0, and of its payload."""
     crc = google_crc32c.value(head.tobytes())
     return crc if payload is None else google_crc32c.extend(crc, payload)
 
 
 def _unsaved(saved: NDArray[np.bool_], plan: WritePlan) -> Iterator[tuple[int, int]]:
-    """Runs (begin, end), in bytes, of pages of the plan's pieces that are not saved."""
+    """Ranges (begin, end), in bytes, of unsaved pages of the plan's pieces."""
     for begin, end in zip(plan.begin.tolist(), plan.end.tolist(), strict=True):
-        wanted = ~saved[begin // PAGE_BYTES : end // PAGE_BYTES]
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], wanted, [False]]).astype(np.int8)))
+        unsaved = ~saved[begin // PAGE_BYTES : end // PAGE_BYTES]
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], unsaved, [False]]).astype(np.int8)))
         for low, high in edges.reshape(-1, 2).tolist():
             yield begin + low * PAGE_BYTES, begin + high * PAGE_BYTES
 
 
-def _whole(head: NDArray[np.void], payload: Bytes | None = None) -> bool:
-    """Whether the checksum of a record or of the log's head fits."""
+def _is_intact(head: NDArray[np.void], payload: Bytes | None = None) -> bool:
+    """Whether the checksum of a record or of the log's head matches."""
     bare = head.copy()
     bare["crc"] = 0
     return int(head["crc"][0]) == _crc(bare, payload)
@@ -214,14 +215,14 @@ def _head_of(path: Path) -> np.void:
     with disk_errors(path), path.open("rb") as file:
         data = file.read(_RECORD.itemsize)
     head = np.frombuffer(data.ljust(_RECORD.itemsize, b"\0"), _RECORD)
-    if int(head["magic"][0]) != _HEAD or not _whole(head):
-        raise StoreError(f"{path} is no undo log, or damaged: what it was kept for is lost; start anew")
-    found: np.void = head[0]
-    return found
+    if int(head["magic"][0]) != _HEAD or not _is_intact(head):
+        raise StoreError(f"{path} is not an undo log, or damaged: what it protected is lost; start again")
+    head_record: np.void = head[0]
+    return head_record
 
 
 def _records(path: Path, generation: int) -> Iterator[tuple[int, int, Bytes]]:
-    """(number of the rows, byte, old pages) of every record up to the first that is not whole."""
+    """(number of the rows, byte, old pages) of every record up to the first damaged one."""
     buffer = page_buffer(PIECE_BYTES)
     with disk_errors(path), path.open("rb", buffering=0) as file:
         file.seek(PAGE_BYTES)
@@ -231,13 +232,13 @@ def _records(path: Path, generation: int) -> Iterator[tuple[int, int, Bytes]]:
             if int(head["magic"][0]) != _MAGIC or int(head["generation"][0]) != generation or nbytes > PIECE_BYTES:
                 return
             pages = buffer[:nbytes]
-            if file.readinto(pages.data) != nbytes or not _whole(head, pages):
+            if file.readinto(pages.data) != nbytes or not _is_intact(head, pages):
                 return
             yield int(head["file"][0]), int(head["offset"][0]), pages
 
 
 def _scratch() -> Bytes:
-    """This thread's buffer for a record, page-aligned."""
+    """This thread's page-aligned buffer for a record."""
     if not hasattr(_local, "scratch"):
         _local.scratch = page_buffer(PAGE_BYTES + PIECE_BYTES)
     scratch: Bytes = _local.scratch

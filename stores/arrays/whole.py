@@ -1,4 +1,4 @@
-"""Rows as one array: in RAM, or mapped."""
+"""Rows as one array, in RAM or memory-mapped."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _LOAD_BYTES = 2**24
 
 
 def load(rows: Rows) -> AnyArray:
-    """All rows in RAM, read front to back; contiguous shards as plain files, at the disk's sequential speed."""
+    """Read all rows into RAM sequentially; contiguous shards are read as plain files."""
     out = np.empty(rows.shape, rows.dtype)
     if isinstance(rows, ShardedRows):
         _read_files(rows.segments, out)
@@ -26,18 +26,18 @@ def load(rows: Rows) -> AnyArray:
 def _read_files(segments: Segments, out: AnyArray) -> None:
     left = out.reshape(-1).view(np.uint8).data
     for path, payload in zip(segments.paths, segments.payload.tolist(), strict=True):
-        wanted = left[: min(payload, len(left))]
-        left = left[len(wanted) :]
+        part = left[: min(payload, len(left))]
+        left = left[len(part) :]
         with path.open("rb", buffering=0) as file:
-            while len(wanted):
-                got = file.readinto(wanted)
+            while len(part):
+                got = file.readinto(part)
                 if not got:
-                    raise StoreError(f"{path} is truncated: {len(wanted)} bytes are missing; build the store again")
-                wanted = wanted[got:]
+                    raise StoreError(f"{path} is truncated: {len(part)} bytes are missing; build the store again")
+                part = part[got:]
 
 
 def loaded(rows: Rows) -> Rows:
-    """The same rows in RAM; `rows` are closed."""
+    """Return the same rows in RAM and close `rows`."""
     try:
         return ArrayRows(load(rows))
     finally:
@@ -45,7 +45,7 @@ def loaded(rows: Rows) -> Rows:
 
 
 def whole(rows: Rows) -> AnyArray:
-    """All rows: mapped where they stand in files as they are, in RAM where not."""
+    """Return all rows as an array: memory-mapped if stored contiguously, else in RAM."""
     if isinstance(rows, ArrayRows):
         return rows.array
     return rows.map() if isinstance(rows, ShardedRows) else load(rows)

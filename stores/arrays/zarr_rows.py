@@ -1,4 +1,4 @@
-"""Zarr arrays as Rows: byte arithmetic over shards that lie in order, zarr's own decoder for anything else."""
+"""Zarr arrays as Rows: byte arithmetic for shards stored in order, zarr's own decoder for all others."""
 
 import os
 import threading
@@ -20,11 +20,11 @@ from stores.io.segments import Segments, open_for_reading
 from stores.io.threads import Background
 
 BLOCK_BYTES = 16 * 2**20
-"""Decoded at a time where rows go through zarr, unless one chunk is larger."""
+"""decoded at a time by zarr, unless one chunk is larger"""
 
 
 class ShardedRows(SegmentRows):
-    """Rows of uncompressed shards, read by an engine straight from the files; `attributes` are those of the array."""
+    """Rows of uncompressed shards, read by an engine directly from the files; `attributes` are the array's."""
 
     def __init__(self, array: "zarr.Array[Any]", segments: Segments, engine: str = "auto") -> None:
         super().__init__(array.shape, np.dtype(array.dtype), segments, engine)
@@ -32,10 +32,10 @@ class ShardedRows(SegmentRows):
 
 
 class ForeignRows(Background):
-    """Rows of any Zarr array, decoded by zarr: compressed, otherwise ordered, or with chunks left out.
+    """Rows of any Zarr array, decoded by zarr: compressed, in another order, or with missing chunks.
 
-    Reads the span of wanted rows in runs of neighboring chunks, at most about 16 MiB (or one chunk) decoded at a time, by
-    whichever thread's turn it is (zarr has threads of its own).
+    Reads requested rows in runs of neighboring chunks, at most about 16 MiB (or one chunk) at a time and one thread at a time
+    (zarr has its own threads).
     """
 
     def __init__(self, array: "zarr.Array[Any]", path: Path) -> None:
@@ -48,12 +48,12 @@ class ForeignRows(Background):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row, decoded."""
+        """Bytes of one decoded row."""
         return _row_bytes(self.shape, self.dtype)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes decoded at a time at most."""
+        """Most bytes decoded at a time."""
         return self._block_rows * self.row_bytes
 
     @property
@@ -62,7 +62,7 @@ class ForeignRows(Background):
         return max(chunk_rows, BLOCK_BYTES // max(1, self.row_bytes) // chunk_rows * chunk_rows)
 
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
-        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes that were decoded."""
+        """Set out[i] to row ids[i]; see `Rows.read`. Returns the bytes decoded."""
         check_request(self, ids, out, at)
         if self._ended:
             raise StoreError(f"{self.path} is closed: open it again to read from it")
@@ -75,7 +75,7 @@ class ForeignRows(Background):
             limit = begin // chunk_rows * chunk_rows + most_rows
             stop = position + int(np.searchsorted(ascending[position:], limit))
             chunks = ascending[position:stop] // chunk_rows
-            jumps = np.flatnonzero(np.diff(chunks) > 1)  # a chunk that nobody wants is not decoded
+            jumps = np.flatnonzero(np.diff(chunks) > 1)  # unneeded chunks are not decoded
             stop = position + int(jumps[0]) + 1 if len(jumps) else stop
             places = order[position:stop]
             with self._decoding:
@@ -89,32 +89,32 @@ class ForeignRows(Background):
     def _decode(self, begin: int, end: int) -> AnyArray:
         try:
             return np.asarray(self.array[begin:end])
-        except Exception as error:  # zarr lets its codecs' own exceptions through, of any type
+        except Exception as error:  # zarr passes on any exception of its codecs
             detail = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise StoreError(f"{self.path}: rows {begin} to {end - 1} cannot be decoded: {detail}") from error
 
     def map(self) -> AnyArray:
-        """The whole array in memory: there is nothing to map where bytes must be decoded."""
+        """Return the whole array in memory, because decoded bytes cannot be mapped."""
         return np.asarray(self.array[:])
 
     def close(self) -> None:
-        """Give back the threads; idempotent."""
+        """Release the threads; idempotent."""
         self._end_background()
 
 
 def open_zarr_rows(group_path: Path | str, name: str, engine: str = "auto") -> ShardedRows | ForeignRows:
-    """Rows of the array `group_path/name`; reads the index of each of its shards.
+    """Open the array `group_path/name`, reading the index of each of its shards.
 
-    Shards whose chunks are uncompressed, complete and in order are read by byte arithmetic through `engine` (see
-    `open_engine`); anything else through zarr. Raises StoreError where the array is absent, or where a shard is truncated,
-    damaged or, of an array written by `stores.arrays.zarr_write` (it has checksums), missing.
+    Shards with uncompressed, complete and ordered chunks are read by byte arithmetic through `engine` (see `open_engine`), all
+    others through zarr. Raises StoreError if the array is missing, or a shard is truncated, damaged or, in arrays of
+    `stores.arrays.zarr_write` (which have checksums), missing.
 
     >>> open_zarr_rows("papers.ooc", "node/node/x").read(ids, out)
     """
     path = Path(group_path) / name
     try:
         array = zarr.open_array(path, mode="r")
-    except Exception as error:  # absent, or metadata that zarr cannot make sense of: exceptions of many types
+    except Exception as error:  # missing, or metadata zarr cannot parse: exceptions of many types
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"{path} cannot be opened as a Zarr array: {detail}") from error
     if array.ndim == 0 or _row_bytes(array.shape, np.dtype(array.dtype)) == 0:
@@ -129,7 +129,7 @@ def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def _segments(array: "zarr.Array[Any]", path: Path, own: bool) -> Segments | None:
-    """The shards as segments, or None where their bytes are not simply the rows in order."""
+    """Return the shards as segments, or None if their bytes are not simply the rows in order."""
     if not _plain_shards(array):
         return None
     assert array.shards is not None
@@ -141,20 +141,20 @@ def _segments(array: "zarr.Array[Any]", path: Path, own: bool) -> Segments | Non
         chunks[-1] = -(-(array.shape[0] - (shards - 1) * shard_rows) // chunk_rows)
     chunk_bytes = chunk_rows * row_bytes
     if shards > 1 and shard_rows * row_bytes % PAGE_BYTES:
-        return None  # the next shard would begin in the middle of a page
+        return None  # the next shard would start within a page
     paths = []
-    for number, held in enumerate(chunks.tolist()):
+    for number, count in enumerate(chunks.tolist()):
         file = path.joinpath(*array.metadata.encode_chunk_key((number,) + (0,) * (array.ndim - 1)).split("/"))
         if not own and not file.exists():
-            return None  # a shard of nothing but fill values
-        if not _in_order(file, shard_rows // chunk_rows, held, chunk_bytes, own):
+            return None  # a shard of fill values only
+        if not _in_order(file, shard_rows // chunk_rows, count, chunk_bytes, own):
             return None
         paths.append(file)
     return Segments(tuple(paths), chunks * chunk_bytes)
 
 
 def _plain_shards(array: "zarr.Array[Any]") -> bool:
-    """Whether the metadata say: shards of whole rows, chunks as plain little-endian bytes, the index at the end."""
+    """Whether the metadata describe shards of whole rows, plain little-endian chunks and an index at the end."""
     metadata = array.metadata
     if not isinstance(metadata, ArrayV3Metadata) or len(metadata.codecs) != 1:
         return False
@@ -169,14 +169,14 @@ def _plain_shards(array: "zarr.Array[Any]") -> bool:
     return endian and whole_rows and np.dtype(array.dtype).kind in "biufc"
 
 
-def _in_order(file: Path, entries: int, held: int, chunk_bytes: int, own: bool) -> bool:
-    """Whether the first `held` chunks of a shard stand in its file one behind the other, from byte 0.
+def _in_order(file: Path, entries: int, chunks: int, chunk_bytes: int, own: bool) -> bool:
+    """Whether the first `chunks` chunks of a shard are stored consecutively in its file, from byte 0.
 
-    Raises StoreError where the file is too short or its index does not match the checksum.
+    Raises StoreError if the file is too short or its index does not match the checksum.
     """
     index_bytes = entries * 16 + 4
-    whole = held * chunk_bytes + index_bytes if own else index_bytes
-    fd = open_for_reading(file, whole)
+    needed = chunks * chunk_bytes + index_bytes if own else index_bytes
+    fd = open_for_reading(file, needed)
     try:
         size = os.fstat(fd).st_size
         footer = os.pread(fd, index_bytes, size - index_bytes)
@@ -188,9 +188,9 @@ def _in_order(file: Path, entries: int, held: int, chunk_bytes: int, own: bool) 
     index: NDArray[np.uint64] = np.frombuffer(footer, "<u8", entries * 2).reshape(entries, 2)
     present = index[index[:, 0] != MISSING]
     if len(present) and int(present.sum(axis=1).max()) > size - index_bytes:
-        raise StoreError(f"{file} is truncated: {size} bytes are fewer than its index speaks of")
-    wanted = np.arange(held, dtype=np.uint64) * np.uint64(chunk_bytes)
-    in_order = bool((index[:held, 0] == wanted).all() and (index[:held, 1] == np.uint64(chunk_bytes)).all())
+        raise StoreError(f"{file} is truncated: {size} bytes are fewer than its index requires")
+    expected = np.arange(chunks, dtype=np.uint64) * np.uint64(chunk_bytes)
+    in_order = bool((index[:chunks, 0] == expected).all() and (index[:chunks, 1] == np.uint64(chunk_bytes)).all())
     if own and not in_order:
         raise StoreError(f"{file} is damaged: its index does not list the chunks that were written")
     return in_order

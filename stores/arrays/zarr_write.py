@@ -1,8 +1,8 @@
-"""The appender: sharded, uncompressed Zarr v3 arrays written at the disk's speed through one chunk of memory.
+"""The appender: sharded, uncompressed Zarr v3 arrays written at the disk's speed with one chunk of memory.
 
-zarr-python buffers or rewrites whole shards; here zarr writes only the metadata and the shard files are appended to:
-the inner chunks one after the other, then the shard's index, (offset, nbytes) as little-endian uint64 of every chunk,
-and the crc32c of that index. Any Zarr v3 reader opens the result.
+zarr-python buffers or rewrites whole shards; here zarr writes only the metadata, and shard files are appended to: inner chunks
+in order, then the shard's index, (offset, nbytes) as little-endian uint64 per chunk, and its crc32c. Any Zarr v3 reader can
+open the result.
 """
 
 import array
@@ -26,16 +26,16 @@ PAGE_BYTES = 4096
 CHUNK_BYTES = 2**20
 SHARD_BYTES = 2**30
 MISSING = np.uint64(2**64 - 1)
-"""Offset and size in a shard's index of a chunk that the shard does not hold."""
+"""offset and size, in a shard's index, of a chunk that the shard does not contain"""
 
 
 def layout(
     row_bytes: int, count: int | None = None, chunk_bytes: int = CHUNK_BYTES, shard_bytes: int = SHARD_BYTES
 ) -> tuple[int, int]:
-    """Rows of an inner chunk and of a shard. Pure.
+    """Return the rows of an inner chunk and of a shard (a pure function).
 
-    A chunk has about `chunk_bytes` and begins on a page: its rows are a multiple of 4096 / gcd(row_bytes, 4096).
-    A shard is a whole number of chunks of about `shard_bytes`. Where `count` is known, neither is larger than needed.
+    A chunk has about `chunk_bytes` and starts on a page: its rows are a multiple of 4096 / gcd(row_bytes, 4096). A shard is a
+    whole number of chunks of about `shard_bytes`. With a known `count`, neither is larger than needed.
 
     >>> layout(512), layout(512, count=10)
     ((2048, 2097152), (16, 16))
@@ -51,15 +51,25 @@ def layout(
 
 
 class Appender:
-    """Writes one array `group_path/name` of shape [count, *row_shape], and `checksums/name`, front to back.
+    """Writes one array `group_path/name` of shape [count, *row_shape], and `checksums/name`, sequentially.
 
-    `checksums/name` is uint32[chunks], the crc32c of every inner chunk as stored (the last one padded with zeros). The
-    array appears (its zarr.json) only when `close` has synced every shard, so a reader never sees half of one. As a
-    context manager it closes on success; after an exception it leaves the shards, without metadata, where they are.
+    `checksums/name` is uint32[chunks], the crc32c of every inner chunk as stored (the last padded with zeros). The array
+    appears (its zarr.json) only when `close` has synced every shard. As a context manager it closes on success; after an
+    exception the shards remain, without metadata. Needs memory for one inner chunk.
 
-    row_shape: shape of one row, () for a column; dtype: any fixed-size Zarr type (bfloat16 is stored as uint16 with an
-    attribute); count: rows in all where known, checked on closing. Memory: one inner chunk, about `chunk_bytes`.
-    Raises StoreError where the array exists or the disk is full, InputError where rows do not fit or are not `count`.
+    Args:
+        group_path: The Zarr group.
+        name: Path of the array in it.
+        row_shape: Shape of one row, () for a column.
+        dtype: Any fixed-size Zarr type (bfloat16 is stored as uint16 with an attribute).
+        attributes: Attributes of the array.
+        count: Number of rows if known, checked on closing.
+        chunk_bytes: Approximate size of a chunk.
+        shard_bytes: Approximate size of a shard.
+
+    Raises:
+        StoreError: If the array exists or the disk is full.
+        InputError: If rows do not fit, or their number is not `count`.
 
     >>> with Appender("papers.ooc", "node/node/x", (128,), "float32") as x:
     ...     for block in blocks:  # float32[b, 128]
@@ -92,21 +102,21 @@ class Appender:
         self._shard_chunks = shard_rows // chunk_rows
         self._buffer = np.empty(chunk_rows * self._row_bytes, np.uint8)
         self._filled = 0
-        self._checksums = array.array("I")  # 4 bytes a chunk, where a list holds 40
+        self._checksums = array.array("I")  # 4 bytes per chunk instead of a list's 40
         self._paths: list[Path] = []
         self._fd: int | None = None
         self._closed = False
         self._begin()
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Add rows [b, *row_shape] of the array's dtype. Whole chunks go from `rows` to the file without a copy.
+        """Append rows [b, *row_shape] of the array's dtype; whole chunks are written without a copy.
 
-        A memory map is read slice by slice, as is an array that is not C-contiguous.
+        Memory maps and arrays that are not C-contiguous are read in slices.
         """
         assert not self._closed, "append after close"
         if rows.dtype != self.dtype or rows.shape[1:] != self.row_shape or rows.ndim == 0:
-            wanted, given = [self.dtype.name, *self.row_shape], [rows.dtype.name, *rows.shape[1:]]
-            raise InputError(f"array {self.name}: rows must be {wanted}, not {given}")
+            expected, actual = [self.dtype.name, *self.row_shape], [rows.dtype.name, *rows.shape[1:]]
+            raise InputError(f"array {self.name}: rows must be {expected}, not {actual}")
         chunk_rows = len(self._buffer) // self._row_bytes
         for first in range(0, len(rows), chunk_rows):
             part = np.ascontiguousarray(rows[first : first + chunk_rows], dtype=self.dtype)
@@ -124,7 +134,7 @@ class Appender:
         if self._closed:
             return self.count
         if self.expected is not None and self.count != self.expected:
-            raise InputError(f"array {self.name}: {self.count} rows were written, {self.expected} were announced")
+            raise InputError(f"array {self.name}: {self.count} rows were written, but {self.expected} were expected")
         chunk_rows, shard_rows = layout(self._row_bytes, self.count, *self._sizes)
         if self._filled:
             chunk = self._buffer[: chunk_rows * self._row_bytes]

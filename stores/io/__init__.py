@@ -1,1 +1,1 @@
-"""Reads and writes: planned over byte ranges, and carried out by engines."""
+"""Reads and writes of byte ranges: planners, and the engines that execute their plans."""

@@ -1,8 +1,7 @@
-"""Writing so that a reader sees the old state or the new one, never half of either.
+"""Atomic and durable writes: a reader sees the old state or the new one, never a mixture.
 
-A file is written under a temporary name, synced and renamed; a directory is built beside its final place, synced and
-renamed when complete. (The way zarr-python's LocalStore and every mail server do it; Pillai et al., OSDI 2014, list
-what breaks without the syncs.)
+A file is written under a temporary name, synced and renamed; a directory is built next to its final place, synced and renamed
+when complete. (As in zarr-python's LocalStore; Pillai et al., OSDI 2014, list what breaks without the syncs.)
 """
 
 import errno
@@ -26,7 +25,7 @@ _ADVICE = {
 
 @contextmanager
 def disk_errors(path: Path | str) -> Iterator[None]:
-    """Turn an OSError of the block into a StoreError of one line: what failed, where, what to do.
+    """Convert an OSError of the block into a one-line StoreError that says what failed, where, and what to do.
 
     >>> with disk_errors("papers.ooc"):
     ...     write_everything()
@@ -38,14 +37,14 @@ def disk_errors(path: Path | str) -> Iterator[None]:
 
 
 def write_error(error: OSError, path: Path | str) -> StoreError:
-    """The StoreError that says of `error`, raised in writing `path`, what failed, where and what to do."""
+    """Return a StoreError for `error`, raised while writing `path`."""
     where = error.filename or path
     hint = _ADVICE.get(error.errno or 0, "check the path and the disk")
     return StoreError(f"cannot write {where}: {error.strerror or error}; {hint}")
 
 
 def database_error(error: Exception, path: Path | str) -> StoreError:
-    """LMDB's error in writing `path`, which has the system's one in words, and calls a short write one of input and output."""
+    """Return a StoreError for LMDB's error while writing `path`; LMDB reports short writes as I/O errors."""
     words = str(error)
     code = next((code for code in _ADVICE if os.strerror(code) in words), None)
     if code is not None:
@@ -70,9 +69,9 @@ def write_file(path: Path | str, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[BinaryIO]:
-    """Write what takes the place of `path`, atomically and durably; after a failure the old file stands, and nothing else.
+    """Write a replacement of `path` atomically and durably; after a failure only the old file remains.
 
-    Raises StoreError where the disk is full or refuses.
+    Raises StoreError if the disk is full or refuses.
 
     >>> with replacing("store/ages.npy") as file: np.save(file, ages)
     """
@@ -92,7 +91,7 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
 
 
 def remove_leftovers(folder: Path | str) -> None:
-    """Remove what `write_file` in processes that were killed left half-written in `folder`; those that live are let be."""
+    """Remove temporary files of `write_file` in `folder` that were left by killed processes."""
     for path in Path(folder).glob(".*.*.tmp"):
         number = path.name.split(".")[-2]
         if number.isdecimal() and not _lives(int(number)):
@@ -104,19 +103,19 @@ def _lives(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         pass
     return True
 
 
 def removed_path(path: Path | str) -> Path:
-    """Where `remove_tree` puts what it is removing: what lies there, a killed process left."""
+    """Path to which `remove_tree` renames a directory; what is there was left by a killed process."""
     path = Path(path)
     return path.with_name(f"{path.name}.removed")
 
 
 def remove_tree(path: Path | str) -> None:
-    """Remove a directory with all that is in it; a process that is killed meanwhile leaves the whole of it there, or nothing.
+    """Remove a directory; a process killed meanwhile leaves all of it at `path` or none.
 
     >>> remove_tree("run/sweep")
     """
@@ -132,15 +131,15 @@ def remove_tree(path: Path | str) -> None:
 
 
 def partial_path(final: Path | str) -> Path:
-    """Where `final` is built until it is complete: a sibling, so that the rename stays within one file system."""
+    """Path at which `final` is built, a sibling, so that the rename stays within one file system."""
     final = Path(final)
     return final.with_name(f"{final.name}.partial")
 
 
 def publish(tmp_dir: Path | str, final_dir: Path | str) -> Path:
-    """Sync everything under `tmp_dir`, then rename it to `final_dir`, which must not exist. Returns `final_dir`.
+    """Sync everything under `tmp_dir`, rename it to `final_dir` and return that.
 
-    Raises StoreError where `final_dir` exists or the disk refuses; both directories are untouched then.
+    Raises StoreError if `final_dir` exists or the disk refuses; both directories are then unchanged.
 
     >>> publish(partial_path("papers.ooc"), "papers.ooc")
     """
@@ -154,7 +153,7 @@ def publish(tmp_dir: Path | str, final_dir: Path | str) -> Path:
         try:
             os.rename(tmp_dir, final_dir)
         except OSError as error:
-            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):  # it appeared while this store was built
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):  # created meanwhile
                 raise _exists(final_dir) from None
             raise
         sync_dir(final_dir.parent)
@@ -162,7 +161,7 @@ def publish(tmp_dir: Path | str, final_dir: Path | str) -> Path:
 
 
 def check_absent(path: Path | str) -> None:
-    """Raise StoreError where `path` exists, be it a dangling link."""
+    """Raise StoreError if `path` exists, including a dangling link."""
     if os.path.lexists(path):
         raise _exists(path)
 

@@ -1,7 +1,7 @@
-"""What reads cost on the disk at hand: measured once through the engine itself, kept per device, used by the read planner.
+"""Cost of reads on a disk: measured once through the engine itself, saved per device, and used by the read planner.
 
-The measurement is fio's (direct random reads with many in flight, one block size after the other), made by the engine
-that will do the reading, so that its own overhead counts.
+The measurement is fio's (direct random reads with many in flight, for several block sizes), made by the engine that will do the
+reading, so that its overhead is included.
 """
 
 import os
@@ -28,13 +28,13 @@ from stores.io.segments import Segments
 from stores.sizes import format_bytes
 
 SIZES = (4096, 16 * 1024, 64 * 1024, 256 * 1024, 2**20)
-"""Bytes of the extents that are measured."""
+"""extent sizes that are measured, in bytes"""
 DEPTHS = (8, 16, 32, 64, 128, 256)
-"""Small reads in flight that are measured, as far as the engine goes."""
+"""queue depths that are measured, as far as the engine supports them"""
 NEARLY_ALL = 0.97
-"""The depth is the least that reaches so much of the most reads a second: each read in flight is one more to wait behind."""
+"""the smallest depth reaching this share of the highest read rate is used, because each read in flight adds latency"""
 FILE_BYTES = 256 * 2**20
-"""A smaller file might lie in the device's own cache."""
+"""a smaller file could be in the device's own cache"""
 _BUFFER_BYTES = 8 * 2**20
 _ROW_BYTES = 512
 _SECONDS, _DEPTH_SECONDS = 1.6, 1.2
@@ -46,11 +46,11 @@ _FILES_LOOKED_AT = 10_000
 _LEAST_BYTE_S = 1e-18
 _PAGE_BYTES = 4096
 _MMAP_COST = ReadCost(read_s=0.0, byte_s=10e-6 / _PAGE_BYTES, latency_s=70e-6)
-"""A map is read page by page as faults come, so nothing is gained by merging."""
+"""a map is read page by page on faults, so merging reads gains nothing"""
 
 
 class Measured(BaseModel):
-    """One line of the table: extents of `nbytes` at random places, as many in flight as the engine keeps."""
+    """A measurement: random extents of `nbytes`, as many in flight as the engine allows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     nbytes: PositiveInt
@@ -58,7 +58,7 @@ class Measured(BaseModel):
 
 
 class MeasuredDepth(BaseModel):
-    """Extents of 4 KiB at random places, `depth` of them in flight."""
+    """A measurement: random extents of 4 KiB, `depth` of them in flight."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     depth: PositiveInt
@@ -66,11 +66,14 @@ class MeasuredDepth(BaseModel):
 
 
 class DiskProfile(BaseModel):
-    """What reading from one device through one engine costs; frozen, JSON by pydantic, printed as a table.
+    """Cost of reading from one device through one engine; frozen, serialized by pydantic, printed as a table.
 
-    device: its name and size in bytes; note: why the engine does less than its name says; measured: when, or None for the
-    default. read_s, byte_s, latency_s: see `stores.io.read_plan.ReadCost`; table: the measurements they are fitted to. depth:
-    small reads that the engine is to keep in flight; depths: the measurements it is chosen by.
+    Attributes:
+        device: Name of the device, and `size_bytes` its size.
+        read_s: See `stores.io.read_plan.ReadCost`, as for `byte_s` and `latency_s`; fitted to `table`.
+        depth: Small reads the engine should keep in flight; chosen from `depths`.
+        note: Why the engine does less than its name says, or None.
+        measured: Time of the measurement; None for the default profile.
 
     >>> profile = profile_for("papers.ooc", "uring")
     >>> profile.cost.gap_bytes
@@ -106,8 +109,8 @@ class DiskProfile(BaseModel):
             model = 1 / (self.read_s + line.nbytes * self.byte_s)
             bandwidth = format_bytes(line.nbytes * line.reads_per_s) + "/s"
             lines.append(f"{line.nbytes // 1024:>8} KiB {line.reads_per_s:>10,.0f} {bandwidth:>12} {model:>10,.0f}")
-        found = ", ".join(f"{line.depth}: {line.reads_per_s:,.0f}" for line in self.depths)
-        lines.append(f"small reads in flight: {self.depth}" + (f" (reads/s of 4 KiB by depth: {found})" if found else ""))
+        rates = ", ".join(f"{line.depth}: {line.reads_per_s:,.0f}" for line in self.depths)
+        lines.append(f"small reads in flight: {self.depth}" + (f" (reads/s of 4 KiB by depth: {rates})" if rates else ""))
         bandwidth = format_bytes(1 / self.byte_s)
         lines.append(f"one small read by itself takes {self.latency_s * 1e6:.0f} us")
         lines.append(f"with many in flight a read costs {self.read_s * 1e6:.1f} us and its bytes, at {bandwidth}/s")
@@ -116,10 +119,9 @@ class DiskProfile(BaseModel):
 
 
 def profile_for(path: Path | str, engine: str) -> DiskProfile:
-    """The profile of the device that holds `path`, read through `engine` (its name once open, not "auto").
+    """Return the saved profile of the device that holds `path` and of `engine` (not "auto"), else the default.
 
-    What `calibrate` measured before, else the default. A profile that is damaged or of another version counts as missing.
-    StoreError where `path` does not exist.
+    A damaged profile or one of another version is ignored. Raises StoreError if `path` does not exist.
 
     >>> profile_for("papers.ooc", "pread").cost.seconds(plan.length)
     """
@@ -129,13 +131,13 @@ def profile_for(path: Path | str, engine: str) -> DiskProfile:
         if (cached.device, cached.size_bytes, cached.engine) == (device, size_bytes, engine):
             return cached
     except (OSError, ValidationError):
-        pass  # not there, or of no use
+        pass  # missing or unusable
     cost = _MMAP_COST if engine == "mmap" else DEFAULT_COST
     return DiskProfile(device=device, size_bytes=size_bytes, engine=engine, **vars(cost))
 
 
 def calibrate(path: Path | str, engine: str = "auto") -> DiskProfile:
-    """`measure`, and keep the profile for `profile_for`; where it cannot be kept a warning says so.
+    """Measure the device and save the profile for `profile_for`; warns if it cannot be saved.
 
     >>> print(calibrate("papers.ooc"))
     """
@@ -146,16 +148,16 @@ def calibrate(path: Path | str, engine: str = "auto") -> DiskProfile:
             file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, profile.model_dump_json(indent=1).encode())
     except StoreError as error:
-        warnings.warn(f"the disk's measurement is not kept: {error}", stacklevel=2)
+        warnings.warn(f"the disk's measurement was not saved: {error}", stacklevel=2)
     return profile
 
 
 def measure(path: Path | str, engine: str = "auto") -> DiskProfile:
-    """Measure the device that holds `path` through `engine`, in about three seconds, with 8 MiB of memory.
+    """Measure the device that holds `path` through `engine`, in about three seconds and 8 MiB of memory.
 
-    Reads at random places of `path`, or of the largest file below it on the same device; where none has 256 MiB, of a
-    temporary file there. Raises StoreError where `path` does not exist or has no room, ConfigError for the engine "mmap",
-    whose reads the page cache serves.
+    Reads at random from `path`, the largest file below it on the same device, or a temporary file if none has 256 MiB. Raises
+    StoreError if `path` does not exist or there is no space, ConfigError for the engine "mmap", whose reads the page cache
+    serves.
 
     >>> measure("papers.ooc").read_s
     8.1e-06
@@ -166,9 +168,9 @@ def measure(path: Path | str, engine: str = "auto") -> DiskProfile:
     with _large_file(Path(path)) as file:
         segments = Segments((file,), np.array([file.stat().st_size // _PAGE_BYTES * _PAGE_BYTES]))
         opened = open_engine(engine, segments)
-        assert isinstance(opened, PreadEngine)  # all that are left
+        assert isinstance(opened, PreadEngine)  # all other engines are
         try:
-            if opened.reason is not None:  # perhaps no O_DIRECT: then what the page cache holds must not count
+            if opened.reason is not None:  # possibly no O_DIRECT: exclude the page cache
                 _drop_cache(file)
             latency_s = _latency(opened, segments.total)
             depths = _depths(opened, segments.total)
@@ -193,23 +195,23 @@ def measure(path: Path | str, engine: str = "auto") -> DiskProfile:
 
 
 def fit(nbytes: NDArray[np.int64], reads_per_s: NDArray[np.float64]) -> tuple[float, float]:
-    """(read_s >= 0, byte_s > 0) such that read_s + nbytes * byte_s is 1 / reads_per_s, least squares of the relative error.
+    """Fit read_s >= 0 and byte_s > 0 to 1 / reads_per_s = read_s + nbytes * byte_s by relative least squares.
 
     >>> fit(np.array([4096, 2**20]), 1 / (8e-6 + np.array([4096, 2**20]) * 1e-9))
     (8e-06, 1e-09)
     """
-    a, b = reads_per_s, nbytes * reads_per_s  # read_s * a + byte_s * b shall be 1
+    a, b = reads_per_s, nbytes * reads_per_s  # solve read_s * a + byte_s * b = 1
     (read_s, byte_s), *_ = np.linalg.lstsq(np.stack([a, b], 1) / [a.max(), b.max()], np.ones(len(a)), rcond=None)
     read_s, byte_s = read_s / a.max(), byte_s / b.max()
     if read_s < 0:
         read_s, byte_s = 0.0, b.sum() / (b @ b)
     elif byte_s <= 0:
-        read_s, byte_s = a.sum() / (a @ a), _LEAST_BYTE_S  # reads of all sizes take the same: merge whatever fits an extent
+        read_s, byte_s = a.sum() / (a @ a), _LEAST_BYTE_S  # size does not matter: merge whatever fits an extent
     return float(read_s), float(byte_s)
 
 
 def least_depth(depths: Sequence[MeasuredDepth]) -> int:
-    """The least depth that reaches `NEARLY_ALL` of the most reads a second.
+    """Return the smallest depth that reaches `NEARLY_ALL` of the highest read rate.
 
     >>> least_depth([MeasuredDepth(depth=64, reads_per_s=99_000), MeasuredDepth(depth=128, reads_per_s=100_000)])
     64
@@ -219,10 +221,7 @@ def least_depth(depths: Sequence[MeasuredDepth]) -> int:
 
 
 def _extents(total: int, nbytes: int, reads: int) -> ReadPlan:
-    """`reads` distinct extents at random, in file order as the planner's are, a row of 512 bytes wanted of every page.
-
-    So all of an extent is read and an eighth copied, as when scattered rows are gathered.
-    """
+    """Random distinct extents in file order, with one 512-byte row per page, as when scattered rows are gathered."""
     slots, pages = total // nbytes, nbytes // _PAGE_BYTES
     offset = np.sort(np.random.default_rng().choice(slots, min(reads, slots), replace=False)) * nbytes
     rows = np.arange(len(offset) * pages)
@@ -237,7 +236,7 @@ def _timed(engine: Engine, plan: ReadPlan, buffer: NDArray[np.uint8]) -> float:
 
 
 def _latency(engine: Engine, total: int) -> float:
-    """Median seconds of one small read, none other under way."""
+    """Median seconds of a single small read."""
     buffer = np.zeros(_PAGE_BYTES, np.uint8)
     _timed(engine, _extents(total, _PAGE_BYTES, 1), buffer)  # compiles the kernels, starts the threads
     taken: list[float] = []
@@ -247,7 +246,7 @@ def _latency(engine: Engine, total: int) -> float:
 
 
 def _table(engine: Engine, total: int) -> tuple[Measured, ...]:
-    """Reads a second of each size: the median over rounds through all sizes, because a shared disk changes by the minute."""
+    """Reads per second for each size: medians over rounds, because a shared disk varies by the minute."""
     buffer = np.zeros(_BUFFER_BYTES, np.uint8)
     reads = {nbytes: _request_size(engine, total, nbytes, buffer) for nbytes in SIZES}
     rates: dict[int, list[float]] = {nbytes: [] for nbytes in SIZES}
@@ -260,7 +259,7 @@ def _table(engine: Engine, total: int) -> tuple[Measured, ...]:
 
 
 def _depths(engine: PreadEngine, total: int) -> tuple[MeasuredDepth, ...]:
-    """Reads of 4 KiB a second at each depth: the median over rounds through all of them."""
+    """Reads of 4 KiB per second at each depth: medians over rounds."""
     buffer = np.zeros(_BUFFER_BYTES, np.uint8)
     own, depths = engine.depth, [depth for depth in DEPTHS if depth <= engine.most_depth]
     reads = _request_size(engine, total, _PAGE_BYTES, buffer)
@@ -275,7 +274,7 @@ def _depths(engine: PreadEngine, total: int) -> tuple[MeasuredDepth, ...]:
 
 
 def _request_size(engine: Engine, total: int, nbytes: int, buffer: NDArray[np.uint8]) -> int:
-    """Reads of a request long enough to be timed that fits the buffer; finding it warms everything up."""
+    """Reads per request that fit the buffer and take long enough to be timed; also warms up."""
     most = min(len(buffer) // _ROW_BYTES * _PAGE_BYTES, total) // nbytes
     reads = min(_FIRST_READS, most)
     while _timed(engine, _extents(total, nbytes, reads), buffer) < _BATCH_SECONDS and reads < most:
@@ -285,16 +284,16 @@ def _request_size(engine: Engine, total: int, nbytes: int, buffer: NDArray[np.ui
 
 @contextmanager
 def _large_file(path: Path) -> Iterator[Path]:
-    """`path`, or the largest file below it, or a temporary one there that is removed afterwards."""
+    """Yield `path`, the largest file below it, or a temporary file that is removed afterwards."""
     folder = path if path.is_dir() else path.parent
     found = _largest_below(path) if path.is_dir() else path.resolve()
-    if found is not None and _held(found) >= FILE_BYTES:
+    if found is not None and _allocated_bytes(found) >= FILE_BYTES:
         yield found
         return
     with disk_errors(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=".ooc-machine-") as file:
         generator = np.random.default_rng()
         for _ in range(0, FILE_BYTES, 2**20):
-            file.write(generator.bytes(2**20))  # not zeros: a file system may leave those out
+            file.write(generator.bytes(2**20))  # random, because a file system may not store zeros
         file.flush()
         os.fsync(file.fileno())
         _drop_cache(Path(file.name))
@@ -302,25 +301,25 @@ def _large_file(path: Path) -> Iterator[Path]:
 
 
 def _largest_below(folder: Path) -> Path | None:
-    """The largest file on the folder's device, of the first 10,000 met."""
+    """The largest file on the folder's device, among the first 10,000."""
     device = folder.stat().st_dev
-    largest, most, met = None, 0, 0
+    largest, most, visited = None, 0, 0
     for where, _, names in os.walk(folder):
         for name in names:
             file = Path(where, name)
-            if not file.is_symlink() and file.is_file() and file.stat().st_dev == device and _held(file) > most:
-                largest, most = file, _held(file)
-        met += len(names)
-        if met >= _FILES_LOOKED_AT:
+            if not file.is_symlink() and file.is_file() and file.stat().st_dev == device and _allocated_bytes(file) > most:
+                largest, most = file, _allocated_bytes(file)
+        visited += len(names)
+        if visited >= _FILES_LOOKED_AT:
             break
     return largest
 
 
-def _held(file: Path) -> int:
-    """Bytes of the file that are on the disk: holes would be read at the speed of memory."""
+def _allocated_bytes(file: Path) -> int:
+    """Bytes of the file if it is readable and fully allocated, else 0; holes would be read at memory speed."""
     status = file.stat()
-    whole = status.st_blocks * 512 >= status.st_size
-    return status.st_size if whole and os.access(file, os.R_OK) else 0
+    allocated = status.st_blocks * 512 >= status.st_size
+    return status.st_size if allocated and os.access(file, os.R_OK) else 0
 
 
 def _drop_cache(file: Path) -> None:
@@ -338,22 +337,22 @@ def _cache_file(device: str, size_bytes: int, engine: str) -> Path:
 
 
 def _device(path: Path) -> tuple[str, int]:
-    """Name and size in bytes of the disk that holds `path`, a partition's being that of its disk.
+    """Return name and size in bytes of the disk that holds `path` (for a partition, of its disk).
 
-    Where a file system has no block device of its own (btrfs, overlay, NFS, tmpfs): its source, as it was mounted, and size.
+    For a file system without a block device (btrfs, overlay, NFS, tmpfs), its mount source and size.
     """
     try:
         number = path.stat().st_dev
     except OSError as error:
         raise StoreError(f"{path} cannot be found: {error.strerror}; name a file or a directory on the disk") from error
     source = _mount_source(number)
-    found = _block_device(number)
-    if found is None and source.startswith("/dev/") and os.path.exists(source):
-        found = _block_device(os.stat(source).st_rdev)
-    if found is not None:
-        return found
-    held = os.statvfs(path)
-    return source, held.f_blocks * held.f_frsize
+    block = _block_device(number)
+    if block is None and source.startswith("/dev/") and os.path.exists(source):
+        block = _block_device(os.stat(source).st_rdev)
+    if block is not None:
+        return block
+    filesystem = os.statvfs(path)
+    return source, filesystem.f_blocks * filesystem.f_frsize
 
 
 def _block_device(number: int) -> tuple[str, int] | None:
@@ -368,11 +367,11 @@ def _block_device(number: int) -> tuple[str, int] | None:
 
 
 def _mount_source(number: int) -> str:
-    """What is mounted as this device number ("/dev/sda1", "server:/export", "tmpfs"), or the number itself."""
-    wanted = f"{os.major(number)}:{os.minor(number)}"
+    """The mount source of a device number ("/dev/sda1", "server:/export", "tmpfs"), or the number itself."""
+    device = f"{os.major(number)}:{os.minor(number)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         mount, _, rest = line.partition(" - ")
-        if mount.split()[2] == wanted:
+        if mount.split()[2] == device:
             kind, source = rest.split()[:2]
             return source if source.startswith("/") or ":" in source else kind
-    return f"device {wanted}"
+    return f"device {device}"

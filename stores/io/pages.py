@@ -1,4 +1,4 @@
-"""A preallocated file that is read and overwritten in whole pages, past the page cache where the file system allows it."""
+"""A preallocated file that is read and overwritten in whole pages, bypassing the page cache if possible."""
 
 import errno
 import mmap
@@ -16,15 +16,20 @@ Bytes = NDArray[np.uint8]
 
 
 def page_buffer(nbytes: int) -> Bytes:
-    """uint8[nbytes] that begins on a page, as direct reads and writes want it."""
+    """Return page-aligned uint8[nbytes], as direct reads and writes require."""
     return np.frombuffer(mmap.mmap(-1, max(1, nbytes)), np.uint8)[:nbytes]
 
 
 class PageFile:
-    """The file at `path`, open for reading and writing at page borders; thread-safe, calls may run side by side.
+    """The file at `path`, open for page-aligned reads and writes; thread-safe, calls may run concurrently.
 
-    nbytes: its size, a multiple of 4096. direct: O_DIRECT, so that what is written waits in no cache; where the file system
-    refuses it the page cache is used and `direct` is False. Raises StoreError where the file is absent or has another size.
+    Args:
+        path: The file.
+        nbytes: Its size, a multiple of 4096.
+        direct: Whether to use O_DIRECT; if the file system refuses it, the page cache is used and `direct` becomes False.
+
+    Raises:
+        StoreError: If the file is missing or has another size.
 
     >>> file = PageFile(Path("rows.bin"), 2**20)
     >>> file.store(4096, page_buffer(8192))
@@ -46,7 +51,7 @@ class PageFile:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | flags)
             if flags and self.nbytes:
                 try:
-                    os.preadv(fd, [page_buffer(PAGE_BYTES).data], 0)  # some refuse only the read
+                    os.preadv(fd, [page_buffer(PAGE_BYTES).data], 0)  # some file systems refuse only the read
                 except OSError:
                     os.close(fd)
                     raise
@@ -61,7 +66,8 @@ class PageFile:
 
     @staticmethod
     def allocate(path: Path, nbytes: int) -> None:
-        """Make a file of `nbytes` zeros whose room on the disk is taken. Raises StoreError, leaving none, where it is full."""
+        """Create a file of `nbytes` zeros with its disk space allocated. Raises StoreError, leaving no file, if the disk is
+        full."""
         with disk_errors(path):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
@@ -76,7 +82,7 @@ class PageFile:
 
     @staticmethod
     def extend(path: Path, nbytes: int) -> None:
-        """Give a file `nbytes`, the new ones zeros, their room on the disk taken. Raises StoreError where that is full."""
+        """Extend a file to `nbytes` with allocated zeros. Raises StoreError if the disk is full."""
         with disk_errors(path):
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
@@ -86,7 +92,7 @@ class PageFile:
                 os.close(fd)
 
     def load(self, offset: int, out: Bytes) -> None:
-        """Fill `out` (whole pages, page-aligned) from byte `offset` on. Raises StoreError where the disk fails."""
+        """Fill `out` (whole pages, page-aligned) from byte `offset` on. Raises StoreError if the disk fails."""
         done = 0
         try:
             while done < len(out):
@@ -99,7 +105,7 @@ class PageFile:
             raise StoreError(f"{where}: {error.strerror}; check the disk") from error
 
     def store(self, offset: int, data: Bytes) -> None:
-        """Overwrite from byte `offset` on with `data` (whole pages, page-aligned). Raises StoreError where the disk fails."""
+        """Overwrite from byte `offset` on with `data` (whole pages, page-aligned). Raises StoreError if the disk fails."""
         done = 0
         with disk_errors(self.path):
             while done < len(data):
@@ -114,7 +120,7 @@ class PageFile:
             os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Give back the descriptor; idempotent."""
+        """Close the descriptor; idempotent."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

@@ -1,7 +1,6 @@
-"""The read planner. Pure: from the rows that are wanted to the cheapest reads that serve them.
+"""PURE: the read planner, from requested rows to the cheapest reads that serve them.
 
-The idea is GraphBolt's and MariusGNN's made explicit: sampling is done before any feature is read, so the reads of a
-batch, or of many, can be put in file order and merged first.
+As in GraphBolt and MariusGNN, sampling precedes reading, so the reads of many batches can be sorted in file order and merged.
 """
 
 from dataclasses import dataclass
@@ -13,21 +12,24 @@ from stores.jit import kernel
 
 MAX_EXTENT_BYTES = 2**20
 MOST_EXTRA = 0.2
-"""Of the wanted pages' bytes: what rows' plans read over to save reads. The model's optimum may be three quarters more, for a
-tenth of the time; a disk is seldom there for one program alone"""
+"""limit on unneeded bytes read to save reads, relative to the bytes of needed pages; the model's optimum may read three
+quarters more for a tenth of the time, on a disk that is seldom used by one program alone"""
 _MOST_GAP = 2**16
 _PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class ReadCost:
-    """What reads cost with many in flight: an extent takes `read_s` and `byte_s` a byte, and no request less than `latency_s`.
+    """Cost of reads with many in flight: `read_s` per extent plus `byte_s` per byte, and at least `latency_s` per request.
 
-    read_s: seconds a read of no bytes would take, the inverse of reads a second, >= 0. byte_s: seconds a byte, > 0, the
-    inverse of the bandwidth. latency_s: seconds of one small read by itself. With a cost linear in the bytes, merging
-    neighbors over a gap pays exactly where the gap's bytes cost less than a read, so merging greedily is cheapest, and a
-    sequential scan is what comes out where rows are dense: no rule of its own. (The affine model of external memory:
-    Andrews, Bender and Zhang, 2002; Bender et al., "Small refinements to the DAM", SPAA 2019.)
+    With a linear cost, merging neighbors over a gap pays exactly if the gap's bytes cost less than a read, so greedy merging is
+    optimal and dense rows become a sequential scan. (The affine model of external memory: Andrews, Bender and Zhang, 2002;
+    Bender et al., "Small refinements to the DAM", SPAA 2019.)
+
+    Attributes:
+        read_s: Seconds of an empty read, the inverse of reads per second, >= 0.
+        byte_s: Seconds per byte, the inverse of the bandwidth, > 0.
+        latency_s: Seconds of a single small read.
 
     >>> ReadCost(read_s=8e-6, byte_s=0.625e-9).gap_bytes
     12288
@@ -39,23 +41,23 @@ class ReadCost:
 
     def __post_init__(self) -> None:
         if not (self.read_s >= 0 and self.byte_s > 0 and self.latency_s >= 0):
-            raise ValueError(f"a read costs no less than nothing, and a byte something: {self}")
+            raise ValueError(f"read_s must be at least 0 and byte_s positive: {self}")
 
     @property
     def gap_bytes(self) -> int:
-        """The largest gap, in whole pages, that is cheaper to read over than to begin another read for."""
+        """The largest gap, in whole pages, that is cheaper to read over than to start another read."""
         return int(min(self.read_s / self.byte_s, 2**60)) // _PAGE_BYTES * _PAGE_BYTES
 
     def seconds(self, length: NDArray[np.int64]) -> float:
-        """Seconds that reading extents of these lengths (int64[k], bytes: `ReadPlan.length`) takes."""
+        """Seconds to read extents of these lengths (int64[k], bytes: `ReadPlan.length`)."""
         if len(length) == 0:
             return 0.0
         return max(self.latency_s, len(length) * self.read_s + int(length.sum()) * self.byte_s)
 
 
 DEFAULT_COST = ReadCost(read_s=8e-6, byte_s=0.625e-9, latency_s=50e-6)
-"""A virtual NVMe disk, of a machine that was never measured. It predicted gathers of 50,000 to 1,500,000 random rows of 512
-bytes out of 4 GB within 10 % over gaps of 0 to 16 KiB, and its gap of 12 KiB was within 2 % of the fastest for each."""
+"""A virtual NVMe disk, used on machines that were not measured. It predicted gathers of 50,000 to 1,500,000 random rows of 512
+bytes from 4 GB within 10 % for gaps of 0 to 16 KiB, and its gap of 12 KiB was within 2 % of the fastest."""
 GAP_BYTES = DEFAULT_COST.gap_bytes
 
 
@@ -63,10 +65,12 @@ GAP_BYTES = DEFAULT_COST.gap_bytes
 class ReadPlan:
     """Sorted, disjoint, aligned extents of virtual bytes (row r of an array begins at r * row_bytes), and the rows in them.
 
-    offset, length: int64[k], where an extent begins and how long it is, in bytes, both multiples of the alignment.
-    row_at: int64[n], where the i-th wanted row begins in the concatenation of the extents.
-    order: int64[n], positions of the wanted rows in ascending order of row, and so of `row_at`.
-    first: int64[k + 1], the rows order[first[j]:first[j + 1]] lie in extent j, each of them whole.
+    Attributes:
+        offset: int64[k], start of each extent in bytes, a multiple of the alignment.
+        length: int64[k], its length, likewise.
+        row_at: int64[n], start of the i-th requested row in the concatenated extents.
+        order: int64[n], positions of the requested rows in ascending order of row, and so of `row_at`.
+        first: int64[k + 1]; the rows order[first[j]:first[j + 1]] lie entirely in extent j.
     """
 
     row_bytes: int
@@ -92,17 +96,24 @@ def plan_reads(
     max_extent_bytes: int = MAX_EXTENT_BYTES,
     most_extra: float | None = None,
 ) -> ReadPlan:
-    """Plan the reading of rows `ids` (int64[n], any order, duplicates allowed) of an array of `count` rows.
+    """Plan the reading of rows `ids` of an array.
 
-    Rows on one page and rows at most `gap_bytes` apart share an extent. An extent ends at the first page border between
-    two rows after which it would exceed `max_extent_bytes` (so rows that straddle every border may carry it beyond).
-    The last extent may be longer than the array's bytes, up to the alignment. Raises IndexError for an id out of range.
+    Rows on one page, or at most `gap_bytes` apart, share an extent. An extent ends at the first page border between two rows
+    after which it would exceed `max_extent_bytes`; the last one may exceed the array by up to the alignment. With the gap of a
+    `ReadCost` the plan costs at most a read per needed page, and at most a scan from the first needed page to the last.
 
-    With the gap of a `ReadCost` the plan costs no more than a read for every wanted page, and no more than a scan from the
-    first wanted page to the last (in reads of max_extent_bytes, less the pages by which a row exceeds one).
+    Args:
+        ids: int64[n], any order, duplicates allowed.
+        row_bytes: Bytes per row.
+        count: Rows of the array.
+        alignment: Alignment of offsets and lengths.
+        gap_bytes: Largest gap to read over.
+        max_extent_bytes: Limit on an extent.
+        most_extra: Limit on the bytes read over, relative to those of needed pages, smallest gaps first; None for no limit.
+            With it the plan may cost more than a scan; see `plan_by_cost`.
 
-    most_extra: pages that are not wanted are read over up to this part of the wanted ones' bytes, over the smallest gaps first;
-    None: over every such gap. With it the plan may cost more than a scan: see `plan_by_cost`.
+    Raises:
+        IndexError: If an id is out of range.
 
     >>> plan_reads(np.array([9, 0, 8]), 512, count=100).length
     array([8192])
@@ -116,20 +127,20 @@ def plan_reads(
     row_at = np.empty(n, np.int64)
     ascending = ids[order]
     out = offset, length, first, row_at
-    k, wanted = _merge(ascending, order, row_bytes, alignment, (gap_bytes, gap_bytes, 0), max_extent_bytes, *out)
-    if most_extra is not None and int(length[:k].sum()) > (1 + most_extra) * wanted:
+    k, needed = _merge(ascending, order, row_bytes, alignment, (gap_bytes, gap_bytes, 0), max_extent_bytes, *out)
+    if most_extra is not None and int(length[:k].sum()) > (1 + most_extra) * needed:
         gaps = np.zeros(min(gap_bytes // alignment, _MOST_GAP) + 1, np.int64)
         _count_gaps(ascending, row_bytes, alignment, gaps)
-        limits = _affordable(gaps, int(most_extra * wanted), alignment)
+        limits = _affordable(gaps, int(most_extra * needed), alignment)
         k, _ = _merge(ascending, order, row_bytes, alignment, limits, max_extent_bytes, *out)
     first[k] = n
     return ReadPlan(row_bytes, offset[:k].copy(), length[:k].copy(), row_at, order, first[: k + 1].copy())
 
 
 def _affordable(gaps: NDArray[np.int64], spare: int, alignment: int) -> tuple[int, int, int]:
-    """(gaps to read over, gaps to read over as long as there are bytes for them, those bytes), all in bytes.
+    """Return the gap sizes to read over always and while bytes are left, and those bytes.
 
-    gaps: int64[m], how many there are of each size in pages; spare: bytes for all.
+    `gaps` (int64[m]) counts the gaps of each size in pages; `spare` are the bytes for all of them.
     """
     for size, count in enumerate(gaps.tolist()):
         if size * count * alignment > spare:
@@ -140,7 +151,7 @@ def _affordable(gaps: NDArray[np.int64], spare: int, alignment: int) -> tuple[in
 
 @kernel
 def _count_gaps(ascending: NDArray[np.int64], row_bytes: int, alignment: int, gaps: NDArray[np.int64]) -> None:
-    """gaps[s] += gaps of s pages between rows, larger ones left out."""
+    """Add the gaps of s pages between rows to gaps[s], ignoring larger ones."""
     end = ascending[0] * row_bytes
     for position in range(len(ascending)):
         row = ascending[position] * row_bytes
@@ -163,17 +174,17 @@ def _merge(
     first: NDArray[np.int64],
     row_at: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """(extents, bytes of the wanted pages). limits: as of `_affordable`."""
+    """Return the number of extents and the bytes of needed pages; `limits` are those of `_affordable`."""
     always, perhaps, spare = limits
     k = 0
-    done = 0  # bytes of the extents before the open one
-    wanted = 0
-    begin = end = -1  # the open extent
+    done = 0  # bytes of the extents before the current one
+    needed = 0
+    begin = end = -1  # the current extent
     for position in range(len(order)):
         row = ascending[position] * row_bytes
         low = row // alignment * alignment
         high = -(-(row + row_bytes) // alignment) * alignment
-        wanted += max(0, high - max(low, end))
+        needed += max(0, high - max(low, end))
         gap = low - end
         near = gap <= always
         if k > 0 and always < gap <= perhaps and gap <= spare and high - begin <= max_extent_bytes:
@@ -192,12 +203,14 @@ def _merge(
         row_at[order[position]] = done + row - begin
     if k > 0:
         length[k - 1] = end - begin
-    return k, wanted
+    return k, needed
 
 
 def plan_by_cost(ids: NDArray[np.int64], row_bytes: int, cost: ReadCost, *, count: int, alignment: int = 4096) -> ReadPlan:
-    """The plan for rows `ids` on a disk of that cost: gaps are read over where that is cheaper, up to MOST_EXTRA of the wanted
-    pages' bytes, or all between the first page and the last where one scan costs less. See `plan_reads`.
+    """Plan the reading of rows `ids` on a disk of that cost; see `plan_reads`.
+
+    Gaps are read over if that is cheaper, up to MOST_EXTRA of the needed pages' bytes, or everything between the first and last
+    page if one scan costs less.
 
     >>> plan_by_cost(np.array([9, 0, 8]), 512, DEFAULT_COST, count=100).length
     array([8192])

@@ -1,4 +1,4 @@
-"""`Segments`: the shard files behind one array as one run of bytes, and one memory map over all of them."""
+"""`Segments`: an array's shard files as one sequence of bytes, and one memory map over all of them."""
 
 import ctypes
 import ctypes.util
@@ -26,9 +26,11 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 @dataclass(frozen=True)
 class Segments:
-    """Files whose first `payload` bytes, one file behind the other, are the virtual bytes of one array.
+    """Files whose first `payload` bytes, concatenated, are the virtual bytes of one array.
 
-    paths: one per file; payload: int64[k] bytes of each file that count, a multiple of 4096 except in the last file.
+    Attributes:
+        paths: The files.
+        payload: int64[k], useful bytes of each file, a multiple of 4096 except in the last.
 
     >>> Segments((Path("c/0/0"), Path("c/1/0")), np.array([2**30, 2**20])).total
     1074790400
@@ -39,19 +41,19 @@ class Segments:
 
     @property
     def start(self) -> NDArray[np.int64]:
-        """int64[k + 1]: the virtual byte at which each file begins; the last entry is the total."""
+        """int64[k + 1]: virtual byte at which each file begins; the last entry is the total."""
         start = np.zeros(len(self.paths) + 1, np.int64)
         np.cumsum(self.payload, out=start[1:])
         return start
 
     @property
     def total(self) -> int:
-        """Virtual bytes in all."""
+        """Number of virtual bytes."""
         return int(self.payload.sum())
 
 
 class _Mapping:
-    """Owns the address range; numpy arrays over it keep it alive, and the last one to go unmaps it."""
+    """Owns the address range, which is unmapped when the last array over it is gone."""
 
     def __init__(self, nbytes: int, segments: Segments) -> None:
         self.nbytes = nbytes
@@ -71,10 +73,10 @@ def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int,
 
 
 def map_segments(segments: Segments, random: bool = True) -> NDArray[np.uint8]:
-    """All payloads as one read-only uint8[total], file behind file in one address range (MAP_FIXED).
+    """Map all payloads as one read-only uint8[total], file after file in one address range (MAP_FIXED).
 
-    random: MADV_RANDOM, no readahead (a gather touches pages, not neighborhoods); else the kernel's default. The map
-    lives as long as any array over it. Raises StoreError where a file is shorter than its payload or cannot be opened.
+    `random` sets MADV_RANDOM (no readahead). The map lives as long as any array over it. Raises StoreError if a file is shorter
+    than its payload or cannot be opened.
 
     >>> indices = map_segments(segments).view(np.int32)
     """
@@ -97,7 +99,7 @@ def map_segments(segments: Segments, random: bool = True) -> NDArray[np.uint8]:
 
 
 def mapping_of(array: NDArray[Any]) -> _Mapping | None:
-    """The map of `map_segments` that holds the array's bytes, or None where they are elsewhere."""
+    """Return the map of `map_segments` that contains the array's bytes, or None."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -105,9 +107,9 @@ def mapping_of(array: NDArray[Any]) -> _Mapping | None:
 
 
 def warm(array: NDArray[Any]) -> int:
-    """Read a mapped array's files front to back into the page cache; returns the bytes read, 0 where it is not mapped.
+    """Read a mapped array's files sequentially into the page cache; returns the bytes read, 0 if it is not mapped.
 
-    Random page faults would fetch the same bytes at a fraction of the disk's sequential speed.
+    Random page faults would read the same bytes at a fraction of the sequential speed.
 
     >>> warm(graph.indices)
     """
@@ -128,9 +130,9 @@ def warm(array: NDArray[Any]) -> int:
 
 
 def forget(array: NDArray[Any]) -> None:
-    """Take a mapped array's pages out of this process (not out of the page cache); the next access maps them again.
+    """Unmap a mapped array's pages from this process; they stay in the page cache and are mapped again on access.
 
-    Without it a process that touches a map at random ends up holding all of it. Arrays in RAM are left alone.
+    Without it, random access would gradually map the whole array. Arrays in RAM are ignored.
     """
     mapping = mapping_of(array)
     if mapping is not None:
@@ -138,7 +140,7 @@ def forget(array: NDArray[Any]) -> None:
 
 
 def map_of(file: Path) -> tuple[int, int] | None:
-    """(address, bytes) of a file that another library has mapped in this process, None where it has not.
+    """Return (address, bytes) of a file that another library has mapped in this process, or None.
 
     >>> map_of(Path("x.lmdb/data.mdb"))
     """
@@ -152,12 +154,12 @@ def map_of(file: Path) -> tuple[int, int] | None:
 
 
 def forget_map(address: int, nbytes: int) -> None:
-    """`forget`, of what `map_of` gave."""
+    """`forget` for a result of `map_of`."""
     _LIBC.madvise(address, nbytes, mmap.MADV_DONTNEED)
 
 
 def open_for_reading(path: Path, nbytes: int, flags: int = 0) -> int:
-    """A descriptor of a file that holds at least `nbytes`; StoreError where it does not or cannot be opened."""
+    """Open a file with at least `nbytes`. Raises StoreError if it is shorter or cannot be opened."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     except FileNotFoundError as error:

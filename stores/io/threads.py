@@ -1,4 +1,4 @@
-"""Thread pools that the whole process shares, started by the first user and ended by the last."""
+"""Thread pools shared by the whole process, started by their first user and ended by their last."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from stores.errors import StoreError
 
 
 class SharedPool:
-    """A named pool of at most `threads` threads, counted: `acquire` hands it out, the last `release` ends its threads.
+    """A named pool of at most `threads` threads, reference-counted by `acquire` and `release`.
 
     >>> pool = READERS.acquire()
     >>> pool.submit(work)
@@ -28,11 +28,11 @@ class SharedPool:
         os.register_at_fork(after_in_child=self._start_afresh)
 
     def _start_afresh(self) -> None:
-        """A forked process has none of the threads, and the lock may have been another thread's."""
+        """Reset after a fork: the child has none of the threads, and another thread may have had the lock."""
         self._lock, self._pool = threading.Lock(), None
 
     def acquire(self) -> ThreadPoolExecutor:
-        """The pool; every call needs its own `release`."""
+        """Return the pool; every call needs its own `release`."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix=self.name)
@@ -40,7 +40,7 @@ class SharedPool:
             return self._pool
 
     def release(self) -> None:
-        """End the threads if this was the last user; waits for what they are doing."""
+        """End the threads if this was the last user, after their current work."""
         with self._lock:
             self._users -= 1
             pool = self._pool if self._users == 0 else None
@@ -51,13 +51,13 @@ class SharedPool:
 
 
 READERS = SharedPool("ooc-read", 128)
-"""Reading threads: each waits on one read at a time, so their number is the queue depth the disk sees."""
+"""reading threads; each waits for one read at a time, so their number is the queue depth"""
 BACKGROUND = SharedPool("ooc-rows", 8)
-"""Threads that carry out `Rows.submit`; they wait on READERS, so they cannot be of that pool."""
+"""threads that execute `Rows.submit`; they wait on READERS, so they cannot be in that pool"""
 
 
 class Background:
-    """Gives an implementation of Rows its `submit`: `read` in a thread of the shared pool."""
+    """Implements `submit` of Rows: `read` in a thread of the shared pool."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -69,9 +69,9 @@ class Background:
         raise NotImplementedError
 
     def submit(self, ids: NDArray[np.int64], out: NDArray[Any]) -> Future[int]:
-        """`read` in the background; `out` must stay untouched until the future is done. Raises StoreError after `close`."""
+        """`read` in the background; do not use `out` until the future is done. Raises StoreError after `close`."""
         with self._pool_lock:
-            if self._ended:  # nobody would release a pool acquired now
+            if self._ended:  # a pool acquired now would never be released
                 raise StoreError(f"the rows {self.dtype}{list(self.shape)} are closed: open them again to read from them")
             if self._pool is None:
                 self._pool = BACKGROUND.acquire()

@@ -1,4 +1,4 @@
-"""The write planner. Pure: from the rows to overwrite to the pages that hold them, in file order."""
+"""PURE: the write planner, from rows to overwrite to the pages that contain them, in file order."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,13 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class WritePlan:
-    """Pieces of whole pages, ascending and disjoint, and the rows that lie in each, maybe in part.
+    """Pieces of whole pages, ascending and disjoint, and the rows in each, possibly in part.
 
-    ids: int64[n] ascending; order: int64[n], which of the given rows has ids[i].
-    begin, end: int64[k], bytes of the file; first, last: int64[k], rows first[j]:last[j] of `ids` touch piece j.
+    Attributes:
+        ids: int64[n], ascending.
+        order: int64[n], which of the given rows has ids[i].
+        begin: int64[k], first byte of each piece in the file; `end` is the byte after its last.
+        first: int64[k]; rows first[j]:last[j] of `ids` overlap piece j.
     """
 
     row_bytes: int
@@ -38,7 +41,7 @@ class WritePlan:
         return int((self.end - self.begin).sum())
 
     def partial(self, j: int) -> list[tuple[int, int]]:
-        """Stretches of piece j, (begin, end) in bytes from its beginning, whose pages the rows cover in part only."""
+        """Ranges (begin, end) of piece j, in bytes from its start, whose pages the rows cover only in part."""
         length = int(self.end[j] - self.begin[j])
         part = np.empty(length // PAGE_BYTES, np.bool_)
         _partial(self.ids, int(self.first[j]), int(self.last[j]), self.row_bytes, int(self.begin[j]), part)
@@ -46,18 +49,15 @@ class WritePlan:
         return [(int(a) * PAGE_BYTES, int(b) * PAGE_BYTES) for a, b in edges.reshape(-1, 2)]
 
     def fill(self, j: int, rows: Bytes, out: Bytes) -> None:
-        """Copy the rows' bytes that lie in piece j to their places in `out`, uint8[end[j] - begin[j]].
-
-        rows: uint8[n, row_bytes], as given to `plan_writes`.
-        """
+        """Copy the bytes of `rows` (uint8[n, row_bytes], as planned) in piece j to `out`, uint8[end[j] - begin[j]]."""
         first, last = int(self.first[j]), int(self.last[j])
         _fill(self.ids, self.order, first, last, rows, int(self.begin[j]), out)
 
 
 def plan_writes(ids: Ints, row_bytes: int, piece_bytes: int = PIECE_BYTES) -> WritePlan:
-    """The pages of rows `ids` (int64[n], distinct, any order); rows on neighboring pages are written together.
+    """Plan the pages of rows `ids` (int64[n], distinct, any order); rows on neighboring pages are written together.
 
-    piece_bytes: of a piece at most, a multiple of 4096. Raises ValueError where an id comes twice.
+    A piece has at most `piece_bytes`, a multiple of 4096. Raises ValueError if an id occurs twice.
 
     >>> plan_writes(np.arange(64), 128).end
     array([8192])
@@ -70,7 +70,7 @@ def plan_writes(ids: Ints, row_bytes: int, piece_bytes: int = PIECE_BYTES) -> Wr
         ascending = ids[order]
         twice = np.flatnonzero(np.diff(ascending) == 0)
         if len(twice):
-            raise ValueError(f"row {ascending[twice[0]]} is to be written twice at once")
+            raise ValueError(f"row {ascending[twice[0]]} is written twice in one call")
     low = ascending * row_bytes
     high = low + row_bytes
     begin, end = _runs(low // PAGE_BYTES * PAGE_BYTES, -(-high // PAGE_BYTES) * PAGE_BYTES, piece_bytes)
@@ -79,7 +79,7 @@ def plan_writes(ids: Ints, row_bytes: int, piece_bytes: int = PIECE_BYTES) -> Wr
 
 
 def _runs(low: Ints, high: Ints, piece_bytes: int) -> tuple[Ints, Ints]:
-    """Runs of touching page ranges low[i]:high[i] (ascending), cut into pieces."""
+    """Merge touching page ranges low[i]:high[i] (ascending) and divide them into pieces."""
     if len(low) == 0:
         return low, high
     new = np.flatnonzero(low[1:] > high[:-1]) + 1

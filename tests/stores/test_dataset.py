@@ -189,7 +189,7 @@ def test_features_that_do_not_fit_are_refused(make_store, tmp_path) -> None:
         with pytest.raises(InputError, match="has 49 rows; the store has 50 nodes"):
             Dataset.open(path, features={"x": foreign(tmp_path, kind, x)})
     zarr.create_array(tmp_path / "waves", data=np.zeros(50, np.complex64), chunks=(7,))
-    with pytest.raises(InputError, match="numbers are wanted"):
+    with pytest.raises(InputError, match="it must hold numbers"):
         Dataset.open(path, features={"x": tmp_path / "waves"})
     with pytest.raises(InputError, match="neither a Zarr array"):
         Dataset.open(path, features={"x": tmp_path / "nothing"})

@@ -1,4 +1,4 @@
-"""Engines carry out read plans: they know files and bytes, not rows of anything."""
+"""Engines execute read plans; they know files and bytes, not rows."""
 
 from typing import Any, Protocol
 
@@ -15,39 +15,40 @@ class Engine(Protocol):
 
     name: str
     alignment: int
-    """Bytes that the offsets and lengths of a plan must be multiples of."""
+    """offsets and lengths of a plan must be multiples of this many bytes"""
     reaches_device: bool
-    """Whether a buffer may lie in GPU memory."""
+    """whether a buffer may be in GPU memory"""
     reason: str | None
-    """Why the engine does less than its name says (no O_DIRECT here), or None."""
+    """why the engine does less than its name says (no O_DIRECT here), or None"""
     note: str | None
-    """What else a user may want to know: why it was chosen, what is active; or None."""
+    """further information for the user, such as why it was chosen, or None"""
 
     def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
-        """Fill buffer, uint8[plan.nbytes], with the extents one behind the other; returns the bytes read from disk.
+        """Fill `buffer`, uint8[plan.nbytes], with the concatenated extents; returns the bytes read from disk.
 
-        Bytes beyond the end of the array (the last extent is aligned) are left as they were. Raises StoreError naming the
-        file where it holds fewer bytes than wanted or cannot be read.
+        Bytes beyond the end of the array (the last extent is aligned) are left unchanged. Raises StoreError naming the file if
+        it is too short or cannot be read.
         """
 
     def gather(self, plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None = None) -> int:
-        """Fill out, uint8[n * row_bytes], with the n wanted rows in the order they were asked for.
+        """Fill `out`, uint8[n * row_bytes], with the n requested rows in the order requested.
 
-        at: int64[n], distinct: row i goes to out[at[i] * row_bytes :] instead, and `out` may be longer.
-        The rows are copied out of each extent while it is hot, so the extents never stand in memory together. Returns
-        and raises as `read` does.
+        With `at` (int64[n], distinct), row i goes to out[at[i] * row_bytes :] instead, and `out` may be longer. Rows are copied
+        from each extent as it arrives, so the extents are never all in memory. Returns and raises as `read` does.
         """
 
     def close(self) -> None:
-        """Give back descriptors, maps and threads; idempotent."""
+        """Release descriptors, maps and threads; idempotent."""
 
 
 def open_engine(name: str, segments: Segments) -> Engine:
-    """The engine called `name` over `segments`: "uring", "pread", "mmap", "gds", or "auto": uring where the system allows it.
+    """Open the engine `name` over `segments`: "uring", "pread", "mmap", "gds" or "auto".
 
-    Where it does not, "uring" and "auto" are pread, whose `reason` says why. "gds" is never chosen by "auto": windows are read
-    into the host's memory, where uring takes the least processor time. ConfigError for another name, and for "gds" without
-    CUDA or kvikio.
+    "auto" is uring. If the system does not allow io_uring, both "uring" and "auto" are pread, whose `reason` says why. "auto"
+    never selects "gds", because training reads into host memory, where uring needs the least CPU time.
+
+    Raises:
+        ConfigError: If the name is unknown, or "gds" is requested without CUDA or kvikio.
 
     >>> open_engine("pread", segments).read(plan, buffer)
     """
@@ -71,10 +72,10 @@ def open_engine(name: str, segments: Segments) -> Engine:
 
 
 def describe(engine: Engine) -> str:
-    """The engine in use, why it was chosen, and why it does less than was asked of it.
+    """Describe the engine in use, why it was chosen, and its limitations.
 
     >>> describe(open_engine("auto", segments))
     'uring (auto: the system allows io_uring)'
     """
-    told = "; ".join(filter(None, [engine.note, engine.reason]))
-    return f"{engine.name} ({told})" if told else engine.name
+    details = "; ".join(filter(None, [engine.note, engine.reason]))
+    return f"{engine.name} ({details})" if details else engine.name

@@ -1,7 +1,6 @@
-"""From a piece of an extent to where its rows belong: the one copy that every engine makes.
+"""Copies rows from a piece of an extent to their destination, the only copy that every engine makes.
 
-By `memcpy`, since a loop over bytes of arrays stays one over bytes (negative indices wrap around), at under 1 GB/s. What lies
-next to each other in the piece and in the output goes over in one call.
+Uses `memcpy`, because numba's byte loops over arrays stay below 1 GB/s; adjacent ranges are copied in one call.
 """
 
 from typing import NamedTuple
@@ -20,8 +19,8 @@ _memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, ty
 class Ranges(NamedTuple):
     """Which bytes of the concatenated extents go where; int64 arrays.
 
-    The ranges order[first[j]:first[j + 1]] of extent j ascend; range i is size[i] (or size[0]) bytes at source[i] of the
-    concatenated extents, of which extent j begins at extent_at[j], and goes to byte destination[i] of the output at the
+    The ranges order[first[j]:first[j + 1]] of extent j are ascending. Range i has size[i] (or size[0]) bytes at source[i] of
+    the concatenated extents, in which extent j begins at extent_at[j], and goes to byte destination[i] of the output at the
     address `out`, which outlives the request.
     """
 
@@ -42,7 +41,7 @@ def _end(ranges: Ranges, p: int) -> int:
 
 @kernel
 def first_reaching(ranges: Ranges, extent: int, p: int, skipped: int) -> int:
-    """The first of the extent's ranges from number p on that reaches beyond its first `skipped` bytes."""
+    """First of the extent's ranges from number p on that extends beyond its first `skipped` bytes."""
     p, low = max(p, ranges.first[extent]), ranges.extent_at[extent] + skipped
     while p < ranges.first[extent + 1] and _end(ranges, p) <= low:
         p += 1
@@ -51,13 +50,13 @@ def first_reaching(ranges: Ranges, extent: int, p: int, skipped: int) -> int:
 
 @kernel
 def deliver(ranges: Ranges, extent: int, p: int, skipped: int, nbytes: int, piece: int) -> None:
-    """Copy the parts of the extent's ranges from number p on that lie in `nbytes` at the address `piece`, a part of the extent.
+    """Copy the parts of the extent's ranges from number p on that lie in a piece of it, `nbytes` at the address `piece`.
 
-    skipped: bytes of the extent before the piece.
+    `skipped` is the number of the extent's bytes before the piece.
     """
     low = ranges.extent_at[extent] + skipped
     high = low + nbytes
-    run = run_from = run_to = 0  # bytes next to each other on both sides, not copied yet
+    run = run_from = run_to = 0  # bytes adjacent on both sides, not yet copied
     for q in range(p, ranges.first[extent + 1]):
         i = ranges.order[q]
         begin = ranges.source[i]

@@ -1,8 +1,7 @@
-"""Reads into GPU memory through kvikio: by GPUDirect Storage where that is active, else through kvikio's page-locked buffers.
+"""Reads into GPU memory through kvikio, with GPUDirect Storage if active, else through kvikio's page-locked buffers.
 
-The disk's data goes straight into the GPU's memory where the driver nvidia-fs (or PCIe peer-to-peer) and the file system allow
-it. kvikio sends small reads through POSIX either way, so this pays on large extents: whole windows, whole arrays. Reads into
-the host's memory gain nothing from kvikio (they would be plain POSIX reads), so they are those of the engine pread.
+With the driver nvidia-fs (or PCIe peer-to-peer) and a supporting file system, data goes from the disk to GPU memory directly.
+kvikio sends small reads through POSIX, so this pays on large extents. Reads into host memory use the engine pread.
 """
 
 import ctypes
@@ -20,14 +19,14 @@ from stores.io.read_plan import ReadPlan
 from stores.io.segments import Segments
 
 DEPTH = 64
-"""Reads into GPU memory in flight at most, of one request"""
+"""most reads of a request into GPU memory in flight"""
 THREADS = 8
-"""kvikio's, in the whole process, where KVIKIO_NTHREADS does not say otherwise (its own default is 1)"""
+"""kvikio's threads in the process, unless KVIKIO_NTHREADS is set (kvikio's default is 1)"""
 
 
 @cache
 def unavailable() -> str | None:
-    """Why reads into GPU memory are impossible here, and what to do about it; None where they are possible."""
+    """Return why reads into GPU memory are impossible here and what to do, or None."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -37,9 +36,9 @@ def unavailable() -> str | None:
         return "the CUDA driver sees no GPU: see what `nvidia-smi` says"
     try:
         _kvikio()
-    except Exception as error:  # a missing module, or a library that it cannot load: exceptions of its own
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"kvikio cannot be imported ({told}): pip install 'ooc[gds]'"
+    except Exception as error:  # a missing module, or a library that fails to load with its own exceptions
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"kvikio cannot be imported ({reason}): pip install 'ooc[gds]'"
     return None
 
 
@@ -52,7 +51,7 @@ def _kvikio() -> Any:
 
 
 def _why_not_direct(kvikio: Any) -> str | None:
-    """Why GPUDirect is not active, None where it is."""
+    """Return why GPUDirect is not active, or None."""
     if kvikio.defaults.is_compat_mode_preferred():
         return "cuFile cannot be used, or KVIKIO_COMPAT_MODE is on"
     try:
@@ -63,7 +62,7 @@ def _why_not_direct(kvikio: Any) -> str | None:
 
 
 class _Piece(NamedTuple):
-    """A read: of one extent, in one file."""
+    """A read of one extent in one file."""
 
     file: int
     offset: int
@@ -73,9 +72,9 @@ class _Piece(NamedTuple):
 
 
 class GdsEngine(PreadEngine):
-    """The engine pread, whose `read` also takes a buffer in GPU memory: a handle of kvikio's is kept open for each file.
+    """The engine pread, whose `read` also accepts a buffer in GPU memory; a kvikio handle is kept open for each file.
 
-    `note` says whether GPUDirect is active. Raises ConfigError where there is no CUDA or no kvikio.
+    `note` says whether GPUDirect is active. Raises ConfigError without CUDA or kvikio.
 
     >>> buffer = torch.empty(plan.nbytes, dtype=torch.uint8, device="cuda")
     >>> GdsEngine(segments).read(plan_reads(ids, 512, count=n, max_extent_bytes=2**24), buffer)
@@ -104,9 +103,9 @@ class GdsEngine(PreadEngine):
         self.note = f"into GPU memory by kvikio, {how}; into host memory by pread"
 
     def read(self, plan: ReadPlan, buffer: Any) -> int:
-        """`Engine.read`, into uint8[plan.nbytes] of the host, or of a GPU: anything with a `__cuda_array_interface__`.
+        """`Engine.read` into uint8[plan.nbytes] in host memory, or on a GPU (anything with a `__cuda_array_interface__`).
 
-        kvikio waits for the default stream; what other streams do with a GPU's buffer must have ended.
+        kvikio waits for the default stream; work of other streams on a GPU buffer must have ended.
         """
         interface = getattr(buffer, "__cuda_array_interface__", None)
         if interface is None:
@@ -132,7 +131,7 @@ class GdsEngine(PreadEngine):
         return total
 
     def _pieces(self, plan: ReadPlan) -> Iterator[_Piece]:
-        """The extents, cut where files end, without what lies beyond the array."""
+        """The extents, split at file ends, without what lies beyond the array."""
         at, start = 0, self._start.tolist()
         for offset, length in zip(plan.offset.tolist(), plan.length.tolist(), strict=True):
             position, end = offset, min(offset + length, start[-1])
@@ -144,7 +143,7 @@ class GdsEngine(PreadEngine):
             at += length
 
     def _begin(self, piece: _Piece, buffer: Any) -> Any:
-        """A future; kvikio carries out small reads at once."""
+        """Return a future; kvikio executes small reads at once."""
         part = buffer[piece.to : piece.to + piece.nbytes]
         try:
             return self._files[piece.file].pread(part, piece.nbytes, piece.offset)
@@ -165,20 +164,20 @@ class GdsEngine(PreadEngine):
         return StoreError(f"{path} cannot be read at byte {piece.offset}: {what}; verify the store or write it again")
 
     def close(self) -> None:
-        super().close()  # waits for the reads under way
+        super().close()  # waits for reads in progress
         while self._files:
             self._files.pop().close()
 
 
 def _settle(under_way: "deque[tuple[_Piece, Any]]") -> None:
-    """Wait whatever comes: nobody may write to the buffer when it is given back."""
+    """Wait for all reads in any case; nothing may write to the buffer once it is returned."""
     while under_way:
         try:
             under_way[0][1].get()
             under_way.popleft()
         except KeyboardInterrupt:
             continue
-        except Exception:  # the first failure is being raised already
+        except Exception:  # the first failure is already being raised
             under_way.popleft()
 
 

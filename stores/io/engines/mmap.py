@@ -1,4 +1,4 @@
-"""Memory-mapped reads with MADV_RANDOM: the page cache serves what comes again, every miss is one page fault."""
+"""Memory-mapped reads with MADV_RANDOM: repeated reads hit the page cache, every miss is a page fault."""
 
 import threading
 
@@ -13,17 +13,16 @@ from stores.io.threads import READERS
 from stores.jit import kernel
 
 MAPPED_BYTES = 64 * 2**20
-"""Pages of the map that stay in the process at most, with those of the reads under way; as much as is allowed for buffers"""
+"""mapped pages the process keeps at most, besides those of reads in progress"""
 _AROUND_BYTES = 64 * 1024  # what the kernel maps around a fault, of pages it holds
 _STEP = 64  # extents between two looks at the bound
 
 
 class MmapEngine:
-    """Copies out of one map over all files; many threads, so that many page faults are in flight.
+    """Copies from one map over all files, in many threads so that many page faults are in flight.
 
-    Returned byte counts are the pages the plan touches, whether or not the page cache held them. A file that shrinks
-    while mapped kills the process (SIGBUS), which is the price of a map; files are checked on opening. Past MAPPED_BYTES the
-    pages are given back; the page cache keeps them.
+    Returned byte counts are the pages the plan touches, cached or not. A file that shrinks while mapped kills the process
+    (SIGBUS); files are checked on opening. Beyond MAPPED_BYTES the pages are unmapped but stay in the page cache.
 
     >>> MmapEngine(segments).gather(plan_reads(ids, 512, count=n), out)
     """
@@ -60,7 +59,7 @@ class MmapEngine:
             return run_slices(self._pool, READERS.threads, plan, work)
 
     def _trim(self, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
-        """After copying these extents (none is left uncounted so): give all pages back where they are too many."""
+        """Unmap all pages if too many are mapped after copying these extents."""
         low, high = offset // _AROUND_BYTES, (offset + length - 1) // _AROUND_BYTES
         parts = int((high - low + 1).sum()) - int(np.count_nonzero(low[1:] == high[:-1]))
         with self._lock:
@@ -72,13 +71,13 @@ class MmapEngine:
 
     def close(self) -> None:
         if self._gate.close():
-            self._map = self._map[:0].copy()  # the map itself goes with the last array over it
+            self._map = self._map[:0].copy()  # the map is removed with the last array over it
             READERS.release()
 
 
 @kernel
 def _copy(begin: int, end: int, address: int, held: int, offset: Ints, length: Ints, ranges: Ranges) -> int:
-    """Copy the ranges of extents begin:end out of the `held` bytes mapped at `address`; returns the extents' bytes."""
+    """Copy the ranges of extents begin:end from the `held` bytes mapped at `address`; returns the extents' bytes."""
     total = 0
     for j in range(begin, end):
         nbytes = min(length[j], held - offset[j])

@@ -1,7 +1,7 @@
-"""`pread` with O_DIRECT from many threads: a deep queue at the disk, and no page cache to fight over.
+"""`pread` with O_DIRECT from many threads: a deep queue at the disk without using the page cache.
 
-Each thread runs a numba loop without the GIL that reads an extent through its own scratch and copies the wanted bytes
-on. The number of threads is the queue depth, as in Ginex and GIDS' CPU path; io_uring needs less of a core for the same.
+Each thread runs a numba loop without the GIL that reads an extent into its own scratch and copies the requested bytes on. The
+number of threads is the queue depth, as in Ginex and GIDS' CPU path; io_uring needs less CPU time.
 """
 
 import errno
@@ -24,9 +24,9 @@ from stores.jit import kernel
 
 ALIGNMENT = 4096
 DEPTH = 128
-"""Short reads in flight on a disk that was never measured"""
+"""short reads in flight on a disk that was not measured"""
 SCRATCH_BYTES = 128 * 1024
-"""Per reading thread, so 16 MiB in the whole process, whatever the request."""
+"""per reading thread: 16 MiB in the whole process"""
 _EINTR = errno.EINTR
 _FINE, _SHORT = -1, 0  # in place of an errno
 
@@ -38,7 +38,7 @@ Ints = NDArray[np.int64]
 
 
 def _scratch() -> tuple[NDArray[np.uint8], int]:
-    """This thread's scratch, page-aligned, and its address."""
+    """This thread's page-aligned scratch, and its address."""
     if not hasattr(_local, "scratch"):
         array = np.frombuffer(mmap.mmap(-1, SCRATCH_BYTES), np.uint8)
         _local.scratch = array, array.ctypes.data
@@ -47,11 +47,10 @@ def _scratch() -> tuple[NDArray[np.uint8], int]:
 
 
 class PreadEngine:
-    """Direct reads (O_DIRECT), up to `depth` in flight for a request and 128 in the process, through 128 KiB of scratch each.
+    """Direct reads (O_DIRECT), up to `depth` in flight per request and 128 in the process, each through 128 KiB of scratch.
 
-    depth: to be set to what the disk's profile says (`DiskProfile.depth`).
-
-    Where the file system refuses O_DIRECT the reads go through the page cache without readahead, and `reason` says so.
+    Set `depth` to that of the disk's profile (`DiskProfile.depth`). If the file system refuses O_DIRECT, reads go through the
+    page cache without readahead, and `reason` says so.
 
     >>> engine = PreadEngine(segments)
     >>> engine.read(plan_reads(ids, 512, count=n), buffer)
@@ -88,7 +87,7 @@ class PreadEngine:
             for path, payload in zip(self._segments.paths, self._segments.payload.tolist(), strict=True):
                 fds.append(open_for_reading(path, payload, flags))
                 if flags:
-                    os.preadv(fds[-1], [memoryview(mmap.mmap(-1, ALIGNMENT))], 0)  # some refuse only the read
+                    os.preadv(fds[-1], [memoryview(mmap.mmap(-1, ALIGNMENT))], 0)  # some file systems refuse only the read
                 else:
                     os.posix_fadvise(fds[-1], 0, 0, os.POSIX_FADV_RANDOM)
         except BaseException as error:
@@ -133,28 +132,28 @@ class PreadEngine:
 def _load(
     fds: NDArray[np.int32], start: NDArray[np.int64], position: int, nbytes: int, address: int
 ) -> tuple[int, int, int, int]:
-    """Read virtual bytes [position, position + nbytes), or as far as their file goes, to `address`.
+    """Read virtual bytes [position, position + nbytes), or up to the end of their file, to `address`.
 
-    Returns the bytes that count, the file, the byte in it, and an errno.
+    Returns the useful bytes, the file, the byte in it, and an errno.
     """
     file = int(np.searchsorted(start, position, side="right")) - 1
     offset = position - int(start[file])
-    wanted = min(nbytes, int(start[file + 1]) - position)
-    asked = -(-wanted // ALIGNMENT) * ALIGNMENT
+    needed = min(nbytes, int(start[file + 1]) - position)
+    requested = -(-needed // ALIGNMENT) * ALIGNMENT
     done = 0
-    while done < wanted:
-        got = _pread(np.int32(fds[file]), address + done, asked - done, offset + done)
+    while done < needed:
+        got = _pread(np.int32(fds[file]), address + done, requested - done, offset + done)
         if got < 0:
             error = carray(_errno(), 1)[0]
             if error == _EINTR:
                 continue
             return 0, file, offset + done, int(error)
-        if done + got < wanted:
+        if done + got < needed:
             got = got // ALIGNMENT * ALIGNMENT  # the next read must be aligned too
             if got == 0:
                 return 0, file, offset + done, _SHORT
         done += got
-    return wanted, file, offset, _FINE
+    return needed, file, offset, _FINE
 
 
 @kernel

@@ -1,7 +1,8 @@
-"""io_uring by its system calls: setting up a ring, its memory as arrays, and what a kernel of ours needs to drive it.
+"""io_uring through its system calls: sets up a ring, exposes its memory as arrays, and gives kernels what they need to drive
+it.
 
-A ring belongs to the thread that made it (SINGLE_ISSUER), which lets the system hand completions over when that thread
-asks for them (DEFER_TASKRUN) instead of interrupting it; systems before 6.1 know neither and go without.
+A ring belongs to the thread that created it (SINGLE_ISSUER), so the system can deliver completions when that thread asks for
+them (DEFER_TASKRUN) instead of interrupting it; kernels before 6.1 do without.
 """
 
 import ctypes
@@ -21,9 +22,9 @@ from stores.jit import kernel
 
 DEPTH, SMALL_BYTES = 256, 16 * 1024
 LARGE_DEPTH, LARGE_BYTES = 24, 512 * 1024
-"""A ring keeps up to 256 short reads (as many as the disk's profile says) and 24 long ones in flight, each into its own slot of
-the scratch. Measured, 2 MiB in flight reach the disk's bandwidth as long as nothing else is done; while rows are copied on, and
-the processors are busy with a model, it takes some 10 MiB to keep the disk at work."""
+"""A ring keeps up to 256 short reads (as many as the disk's profile says) and 24 long ones in flight, each with its own slot in
+the scratch. 2 MiB in flight saturate an otherwise idle machine; while rows are copied and a model computes, about 10 MiB are
+needed (measured)."""
 SCRATCH_BYTES = DEPTH * SMALL_BYTES + LARGE_DEPTH * LARGE_BYTES
 """16 MiB a ring, of which it takes what its reads have used"""
 
@@ -53,18 +54,18 @@ SQE = np.dtype(
 CQE = np.dtype([("user_data", "i8"), ("result", "i4"), ("flags", "u4")])
 SLOT = np.dtype(
     [
-        ("scratch", "i8"),  # where the slot's bytes begin in the scratch
+        ("scratch", "i8"),  # start of the slot's bytes in the scratch
         ("extent", "i8"),  # of the plan
-        ("row", "i8"),  # the first of the extent's ranges that reaches into the piece, as an index of `order`
+        ("row", "i8"),  # first of the extent's ranges in the piece, as an index of `order`
         ("low", "i8"),  # virtual byte
         ("file", "i8"),
         ("offset", "i8"),  # of `low` in the file
-        ("wanted", "i8"),  # bytes that count
-        ("done", "i8"),  # bytes that are here
+        ("wanted", "i8"),  # useful bytes
+        ("done", "i8"),  # bytes read so far
         ("tries", "i8"),
     ]
 )
-"""One piece of an extent under way."""
+"""a piece of an extent being read"""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
@@ -91,7 +92,7 @@ class _Params(ctypes.Structure):
 
 
 class RingParts(NamedTuple):
-    """A ring as a kernel sees it. The queues' heads and tails are uint32[1] in memory shared with the system."""
+    """A ring as kernels see it; heads and tails of the queues are uint32[1] in memory shared with the system."""
 
     fd: int
     sq_tail: NDArray[np.uint32]
@@ -102,13 +103,13 @@ class RingParts(NamedTuple):
     slots: NDArray[np.void]
     scratch: NDArray[np.uint8]
     address: int
-    """of the scratch, which begins on a page"""
+    """of the page-aligned scratch"""
 
 
 class Ring:
-    """An io_uring with its slots and its scratch. To be used by the thread that made it, and given back with `close`.
+    """An io_uring with its slots and scratch, for use by the thread that created it; release it with `close`.
 
-    Raises StoreError where the system has no more descriptors or memory for it.
+    Raises StoreError if the system has no more descriptors or memory for it.
 
     >>> ring = Ring()
     >>> serve(ring.parts, job)
@@ -122,12 +123,12 @@ class Ring:
             raise StoreError(f"no io_uring can be set up: {error.strerror}; choose the engine pread") from error
         maps: list[tuple[int, int]] = []
         self.close = weakref.finalize(self, _give_back, fd, maps)
-        self.close.atexit = False  # the system takes it back then, and a read may be under way
+        self.close.atexit = False  # the system releases it, and a read may be in progress
         nbytes = max(params.sq_array + 4 * params.sq_entries, params.cq_cqes + CQE.itemsize * params.cq_entries)
         queues = _map_ring(fd, nbytes, 0, maps)
         sqes = _map_ring(fd, SQE.itemsize * params.sq_entries, _SQES_AT, maps)
         _field(queues, params.sq_array, np.uint32, params.sq_entries)[:] = np.arange(params.sq_entries)
-        # Shared, not private: after a fork a private page is copied, and a read under way may land in the wrong copy.
+        # Shared, not private: after a fork a private page is copied, and a read in progress may land in the wrong copy.
         scratch = np.frombuffer(mmap.mmap(-1, SCRATCH_BYTES), np.uint8)
         slots = np.zeros(DEPTH + LARGE_DEPTH, SLOT)
         slots["scratch"][:DEPTH] = np.arange(DEPTH) * SMALL_BYTES
@@ -145,14 +146,13 @@ class Ring:
         )
 
     def abandon(self, *memory: NDArray[np.uint8]) -> None:
-        """Give the ring back with reads in flight: their scratch and other `memory` they go to stays, for nothing tells when
-        the last of them has ended."""
+        """Release the ring with reads in flight; their scratch and destination memory stays allocated for good."""
         _ABANDONED.extend([self.parts.scratch, *memory])
         self.close()
 
 
 def unavailable() -> str | None:
-    """Why io_uring cannot be used here, or None: asked of the system, since a sandbox may forbid what the kernel offers.
+    """Return why io_uring cannot be used here, or None; tried out, because a sandbox may forbid what the kernel supports.
 
     >>> unavailable()
     """
@@ -169,7 +169,7 @@ def unavailable() -> str | None:
 
 
 def _setup(entries: int) -> tuple[int, _Params]:
-    """Descriptor and layout of a new ring. Raises OSError."""
+    """Return the descriptor and layout of a new ring. Raises OSError."""
     for flags in (_CLAMP | _SINGLE_ISSUER | _DEFER_TASKRUN, _CLAMP):
         params = _Params(flags=flags)
         fd = int(_LIBC.syscall(_SETUP, entries, ctypes.byref(params)))
@@ -184,7 +184,7 @@ def _setup(entries: int) -> tuple[int, _Params]:
 
 
 def _map_ring(fd: int, nbytes: int, offset: int, maps: list[tuple[int, int]]) -> int:
-    """Address of a part of the ring's memory, noted in `maps`. mmap.mmap would keep a second descriptor."""
+    """Map a part of the ring's memory, recorded in `maps`; mmap.mmap would keep a second descriptor."""
     address = _LIBC.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
     if address is None or address == _MAP_FAILED:
         raise StoreError(f"an io_uring of {nbytes} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
@@ -206,7 +206,7 @@ def _give_back(fd: int, maps: list[tuple[int, int]]) -> None:
 
 @intrinsic
 def load_acquire(context: Any, array: Any) -> Any:
-    """array[0] of a uint32 array, before any load or store that follows."""
+    """Load array[0] of a uint32 array before any later load or store."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -217,7 +217,7 @@ def load_acquire(context: Any, array: Any) -> Any:
 
 @intrinsic
 def store_release(context: Any, array: Any, value: Any) -> Any:
-    """array[0] = value in a uint32 array, after any load or store that precedes."""
+    """Store to array[0] of a uint32 array after any earlier load or store."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -229,15 +229,15 @@ def store_release(context: Any, array: Any, value: Any) -> Any:
 
 @kernel
 def enter(fd: int, submit: int, wait: int) -> int:
-    """Hand `submit` prepared reads to the system and wait for `wait` completions: the reads taken, or -errno."""
+    """Submit `submit` prepared reads and wait for `wait` completions; returns the reads accepted, or -errno."""
     taken = _syscall(_ENTER, fd, submit, wait, _GETEVENTS, 0, 0)
     return taken if taken >= 0 else -int(carray(_errno(), 1)[0])
 
 
 @kernel
 def prepare_read(ring: RingParts, fd: int, offset: int, address: int, length: int, slot: int) -> None:
-    """Append the read of a file's bytes offset:offset + length to the submission queue; the completion names the slot."""
-    tail = ring.sq_tail[0]  # nobody else writes it
+    """Append a read of a file's bytes offset:offset + length to the submission queue; its completion names the slot."""
+    tail = ring.sq_tail[0]  # written by this thread only
     sqe = ring.sqes[np.int64(tail) & (len(ring.sqes) - 1)]
     sqe["opcode"] = _READ
     sqe["fd"] = fd

@@ -1,4 +1,4 @@
-"""Shared by the engines: a plan cut into slices of about equal cost, each the work of one reading thread; and closing."""
+"""Shared by the engines: dividing a plan into slices of about equal cost for reading threads, and closing."""
 
 import os
 import threading
@@ -16,14 +16,13 @@ from stores.io.engines.deliver import Ranges
 from stores.io.read_plan import ReadPlan
 
 READ_COST_BYTES = 16 * 1024
-"""A read costs about as much as transferring this many bytes more: measured, the disk does 104,000 reads of 4 KiB or
-66,000 of 16 KiB a second."""
+"""a read costs about as much as transferring this many bytes (measured: 104,000 reads of 4 KiB, 66,000 of 16 KiB per second)"""
 TASK_COST_BYTES = 4 * (4096 + READ_COST_BYTES)
-"""Four small reads at least: waking a thread costs about as much as one of them."""
+"""at least four small reads, because waking a thread costs about as much as one"""
 
 
 def slices(length: NDArray[np.int64], tasks: int) -> NDArray[np.int64]:
-    """Bounds int64[t + 1], t <= tasks: extents bounds[j]:bounds[j + 1] cost about the same for every j, and not too little."""
+    """Return bounds int64[t + 1], t <= tasks, such that extents bounds[j]:bounds[j + 1] cost about the same for every j."""
     cost = np.cumsum(length + READ_COST_BYTES)
     if len(length) == 0:
         return np.zeros(1, np.int64)
@@ -33,7 +32,7 @@ def slices(length: NDArray[np.int64], tasks: int) -> NDArray[np.int64]:
 
 
 def whole_extents(plan: ReadPlan, buffer: NDArray[np.uint8]) -> Ranges:
-    """Every extent as one range of bytes, wanted in `buffer` where it stands among them (see `Engine.read`)."""
+    """Every extent as one range, with its position in `buffer` (see `Engine.read`)."""
     if buffer.dtype != np.uint8 or buffer.shape != (plan.nbytes,):
         raise ValueError(f"buffer must be uint8[{plan.nbytes}], not {buffer.dtype}{list(buffer.shape)}")
     _check_address(buffer)
@@ -42,7 +41,7 @@ def whole_extents(plan: ReadPlan, buffer: NDArray[np.uint8]) -> Ranges:
 
 
 def rows_of(plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None) -> Ranges:
-    """The plan's rows, wanted in their places in `out` (see `Engine.gather`)."""
+    """The plan's rows with their positions in `out` (see `Engine.gather`)."""
     check_out(plan, out, at)
     destination = (np.arange(len(plan.order)) if at is None else at) * plan.row_bytes
     begins, size = np.cumsum(plan.length) - plan.length, np.array([plan.row_bytes])
@@ -50,16 +49,16 @@ def rows_of(plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None
 
 
 def _check_address(out: NDArray[np.uint8]) -> None:
-    """Its address is all that a kernel gets."""
+    """Check memory that a kernel accesses by address."""
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ValueError("out must be contiguous and writable")
 
 
 def check_out(plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | None) -> None:
-    """Raise ValueError where the rows of a plan do not fit `out` (see `Engine.gather`)."""
-    wanted = len(plan.order) * plan.row_bytes
-    if out.dtype != np.uint8 or out.ndim != 1 or (len(out) != wanted if at is None else len(out) % plan.row_bytes):
-        raise ValueError(f"out must be uint8[{wanted}], not {out.dtype}{list(out.shape)}")
+    """Raise ValueError if the rows of a plan do not fit `out` (see `Engine.gather`)."""
+    needed = len(plan.order) * plan.row_bytes
+    if out.dtype != np.uint8 or out.ndim != 1 or (len(out) != needed if at is None else len(out) % plan.row_bytes):
+        raise ValueError(f"out must be uint8[{needed}], not {out.dtype}{list(out.shape)}")
     _check_address(out)
     places = len(out) // plan.row_bytes
     if at is not None and (at.shape != plan.order.shape or (len(at) and not 0 <= int(at.min()) <= int(at.max()) < places)):
@@ -67,9 +66,9 @@ def check_out(plan: ReadPlan, out: NDArray[np.uint8], at: NDArray[np.int64] | No
 
 
 def run_slices(pool: ThreadPoolExecutor, threads: int, plan: ReadPlan, work: Callable[[int, int], int]) -> int:
-    """Sum of work(first, last) over slices of the plan's extents, `threads` at once; the first failure is raised.
+    """Sum work(first, last) over slices of the plan's extents, `threads` at once; the first failure is raised.
 
-    Returns, or raises (an interrupt too), only when no thread touches the caller's memory any more.
+    Returns or raises (also on an interrupt) only when no thread accesses the caller's memory any more.
     """
     bounds = slices(plan.length, threads).tolist()
     if len(bounds) <= 2:
@@ -85,8 +84,7 @@ def run_slices(pool: ThreadPoolExecutor, threads: int, plan: ReadPlan, work: Cal
 
 
 class Begun:
-    """What threads do with memory that they have by its address alone; it counts itself, for an interrupt may come between a
-    task's begin and the moment its future has a name.
+    """Counts the running tasks that access memory by address; an interrupt may come before a task's future has a name.
 
     >>> begun = Begun()
     >>> pool.submit(begun.run, work, first, last)
@@ -98,7 +96,7 @@ class Begun:
         self._changed = threading.Condition()
 
     def run(self, work: Callable[..., int], *arguments: Any) -> int:
-        """work(*arguments); 0 where all was stopped before."""
+        """Run work(*arguments); returns 0 if stopped before."""
         with self._changed:
             if self._stopped:
                 return 0
@@ -111,7 +109,7 @@ class Begun:
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Nothing begins any more, and what has begun is waited for, whatever comes."""
+        """Prevent further tasks from starting and wait for those in progress, in any case."""
         while True:
             try:
                 with self._changed:
@@ -123,7 +121,7 @@ class Begun:
 
 
 def settle(futures: list[Future[int]]) -> None:
-    """Wait whatever comes: an impatient second interrupt must not let threads write to memory that is given back."""
+    """Wait for all futures in any case; a second interrupt must not let threads write to released memory."""
     while True:
         try:
             wait(futures)
@@ -133,9 +131,9 @@ def settle(futures: list[Future[int]]) -> None:
 
 
 class Gate:
-    """Lets reads through until it is closed, and closes only when none is under way.
+    """Admits reads until it is closed, and closes only when none is in progress.
 
-    A descriptor closed under a running read may be another file's by the time the thread gets to it.
+    A descriptor closed during a read could refer to another file by the time the thread uses it.
 
     >>> with gate.reading():
     ...     os.pread(fd, 4096, 0)
@@ -152,7 +150,7 @@ class Gate:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around a read. Raises StoreError once the gate is closed, and in a forked process, which has no reading threads."""
+        """Wrap a read. Raises StoreError once the gate is closed, and in a forked process, which has no reading threads."""
         if os.getpid() != self._process:
             raise StoreError(f"{self._what} was opened before a fork: open it again in the new process to read from it")
         with self._changed:
@@ -167,7 +165,7 @@ class Gate:
                 self._changed.notify_all()
 
     def close(self) -> bool:
-        """Refuse further reads and wait for those under way; True for the one caller that closed the gate."""
+        """Refuse further reads and wait for those in progress; returns True to the one caller that closed the gate."""
         with self._changed:
             first, self._closed = not self._closed, True
             self._changed.wait_for(lambda: self._running == 0 or os.getpid() != self._process)

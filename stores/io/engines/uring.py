@@ -1,8 +1,7 @@
-"""Reads through io_uring with O_DIRECT: one thread keeps the disk's queue full, at a fifth of a core.
+"""Reads through io_uring with O_DIRECT: one thread keeps the disk's queue full at a fifth of a core.
 
-A numba kernel without the GIL cuts the extents into pieces, keeps many of them in flight, and copies the wanted bytes of each
-piece on when it completes, in whatever order the disk returns them, while the others are on their way. The queue's depth
-is the ring's and costs no thread a read, as in DiskGNN and GIDS' storage path.
+A numba kernel without the GIL divides the extents into pieces, keeps many of them in flight, and copies the requested bytes of
+each piece when it completes, in any order. The queue depth costs no threads, as in DiskGNN and GIDS' storage path.
 """
 
 import os
@@ -35,16 +34,16 @@ from stores.io.threads import SharedPool
 from stores.jit import kernel
 
 RINGS = SharedPool("ooc-ring", 4)
-"""Threads that own a ring each, made with the thread's first request and given back with its end: four requests are served
-at once and 64 MiB of scratch is the most in the process."""
+"""threads that own a ring each, created with their first request: four requests at once and at most 64 MiB of scratch in the
+process"""
 TRIES = 5000
-"""Times that a read is repeated which the system cannot take (EAGAIN), 100 microseconds apart at least: for half a second"""
+"""times a read is retried that the system cannot accept (EAGAIN), at least 100 microseconds apart: half a second"""
 _PAUSE_US = 100
-_BATCH = 16  # short completions waited for at once: few system calls, and what came is still in the processor's cache
+_BATCH = 16  # short completions awaited together: few system calls, and data still in the CPU cache
 
 DONE, MORE, AGAIN, FAILED = 0, 1, 2, 3
-"""What follows from a completion: the piece is here, its rest must be read, the same must be tried again, it is lost"""
-_FINE, _SHORT = -1, 0  # in place of an errno
+"""result of a completion: piece complete, rest must be read, must be retried, or failed"""
+_FINE, _SHORT = -1, 0  # instead of an errno
 
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 _local = threading.local()
@@ -52,11 +51,10 @@ Ints = NDArray[np.int64]
 
 
 class UringEngine(PreadEngine):
-    """Direct reads (O_DIRECT), up to `depth` short ones and 24 long ones in flight for every request, by a thread that owns an
-    io_uring.
+    """Direct reads (O_DIRECT), up to `depth` short and 24 long ones in flight per request, by a thread that owns an io_uring.
 
-    Where the file system refuses O_DIRECT the reads go through the page cache, and `reason` says so. The disk writes straight
-    into a buffer of `read` that begins on a page, which a fork must not copy meanwhile (open(2)): see `ooc.runtime.buffers`.
+    If the file system refuses O_DIRECT, reads go through the page cache, and `reason` says so. `read` fills a page-aligned
+    buffer directly, which a fork must not copy meanwhile (open(2)): see `ooc.runtime.buffers`.
 
     >>> engine = UringEngine(segments)
     >>> engine.read(plan_reads(ids, 512, count=n), buffer)
@@ -70,7 +68,7 @@ class UringEngine(PreadEngine):
         return self._run(plan, whole_extents(plan, buffer), buffer)
 
     def _run(self, plan: ReadPlan, ranges: Ranges, whole: NDArray[np.uint8] | None = None) -> int:
-        """whole: the memory of the ranges, where they are extents wanted whole, one behind the other."""
+        """`whole` is the memory of the ranges if complete extents are requested, one after another."""
         stop = np.zeros(1, np.uint32)
         direct = whole is not None and ranges.out % ALIGNMENT == 0
         job = Job(plan.offset, plan.length, self._fds, self._start, ranges, direct, self.depth, stop)
@@ -100,10 +98,9 @@ class UringEngine(PreadEngine):
 
 
 class Job(NamedTuple):
-    """A request as the kernel sees it: extents of virtual bytes, and the ranges to copy out of them.
+    """A request as kernels see it: extents of virtual bytes, and the ranges to copy from them.
 
-    depth: short reads in flight at most, as long as the ring has slots for them. A `stop` that is not 0 ends the request as
-    soon as the reads in flight have come back.
+    `depth` limits the short reads in flight. A nonzero `stop` ends the request when the reads in flight have completed.
     """
 
     extent_offset: Ints
@@ -112,19 +109,19 @@ class Job(NamedTuple):
     start: Ints
     ranges: Ranges
     direct: bool
-    """whether extents are wanted whole, one behind the other, at an aligned address: then the disk writes where they belong"""
+    """whether complete extents go to an aligned address, so that the disk writes to their destination"""
     depth: int
     stop: NDArray[np.uint32]
 
 
 @kernel
 def serve(ring: RingParts, job: Job) -> tuple[int, int, int, int, int]:
-    """Carry out a request: the bytes read, then file, byte and errno of its first failure, then the reads still in flight.
+    """Execute a request; returns the bytes read, file, byte and errno of its first failure, and the reads in flight.
 
-    The last is 0 unless the system takes no reads from the ring any more, which must not be used then.
+    The last is 0 unless the system accepts no more reads from the ring, which must then not be reused.
     """
     slots = len(ring.slots)
-    free = np.arange(slots)  # a stack of short slots, and from DEPTH on one of long ones
+    free = np.arange(slots)  # a stack of short slots, followed from DEPTH on by one of long slots
     depth = min(job.depth, DEPTH)
     left = np.array([depth, slots - DEPTH])
     cursor = np.zeros(3, np.int64)
@@ -159,16 +156,16 @@ def serve(ring: RingParts, job: Job) -> tuple[int, int, int, int, int]:
 
 @kernel
 def _awaited(in_flight: int, short: int, long: int, more: bool) -> int:
-    """Completions to wait for: few enough that what stays in flight keeps the disk busy while they are copied.
+    """Number of completions to wait for, few enough that the remaining reads keep the disk busy during copying.
 
-    Of so many short and long reads in flight; more: whether others will follow.
+    `more` says whether further reads follow.
     """
     return max(1, min(short // 8, _BATCH) + long // 8) if more else min(in_flight, _BATCH)
 
 
 @kernel
 def _fill(ring: RingParts, job: Job, cursor: Ints, free: Ints, left: Ints) -> int:
-    """Prepare reads while there are extents and free slots; the cursor holds extent, virtual byte and range of the next."""
+    """Prepare reads while there are extents and free slots; the cursor is the next extent, virtual byte and range."""
     new = 0
     while cursor[0] < len(job.extent_offset):
         j = cursor[0]
@@ -197,7 +194,7 @@ def _fill(ring: RingParts, job: Job, cursor: Ints, free: Ints, left: Ints) -> in
 
 @kernel
 def _request(ring: RingParts, job: Job, number: int) -> None:
-    """Prepare the read of what a slot still lacks. Its end is rounded up to the alignment, beyond the file's if need be."""
+    """Prepare the read of what a slot still lacks, its end rounded up to the alignment, possibly beyond the file's end."""
     slot = ring.slots[number]
     done = slot["done"]
     length = -(-slot["wanted"] // ALIGNMENT) * ALIGNMENT - done
@@ -206,8 +203,7 @@ def _request(ring: RingParts, job: Job, number: int) -> None:
 
 @kernel
 def _address(ring: RingParts, job: Job, number: int) -> int:
-    """Where a slot's piece is read to: the scratch, unless it may go where it belongs (a last page that the array shares
-    with its file's footer may not)."""
+    """Destination of a slot's piece: the scratch, unless it may be read in place (not a last page shared with a file footer)."""
     slot = ring.slots[number]
     if job.direct and slot["wanted"] % ALIGNMENT == 0:
         extent = slot["extent"]
@@ -217,9 +213,9 @@ def _address(ring: RingParts, job: Job, number: int) -> int:
 
 @kernel
 def reap(ring: RingParts, job: Job, free: Ints, left: Ints, going: bool) -> tuple[int, int, int, int, int]:
-    """Take all completions: pieces that ended, reads to be repeated, bytes that came, and slot and errno of the first failure.
+    """Process all completions; returns finished pieces, reads to repeat, bytes read, and slot and errno of the first failure.
 
-    going: copy what came and repeat what fell short; else only let it end.
+    `going` says whether to copy data and repeat short reads, or only to let the request end.
     """
     ended = repeated = nbytes = bad_slot = 0
     error, pause = _FINE, False
@@ -258,9 +254,9 @@ def reap(ring: RingParts, job: Job, free: Ints, left: Ints, going: bool) -> tupl
 
 @kernel
 def judge(result: int, done: int, wanted: int, tries: int) -> tuple[int, int]:
-    """What follows from a completion (bytes read or -errno) of a piece with `done` of `wanted` bytes, and `done` after it.
+    """Result of a completion (bytes read or -errno) of a piece with `done` of `wanted` bytes, and `done` after it.
 
-    A short read goes on from the last aligned byte; one that brings no aligned byte means that the file ends there.
+    A short read continues from the last aligned byte; one without an aligned byte means the file ends there.
     """
     if result < 0:
         return AGAIN if (result == -EAGAIN or result == -EINTR) and tries < TRIES else FAILED, done

@@ -111,7 +111,7 @@ def test_writing_where_it_is_open_or_written_already_is_refused(path: Path) -> N
     with pytest.raises(StoreError, match="is open in this process"):
         write_lmdb_rows(path, ARRAY, "y")
     held.close()
-    with pytest.raises(StoreError, match=r"holds rows already"):
+    with pytest.raises(StoreError, match=r"already holds rows"):
         write_lmdb_rows(path, ARRAY)
 
 

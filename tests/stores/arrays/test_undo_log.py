@@ -115,7 +115,7 @@ def test_a_commit_elsewhere_decides(tmp_path: Path) -> None:
     close(log, rows)
     with closing(rows[0]), closing(rows[1]):
         for generation in (4, 7):
-            with pytest.raises(StoreError, match="one of them is not this run's"):
+            with pytest.raises(StoreError, match="one of them belongs to another run"):
                 UndoLog.open(tmp_path / "undo.log", rows, generation=generation)
         with pytest.raises(StoreError, match="is of 2 arrays of rows, not 1"):
             UndoLog.open(tmp_path / "undo.log", rows[:1])

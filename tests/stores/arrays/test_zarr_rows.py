@@ -134,7 +134,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="array x: rows must be"):
             appender.append(wrong)
     appender.append(numbers(4, 3))
-    with pytest.raises(InputError, match="4 rows were written, 5 were announced"):
+    with pytest.raises(InputError, match="4 rows were written, but 5 were expected"):
         appender.close()
     with pytest.raises(InputError, match="hold no bytes"):
         Appender(tmp_path, "y", (0,), "float32")

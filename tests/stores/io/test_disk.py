@@ -162,7 +162,7 @@ class TestMeasure:
 
     def test_a_cache_that_cannot_be_written_is_a_warning(self, tmp_path: Path, cache: Path) -> None:
         cache.write_text("a file")
-        with pytest.warns(UserWarning, match=f"the disk's measurement is not kept: cannot write {cache}"):
+        with pytest.warns(UserWarning, match=f"the disk's measurement was not saved: cannot write {cache}"):
             assert calibrate(tmp_path, "pread").measured is not None
 
     def test_what_cannot_be_measured(self, tmp_path: Path) -> None:
