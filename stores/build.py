@@ -1,4 +1,4 @@
-"""Finishing a store: the last steps of every writer, and a whole store from arrays in memory."""
+"""The last steps of every store writer, and writing a whole store from arrays in memory."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +20,15 @@ from stores.manifest import IdKind, Manifest, Partition, Task, label_dtype, writ
 
 
 def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> Path:
-    """Write the manifest into `partial`, sync everything and rename it to `final`. Returns `final`.
+    """Write the manifest into `partial`, sync everything and rename it to `final`, which is returned.
 
-    The manifest comes last, so what a killed writer left behind is no store. Raises StoreError where `final` exists.
+    The manifest is written last, so what a killed writer leaves is not a store. Raises StoreError if `final` exists.
 
     >>> finish_store("papers.ooc.partial", "papers.ooc", manifest)
     """
     check_absent(final)
     ids = Path(partial) / names.IDS / "data.mdb"
-    if ids.exists():  # the one part of a store that has no checksums of its own
+    if ids.exists():  # the only part of a store without its own checksums
         manifest = manifest.model_copy(update={"fingerprints": {**manifest.fingerprints, names.IDS: file_crc32c(ids)}})
     write_manifest(partial, manifest)
     return publish(partial, final)
@@ -49,22 +49,34 @@ def write_store(
 ) -> Path:
     """Write a store of one node type and one edge type from arrays in memory. Returns `path`.
 
-    x: [N, f] features; y: labels (see `label_dtype`), -1 or NaN where unlabeled; splits: name -> row ids; external: one id a
-    node, all int or all str; arrays: more node arrays, [N, ...]; fields: further fields of the manifest.
-    Raises InputError where an array has not one row a node or y no task, StoreError where `path` exists.
+    Args:
+        path: Directory of the store.
+        graph: The graph.
+        x: Features [N, f].
+        y: Labels (see `label_dtype`), -1 or NaN for unlabeled nodes.
+        task: Task of the labels.
+        num_classes: Number of classes.
+        splits: Name -> row ids.
+        external: One id per node, all int or all str.
+        arrays: Further node arrays, [N, ...].
+        **fields: Further fields of the manifest.
+
+    Raises:
+        InputError: If an array does not have one row per node, or y has no task.
+        StoreError: If `path` exists.
 
     >>> write_store("tiny.ooc", Graph.from_edges([0, 1], [1, 2], 3), x=np.eye(3, dtype="float32"), splits={"train": [0]})
     """
     if y is not None and task is None:
-        raise InputError("labels y without a task: say task='multiclass', 'binary' or 'multilabel'")
+        raise InputError("labels y need a task: give task='multiclass', 'binary' or 'multilabel'")
     labels = None if y is None or task is None else compact_labels(y, task, num_classes or 2)
-    given = {**(arrays or {}), **{name: array for name, array in (("x", x), ("y", labels)) if array is not None}}
-    held = _one_row_a_node(given | split_arrays(splits or {}, graph.num_nodes), graph.num_nodes)
+    arrays_by_name = {**(arrays or {}), **{name: array for name, array in (("x", x), ("y", labels)) if array is not None}}
+    node_arrays = _one_row_a_node(arrays_by_name | split_arrays(splits or {}, graph.num_nodes), graph.num_nodes)
     kind = None if external is None else _id_kind(external)
-    described = _describe(graph, held, splits or {}, id_kind=kind, task=task, num_classes=num_classes, **fields)
+    described = _describe(graph, node_arrays, splits or {}, id_kind=kind, task=task, num_classes=num_classes, **fields)
     with _building(path) as partial:
         write_topology(partial, graph)
-        for name, array in held.items():
+        for name, array in node_arrays.items():
             write_array(partial, names.node_array(name), array)
         if external is not None:
             _write_external(partial / names.IDS, external)
@@ -73,7 +85,7 @@ def write_store(
 
 @contextmanager
 def _building(path: Path | str) -> Iterator[Path]:
-    """A new directory in which the store `path` is built; removed where that fails."""
+    """Yield a new directory in which the store `path` is built; it is removed on failure."""
     partial = partial_path(path)
     check_absent(path)
     check_absent(partial)
@@ -108,7 +120,7 @@ def _describe(graph: Graph, arrays: Mapping[str, Any], splits: Mapping[str, Any]
 
 
 def judge(graph: Graph, parts: NDArray[np.int64], method: str) -> Partition:
-    """How good the parts (int64[P+1]) of a graph in memory are."""
+    """Measure the quality of the parts (int64[P+1]) of a graph in memory."""
     of = np.repeat(np.arange(len(parts) - 1), np.diff(parts))
     target = np.repeat(of, np.diff(graph.indptr))
     cut = float(np.mean(of[graph.indices] != target)) if graph.num_edges else 0.0
@@ -117,7 +129,7 @@ def judge(graph: Graph, parts: NDArray[np.int64], method: str) -> Partition:
 
 
 def write_topology(group: Path | str, graph: Graph) -> None:
-    """Write a graph's arrays into a group; absent: self-loops where there are none, weight sums where unweighted."""
+    """Write a graph's arrays into a group; without self-loops or weights, their arrays are omitted."""
     write_array(group, names.INDPTR, graph.indptr)
     write_array(group, names.INDICES, graph.indices)
     for name, array in graph.columns.items():
@@ -133,9 +145,9 @@ def write_topology(group: Path | str, graph: Graph) -> None:
 
 
 def compact_labels(y: NDArray[Any], task: Task, num_classes: int) -> NDArray[Any]:
-    """`y` ([N] or [N, C]) in the dtype it has on disk, -1 where it is NaN or negative. Raises InputError out of range."""
+    """Convert `y` ([N] or [N, C]) to its dtype on disk, -1 for NaN and negatives. Raises InputError if out of range."""
     y = np.asarray(y)
-    known = y >= 0  # NaN is not
+    known = y >= 0  # false for NaN
     top = num_classes - 1 if task == "multiclass" else 1
     wrong = known & ((y > top) | (y != np.floor(y)))
     if wrong.any():
@@ -145,7 +157,7 @@ def compact_labels(y: NDArray[Any], task: Task, num_classes: int) -> NDArray[Any
 
 
 def split_arrays(splits: Mapping[str, Any], num_nodes: int) -> dict[str, NDArray[Any]]:
-    """The arrays that hold splits (name -> row ids): one int8 `split`, or booleans `split_<name>` where splits overlap.
+    """Return the arrays of splits (name -> row ids): one int8 `split`, or boolean `split_<name>` if splits overlap.
 
     >>> split_arrays({"train": [0], "test": [2]}, 3)
     {'split': array([ 0, -1,  2], dtype=int8)}

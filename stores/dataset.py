@@ -35,7 +35,7 @@ _ENGINES = ("auto", "uring", "pread", "mmap", "gds")
 
 
 class Dataset:
-    """A store, open for reading. Use `Dataset.open`; close it, or use it as a context manager.
+    """A store opened for reading with `Dataset.open`; close it, or use it as a context manager.
 
     >>> with Dataset.open("papers.ooc", memory="2GB") as ds:
     ...     ds.graph.degree(ds.split("train"))
@@ -56,7 +56,7 @@ class Dataset:
         self._place = place
         self.graph = graph
         self.memory = memory
-        """bytes the process may use, or None where no budget was given"""
+        """bytes the process may use; None without a limit"""
         self._rows = rows
         self._encodings = encodings
         self._values = {
@@ -69,7 +69,7 @@ class Dataset:
         self._edge_rows: dict[str, Rows] = {}
         self._events: Events | None = None
         self.engine = engine
-        """how rows are read, as it was asked for"""
+        """how rows are read, as requested"""
 
     @classmethod
     def open(
@@ -83,18 +83,24 @@ class Dataset:
     ) -> Self:
         """Open and check the store at `path`.
 
-        memory: the budget of the whole process, like "2GB"; loaders and training divide it. engine: how rows are read,
-        "uring" or "pread" (O_DIRECT, many reads in flight), "mmap", "gds" (CUDA), or "auto" (see `open_engine`). in_memory:
-        load the rows of every node array and the topology into RAM now. features: name of a node array -> a Zarr array or an
-        LMDB directory that takes its place, one row a node. progress: told how far the first reader after an append is with
-        merging it, in a share of `memory`.
-        Raises StoreError where there is no store, it is truncated, or its arrays do not fit the manifest; InputError where
-        `features` do not fit; ConfigError for a setting that cannot be read.
+        Args:
+            path: Directory of the store.
+            memory: Memory limit of the whole process, such as "2GB"; loaders and training divide it.
+            engine: How rows are read: "uring" or "pread" (O_DIRECT, many reads in flight), "mmap", "gds" (CUDA), or "auto" (see
+                `open_engine`).
+            in_memory: Whether to load all node arrays and the topology into RAM now.
+            features: Name of a node array -> Zarr array or LMDB directory that replaces it, one row per node.
+            progress: Called with the progress of merging appended data, which the first reader after an append does.
+
+        Raises:
+            StoreError: If there is no store, it is truncated, or its arrays do not fit the manifest.
+            InputError: If `features` do not fit.
+            ConfigError: If a setting is invalid.
 
         >>> Dataset.open("papers.ooc", memory="2GB", features={"x": "embeddings.zarr"})
         """
         if engine not in _ENGINES:
-            raise ConfigError(f"no engine is called {engine!r}: choose one of {', '.join(_ENGINES)}")
+            raise ConfigError(f"engine {engine!r} is unknown: use one of {', '.join(_ENGINES)}")
         path, budget = Path(path), None if memory is None else parse_bytes(memory)
         place = open_place(path, budget, progress)
         rows: dict[str, Rows] = {}
@@ -128,7 +134,7 @@ class Dataset:
 
     @property
     def num_features(self) -> int:
-        """Columns of `x`; 0 for a store without features."""
+        """Number of columns of `x`; 0 for a store without features."""
         return 0 if "x" not in self._rows else int(np.prod(self._rows["x"].shape[1:], dtype=np.int64))
 
     @property
@@ -145,10 +151,10 @@ class Dataset:
         return sorted(self._rows)
 
     def rows(self, name: str) -> Rows:
-        """The values of the node array `name`: x, y, ... Raises InputError where the store has none of that name.
+        """Return the values of the node array `name`. Raises InputError if the store has no such array.
 
-        What is stored in fewer bits (float16, bfloat16, int8 with a scale) comes as float32, converted as it is read; any other
-        array as it is. `stored` gives the rows as they are on disk, `encoding` what they mean.
+        Values stored in fewer bits (float16, bfloat16, int8 with a scale) are decoded to float32 as they are read. `stored`
+        returns the rows as they are on disk, `encoding` their encoding.
 
         >>> ds.rows("x").read(ids, out)  # float32[n, F]
         """
@@ -156,20 +162,20 @@ class Dataset:
         return self._values[name]
 
     def stored(self, name: str) -> Rows:
-        """The node array `name` as it is on disk, in fewer bytes than its values may take. Raises as `rows` does."""
+        """Return the node array `name` as it is on disk. Raises as `rows` does."""
         if name not in self._rows:
             raise InputError(f"{self.path} has no node array {name!r}: there are {', '.join(self.names) or 'none'}")
         return self._rows[name]
 
     def encoding(self, name: str) -> Encoding:
-        """What the rows of `stored(name)` mean, and how they become values. Raises as `rows` does."""
+        """Return the encoding of `stored(name)`. Raises as `rows` does."""
         self.stored(name)
         return self._encodings[name]
 
     def edge_rows(self, name: str) -> Rows:
-        """A column of the graph, `indices` or one of `graph.columns`, as Rows [E]: for edges that stay on disk.
+        """Return a column of the graph, `indices` or one of `graph.columns`, as Rows [E], for edges that stay on disk.
 
-        Opened once, with the data set's engine, and closed with it. Raises InputError where there is none of that name.
+        Opened once with the data set's engine and closed with it. Raises InputError if there is no such column.
         """
         if name != "indices" and name not in self.graph.columns:
             raise InputError(f"{self.path} has no edge column {name!r}: there are {', '.join(self.graph.columns) or 'none'}")
@@ -180,7 +186,7 @@ class Dataset:
 
     @property
     def events(self) -> Events:
-        """The edges in time order, of a store whose edges have a time. Raises InputError for any other.
+        """The edges in time order. Raises InputError for a store without edge times.
 
         >>> ds.events.read(0, 1000).time
         """
@@ -191,20 +197,20 @@ class Dataset:
         return self._events
 
     def reading(self, name: str) -> str:
-        """How the rows of a node array are read: by which engine, and why where it is another than was asked for."""
+        """Describe how a node array is read: by which engine, and why if it is not the requested one."""
         rows = self.stored(name)
         appended = ""
         if isinstance(rows, DeltaRows):
-            rows, appended = rows.old, ", with appended rows laid over them"
+            rows, appended = rows.old, ", with appended rows merged"
         if isinstance(rows, ShardedRows):
             return f"engine {describe(rows.engine)}{appended}"
         return "from memory" if isinstance(rows, ArrayRows) else f"through {'lmdb' if isinstance(rows, LmdbRows) else 'zarr'}"
 
     @cached_property
     def labels(self) -> AnyArray | None:
-        """[N] of int8, int16 or int32 (multiclass), int8 [N] (binary) or int8 [N, C] (multilabel), -1 where unlabeled.
+        """Labels [N] int8, int16 or int32 (multiclass), int8 [N] (binary) or int8 [N, C] (multilabel), -1 if unlabeled.
 
-        A memory map, in the dtype it has on disk (see `label_dtype`); None where the store has no labels.
+        A memory map in the dtype on disk (see `label_dtype`); None for a store without labels.
         """
         return whole(self._rows["y"]) if "y" in self._rows else None
 
@@ -214,12 +220,12 @@ class Dataset:
         return list(self.manifest.node_type().splits)
 
     def split(self, name: str) -> NDArray[np.int64]:
-        """int64[n], sorted: the rows in split `name`. Raises InputError where there is no such split."""
+        """Return the rows in split `name`, int64[n], sorted. Raises InputError if there is no such split."""
         members = self.members(name)
         return members[np.arange(len(members))]
 
     def members(self, name: str) -> Members:
-        """The rows in split `name`, in a fraction of the memory that their ids take. Raises as `split` does."""
+        """Return the rows in split `name` in a fraction of their ids' memory. Raises as `split` does."""
         if name not in self.splits:
             raise InputError(f"{self.path} has no split {name!r}: there are {', '.join(self.splits) or 'none'}")
         if name not in self._members:
@@ -229,19 +235,22 @@ class Dataset:
         return self._members[name]
 
     def external(self, rows: Any) -> NDArray[np.int64] | list[str]:
-        """The user's own ids of `rows` (int64[n], or a CPU tensor): int64[n], or a list of str; the rows themselves where
-        the store has no other ids. Raises InputError for a row out of range."""
+        """Return the user's ids of `rows` (int64[n], or a CPU tensor): int64[n] or a list of str; the rows themselves without
+        ids.
+
+        Raises InputError if a row is out of range.
+        """
         return identity(rows, self.num_nodes) if self._ids is None else self._ids.external(rows)
 
     def row(self, external: Any) -> int:
-        """The row of the node that the user calls `external`. Raises InputError where there is none."""
+        """Return the row of the node with the user's id `external`. Raises InputError if there is none."""
         if self._ids is not None:
             return self._ids.row(external)
         return int(identity(whole_number(external, self.path), self.num_nodes)[0])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest of the data; replaced features count by dtype, scale and shape."""
+        """Hex digest of the data; replaced features contribute their dtype, scale and shape."""
         return self._place.fingerprint + self._mark
 
     @property
@@ -249,23 +258,28 @@ class Dataset:
         return "".join(f"+{name}={text}" for name, text in self._replaced.items())
 
     def grown_since(self, fingerprint: str) -> NDArray[np.int64] | None:
-        """int64[k], ascending: the nodes of which an in-edge or a row changed since the store's fingerprint was `fingerprint`,
-        new ones among them; none where the data are the same. None where it never was. Raises StoreError as reading does."""
+        """Return the nodes with a changed in-edge or row, including new nodes, since the given fingerprint: int64[k],
+        ascending.
+
+        Empty if the data are the same; None if the store never had that fingerprint. Raises StoreError as reading does.
+        """
         if not fingerprint.endswith(self._mark):
             return None
         was = fingerprint[: len(fingerprint) - len(self._mark)]
         return touched_since(self.path, was, self._place.fingerprint)
 
     def follow(self, progress: "Progress | None" = None) -> Self:
-        """The store as it is now: this data set where nothing was appended since it was opened, else one opened anew, with the
-        same settings. What is open goes on showing what was there, until it is closed. Raises as `open` does.
+        """Return the current store: this data set if nothing was appended since it was opened, else a new one with the same
+        settings.
+
+        This data set remains valid until it is closed. Raises as `open` does.
 
         >>> newer = ds.follow()  # between two epochs
         """
         return self if self._place.is_latest() else type(self).open(self.path, progress=progress, **self._opened)
 
     def close(self) -> None:
-        """Give back files and threads; idempotent. Arrays already taken (graph, labels) stay valid."""
+        """Release files and threads; idempotent. Arrays already obtained (graph, labels) stay valid."""
         _close(self._values)
         _close(self._edge_rows)
         if self._events is not None:
@@ -293,9 +307,9 @@ def _open_graph(place: Place, in_memory: bool) -> Graph:
         try:
             wrong_count = len(rows.shape) != 1 or (count is not None and rows.shape[0] != count)
             if wrong_count or (dtype is not None and rows.dtype != dtype):
-                wanted = f"{dtype or ''}[{'k' if count is None else count}]"
-                found = f"{rows.dtype}{list(rows.shape)}"
-                raise StoreError(f"{path / name} is {found}, the manifest says {wanted}: build the store again")
+                expected = f"{dtype or ''}[{'k' if count is None else count}]"
+                actual = f"{rows.dtype}{list(rows.shape)}"
+                raise StoreError(f"{path / name} is {actual}, the manifest says {expected}: build the store again")
             return load(rows) if in_memory or not isinstance(rows, ShardedRows) else rows.map()
         finally:
             rows.close()
@@ -324,21 +338,21 @@ def _open_graph(place: Place, in_memory: bool) -> Graph:
 
 
 def _open_rows(place: Place, engine: str, features: Mapping[str, Path | str]) -> tuple[dict[str, Rows], dict[str, Encoding]]:
-    """The node arrays and what their bytes mean. Arrays of scales are no node arrays."""
+    """Open the node arrays with their encodings; arrays of scales are not node arrays."""
     node_type, path = place.manifest.node_type(), place.root
     folder = path / names.node_array("", node_type.name)
-    there = arrays_in(folder)
+    existing = arrays_in(folder)
     opened: dict[str, Rows] = {}
     encodings: dict[str, Encoding] = {}
     try:
-        for name in sorted({*node_type.arrays, *there} - set(features)):
+        for name in sorted({*node_type.arrays, *existing} - set(features)):
             opened[name] = _node_rows(place, name, engine)
             if opened[name].shape[0] != node_type.count:
-                found = opened[name].shape[0]
-                raise StoreError(f"{folder}/{name} has {found} rows; the store has {node_type.count} nodes")
+                count = opened[name].shape[0]
+                raise StoreError(f"{folder}/{name} has {count} rows; the store has {node_type.count} nodes")
             encodings[name] = encoding_of(opened[name], folder)
         for name, source in features.items():
-            own = _like(path, names.node_array(name, node_type.name)) if name in there else (np.dtype(np.float32), None)
+            own = _like(path, names.node_array(name, node_type.name)) if name in existing else (np.dtype(np.float32), None)
             opened[name] = open_features(source, name, node_type.count, engine, *own)
             encodings[name] = encoding_of(opened[name], Path(source).parent)
     except BaseException:
@@ -348,7 +362,7 @@ def _open_rows(place: Place, engine: str, features: Mapping[str, Path | str]) ->
 
 
 def _node_rows(place: Place, name: str, engine: str) -> Rows:
-    """A node array, with what was appended to it."""
+    """Open a node array, including appended rows."""
     array = names.node_array(name)
     rows = open_zarr_rows(place.group(array), array, engine=engine)
     if place.view is None or not (place.view / delta_array(name, DELTA_VALUES) / "zarr.json").exists():
@@ -363,8 +377,8 @@ def _node_rows(place: Place, name: str, engine: str) -> Rows:
 
 
 def _like(path: Path, array: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The dtype and row shape that records which replace a node array have: as stored, but float32 where numpy's types do not
-    say what the bytes mean."""
+    """Return the dtype and row shape expected of LMDB records that replace a node array: as stored, or float32 for encoded
+    ones."""
     rows = open_zarr_rows(path, array, engine="mmap")
     try:
         encoding = encoding_of(rows, (path / array).parent)

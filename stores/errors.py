@@ -1,25 +1,25 @@
-"""Errors a user can act on: one line saying what, where and what to do.
+"""Errors a user can act on: one line that says what, where and what to do.
 
-The command line prints such an error as that one line and exits with code 2; a library caller catches `OocError`.
-`assert` is kept for invariants, never for input.
+The command line prints such an error as one line and exits with code 2; library callers catch `OocError`. `assert` is for
+invariants, never for input.
 """
 
 
 class OocError(Exception):
-    """Base of every error that is the input's, the disk's or the configuration's, not the program's."""
+    """Base of all errors caused by the input, the disk or the configuration, not by the program."""
 
 
 class InputError(OocError):
-    """Input data is wrong: names the file, the row and the value."""
+    """Input data is wrong; names the file, the row and the value."""
 
 
 class StoreError(OocError):
-    """A store cannot be used: absent, truncated, damaged, of a newer format, or already there."""
+    """A store is missing, truncated, damaged, of a newer format, or exists already."""
 
 
 class ConfigError(OocError):
-    """A setting is unknown, malformed, or does not fit another one."""
+    """A setting is unknown, malformed, or conflicts with another one."""
 
 
 class BudgetError(OocError):
-    """The work does not fit the memory given: names the cheapest fix."""
+    """The work does not fit the given memory; names the cheapest fix."""

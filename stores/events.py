@@ -1,6 +1,6 @@
-"""`Events`: the edges of a temporal graph in time order, read by ranges and found by time.
+"""`Events`: the edges of a temporal graph in time order, read by range and searched by time.
 
-An event's number is its edge id. So a window of time is one range of every array, and one sequential read of each.
+An event's number is its edge id, so a time window is one range and one sequential read of every array.
 """
 
 import math
@@ -21,13 +21,13 @@ from stores.manifest import EDGE, Manifest, TimeUnit
 
 _PAGE_BYTES = 4096
 _MOST_SEARCHES = 256
-"""of the map of times, until its pages are given back: each meets some twenty"""
+"""searches in the map of times before its pages are released; each touches about twenty"""
 _NEAR = 4096
-"""events on either side of where a time is looked for: read at once, they take no longer than a page"""
+"""events on either side of an expected position, read at once in the time of a page"""
 
 
 class Found(NamedTuple):
-    """That `position` events come before `time`, or with side "right" not after it."""
+    """A search result: `position` events come before `time`, or with side "right" not after it."""
 
     time: Any
     side: str
@@ -43,31 +43,31 @@ class EventBlock(NamedTuple):
     dst: NDArray[Any]
     """int32|int64[k]"""
     time: NDArray[Any]
-    """int64|float64[k], never falling"""
+    """int64|float64[k], non-decreasing"""
     columns: dict[str, AnyArray]
-    """name -> [k, ...]: edge features, and "weight" where edges have one"""
+    """name -> [k, ...]: edge features, and "weight" if edges have one"""
     nbytes: int
-    """read from the disk"""
+    """bytes read from disk"""
 
     def __len__(self) -> int:
         return len(self.src)
 
     @property
     def last(self) -> int:
-        """The event behind it."""
+        """End of the block's range of events."""
         return self.first + len(self)
 
     def part(self, first: int, last: int) -> "EventBlock":
-        """Events first..last-1 of a block that has them, over the same memory."""
+        """Events first..last-1 of the block, sharing its memory."""
         part = slice(first - self.first, last - self.first)
         columns = {name: values[part] for name, values in self.columns.items()}
         return EventBlock(first, self.src[part], self.dst[part], self.time[part], columns, 0)
 
 
 class Events:
-    """The events of a store: opened with it (`Dataset.events`), and closed with it. Any number of threads may read.
+    """The events of a store, opened and closed with it (`Dataset.events`). Any number of threads may read.
 
-    Raises StoreError where an array is missing, truncated or not of the manifest's size.
+    Raises StoreError if an array is missing, truncated or not of the manifest's size.
 
     >>> begin, end = ds.events.at(t0), ds.events.at(t1)
     >>> ds.events.read(begin, end, ["msg"]).columns["msg"].shape
@@ -96,13 +96,13 @@ class Events:
                     raise StoreError(f"{path / array} has {found} rows; the store has {self.count} events: build it again")
             self._time = self.map("time")
             self._searches = 0
-            self._found: tuple[Found, ...] = ()  # the last two, of other times
+            self._found: tuple[Found, ...] = ()  # the last two searches, of different times
         except BaseException:
             self.close()
             raise
 
     def map(self, name: str) -> AnyArray:
-        """A column as a map, [events, ...] as stored: for what meets a few events anywhere. Raises as `width`."""
+        """Return a column as a memory map, [events, ...] as stored, for random access to few events. Raises as `width`."""
         self._column(name)
         rows = open_zarr_rows(self._path, self._arrays[name], "mmap")
         try:
@@ -115,29 +115,29 @@ class Events:
 
     @property
     def columns(self) -> list[str]:
-        """Names of what `read` gives beside ends and times: edge features, and "weight"."""
+        """Names of the columns that `read` returns besides ends and times: edge features, and "weight"."""
         return [name for name in self._rows if name not in ("src", "dst", "time")]
 
     def width(self, name: str) -> tuple[int, ...]:
-        """The row shape of a column. Raises InputError where there is none of that name."""
+        """Row shape of a column. Raises InputError if there is no such column."""
         return self._column(name).shape[1:]
 
     @property
     def span(self) -> tuple[Any, Any]:
-        """(the first event's time, the last one's)."""
+        """Times of the first and last event."""
         return self._time[0].item(), self._time[-1].item()
 
     @property
     def whole(self) -> bool:
-        """Whether times are whole numbers."""
+        """Whether times are integers."""
         return self.dtype.kind == "i"
 
     def time(self, event: int) -> Any:
-        """The time of one event."""
+        """Time of one event."""
         return self._time[event].item()
 
     def at(self, time: Any, side: str = "left") -> int:
-        """How many events come before `time`, so the number of the first one at it or later; side "right": later only."""
+        """Number of events before `time` (side "right": not after it), i.e. the first event at it or later."""
         value, last = self._bound(time, side), self._found
         if last and last[-1][:2] == (value, side):
             return last[-1].position
@@ -149,14 +149,14 @@ class Events:
         return position
 
     def _bound(self, time: Any, side: str) -> Any:
-        """The time in the events' type: of whole times, those before 2.5 are those before 3, those up to it are up to 2."""
+        """Convert a time to the events' type: integer times before 2.5 are those before 3, those up to it are up to 2."""
         if not self.whole:
             return self.dtype.type(time)
-        least, most = np.iinfo(self.dtype).min, np.iinfo(self.dtype).max
-        return self.dtype.type(min(max(math.ceil(time) if side == "left" else math.floor(time), least), most))
+        smallest, largest = np.iinfo(self.dtype).min, np.iinfo(self.dtype).max
+        return self.dtype.type(min(max(math.ceil(time) if side == "left" else math.floor(time), smallest), largest))
 
     def _beside(self, value: Any, side: str) -> int | None:
-        """`at` of a time that comes about where the last two searches lead to expect it: a read, where halving takes many."""
+        """Try `at` near the position extrapolated from the last two searches: one read instead of a bisection."""
         if len(self._found) < 2:
             return None
         (time0, _, event0), (time1, _, event1) = self._found
@@ -164,54 +164,56 @@ class Events:
         near = event1 + passed * (event1 - event0) / span if span else math.nan
         if not math.isfinite(near):
             return None
-        low, high = (int(min(max(near + way, 0), self.count)) for way in (-_NEAR, _NEAR))
-        if abs(near - event1) < _NEAR:  # pages that were met
+        low, high = (int(min(max(near + offset, 0), self.count)) for offset in (-_NEAR, _NEAR))
+        if abs(near - event1) < _NEAR:  # pages already read
             self._will_search(1)
             part = self._time[low:high]
         else:
             part = read_range(self._rows["time"], low, high)[0]
-        found = _search(part, value, side)
-        if (found == 0 and low > 0) or (found == len(part) and high < self.count):
+        position = _search(part, value, side)
+        if (position == 0 and low > 0) or (position == len(part) and high < self.count):
             return None
-        return low + found
+        return low + position
 
     def before(self, times: AnyArray) -> NDArray[np.int64]:
-        """int64[k]: how many events come strictly before each of `times` ([k])."""
+        """Return how many events come strictly before each of `times` ([k]), int64[k]."""
         self._will_search(len(times))
         bound = np.ceil(times) if self.whole and times.dtype.kind == "f" else times
         return np.asarray(np.searchsorted(self._time, bound.astype(self.dtype), side="left"), np.int64)
 
     def _will_search(self, times: int) -> None:
-        """Gives back the map's pages now and then, or a pass over many windows would come to hold them all."""
+        """Release the map's pages from time to time, as searches over many windows would map all of them."""
         self._searches += times
         if self._searches > _MOST_SEARCHES:
             self._searches = times
             forget(self._time)
 
     def rows(self, name: str) -> Rows:
-        """A column as it is stored, [events, ...], a row an edge id; see `encoding`. Raises as `width`."""
+        """Return a column as stored, [events, ...], one row per edge id; see `encoding`. Raises as `width`."""
         return self._column(name)
 
     def encoding(self, name: str) -> Encoding:
-        """What the rows of a column mean. Raises as `width`."""
+        """Return the encoding of a column. Raises as `width`."""
         self._column(name)
         return self._encodings[name]
 
     def read(self, first: int, last: int, columns: list[str] | None = None, empty: Empty = fresh) -> EventBlock:
-        """Events first..last-1 with some columns (None: all), float32 where they are stored in fewer bits.
+        """Read events first..last-1 with some columns (None: all), decoded to float32 if stored in fewer bits.
 
-        empty: gives the memory for all that is read, asked once. Raises IndexError for a range that is not there, InputError
-        for a column that is not, StoreError as reading does.
+        `empty` allocates the memory for all that is read, called once. Raises IndexError for an invalid range, InputError for
+        an unknown column, and StoreError as reading does.
         """
-        wanted = self.columns if columns is None else columns
-        read = {name: self._column(name) for name in ("src", "dst", "time", *wanted)}
+        requested = self.columns if columns is None else columns
+        read = {name: self._column(name) for name in ("src", "dst", "time", *requested)}
         check_range(self.count, first, last)
         part = _parts_of(empty(sum(_aligned(_range_bytes(rows, first, last)) for rows in read.values())))
-        found, nbytes = {}, 0
+        values, nbytes = {}, 0
         for name, rows in read.items():
-            held, taken = read_range(rows, first, last, part)
-            found[name], nbytes = self._values(name, held), nbytes + taken
-        return EventBlock(first, found["src"], found["dst"], found["time"], {name: found[name] for name in wanted}, nbytes)
+            raw, taken = read_range(rows, first, last, part)
+            values[name], nbytes = self._values(name, raw), nbytes + taken
+        return EventBlock(
+            first, values["src"], values["dst"], values["time"], {name: values[name] for name in requested}, nbytes
+        )
 
     def _values(self, name: str, held: AnyArray) -> AnyArray:
         encoding = self._encodings[name]
@@ -227,12 +229,12 @@ class Events:
         return self._rows[name]
 
     def row_bytes(self, columns: list[str] | None = None) -> int:
-        """Bytes of an event's ends, time and columns on disk."""
-        wanted = self.columns if columns is None else columns
-        return sum(self._rows[name].row_bytes for name in ("src", "dst", "time", *wanted))
+        """Bytes on disk of an event's ends, time and columns."""
+        requested = self.columns if columns is None else columns
+        return sum(self._rows[name].row_bytes for name in ("src", "dst", "time", *requested))
 
     def close(self) -> None:
-        """Give back files and threads; idempotent."""
+        """Release files and threads; idempotent."""
         for rows in self._rows.values():
             rows.close()
 
@@ -251,7 +253,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _parts_of(whole: NDArray[np.uint8]) -> Empty:
-    """Memory for one thing after the other, out of `whole`, each from a page on."""
+    """Allocate page-aligned parts of `whole` one after another."""
     taken = 0
 
     def part(nbytes: int) -> NDArray[np.uint8]:
@@ -263,7 +265,7 @@ def _parts_of(whole: NDArray[np.uint8]) -> Empty:
 
 
 class Reader:
-    """Reads ranges of events that move forward and may overlap, as sliding windows do: each event once. For one thread.
+    """Reads forward-moving, possibly overlapping ranges of events, as sliding windows do, each event once. Not thread-safe.
 
     >>> reader = Reader(ds.events, ["msg"])
     >>> week = reader.read(0, 7000, keep=1000)
@@ -272,22 +274,22 @@ class Reader:
 
     def __init__(self, events: Events, columns: list[str] | None = None, empty: Empty = fresh) -> None:
         self._events, self._columns, self._empty = events, columns, empty
-        self._held: list[EventBlock] = []
+        self._blocks: list[EventBlock] = []
 
     def read(self, first: int, last: int, keep: int | None = None) -> EventBlock:
-        """Events first..last-1, as `Events.read`; nbytes: read now. keep: no later range begins before that event. [first]"""
+        """Read events first..last-1 as `Events.read`; `nbytes` are those read now. No later range precedes `keep` [first]."""
         pieces = [
-            block.part(max(block.first, first), min(block.last, last)) for block in self._held if _meet(block, first, last)
+            block.part(max(block.first, first), min(block.last, last)) for block in self._blocks if _meet(block, first, last)
         ]
-        begin = max([first, *(block.last for block in self._held)])
+        begin = max([first, *(block.last for block in self._blocks)])
         nbytes = 0
         if begin < last or not pieces:
             new = self._events.read(min(begin, last), last, self._columns, self._empty)
             nbytes = new.nbytes
             pieces.append(new)
-            self._held.append(new)
+            self._blocks.append(new)
         behind = first if keep is None else keep
-        self._held = [block for block in self._held if block.last > behind]
+        self._blocks = [block for block in self._blocks if block.last > behind]
         found = pieces[0] if len(pieces) == 1 else _joined(pieces)
         assert (found.first, found.last) == (first, last), "ranges move forward"
         return EventBlock(*found[:-1], nbytes)
@@ -298,7 +300,7 @@ def _meet(block: EventBlock, first: int, last: int) -> bool:
 
 
 def _joined(blocks: list[EventBlock]) -> EventBlock:
-    """Blocks that follow one another as one."""
+    """Concatenate consecutive blocks."""
     src, dst, time = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("src", "dst", "time"))
     columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in blocks[0].columns}
     return EventBlock(blocks[0].first, src, dst, time, columns, 0)

@@ -1,7 +1,7 @@
 """`Graph`: the topology as compressed sparse columns (CSC), in memory maps or in RAM.
 
-The in-edges of node v are slots `indptr[v]:indptr[v+1]`; one slot number addresses source node, weight, time and edge id
-alike. Offsets are int64 throughout, so a graph of more than 2**31 edges needs nothing special.
+The in-edges of node v are slots `indptr[v]:indptr[v+1]`; a slot number addresses source node, weight, time and edge id. Offsets
+are int64, so graphs of more than 2**31 edges need nothing special.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,11 +16,11 @@ from stores.io.segments import forget, warm
 
 Ints = NDArray[np.int64]
 MAP_SLOTS = 2**14
-"""Slots of a part: a page fault maps the cached pages around it too (the kernel's fault-around, 64 KiB: so many of int32)"""
+"""slots of a part: a page fault also maps the cached pages around it (the kernel's fault-around, 64 KiB, as many int32)"""
 
 
 def index_dtype(num_nodes: int) -> np.dtype[Any]:
-    """The dtype of `indices`: int32 while every node id fits, else int64.
+    """Return the dtype of `indices`: int32 if every node id fits, else int64.
 
     >>> index_dtype(2**31 - 1), index_dtype(2**31)
     (dtype('int32'), dtype('int64'))
@@ -30,7 +30,7 @@ def index_dtype(num_nodes: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A graph by destination. The arrays may be read-only memory maps; nobody writes to them.
+    """A graph by destination. The arrays may be read-only memory maps; they are never written to.
 
     >>> graph = Graph.from_edges([1, 2, 0], [0, 0, 2], num_nodes=3)
     >>> graph.slots(0), graph.degree(np.array([0, 1, 2]))
@@ -42,55 +42,55 @@ class Graph:
     indices: NDArray[Any]
     """int32|int64[E]: source node of each slot"""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """one entry a slot: `edge_id` int64[E] (position in the input), `weight` float32[E], ..."""
+    """one entry per slot: `edge_id` int64[E] (position in the input), `weight` float32[E], ..."""
     self_loops: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    """int64[k], sorted: the destination of every self-loop edge; empty where there are none"""
+    """int64[k], sorted: the destination of every self-loop"""
     weight_sum: NDArray[np.float32] | None = None
-    """float32[N]: each node's in-weights summed without self-loops; None for an unweighted graph"""
+    """float32[N]: sum of each node's in-weights without self-loops; None for an unweighted graph"""
     loop_weight: NDArray[np.float32] | None = None
-    """float32[k]: weight of each edge of `self_loops`, a node's in the order of its slots; None for an unweighted graph"""
+    """float32[k]: weight of each edge of `self_loops`, in slot order per node; None for an unweighted graph"""
     parts: Ints | None = None
-    """int64[P+1], rising from 0 to N: part p is the nodes parts[p]..parts[p+1]-1, which have most edges among themselves; None
-    where nodes were not numbered so"""
+    """int64[P+1], ascending from 0 to N: part p is nodes parts[p]..parts[p+1]-1, with most edges inside; None without parts"""
 
     @classmethod
     def from_arrays(cls, indptr: Any, indices: Any, columns: Mapping[str, Any] | None = None, parts: Any = None) -> "Graph":
-        """A graph in memory from CSC arrays; self-loops and weight sums are derived (`columns["weight"]`).
+        """Build a graph in memory from CSC arrays; self-loops and weight sums are derived (`columns["weight"]`).
 
-        indptr: [N+1]; indices: [E]; columns: name -> [E]; parts: [P+1] or None. Raises InputError where the shapes or ids
-        do not fit.
+        `indptr` is [N+1], `indices` [E], `columns` name -> [E], `parts` [P+1] or None. Raises InputError if shapes or ids do
+        not fit.
         """
         indptr = np.ascontiguousarray(indptr, dtype=np.int64)
         indices = np.ascontiguousarray(indices)
-        held = {name: np.ascontiguousarray(column) for name, column in (columns or {}).items()}
-        _check(indptr, indices, held)
+        arrays = {name: np.ascontiguousarray(column) for name, column in (columns or {}).items()}
+        _check(indptr, indices, arrays)
         num_nodes = len(indptr) - 1
         indices = indices.astype(index_dtype(num_nodes), copy=False)
         target = np.repeat(np.arange(num_nodes), np.diff(indptr))
         loop = target == indices
         total = loop_weight = None
-        if "weight" in held:
-            held["weight"] = held["weight"].astype(np.float32, copy=False)
-            total = np.bincount(target[~loop], held["weight"][~loop], minlength=num_nodes).astype(np.float32)
-            loop_weight = held["weight"][loop]
+        if "weight" in arrays:
+            arrays["weight"] = arrays["weight"].astype(np.float32, copy=False)
+            total = np.bincount(target[~loop], arrays["weight"][~loop], minlength=num_nodes).astype(np.float32)
+            loop_weight = arrays["weight"][loop]
         if parts is not None:
             parts = check_parts(np.ascontiguousarray(parts, np.int64), num_nodes)
-        return cls(indptr, indices, held, target[loop], total, loop_weight, parts)
+        return cls(indptr, indices, arrays, target[loop], total, loop_weight, parts)
 
     @classmethod
     def from_edges(cls, src: Any, dst: Any, num_nodes: int, *, parts: Any = None, **columns: Any) -> "Graph":
-        """A graph in memory from edges in input order; adds the column `edge_id`.
+        """Build a graph in memory from edges in input order; adds the column `edge_id`.
 
-        src, dst: int[E]; parts: [P+1] or None; columns: [E] each. Slots stand in canonical order (destination, edge id).
+        `src` and `dst` are int[E], `parts` [P+1] or None, `columns` [E] each. Slots are in canonical order (destination, edge
+        id).
         """
         src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
         if len(src) != len(dst) or (len(dst) and not 0 <= dst.min() <= dst.max() < num_nodes):
-            raise InputError(f"edges need as many sources as destinations, all of them in 0..{num_nodes - 1}")
+            raise InputError(f"edges need as many sources as destinations, all in 0..{num_nodes - 1}")
         order = np.argsort(dst, kind="stable")
         indptr = np.zeros(num_nodes + 1, np.int64)
         np.cumsum(np.bincount(dst, minlength=num_nodes), out=indptr[1:])
-        taken = {name: np.asarray(column)[order] for name, column in columns.items()}
-        return cls.from_arrays(indptr, src[order], {"edge_id": order, **taken}, parts)
+        sorted_columns = {name: np.asarray(column)[order] for name, column in columns.items()}
+        return cls.from_arrays(indptr, src[order], {"edge_id": order, **sorted_columns}, parts)
 
     @property
     def num_nodes(self) -> int:
@@ -102,15 +102,15 @@ class Graph:
 
     @property
     def topology_bytes(self) -> int:
-        """Bytes of every array the graph holds, mapped or in RAM."""
+        """Bytes of all arrays of the graph, mapped or in RAM."""
         return sum(array.nbytes for array in self._arrays())
 
     def sampled_bytes(self, weight: str | None = None) -> int:
-        """Bytes that sampling reads, `indptr` aside: `indices`, and the column it weighs edges by."""
+        """Bytes that sampling reads besides `indptr`: `indices`, and the weight column."""
         return self.indices.nbytes + (0 if weight is None else self.columns[weight].nbytes)
 
     def mapped_bytes(self, columns: Collection[str] | None = None) -> int:
-        """Bytes of `indices` and these columns (None: all), in whole parts of `MAP_SLOTS` slots: what may be mapped at most."""
+        """Most bytes of `indices` and these columns (None: all) that can be mapped, in parts of `MAP_SLOTS` slots."""
         return max(1, -(-len(self.indices) // MAP_SLOTS)) * self.part_bytes(self.columns if columns is None else columns)
 
     def part_bytes(self, columns: Collection[str]) -> int:
@@ -118,47 +118,47 @@ class Graph:
         return MAP_SLOTS * sum(array.itemsize for array in (self.indices, *(self.columns[name] for name in columns)))
 
     def warm(self, weight: str | None = None) -> int:
-        """Read what sampling needs into the page cache, front to back; returns the bytes read (0 from RAM)."""
+        """Read what sampling needs into the page cache sequentially; returns the bytes read (0 from RAM)."""
         return sum(warm(array) for array in (self.indptr, self.indices, *([] if weight is None else [self.columns[weight]])))
 
     def forget(self) -> None:
-        """Take the mapped pages of every slot array out of this process's memory (not out of the page cache)."""
+        """Unmap the pages of all slot arrays from this process; they stay in the page cache."""
         for array in (self.indices, *self.columns.values()):
             forget(array)
 
     def slots(self, v: int) -> tuple[int, int]:
-        """(first, last) with the in-edges of node `v` at slots first..last-1. Raises IndexError."""
+        """Return (first, last) such that the in-edges of node `v` are slots first..last-1. Raises IndexError."""
         if not 0 <= v < self.num_nodes:
             raise IndexError(f"node {v} is out of range: there are {self.num_nodes} nodes")
         return int(self.indptr[v]), int(self.indptr[v + 1])
 
     def degree(self, ids: Ints) -> Ints:
-        """int64[n]: in-degree of each of `ids` (int64[n]), self-loops included."""
+        """Return the in-degrees of `ids` (int64[n]), including self-loops, int64[n]."""
         return np.asarray(self.indptr[ids + 1] - self.indptr[ids])
 
     def loops(self, ids: Ints) -> Ints:
-        """int64[n]: how many self-loops each of `ids` (int64[n]) has."""
+        """Return the numbers of self-loops of `ids` (int64[n]), int64[n]."""
         left = np.searchsorted(self.self_loops, ids, side="left")
         return np.asarray(np.searchsorted(self.self_loops, ids, side="right") - left)
 
     def last_loop_weight(self, ids: Ints) -> NDArray[np.float32] | None:
-        """float32[n]: weight of the last self-loop of each of `ids` (int64[n]), 1 where it has none.
+        """Return the weight of the last self-loop of each of `ids` (int64[n]), 1 without one: float32[n].
 
         None for an unweighted graph and for one without self-loops.
         """
         if self.loop_weight is None or not len(self.self_loops):
             return None
         last = np.searchsorted(self.self_loops, ids, side="right") - 1
-        has = self.self_loops[last] == ids  # where last is -1, that is the greatest node with a loop, greater than the id
+        has = self.self_loops[last] == ids  # for last = -1 this is the largest node with a loop, above the id
         return np.where(has, self.loop_weight[last], np.float32(1))
 
     def edge_ids(self, slots: Ints) -> Ints:
-        """int64[n]: the position in the input of each of `slots` (int64[n]); the slot itself where none is kept."""
+        """Return the input position of each of `slots` (int64[n]), int64[n]; the slots if none is stored."""
         column = self.columns.get("edge_id")
         return slots if column is None else np.asarray(column[slots], dtype=np.int64)
 
     def in_memory(self) -> "Graph":
-        """The same graph with every array copied into RAM."""
+        """Return the graph with every array copied into RAM."""
         return replace(
             self,
             indptr=np.array(self.indptr),
@@ -176,19 +176,19 @@ class Graph:
 
 
 def check_parts(parts: Ints, num_nodes: int) -> Ints:
-    """`parts`, if it divides the nodes 0..num_nodes-1 into parts of at least one. Raises InputError."""
+    """Return `parts` if it divides the nodes 0..num_nodes-1 into non-empty parts. Raises InputError otherwise."""
     if parts.ndim != 1 or len(parts) < 2 or parts[0] != 0 or parts[-1] != num_nodes or (np.diff(parts) < 1).any():
-        raise InputError(f"parts must rise from 0 to the number of nodes, {num_nodes}, with a node in each part at least")
+        raise InputError(f"parts must increase from 0 to the number of nodes, {num_nodes}, with at least one node in each part")
     return parts
 
 
 def _check(indptr: Ints, indices: NDArray[Any], columns: Mapping[str, NDArray[Any]]) -> None:
     if indptr.ndim != 1 or not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
-        raise InputError(f"indptr must rise from 0 to the number of edges, {len(indices)}")
+        raise InputError(f"indptr must ascend from 0 to the number of edges, {len(indices)}")
     if len(indices) and (indices.ndim != 1 or indices.dtype.kind not in "iu"):
-        raise InputError(f"indices must be whole numbers in one dimension, not {indices.dtype}{list(indices.shape)}")
+        raise InputError(f"indices must be one-dimensional integers, not {indices.dtype}{list(indices.shape)}")
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(indptr) - 1:
-        raise InputError(f"indices must name nodes 0..{len(indptr) - 2}; they span {indices.min()}..{indices.max()}")
+        raise InputError(f"indices must be nodes 0..{len(indptr) - 2}, but span {indices.min()}..{indices.max()}")
     for name, column in columns.items():
         if column.shape != indices.shape:
-            raise InputError(f"column {name!r} has shape {column.shape}; one entry for each of {len(indices)} edges is wanted")
+            raise InputError(f"column {name!r} has shape {column.shape}; it needs one entry for each of {len(indices)} edges")

@@ -1,9 +1,8 @@
-"""External ids: what the user calls a node, and the row it has in the store, both ways, in one LMDB environment.
+"""External ids: the mapping between the user's node ids and rows, in both directions, in one LMDB environment.
 
-Two named databases per node type: `<type>/row` maps an external id to its row, `<type>/id` a row to its external id.
-Rows are big-endian uint64. Ids of kind "int" are big-endian int64 with the sign bit flipped, so that key order is
-numeric order; ids of kind "str" are UTF-8. Both databases are filled in key order (LMDB's append: 3.4 M puts a second
-against 0.8 M in random order).
+Each node type has two databases: `<type>/row` maps an external id to its row, `<type>/id` a row to its external id. Rows are
+big-endian uint64. Ids of kind "int" are big-endian int64 with the sign bit flipped, so that key order is numeric order; ids of
+kind "str" are UTF-8. Both are filled in key order (LMDB's append: 3.4 M puts per second, against 0.8 M in random order).
 """
 
 import heapq
@@ -27,20 +26,29 @@ from stores.manifest import NODE, IdKind
 MAX_ID_BYTES = 511
 """LMDB's limit on a key"""
 _MAP_BYTES = 2**40
-"""address space of the writer, not bytes: the file grows with what is put"""
+"""address space of the writer, not memory: the file grows with its contents"""
 _PUTS = 2**18
-"""puts of one transaction: its dirty pages are what the writer holds in memory"""
+"""puts per transaction, whose dirty pages the writer keeps in memory"""
 
 Pairs = Iterable[tuple[Any, NDArray[np.int64]]]
 
 
 def write_ids(path: Path | str, kind: IdKind, by_id: Pairs, by_row: Pairs, node_type: str = NODE) -> int:
-    """Fill both databases of `node_type` in the environment at `path` (made where absent); returns the number of ids.
+    """Fill both databases of `node_type` in the environment at `path` (created if missing); returns the number of ids.
 
-    by_id, by_row: chunks (external ids, rows) of the same pairs, ordered by external id and by row. External ids are
-    int64[n] or an Arrow array; for "str" a list of str, or an Arrow string array, ordered by their UTF-8 bytes. rows:
-    int64[n]. Memory: one chunk and the dirty pages of one transaction.
-    Raises InputError for an id that is null, empty, longer than 511 bytes or there twice, StoreError for a full disk.
+    Needs memory for one chunk and the dirty pages of one transaction.
+
+    Args:
+        path: The environment.
+        kind: "int" or "str".
+        by_id: Chunks (external ids, rows) ordered by external id: int64[n] or an Arrow array, for "str" a list of str or an
+            Arrow string array, ordered by UTF-8 bytes; rows int64[n].
+        by_row: The same pairs ordered by row.
+        node_type: The node type.
+
+    Raises:
+        InputError: If an id is null, empty, longer than 511 bytes or a duplicate.
+        StoreError: If the disk is full.
 
     >>> write_ids("papers.ooc/ids.lmdb", "str", [(["a", "b"], np.array([1, 0]))], [(["b", "a"], np.array([0, 1]))])
     2
@@ -57,37 +65,39 @@ def write_ids(path: Path | str, kind: IdKind, by_id: Pairs, by_row: Pairs, node_
         except lmdb.Error as error:
             raise database_error(error, path) from None
     if count != back:
-        raise InputError(f"{path}: {count} ids in order of the ids, {back} in order of the rows; each must be in both once")
+        raise InputError(f"{path}: {count} ids in id order, but {back} in row order; each must be in both once")
     return count
 
 
 def grow_ids(old: Path | str, path: Path | str, kind: IdKind, by_id: Pairs, by_row: Pairs, node_type: str = NODE) -> None:
-    """Write the ids of the environment `old` and those of further nodes at `path`: the bytes that `write_ids` gives them all.
+    """Write the ids of the environment `old` and of new nodes to `path`, byte for byte as `write_ids` would for all.
 
-    by_id, by_row: of the new nodes, whose rows come behind, as `write_ids` takes them. Raises as it does.
+    `by_id` and `by_row` are those of the new nodes, whose rows follow the old ones. Raises as `write_ids` does.
     """
     Path(path).mkdir(parents=True, exist_ok=True)
-    held, encode = environment(old), _ENCODERS[kind]
+    previous, encode = environment(old), _ENCODERS[kind]
     try:
         with (
             disk_errors(path),
             lmdb.open(str(path), map_size=_MAP_BYTES, max_dbs=256, sync=False, lock=False) as env,
-            held.env.begin() as transaction,
+            previous.env.begin() as transaction,
         ):
-            was = {name: held.env.open_db(_database(node_type, name), transaction, create=False) for name in ("row", "id")}
+            was = {name: previous.env.open_db(_database(node_type, name), transaction, create=False) for name in ("row", "id")}
             new = chain.from_iterable(zip(encode(ids), _row_keys(rows), strict=True) for ids, rows in by_id)
-            _fill(env, _database(node_type, "row"), [heapq.merge(_given_back(held, transaction, was["row"]), new)], _SHOW[kind])
+            _fill(
+                env, _database(node_type, "row"), [heapq.merge(_pairs_of(previous, transaction, was["row"]), new)], _SHOW[kind]
+            )
             behind = (zip(_row_keys(rows), encode(ids), strict=True) for ids, rows in by_row)
-            _fill(env, _database(node_type, "id"), chain([_given_back(held, transaction, was["id"])], behind), _show_row)
+            _fill(env, _database(node_type, "id"), chain([_pairs_of(previous, transaction, was["id"])], behind), _show_row)
             env.sync(True)
     except lmdb.Error as error:
         raise database_error(error, path) from None
     finally:
-        held.close()
+        previous.close()
 
 
-def _given_back(held: Environment, transaction: lmdb.Transaction, database: Any) -> Iterator[tuple[bytes, bytes]]:
-    """All pairs of a database, whose pages go out of the process again."""
+def _pairs_of(held: Environment, transaction: lmdb.Transaction, database: Any) -> Iterator[tuple[bytes, bytes]]:
+    """Yield all pairs of a database, releasing its pages from the process."""
     for at, pair in enumerate(transaction.cursor(database)):
         if at % _PUTS == 0:
             held.forget()
@@ -95,12 +105,12 @@ def _given_back(held: Environment, transaction: lmdb.Transaction, database: Any)
 
 
 def encode_ids(external: Any, kind: IdKind) -> list[bytes]:
-    """Ids as the keys of the databases, in whose order they are in order. Raises InputError for one that cannot be an id."""
+    """Encode ids as database keys, which have the order of the ids. Raises InputError for an invalid id."""
     return _ENCODERS[kind](external)
 
 
 def decode_ids(keys: list[bytes], kind: IdKind) -> NDArray[np.int64] | list[str]:
-    """What `encode_ids` encoded."""
+    """Decode the result of `encode_ids`."""
     return _decode_ints(keys) if kind == "int" else [key.decode() for key in keys]
 
 
@@ -113,7 +123,7 @@ class IdMap:
     """
 
     def __init__(self, path: Path | str, kind: IdKind, node_type: str = NODE) -> None:
-        """Raises StoreError where the environment or its databases are absent or damaged."""
+        """Open the databases. Raises StoreError if they are missing or damaged."""
         self.path = Path(path)
         self.kind: IdKind = kind
         self._environment = environment(path)
@@ -125,7 +135,7 @@ class IdMap:
             raise StoreError(f"{path} has no ids of node type {node_type!r} ({error}); build the store again") from None
 
     def external(self, rows: Any) -> NDArray[np.int64] | list[str]:
-        """The external ids of `rows` (int64[n], any order): int64[n], or a list of str, in the same order.
+        """Return the external ids of `rows` (int64[n], any order) in the same order, int64[n] or a list of str.
 
         One read transaction. Raises InputError for a row without an id.
         """
@@ -134,21 +144,21 @@ class IdMap:
         return decode_ids(values, self.kind)
 
     def rows(self, external: Any) -> NDArray[np.int64]:
-        """The rows (int64[n]) of many external ids, in one read transaction. Raises InputError for an id not there."""
-        wanted = [self._parse(each) for each in external]
-        values = self._get(self._rows, _ENCODERS[self.kind](wanted), wanted, "id")
+        """Return the rows of external ids, int64[n], in one read transaction. Raises InputError for an unknown id."""
+        ids = [self._parse(each) for each in external]
+        values = self._get(self._rows, _ENCODERS[self.kind](ids), ids, "id")
         return np.frombuffer(b"".join(values), ">u8").astype(np.int64)
 
     def find(self, external: Any) -> NDArray[np.int64]:
-        """The rows (int64[n]) of many external ids (of the store's kind), -1 where there is none; in one read transaction."""
+        """Return the rows of external ids (of the store's kind), int64[n], -1 if unknown, in one read transaction."""
         keys = _ENCODERS[self.kind](external)
         with self._environment.env.begin(db=self._rows, buffers=False) as transaction:
-            found = dict(transaction.cursor().getmulti(keys))
+            row_of = dict(transaction.cursor().getmulti(keys))
         self._environment.forget()
-        return np.array([int.from_bytes(found[key]) if key in found else -1 for key in keys], np.int64)
+        return np.array([int.from_bytes(row_of[key]) if key in row_of else -1 for key in keys], np.int64)
 
     def row(self, external: Any) -> int:
-        """The row of one external id. Raises InputError naming an id that is not there."""
+        """Return the row of one external id. Raises InputError for an unknown id."""
         return int(self.rows([external])[0])
 
     def __len__(self) -> int:
@@ -156,7 +166,7 @@ class IdMap:
             return int(transaction.stat(self._rows)["entries"])
 
     def close(self) -> None:
-        """Give back the environment; idempotent."""
+        """Release the environment; idempotent."""
         self._environment.close()
 
     def _parse(self, external: Any) -> int | str:
@@ -166,22 +176,22 @@ class IdMap:
             raise _unknown("id", external, self.path)
         return str(external)
 
-    def _get(self, database: Any, keys: list[bytes], wanted: Any, what: str) -> list[bytes]:
+    def _get(self, database: Any, keys: list[bytes], requested: Any, what: str) -> list[bytes]:
         with self._environment.env.begin(db=database, buffers=False) as transaction:
-            found = transaction.cursor().getmulti(keys)
+            values = transaction.cursor().getmulti(keys)
         self._environment.forget()
-        if len(found) != len(keys):
-            have = {key for key, _ in found}
-            missing = next(each for each, key in zip(wanted, keys, strict=True) if key not in have)
+        if len(values) != len(keys):
+            have = {key for key, _ in values}
+            missing = next(each for each, key in zip(requested, keys, strict=True) if key not in have)
             raise _unknown(what, missing, self.path)
-        return [value for _, value in found]
+        return [value for _, value in values]
 
 
 class GrownIds:
-    """Ids of a store and of the nodes that it was given later, whose rows come behind; as `IdMap`."""
+    """The ids of a store and of nodes appended to it, whose rows follow; interface of `IdMap`."""
 
     def __init__(self, old: IdMap, new: IdMap, first: int) -> None:
-        """first: the first new row."""
+        """`first` is the first new row."""
         self.old, self.new, self.first = old, new, first
         self.kind: IdKind = old.kind
 
@@ -189,9 +199,9 @@ class GrownIds:
         """See `IdMap.external`."""
         rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
         new = rows >= self.first
-        found = np.empty(len(rows), np.int64 if self.kind == "int" else object)
-        found[~new], found[new] = self.old.external(rows[~new]), self.new.external(rows[new])
-        return found if self.kind == "int" else list(found.tolist())
+        ids = np.empty(len(rows), np.int64 if self.kind == "int" else object)
+        ids[~new], ids[new] = self.old.external(rows[~new]), self.new.external(rows[new])
+        return ids if self.kind == "int" else list(ids.tolist())
 
     def find(self, external: Any) -> NDArray[np.int64]:
         """See `IdMap.find`."""
@@ -208,17 +218,17 @@ class GrownIds:
         return len(self.old) + len(self.new)
 
     def close(self) -> None:
-        """Give back both; idempotent."""
+        """Close both; idempotent."""
         self.old.close()
         self.new.close()
 
 
 def whole_number(external: Any, where: Path) -> int:
-    """`external`, an int or its text, as an int64. Raises InputError, naming `where`, for anything else."""
+    """Convert an int or its text to int64. Raises InputError, naming `where`, for anything else."""
     try:
         number = int(external) if isinstance(external, str) else index(external)
     except (TypeError, ValueError):
-        raise InputError(f"no node has the id {external!r}: the ids of {where} are whole numbers") from None
+        raise InputError(f"no node has the id {external!r}: the ids of {where} are integers") from None
     if not -(2**63) <= number < 2**63:
         raise _unknown("id", number, where)
     return number
@@ -235,17 +245,17 @@ def _database(node_type: str, direction: str) -> bytes:
 def _fill(
     env: lmdb.Environment, name: bytes, chunks: Iterable[Iterable[tuple[bytes, bytes]]], show: Callable[[bytes], str]
 ) -> int:
-    """Append pairs in key order, a fixed number a transaction, so that the file does not depend on the chunks."""
+    """Append pairs in key order with a fixed number per transaction, so that the file does not depend on the chunks."""
     database = env.open_db(name)
     pairs = chain.from_iterable(chunks)
     count, last = 0, b""
     while batch := list(islice(pairs, _PUTS)):
         with env.begin(write=True, db=database) as transaction:
             _, added = transaction.cursor().putmulti(batch, append=True)
-            if added != len(batch):  # LMDB passes over a key that does not rise
+            if added != len(batch):  # LMDB skips a key that is not ascending
                 keys = [last, *(key for key, _ in batch)]
                 bad = next(key for before, key in pairwise(keys) if key <= before)
-                raise InputError(f"ids must rise, each there once: {show(bad)} repeats or comes too late")
+                raise InputError(f"ids must be ascending and unique: {show(bad)} is a duplicate or out of order")
         count, last = count + len(batch), batch[-1][0]
     return count
 
@@ -276,7 +286,9 @@ def _encode_texts(external: Any) -> list[bytes]:
         raise InputError("a node id is empty: give every node an id")
     if len(texts) and pc.max(sizes).as_py() > MAX_ID_BYTES:
         worst = texts[pc.index(pc.greater(sizes, MAX_ID_BYTES), True).as_py()].as_py()
-        raise InputError(f"node id {worst[:40]!r}... has {len(worst.encode())} bytes: at most {MAX_ID_BYTES} go, shorten it")
+        raise InputError(
+            f"node id {worst[:40]!r}... has {len(worst.encode())} bytes: at most {MAX_ID_BYTES} are allowed, shorten it"
+        )
     return cast(list[bytes], encoded.to_pylist())
 
 
@@ -301,5 +313,5 @@ def identity(rows: Any, count: int) -> NDArray[np.int64]:
     rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
         bad = rows[(rows < 0) | (rows >= count)][0]
-        raise InputError(f"no node has the row {bad}: there are {count} nodes")
+        raise InputError(f"row {bad} is out of range: there are {count} nodes")
     return rows

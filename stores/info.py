@@ -1,4 +1,4 @@
-"""What `ooc info` tells about a store."""
+"""Description of a store for `ooc info`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +13,10 @@ from stores.manifest import arrays_of, read_manifest, version_of
 
 
 def describe(path: Path | str) -> dict[str, Any]:
-    """The store at `path` as plain data (JSON goes): counts, types, arrays, splits, fingerprints. Reads no rows.
+    """Return the store at `path` as JSON-compatible data: counts, types, arrays, splits, fingerprints. Reads no rows.
 
-    What was appended since the arrays were written is told apart from them, under "appends" and "appended".
-
-    Raises StoreError where there is no store, or an array of it is truncated.
+    Appended data is listed separately under "appends" and "appended". Raises StoreError if there is no store, or an array is
+    truncated.
 
     >>> describe("papers.ooc")["num_nodes"]
     """

@@ -1,4 +1,4 @@
-"""Checksums: a store's fingerprint, and `verify`, which names what is damaged down to the chunk."""
+"""Checksums: a store's fingerprint, and `verify`, which locates damage down to the chunk."""
 
 import hashlib
 import json
@@ -18,21 +18,21 @@ from stores.errors import StoreError
 from stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
 Progress = Callable[[int, int], None]
-"""called with (bytes done, bytes in all)"""
+"""called with (bytes done, total bytes)"""
 _READ_BYTES = 2**22
 
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is wrong with a store; `str()` is a line for a person."""
+    """A defect of a store; `str()` is one line."""
 
     array: str
     """the array's path in the group, or ids.lmdb"""
     message: str
     chunk: int | None = None
-    """number of the inner chunk along the rows; None where it is not one chunk's damage"""
+    """number of the inner chunk along the rows; None if the damage is not limited to a chunk"""
     rows: tuple[int, int] | None = None
-    """rows [first, last) that the chunk holds"""
+    """rows [first, last) of the chunk"""
 
     def __str__(self) -> str:
         where = (
@@ -44,10 +44,10 @@ class Damage:
 
 
 def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
-    """Recompute the checksum of every chunk of the store at `path`; returns what is damaged, [] for a sound store.
+    """Check every chunk of the store at `path` against its checksum; returns the damage found, [] for a sound store.
 
-    Contiguous arrays are compared with `checksums/`; arrays someone else wrote are decoded chunk by chunk. Memory: one chunk.
-    Raises StoreError where there is no store or its manifest cannot be read.
+    Contiguous arrays are compared with `checksums/`; arrays written by others are decoded. Needs memory for one chunk. Raises
+    StoreError if there is no store or its manifest cannot be read.
 
     >>> for damage in verify("papers.ooc"):
     ...     print(damage)
@@ -65,13 +65,13 @@ def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
     total = sum(rows.shape[0] * rows.row_bytes for rows in opened.values())
     done = 0
     for name, rows in opened.items():
-        wanted = expected.get(name)
+        count = expected.get(name)
         try:
             encoding_of(rows, (path / name).parent)
         except StoreError as error:
             damages.append(Damage(name, str(error)))
-        if wanted is not None and rows.shape[0] != wanted:
-            damages.append(Damage(name, f"it has {rows.shape[0]} rows; the manifest says {wanted}"))
+        if count is not None and rows.shape[0] != count:
+            damages.append(Damage(name, f"it has {rows.shape[0]} rows, but the manifest says {count}"))
         for nbytes, damage in _check(path, name, rows):
             damages.extend([damage] if damage else [])
             done += nbytes
@@ -96,16 +96,16 @@ def _check_appends(store: Path) -> list[Damage]:
 
 
 def fingerprint(path: Path | str) -> str:
-    """sha256 (hex) of the manifest and all checksums of the store at `path`: two stores that agree on it hold the same data.
+    """Return the sha256 (hex) of the manifest and all checksums of a store; equal fingerprints mean equal data.
 
-    Of an array without checksums (someone else wrote it) the metadata count.
+    Arrays without checksums (written by others) contribute their metadata.
     """
     path = arrays_of(path)
     return fingerprint_of(path, read_manifest(path))
 
 
 def fingerprint_of(path: Path, manifest: Manifest) -> str:
-    """`fingerprint` of the arrays in the folder `path`, of which `manifest` tells: a version current or not."""
+    """`fingerprint` of the arrays in the folder `path`, described by `manifest`, of any version."""
     digest = hashlib.sha256(manifest.canonical())
     for name in array_names(path):
         digest.update(f"\0{name}\0".encode())
@@ -118,7 +118,7 @@ def fingerprint_of(path: Path, manifest: Manifest) -> str:
 
 
 def array_names(path: Path | str) -> list[str]:
-    """Paths of all arrays in the group at `path`, sorted, without the checksums and other versions."""
+    """Paths of all arrays in the group at `path`, sorted, without checksums and other versions."""
     path = Path(path)
     found = []
     for metadata in path.rglob("zarr.json"):
@@ -129,7 +129,7 @@ def array_names(path: Path | str) -> list[str]:
 
 
 def _may_be_array(metadata: Path) -> bool:
-    """False for a group; what cannot be read counts as an array, so that whoever opens it says what is wrong."""
+    """False for a group; unreadable metadata counts as an array, so that opening it reports the error."""
     try:
         return bool(json.loads(metadata.read_bytes())["node_type"] == "array")
     except (ValueError, KeyError, TypeError):
@@ -137,7 +137,7 @@ def _may_be_array(metadata: Path) -> bool:
 
 
 def expected_rows(manifest: Manifest) -> dict[str, int | None]:
-    """Rows of every array that the manifest says is there; None where it does not say how many."""
+    """Rows of every array the manifest lists; None if it does not say how many."""
     edges = [names.INDICES, *(names.column(name) for name in manifest.columns)]
     expected: dict[str, int | None] = {names.INDPTR: manifest.num_nodes + 1, **dict.fromkeys(edges, manifest.num_edges)}
     if manifest.weighted:
@@ -159,7 +159,7 @@ def expected_rows(manifest: Manifest) -> dict[str, int | None]:
 
 
 def file_crc32c(path: Path | str) -> str:
-    """The crc32c of a file as eight hex digits."""
+    """crc32c of a file as eight hex digits."""
     crc = 0
     with Path(path).open("rb") as file:
         while block := file.read(_READ_BYTES):
@@ -177,20 +177,20 @@ def _check(path: Path, name: str, rows: ShardedRows | ForeignRows) -> Step:
 
 
 def _check_checksums(path: Path, name: str, rows: ShardedRows) -> Step:
-    """Yields (bytes read, damage) per inner chunk."""
+    """Yield (bytes read, damage) per inner chunk."""
     chunk_rows = zarr.open_array(path / name, mode="r").chunks[0]
     nbytes = chunk_rows * rows.row_bytes
-    wanted = _checksums(path, name)
+    checksums = _checksums(path, name)
     chunks = rows.segments.total // nbytes
-    if len(wanted) != chunks:
-        yield 0, Damage(name, f"{names.CHECKSUMS} has {len(wanted)} entries; the array has {chunks} chunks")
+    if len(checksums) != chunks:
+        yield 0, Damage(name, f"{names.CHECKSUMS} has {len(checksums)} entries, but the array has {chunks} chunks")
         return
     number = 0
     for file, payload in zip(rows.segments.paths, rows.segments.payload.tolist(), strict=True):
         with file.open("rb") as shard:
             for _ in range(payload // nbytes):
                 span = number * chunk_rows, min((number + 1) * chunk_rows, rows.shape[0])
-                good = google_crc32c.value(shard.read(nbytes)) == int(wanted[number])
+                good = google_crc32c.value(shard.read(nbytes)) == int(checksums[number])
                 yield (
                     nbytes,
                     None if good else Damage(name, f"the checksum of its bytes in {file} does not match", number, span),
@@ -199,7 +199,7 @@ def _check_checksums(path: Path, name: str, rows: ShardedRows) -> Step:
 
 
 def _check_decoding(path: Path, name: str, rows: ShardedRows | ForeignRows) -> Step:
-    """Yields (bytes decoded, damage) per chunk of an array that has no checksums of ours."""
+    """Yield (bytes decoded, damage) per chunk of an array without checksums."""
     array = zarr.open_array(path / name, mode="r")
     step = array.chunks[0]
     for number, first in enumerate(range(0, rows.shape[0], step)):
@@ -207,19 +207,19 @@ def _check_decoding(path: Path, name: str, rows: ShardedRows | ForeignRows) -> S
         damage = None
         try:
             array[span[0] : span[1]]
-        except Exception as error:  # a codec raises whatever it likes: every one of them is damage here
+        except Exception as error:  # a codec may raise anything: all of it is damage
             damage = Damage(name, f"it cannot be decoded ({type(error).__name__}: {str(error).splitlines()[:1]})", number, span)
         yield (span[1] - span[0]) * rows.row_bytes, damage
 
 
 def _check_ids(path: Path, manifest: Manifest) -> list[Damage]:
-    wanted = manifest.fingerprints.get(names.IDS)
+    expected = manifest.fingerprints.get(names.IDS)
     file = path / names.IDS / "data.mdb"
-    if wanted is None and not any(node_type.id_kind for node_type in manifest.node_types):
+    if expected is None and not any(node_type.id_kind for node_type in manifest.node_types):
         return []
     if not file.exists():
         return [Damage(names.IDS, f"{file} is missing")]
-    return [] if wanted in (None, file_crc32c(file)) else [Damage(names.IDS, f"the checksum of {file} does not match")]
+    return [] if expected in (None, file_crc32c(file)) else [Damage(names.IDS, f"the checksum of {file} does not match")]
 
 
 def _has_checksums(path: Path, name: str) -> bool:
@@ -229,5 +229,5 @@ def _has_checksums(path: Path, name: str) -> bool:
 def _checksums(path: Path, name: str) -> NDArray[np.uint32]:
     try:
         return np.asarray(zarr.open_array(path / names.checksum_array(name), mode="r")[:], dtype=np.uint32)
-    except Exception as error:  # zarr lets any exception of its parts through
+    except Exception as error:  # zarr passes on any exception
         raise StoreError(f"{path / names.checksum_array(name)} is damaged: {error}; build the store again") from error

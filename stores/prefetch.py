@@ -1,4 +1,4 @@
-"""Asking the processor for memory before a kernel comes to it."""
+"""Software prefetching in kernels."""
 
 from typing import Any
 
@@ -7,18 +7,18 @@ from numba import types
 from numba.extending import intrinsic
 
 _READ, _KEEP, _DATA = 0, 3, 1
-"""llvm.prefetch: to be read, in all caches, data"""
+"""arguments of llvm.prefetch: read access, all cache levels, data"""
 
 
 @intrinsic
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """prefetch(array, index): in a kernel, the cache line of array[index] (one dimension, contiguous) is under way from now on.
+    """prefetch(array, index): in a kernel, start loading the cache line of array[index] (one-dimensional, contiguous).
 
-    It reads nothing, so `index` may lie anywhere. For loops that go through memory in an order that the processor cannot guess.
+    It reads nothing, so `index` may be anything. For loops with an access order the processor cannot predict.
 
     >>> @kernel
-    ... def add(near, to):
-    ...     prefetch(near, to[k + 8] * width)
+    ... def add(sums, to):
+    ...     prefetch(sums, to[k + 8] * width)
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -35,4 +35,4 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
 
 
 AHEAD = 24
-"""How many elements ahead a pass prefetches: about a memory latency's worth of work."""
+"""elements to prefetch ahead: about a memory latency's worth of work"""

@@ -1,4 +1,4 @@
-"""Byte sizes as people write them."""
+"""Parsing and formatting of byte sizes."""
 
 import re
 
@@ -8,9 +8,9 @@ _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 1024
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes in `"2GB"`, `"1.5 GiB"`, `"512MB"` or a plain number; decimal units are powers of 1000.
+    """Parse a size such as `"2GB"`, `"1.5 GiB"`, `"512MB"` or a plain number; decimal units are powers of 1000.
 
-    Raises ConfigError where the text is not a positive size.
+    Raises ConfigError if the text is not a positive size.
 
     >>> parse_bytes("2GB"), parse_bytes("1KiB")
     (2000000000, 1024)
@@ -18,12 +18,12 @@ def parse_bytes(text: str | int) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(text).upper())
     size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
     if size <= 0:
-        raise ConfigError(f"not a size in bytes: {text!r}; write it like 2GB, 512MB or 1.5GiB")
+        raise ConfigError(f"{text!r} is not a size in bytes: write it like 2GB, 512MB or 1.5GiB")
     return size
 
 
 def format_bytes(count: float) -> str:
-    """`count` bytes for a person: `format_bytes(2_500_000)` is `'2.5 MB'`."""
+    """Format a size: `format_bytes(2_500_000)` is `'2.5 MB'`."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"

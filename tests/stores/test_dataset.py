@@ -254,7 +254,7 @@ def test_a_failed_or_refused_write_leaves_nothing(tmp_path) -> None:
         write_store(tmp_path / "s", graph, x=np.zeros((3, 1)))
     with pytest.raises(OocError):
         write_store(tmp_path / "s", graph, external=["a", "a"])
-    with pytest.raises(InputError, match="labels y without a task"):
+    with pytest.raises(InputError, match="labels y need a task"):
         write_store(tmp_path / "s", graph, y=np.zeros(2, int))
     assert list(tmp_path.iterdir()) == []
     write_store(tmp_path / "s", graph)

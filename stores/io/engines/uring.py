@@ -203,7 +203,7 @@ def _request(ring: RingParts, job: Job, number: int) -> None:
 
 @kernel
 def _address(ring: RingParts, job: Job, number: int) -> int:
-    """Destination of a slot's piece: the scratch, unless it may be read in place (not a last page shared with a file footer)."""
+    """Destination of a slot's piece: the scratch, unless it may be read in place (not a last page with a file footer)."""
     slot = ring.slots[number]
     if job.direct and slot["wanted"] % ALIGNMENT == 0:
         extent = slot["extent"]

@@ -46,7 +46,7 @@ def test_parts_come_back_with_what_they_are_worth(make_store: MakeStore) -> None
 
 @pytest.mark.parametrize("parts", [[0, 10], [1, 50], [0, 10, 10, 50], [0, 20, 10, 50], [0], [[0, 50]]])
 def test_parts_that_do_not_divide_the_nodes_are_refused(make_store: MakeStore, parts: Any) -> None:
-    with pytest.raises(InputError, match="parts must rise from 0 to the number of nodes, 50"):
+    with pytest.raises(InputError, match="parts must increase from 0 to the number of nodes, 50"):
         make_store(parts=parts)
 
 
@@ -55,7 +55,7 @@ def test_damaged_parts_are_named(make_store: MakeStore) -> None:
     for place in ("graph/parts", "checksums/graph/parts"):
         (path / place / "zarr.json").unlink()
     write_array(path, names.PARTS, np.array([0, 30, 20, 50]))
-    with pytest.raises(StoreError, match=r"graph/parts is damaged: parts must rise"):
+    with pytest.raises(StoreError, match=r"graph/parts is damaged: parts must increase"):
         Dataset.open(path)
     for place in ("graph/parts", "checksums/graph/parts"):
         (path / place / "zarr.json").unlink()
