@@ -228,7 +228,7 @@ def whole_number(external: Any, where: Path) -> int:
     try:
         number = int(external) if isinstance(external, str) else index(external)
     except (TypeError, ValueError):
-        raise InputError(f"no node has the id {external!r}: the ids of {where} are integers") from None
+        raise InputError(f"no node has the id {external!r}: the ids of {where} are whole numbers") from None
     if not -(2**63) <= number < 2**63:
         raise _unknown("id", number, where)
     return number
@@ -313,5 +313,5 @@ def identity(rows: Any, count: int) -> NDArray[np.int64]:
     rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
         bad = rows[(rows < 0) | (rows >= count)][0]
-        raise InputError(f"row {bad} is out of range: there are {count} nodes")
+        raise InputError(f"no node has the row {bad}: there are {count} nodes")
     return rows

@@ -1,1 +1,1 @@
-"""Stores that grow: what is appended waits in one LMDB environment, readers see it, `compact` folds it into the arrays."""
+"""Growing stores: appends are kept in an LMDB environment that readers merge, until `compact` merges it into the arrays."""

@@ -1,4 +1,4 @@
-"""`append`: new edges, new nodes and rows of known ones, checked as an ingest checks them, in one transaction."""
+"""`append`: new edges, new nodes and new rows of existing ones, checked like an ingest, in one transaction."""
 
 import shutil
 import time
@@ -30,23 +30,26 @@ from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, versio
 
 @dataclass(frozen=True)
 class AppendResult:
-    """What an append did."""
+    """Result of an append."""
 
     path: Path
     appended: Appended
     seconds: float
     notes: list[str]
-    """what a person should know of it"""
+    """possible mistakes, one line each"""
 
 
 def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
-    """Append to the store `spec.out`; durable when it returns, not there at all where it raises or is killed.
+    """Append to the store `spec.out`; durable when it returns, without effect if it raises or is killed.
 
-    It costs in proportion to what is added, in time and on the disk; in memory it stays within `spec.memory`, however much
-    that is. The next reader sees it, `compact` folds it into the arrays.
-    Raises InputError naming file, row and value, ConfigError for columns that the store's edges or nodes have and that are not
-    given, StoreError for no store, a full disk or an append that is under way, BudgetError for less memory than an ingest
-    needs.
+    Time and disk space are proportional to what is added; memory stays within `spec.memory`. The next reader sees it, and
+    `compact` merges it into the arrays.
+
+    Raises:
+        InputError: If the input is wrong; names file, row and value.
+        ConfigError: If columns that the store's edges or nodes have are missing.
+        StoreError: If there is no store, the disk is full, or another append is in progress.
+        BudgetError: If there is less memory than an ingest needs.
 
     >>> append(AppendSpec(out="papers.ooc", edges="new.parquet")).appended.edges
     1000000
@@ -72,7 +75,7 @@ def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
 
 
 def refuse(path: Path, manifest: Manifest) -> None:
-    """Raise ConfigError for a store that cannot grow and stay what it says it is."""
+    """Raise ConfigError for a store that cannot grow and keep its properties."""
     why = None
     if manifest.partition is not None:
         why = f"numbers its nodes by {manifest.partition.parts} parts of the graph, which new edges change"
@@ -89,7 +92,7 @@ def refuse(path: Path, manifest: Manifest) -> None:
 
 
 class _Append:
-    """One append under way."""
+    """One append."""
 
     def __init__(
         self, spec: AppendSpec, root: Path, manifest: Manifest, duck: Duck, delta: Appending, stage: Path, progress: Progress
@@ -109,7 +112,7 @@ class _Append:
         return self.delta.finish(replace(counts, nodes=new.count, rows=rows))
 
     def _columns(self, inputs: Inputs) -> EdgeColumns:
-        """The edges' columns: all that the store's edges have, and no other."""
+        """Columns of the edges: exactly those the store's edges have."""
         table, spec, manifest = inputs.edges, self.spec, self.manifest
         there = {"--weight": (spec.weight, manifest.weighted), "--time": (spec.time, manifest.time is not None)}
         for flag, (given, has) in there.items():
@@ -142,7 +145,7 @@ class _Append:
         return found
 
     def _edges(self, columns: EdgeColumns, new: NewNodes) -> Appended:
-        """Write the edges' records; how many there are and were left out."""
+        """Write the edges' records; returns how many were added and dropped."""
         features = self._edge_features(columns)
         held = self.manifest.time
         kinds = {"weight": np.dtype(np.float32)} if columns.weight is not None else {}
@@ -167,7 +170,7 @@ class _Append:
         return Appended(**counts)  # type: ignore[arg-type]
 
     def _edge_features(self, columns: EdgeColumns) -> Mapping[str, Column]:
-        """Edge features as they are stored, a row an edge of the input, in files."""
+        """Edge features as stored, one row per input edge, in files."""
         patterns, folder = self.spec.edge_feature_patterns(), self.root / names.edge_array("")
         there = arrays_in(folder)
         if set(patterns) != set(there):
@@ -185,7 +188,7 @@ class _Append:
 
 
 def _ends(batch: pa.RecordBatch) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Rows of the sources and destinations, and whether both are nodes."""
+    """Rows of sources and destinations, and whether both are nodes."""
     known, ends = np.ones(batch.num_rows, bool), []
     for name in ("src", "dst"):
         column = batch.column(name)

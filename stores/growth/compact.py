@@ -1,4 +1,4 @@
-"""`compact`: a new version of a store's arrays, with what was appended in them."""
+"""`compact`: writes a new version of a store's arrays that includes appended data."""
 
 import time
 from dataclasses import dataclass
@@ -16,22 +16,21 @@ from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, set_ve
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction made."""
+    """Result of a compaction."""
 
     appends: int
-    """folded in"""
+    """number of appends merged"""
     appended: Appended
     manifest: Manifest
     seconds: float
 
 
 def compact(path: Path | str, progress: Progress = silent) -> Compacted:
-    """Fold everything appended to the store at `path` into a new version of its arrays, and make that the current one.
+    """Merge everything appended to the store at `path` into a new version of its arrays, and make that the current one.
 
-    Who has the store open goes on reading the old version, which is removed when nobody does (by a later append or
-    compaction, if need be). Memory does not depend on what was appended. Killed at any moment, it leaves the store as it was
-    or as it is to be; to call it again is enough.
-    Raises StoreError where there is no store, the disk is full, or an append or another compaction is under way.
+    Open readers continue to read the old version, which is removed when unused (possibly by a later append or compaction).
+    Memory does not depend on what was appended. If killed, the store is in its old or new state; calling again completes it.
+    Raises StoreError if there is no store, the disk is full, or an append or compaction is in progress.
 
     >>> compact("papers.ooc").appended.edges
     1000000
@@ -57,6 +56,6 @@ def compact(path: Path | str, progress: Progress = silent) -> Compacted:
         manifest = read_manifest(final if appends else root)
         if appends:
             set_version(path, manifest, new)
-        remove(path)  # empty, or in the arrays, if since an earlier call that was killed
+        remove(path)  # empty, or already merged by an earlier call that was killed
         remove_unused(path, new if appends else version, None)
     return Compacted(len(appends), sum(appends, Appended()), manifest, time.perf_counter() - begin)

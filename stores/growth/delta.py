@@ -1,10 +1,9 @@
-"""What was appended to a store and is not in its arrays yet: `delta.lmdb`.
+"""`delta.lmdb`: data appended to a store and not yet merged into its arrays.
 
-An append is packed records of many rows (npz, which has a checksum of every array) and one line about it, written last: with
-that line it is there, whole; records without one are nobody's, and the next append removes them. So it costs in proportion to
-what is added, and although LMDB holds in memory what a transaction wrote, no more than TRANSACTION_BYTES of it. Rows are final
-numbers, values as the arrays hold them. Keys rise, so records stand in the order in which they were written. Which version of
-the arrays it adds to is written in it: once those are another version, they hold it already.
+An append is packed records of many rows (npz, with a checksum per array) and, written last, a summary line that makes it valid;
+records without one are removed by the next append. LMDB keeps a transaction in memory, so one writes at most TRANSACTION_BYTES.
+Row numbers are final and values as in the arrays. Keys ascend, so records are in write order. The delta names the version of
+the arrays it adds to; other versions already include it.
 """
 
 import hashlib
@@ -30,40 +29,40 @@ DELTA = "delta.lmdb"
 RECORD_ROWS = 2**16
 RECORD_BYTES = 2**22
 TRANSACTION_BYTES = 2**26
-"""of records, in memory until they are on the disk"""
+"""bytes of records in memory until they are on disk"""
 EDGES, ROWS, IDS = "edges", "rows", "ids"
 """kinds of records: edges; rows of a node array (`rows/x`); external ids of new nodes"""
 FEATURE = "feature."
-"""what names of edge features begin with in a record, and no other"""
+"""prefix of edge features in a record"""
 _BASE, _APPENDS, _DATA = b"base", b"append/", b"data/"
 _MAP_BYTES = 2**40
 _one = threading.RLock()
-"""LMDB forbids a second environment of a path in a process; nothing here keeps one open for long"""
+"""LMDB forbids a second environment of a path per process; none is kept open for long"""
 
 Record = dict[str, AnyArray]
 
 
 @dataclass(frozen=True)
 class Appended:
-    """What appends brought: one, or several together."""
+    """Counts of one or several appends."""
 
     given: int = 0
     """edges of the input"""
     edges: int = 0
-    """edges taken"""
+    """edges added"""
     nodes: int = 0
     """new nodes"""
     rows: dict[str, int] = field(default_factory=dict)
-    """node array -> rows, of new nodes and of others that were given anew"""
+    """node array -> rows, of new nodes and of existing ones"""
     missing: int = 0
     self_loops: int = 0
-    """edges left out"""
+    """dropped edges"""
     digest: str = ""
-    """of the records"""
+    """digest of the records"""
     edges_digest: str = ""
-    """of those of edges, of one append"""
+    """digest of the edges' records, for one append"""
     records: dict[str, int] = field(default_factory=dict)
-    """kind -> records, of one append: none is to be looked for, as a cursor reads the values of all keys that it passes"""
+    """kind -> number of records, for one append; avoids searches, as a cursor reads the values of keys it passes"""
 
     def __add__(self, other: "Appended") -> "Appended":
         rows = {name: self.rows.get(name, 0) + other.rows.get(name, 0) for name in {*self.rows, *other.rows}}
@@ -75,7 +74,7 @@ class Appended:
 
 
 def record_rows(row_bytes: int) -> int:
-    """Rows of a record of rows of so many bytes."""
+    """Number of rows in a record, by row size."""
     return max(1, min(RECORD_ROWS, RECORD_BYTES // max(1, row_bytes)))
 
 
@@ -84,7 +83,7 @@ def _record_key(number: int, kind: str, place: int) -> bytes:
 
 
 class Delta:
-    """One transaction's look at the appends of a store; see `reading`."""
+    """The appends of a store as seen by one transaction; see `reading`."""
 
     def __init__(self, transaction: "lmdb.Transaction", base: str, path: Path) -> None:
         self.path = path
@@ -93,7 +92,7 @@ class Delta:
         self._stale = held is not None and bytes(held).decode() != base
         self._map = map_of(path / "data.mdb")
         self.appends = [] if self._stale else [Appended(**json.loads(value)) for value in self._lines()]
-        """those to the version that is asked about, one after the other"""
+        """the appends to the requested version, in order"""
 
     def _lines(self) -> Iterator[bytes]:
         cursor = self._transaction.cursor()
@@ -102,7 +101,7 @@ class Delta:
             yield bytes(cursor.value())
 
     def records(self, kind: str) -> Iterator[tuple[int, Record]]:
-        """(append's number, record) of a kind, in the order in which they were written. Raises StoreError for a damaged one."""
+        """Yield (append's number, record) of a kind in write order. Raises StoreError for a damaged one."""
         for number, append in enumerate(self.appends):
             for place in range(append.records.get(kind, 0)):
                 key = _record_key(number, kind, place)
@@ -111,12 +110,12 @@ class Delta:
                 try:
                     with np.load(io.BytesIO(value), allow_pickle=False) as packed:
                         record = {name: packed[name] for name in packed.files}
-                except Exception as error:  # zipfile's, zlib's and numpy's own
+                except Exception as error:  # exceptions of zipfile, zlib and numpy
                     raise StoreError(f"{self.path}: record {key.decode()} of the appends is damaged ({error})") from error
                 yield number, record
 
     def kinds(self) -> set[str]:
-        """Kinds of records that there are."""
+        """Kinds of existing records."""
         return {kind for append in self.appends for kind in append.records}
 
     def _keys(self, prefix: bytes) -> Iterator[bytes]:
@@ -129,13 +128,13 @@ class Delta:
             yield bytes(key)
 
     def _forget(self) -> None:
-        """Take what was read out of this process, or it would come to hold the whole file."""
+        """Unmap what was read, which would otherwise be the whole file."""
         if self._map is not None:
             forget_map(*self._map)
 
 
 class Appending(Delta):
-    """The appends of a store, and one more that is written; see `appending`."""
+    """The appends of a store, and one being written; see `appending`."""
 
     def __init__(self, env: "lmdb.Environment", base: str, path: Path) -> None:
         self._env = env
@@ -148,7 +147,7 @@ class Appending(Delta):
         self._drop()
 
     def put(self, kind: str, record: Record) -> None:
-        """One more record of this append."""
+        """Add a record to this append."""
         packed = io.BytesIO()
         np.savez(packed, **record)  # type: ignore[arg-type]
         value = packed.getvalue()
@@ -164,7 +163,7 @@ class Appending(Delta):
             self._forget()
 
     def finish(self, appended: Appended) -> Appended:
-        """The line about this append, with which it is there, and durable."""
+        """Write this append's summary line, which makes it valid and durable."""
         digests = {"digest": self._hash.hexdigest(), "edges_digest": self._edges_hash.hexdigest() if appended.edges else ""}
         done = Appended(**{**asdict(appended), **digests, "records": dict(self._records)})
         self._transaction.put(_BASE, self._base.encode())
@@ -173,7 +172,7 @@ class Appending(Delta):
         return done
 
     def give_up(self) -> None:
-        """Remove what was written, as far as the disk lets it: its room is used again by the next append."""
+        """Remove what was written if possible; its space is reused by the next append."""
         with suppress(lmdb.Error):
             self._transaction.abort()
             self._transaction = self._env.begin(write=True)
@@ -181,14 +180,14 @@ class Appending(Delta):
             self._transaction.commit()
 
     def _drop(self) -> None:
-        """Remove records of an append that did not come to its end."""
+        """Remove records of an unfinished append."""
         for key in [*self._keys(_DATA + f"{self.number:08d}/".encode())]:
             self._transaction.delete(key)
 
 
 @contextmanager
 def reading(store: Path, base: str) -> Iterator[Delta | None]:
-    """The appends to version `base` of a store as they are now; None where nothing was ever appended."""
+    """The current appends to version `base` of a store; None if nothing was ever appended."""
     path = store / DELTA
     with _one, ExitStack() as stack:
         transaction = _look(path, stack)
@@ -196,7 +195,7 @@ def reading(store: Path, base: str) -> Iterator[Delta | None]:
 
 
 def _look(path: Path, stack: ExitStack) -> "lmdb.Transaction | None":
-    """What is there now; None where nothing is, also where a compaction takes it away while it is opened."""
+    """Open the current state, None if there is none or a compaction removes it meanwhile."""
     if not (path / "data.mdb").exists():
         return None
     try:
@@ -208,7 +207,7 @@ def _look(path: Path, stack: ExitStack) -> "lmdb.Transaction | None":
 
 
 def _for_reading(path: Path) -> "lmdb.Environment":
-    """Beside a writer readers are listed in a lock file; where that cannot be written, nobody writes the rest either."""
+    """Readers next to a writer are listed in a lock file; if that cannot be written, nothing else can be."""
     settings: dict[str, Any] = {"readonly": True, "create": False, "readahead": False, "map_size": _MAP_BYTES}
     try:
         return lmdb.open(str(path), lock=True, **settings)
@@ -218,8 +217,9 @@ def _for_reading(path: Path) -> "lmdb.Environment":
 
 @contextmanager
 def appending(store: Path, base: str) -> Iterator[Appending]:
-    """An append under way: there and durable once `finish` is called, undone by an exception. Whoever calls this has the
-    store's growth lock. Raises StoreError for a full disk.
+    """An append in progress: valid and durable once `finish` is called, undone by an exception.
+
+    The caller must have the store's growth lock. Raises StoreError for a full disk.
     """
     path = store / DELTA
     with _one, disk_errors(path):
@@ -248,11 +248,11 @@ def appending(store: Path, base: str) -> Iterator[Appending]:
 
 
 def remove(store: Path) -> None:
-    """Forget what was appended; it is in the arrays."""
+    """Delete the appended data, which is in the arrays."""
     with _one:
         remove_tree(store / DELTA)
 
 
 def small(name: str) -> bool:
-    """Whether a node array is of labels, splits or births: of a few bytes a node, and nothing that a model computes on."""
+    """Whether a node array is of labels, splits or births: a few bytes per node, not used as model input."""
     return name in ("y", "split", "birth") or name.startswith("split_")

@@ -1,4 +1,4 @@
-"""The edges of a store that grows: new ones sorted in bounded memory, then merged into graph, events and edge features."""
+"""Growth of a store's edges: new ones are sorted in bounded memory and merged into graph, events and edge features."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -31,7 +31,7 @@ Columns = Mapping[str, Column]
 
 @dataclass(frozen=True)
 class GrownEdges:
-    """What the manifest says of them: slots, self-loops, and whether the events stand in the input's order."""
+    """Results for the manifest: slots, self-loops, and whether the events are in input order."""
 
     slots: int
     loops: int
@@ -39,10 +39,10 @@ class GrownEdges:
 
 
 class EdgeGrowth:
-    """Growth of the edges of the store `root` by those of `delta`, written into the group `out`.
+    """Merges the edges of `delta` into those of the store `root`, written to the group `out`.
 
-    old: the store's manifest; num_nodes: of the grown store; stage: for files, some four times the new edges' bytes; room:
-    bytes of new edges in memory. Beside them there are blocks of fixed size, however many edges are old or new.
+    `old` is the store's manifest, `num_nodes` that of the grown store, `stage` a folder for files (about four times the new
+    edges' bytes), `room` the bytes of new edges in memory, besides blocks of fixed size.
 
     >>> EdgeGrowth(root, out, delta, old, num_nodes, stage, 2**26, progress).write()
     """
@@ -69,7 +69,7 @@ class EdgeGrowth:
         self._features = {f"{FEATURE}{name}": name for name in arrays_in(root / names.edge_array(""))}
 
     def write(self) -> GrownEdges:
-        """Graph, events and edge features."""
+        """Write graph, events and edge features."""
         new = self._in_order()
         events, in_order, slots = self._place(new)
         with_ids = slots.finish()
@@ -86,7 +86,7 @@ class EdgeGrowth:
         self.progress(step, done, total)
 
     def _in_order(self) -> Columns:
-        """The new edges by (time, place in all inputs), or by place alone."""
+        """The new edges by (time, position in all inputs), or by position."""
         fields: Fields = dict.fromkeys(("src", "dst", "place"), (np.int64, ()))
         fields |= self._rest
         for field, name in self._features.items():
@@ -100,7 +100,7 @@ class EdgeGrowth:
         return sorter.finish()
 
     def _place(self, new: Columns) -> tuple[Insertion, bool, Sorter]:
-        """(where the new events stand among the old, whether they are behind them and in the input's order, their slots)."""
+        """The positions of new events among the old, whether they all follow in input order, and their slots."""
         fields: Fields = dict.fromkeys(("dst", "src", "edge_id"), (np.int64, ()))
         sorter = Sorter(self.stage, "slots", fields | self._rest, ("dst", "edge_id"), self.room)
         times, last, in_order = self._old_times(), -1, True
@@ -120,14 +120,14 @@ class EdgeGrowth:
         return Insertion(sink.column.map(), len(times)), in_order, sorter
 
     def _old_times(self) -> AnyArray:
-        """[E], mapped; of a store without times none."""
+        """[E], memory-mapped; empty for a store without times."""
         if self.old.time is None:
             return np.empty(0, np.int64)
         with closing(open_zarr_rows(self.root, names.event_array("time"), "mmap")) as rows:
             return rows.map()
 
     def _write_events(self, new: Columns, events: Insertion, was_sorted: bool, still: bool) -> None:
-        """The events' arrays and their features; their places in the input, where those are not their numbers."""
+        """Write the events' arrays and features, and their input positions if those are not their numbers."""
         index = index_dtype(self.num_nodes)
         kinds: dict[str, Any] = {"src": index, "dst": index, **dict.fromkeys(self._rest)}
         for name, kind in kinds.items():
@@ -143,7 +143,7 @@ class EdgeGrowth:
         grow_array(self.root, self.out, name, events.at, new.read, kind, partial(self._tell, f"merge {name}"))
 
     def _write_places(self, events: Insertion, place: Column, was_sorted: bool) -> None:
-        """Where the old ones stood in order, theirs are their numbers."""
+        """Write input positions; if the old events were in order, their numbers are their positions."""
         name = names.event_array("input")
         if not was_sorted:
             self._grow(name, events, place)
@@ -154,7 +154,7 @@ class EdgeGrowth:
 
 
 def given_before(root: Path, old: Manifest) -> int:
-    """Edges of the input that the arrays of the store `root` were made from."""
+    """Number of input edges that the arrays of the store `root` were built from."""
     if old.input is not None:
         return old.input.edges
     if old.time is not None and old.time.sorted:

@@ -1,8 +1,7 @@
-"""A version of a store with what was appended to it: whole, for `compact`, or what changed of it, for readers of a delta.
+"""A version of a store with its appends merged: complete, for `compact`, or only the changed parts, for readers.
 
-Both are folders that are stores by themselves or parts of one. What did not change is linked into a whole version, and left
-where it is by a part. Rows of node features, which may be most of a store, are not rewritten for readers: a part has the new
-rows under `delta/<name>`, which `DeltaRows` lays over the old ones; labels, splits and births are small, so it has them whole.
+A complete version links unchanged arrays; a view omits them. Node features may be most of a store, so a view has only their new
+rows under `delta/<name>`, which `DeltaRows` overlays on the old ones; labels, splits and births are small and rewritten.
 """
 
 import shutil
@@ -37,11 +36,11 @@ BLOCK_BYTES = 2**24
 
 
 class Growing:
-    """One store's growth by what is in `delta`, written into the folder `out`, which then is published by `finish`.
+    """Merges the appends in `delta` into the version `root`, in the folder `out`, which is then published.
 
-    root: the current version's arrays; whole: see above; room: bytes of appended edges, rows and ids in memory
-    (`sorting.room_of`), beside blocks of fixed size; view: the part of the same appends that a reader merged, which a whole
-    version takes over. Raises StoreError for a full disk or a damaged array.
+    `whole` selects a complete version; `room` is the bytes of appended edges, rows and ids in memory (`sorting.room_of`),
+    besides blocks of fixed size; `view` is a view of the same appends whose arrays a complete version reuses. Raises StoreError
+    for a full disk or a damaged array.
 
     >>> Growing(root, delta, out, whole=True, room=2**26, progress=silent).write(final)
     """
@@ -68,7 +67,7 @@ class Growing:
         self._slots, self._loops = self.old.num_edges, self.old.has_self_loops
 
     def write(self, final: Path) -> Path:
-        """All of it, published as the folder `final`."""
+        """Write everything and publish it as the folder `final`."""
         shutil.rmtree(self.out, ignore_errors=True)
         (self.out / STAGE).mkdir(parents=True)
         try:
@@ -89,7 +88,7 @@ class Growing:
             raise
 
     def _take_over(self, view: Path) -> None:
-        """Link what a part has whole."""
+        """Link the arrays of a view that are complete."""
         node_arrays = [names.node_array(name) for name in arrays_in(view / names.node_array(""))]
         for name in ("graph", names.EVENTS, "edge", *node_arrays):
             link_array(view, self.out, name)
@@ -104,13 +103,13 @@ class Growing:
         self._slots, self._loops, self._sorted = made.slots, made.loops > 0, made.sorted
 
     def _node_names(self) -> list[str]:
-        """Node arrays that change, all where there are new nodes, and were not taken over."""
+        """Node arrays that change (all if there are new nodes) and were not reused."""
         there = arrays_in(self.root / names.node_array(""))
         changed = [name for name in there if self.total.nodes or f"{ROWS}/{name}" in self._kinds]
         return [name for name in changed if not (self.out / names.node_array(name)).exists()]
 
     def _sort_rows(self, name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> tuple[Column, Column]:
-        """(rows of a node array that are new or given anew, ascending; what they hold, at last)."""
+        """New and changed rows of a node array, ascending, and their latest values."""
         fields = {"row": (np.int64, ()), "turn": (np.int64, ()), "value": (dtype, row_shape)}
         sorter, done = Sorter(self.out / STAGE, f"node-{name}", fields, ("row", "turn"), self.room, last=True), 0
         for _, record in self.delta.records(f"{ROWS}/{name}"):
@@ -135,7 +134,7 @@ class Growing:
             column.path.unlink()
 
     def _write_whole(self, name: str, rows: Any, row: Ints, value: Column, step: int) -> None:
-        """A node array anew, with the rows `value` where `row` says."""
+        """Rewrite a node array with the rows `value` at `row`."""
         attributes, is_split = getattr(rows, "attributes", {}), name == "split" or name.startswith("split_")
         held = np.zeros(len(names.SPLIT_CODES) + 1, np.int64)
         with Appender(self.out, names.node_array(name), rows.shape[1:], rows.dtype, attributes, count=self.num_nodes) as sink:
@@ -178,7 +177,7 @@ class Growing:
                 write_ids(self.out / names.IDS, kind, index.by_id(), self._new_ids())
 
     def _new_ids(self) -> Iterator[tuple[list[Any], Ints]]:
-        """(external ids, rows) of new nodes, in order of the rows, a record at a time."""
+        """Yield (external ids, rows) of new nodes in row order, one record at a time."""
         row = self.old.num_nodes
         for _, record in self.delta.records(IDS):
             external = unpack_ids(record)
@@ -210,7 +209,7 @@ class Growing:
 
 
 def _nothing(name: str, dtype: np.dtype[Any]) -> Any:
-    """What a small array holds of a node that nothing was said about: no label, no split, there from the beginning."""
+    """Default of a small array for a new node: no label, no split, always existing."""
     if name == "birth":
         return np.iinfo(dtype).min if dtype.kind == "i" else -np.inf
     return 0 if dtype.kind == "b" or not small(name) else -1

@@ -1,9 +1,9 @@
-"""What a store was before it grew: whether data seen earlier is a state of it, and which nodes were touched since.
+"""Earlier states of a store: whether known data is one of them, and which nodes changed since.
 
-A state is a fingerprint, as readers see it. `versions/lineage.json` lists those that compactions left behind, each with the
-number of appends that it has, as many as MOST_APPENDS ago; `versions/touched.npy` has for every node the number of the last
-append that touched it: four bytes a node, however often the store grew. Of appends that still wait both follow from the delta.
-It is written before the version that it tells of is published, so it may know one that never was.
+A state is a fingerprint as readers see it. `versions/lineage.json` lists those left by compactions with their number of
+appends, up to MOST_APPENDS back; `versions/touched.npy` has the number of the last append that touched each node, four bytes
+per node. For appends not yet merged, both follow from the delta. It is written before its version is published, so it may list
+one that never was.
 """
 
 import json
@@ -24,14 +24,14 @@ from stores.manifest import NODE, VERSIONS, Manifest, arrays_of, node_array, rea
 Ints = NDArray[np.int64]
 _LINEAGE, _TOUCHED = "lineage.json", "touched.npy"
 MOST_APPENDS = 10_000
-"""so many appends ago a run may have seen the store last, and still goes on"""
+"""a run may continue if it last saw the store at most this many appends ago"""
 
 
 def last_touched(delta: Delta, manifest: Manifest, before: NDArray[np.int32], begin: int) -> NDArray[np.int32]:
-    """int32[N]: the number of the last append that touched each node, 0 for none; the first of `delta` has number begin + 1.
+    """Return the number of the last append that touched each node, int32[N], 0 for none.
 
-    An append touches nodes that have another in-edge than before, or a new row of any array, and those that it brings.
-    manifest: without those appends; before: int32[n], of the appends before, the nodes behind counting as never touched.
+    An append touches nodes with a new in-edge or row, and new nodes. The first append of `delta` has number begin + 1;
+    `manifest` is that without these appends, `before` (int32[n]) the result for earlier ones.
     """
     nodes = np.cumsum([manifest.num_nodes, *(each.nodes for each in delta.appends)])
     found = np.zeros(int(nodes[-1]), np.int32)
@@ -49,7 +49,7 @@ def last_touched(delta: Delta, manifest: Manifest, before: NDArray[np.int32], be
 
 
 def note(path: Path, root: Path, delta: Delta, final: Path) -> None:
-    """Before the version `final` is published: that it is what the version `root` is with the appends of `delta`."""
+    """Record, before version `final` is published, that it is the version `root` with the appends of `delta`."""
     base = read_manifest(root)
     states = _states(path)
     first = fingerprint_of(root, base)
@@ -65,10 +65,10 @@ def note(path: Path, root: Path, delta: Delta, final: Path) -> None:
 
 
 def touched_since(path: Path, fingerprint: str, now: str) -> Ints | None:
-    """int64[k], ascending: the nodes touched since the state `fingerprint`; none where its data are those of the state `now`.
-    None where these are no states of the store at `path`, the first no later than the other.
+    """Return the nodes touched since the state `fingerprint`, int64[k] ascending; empty if its data equal those of state `now`.
 
-    Nodes that were touched since `now` as well may be among them. Raises StoreError where what is known of them is damaged.
+    None if these are not states of the store at `path` in this order. Nodes touched after `now` may be included. Raises
+    StoreError if the records are damaged.
     """
     version = version_of(path)
     root = arrays_of(path, version)
@@ -90,7 +90,7 @@ def touched_since(path: Path, fingerprint: str, now: str) -> Ints | None:
 
 
 def input_arrays(root: Path) -> list[str]:
-    """Node arrays that models compute on: all but labels, splits and births."""
+    """Node arrays used as model input: all but labels, splits and births."""
     return [name for name in arrays_in(root / node_array("", NODE)) if not small(name)]
 
 
@@ -106,7 +106,7 @@ def _states(path: Path) -> dict[str, int]:
 
 
 def _touched(path: Path, begin: int) -> NDArray[np.int32]:
-    """int32[n], of the appends that compactions folded into the arrays, `begin` in all."""
+    """int32[n], for the `begin` appends merged by compactions."""
     if not begin:
         return np.empty(0, np.int32)
     file = path / VERSIONS / _TOUCHED

@@ -1,4 +1,4 @@
-"""What does not change when a store grows: linked, not copied, into the new version."""
+"""Hard links from unchanged files into a new version of a store."""
 
 import os
 import shutil
@@ -9,14 +9,13 @@ from stores.integrity import array_names
 
 
 def link_array(root: Path, out: Path, name: str) -> None:
-    """`link_tree` of an array and its checksums."""
+    """`link_tree` for an array and its checksums."""
     for path in (name, names.checksum_array(name)):
         link_tree(root / path, out / path)
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """The files below `source` once more below `target`, by hard links where the file system has them. Nothing where there is
-    none, or where `target` is there."""
+    """Link the files below `source` below `target`, copying if the file system lacks hard links; no-op if `target` exists."""
     if not source.is_dir() or target.exists():
         return
     for folder, _, files in os.walk(source):
@@ -27,7 +26,7 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def link_the_rest(root: Path, out: Path) -> None:
-    """All arrays and ids of the store `root` that `out` does not have yet, and what says that their folders are groups."""
+    """Link all arrays and ids of the store `root` that `out` lacks, with their group metadata."""
     there = set(array_names(out))
     for name in array_names(root):
         if name not in there:
@@ -41,7 +40,7 @@ def link_the_rest(root: Path, out: Path) -> None:
 
 
 def _link_file(source: Path, target: Path) -> None:
-    """A hard link, or a copy where the file system has none."""
+    """A hard link, or a copy if the file system has none."""
     try:
         os.link(source, target)
     except OSError:

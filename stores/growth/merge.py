@@ -1,8 +1,8 @@
-"""Arrays that grow: every array of a grown store is the old one with rows put in between and behind.
+"""Growing arrays: each array of a grown store is the old one with rows inserted and appended.
 
-The planner is pure: `place_events` says before which old events the new ones stand, so what becomes of every edge id. The rest
-streams: old rows come block by block through an engine, new ones, in order, from files (`stores.growth.sorting`), and what
-comes out goes through the writers that an ingest uses, so that a store that grew has the bytes of one ingested whole.
+The planner `place_events` is pure: it gives the old event before which each new one is inserted. The rest streams: old rows are
+read in blocks, new ones in order from files (`stores.growth.sorting`), and written by an ingest's writers, so a grown store has
+the bytes of a single ingest.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,32 +30,32 @@ Ints = NDArray[np.int64]
 BLOCK_ROWS = 2**19
 """old rows of a column in memory at a time"""
 BLOCK_BYTES = 2**24
-"""of wider rows"""
+"""for wider rows"""
 
 
 @dataclass(frozen=True)
 class Insertion:
-    """Where new rows go among old ones."""
+    """Positions of new rows among old ones."""
 
     at: Ints
-    """int64[k], ascending: the old row that each new one, in final order, stands before; the number of old rows: behind all.
-    A memory map goes."""
+    """int64[k], ascending (possibly memory-mapped): the old row before which each new one is inserted; the number of old rows
+    to append"""
     old_rows: int
 
     @cached_property
     def _late(self) -> Ints:
-        """Those that stand before some old one: the others, maybe many, move none."""
+        """New rows inserted before an old one; the others, possibly many, move none."""
         return self.at[: int(np.searchsorted(self.at, self.old_rows))]
 
     def moved(self, old: Ints) -> Ints:
-        """The final numbers of old rows (int64[n])."""
+        """Final numbers of old rows (int64[n])."""
         return old + np.searchsorted(self._late, old, side="right") if len(self._late) else old
 
 
 def place_events(old_time: AnyArray, time: AnyArray) -> Ints:
-    """Before which of the old events, of times `old_time` ([E], never falling), new ones of `time` ([k], never falling) stand.
+    """Return the old event before which each new one is inserted, int64[k], ordered by (time, position in the input). Pure.
 
-    int64[k]. In order of (time, place in the input), an appended event's place being behind those of all that were there. Pure.
+    `old_time` ([E]) and `time` ([k]) are non-decreasing; appended events follow existing ones of equal time.
 
     >>> place_events(np.array([1, 3, 3, 5]), np.array([0, 3]))
     array([0, 3])
@@ -66,10 +66,10 @@ def place_events(old_time: AnyArray, time: AnyArray) -> Ints:
 def spliced(
     old: Callable[[int, int], AnyArray], count: int, row_bytes: int, at: Ints, new: Callable[[int, int], AnyArray], dtype: Any
 ) -> Iterator[AnyArray]:
-    """The old rows with new ones put in between, front to back, block by block, of `dtype`.
+    """Yield the old rows with new ones inserted, sequentially in blocks of `dtype`.
 
-    old(first, last), new(first, last): rows of either; count, row_bytes: of the old ones; at: int64[k], ascending: the old row
-    that each new one stands before.
+    old(first, last) and new(first, last) return rows; `count` and `row_bytes` are those of the old ones; `at` (int64[k],
+    ascending) is the old row before which each new one is inserted.
 
     >>> np.concatenate([*spliced(np.arange, 2, 8, np.array([1, 2]), lambda a, b: np.array([8, 9])[a:b], np.int64)])
     array([0, 8, 1, 9])
@@ -80,14 +80,14 @@ def spliced(
         stop = len(at) if last == count else int(np.searchsorted(at, last))
         while begin < len(held) or done < stop:
             high = min(done + most, stop)
-            part = at[done:high] - first  # no more of them at once: all may stand behind the last old row
+            part = at[done:high] - first  # bounded: all may follow the last old row
             end = len(held) if high == stop else int(part[-1])
             yield put_between(held[begin:end], part - begin, new(done, high), kind)
             begin, done = end, high
 
 
 def _blocks(count: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """(first, last) of the blocks of `count` rows; one, empty, of none."""
+    """Yield (first, last) of the blocks of `count` rows; one empty block for none."""
     step = _block_rows(row_bytes)
     for first in range(0, max(count, 1), step):
         yield first, min(first + step, count)
@@ -98,7 +98,7 @@ def _block_rows(row_bytes: int) -> int:
 
 
 def put_between(old: AnyArray, at: Ints, new: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    """[n + k, ...] of dtype: `old` ([n, ...]) with new[j] before old row at[j] (int64[k], ascending)."""
+    """Return `old` ([n, ...]) with new[j] inserted before old row at[j] (int64[k], ascending): [n + k, ...] of dtype."""
     out = np.empty((len(old) + len(new), *old.shape[1:]), dtype)
     where = at + np.arange(len(at))
     kept = np.ones(len(out), bool)
@@ -108,11 +108,11 @@ def put_between(old: AnyArray, at: Ints, new: AnyArray, dtype: np.dtype[Any]) ->
 
 
 Slots = Mapping[str, AnyArray]
-"""slots by column: dst, src, edge_id, and what else an edge has; [k] each"""
+"""slots by column: dst, src, edge_id, and further columns; [k] each"""
 
 
 def slots_of(edges: Slots, undirected: bool) -> Slots:
-    """The slots of edges (src, dst, edge_id, ...: [k] each): both directions of an undirected one, a self-loop once."""
+    """Slots of edges (src, dst, edge_id, ...: [k] each): both directions of undirected ones, self-loops once."""
     if not undirected:
         return edges
     back = np.flatnonzero(edges["src"] != edges["dst"])
@@ -121,7 +121,7 @@ def slots_of(edges: Slots, undirected: bool) -> Slots:
 
 
 class _Front:
-    """New slots, in order, a block at a time."""
+    """New slots in order, a block at a time."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self._columns = columns
@@ -130,7 +130,7 @@ class _Front:
         self._held = self._next()
 
     def before(self, dst: int | None, edge_id: int = 0) -> Iterator[Slots]:
-        """Those that stand before an old slot, and were not asked for yet, at most BLOCK_ROWS at once; None: all."""
+        """Yield unused new slots before an old slot (None: all), at most BLOCK_ROWS at once."""
         while len(self._held["dst"]):
             own = self._held["dst"], self._held["edge_id"]
             stop = len(own[0]) if dst is None else until(*own, end=(dst, edge_id))
@@ -147,20 +147,20 @@ class _Front:
 
 
 class _Targets:
-    """The destinations of consecutive slots, from indptr read front to back."""
+    """Destinations of consecutive slots, from indptr read sequentially."""
 
     def __init__(self, indptr: Rows) -> None:
         self._indptr = indptr
-        self._first = self._read = 0  # the node of the first entry held; entries read
+        self._first = self._read = 0  # node of the first buffered entry; entries read
         self._held = np.empty(0, np.int64)
 
     def of(self, first: int, last: int) -> Ints:
-        """int64[last - first]; `first` is where the call before ended."""
+        """Return int64[last - first]; `first` is where the previous call ended."""
         while not len(self._held) or (self._held[-1] < last and self._read < self._indptr.shape[0]):
             stop = min(self._read + BLOCK_ROWS, self._indptr.shape[0])
             self._held = np.concatenate([self._held, read_range(self._indptr, self._read, stop)[0]])
             self._read = stop
-        used = int(np.searchsorted(self._held, last))  # the first entry that is no less
+        used = int(np.searchsorted(self._held, last))  # first entry that is not smaller
         ends: Ints = np.clip(self._held[: used + 1], first, last)
         counts = ends[1:] - ends[:-1]
         found = np.repeat(np.arange(self._first, self._first + len(counts)), counts)
@@ -172,10 +172,11 @@ class _Targets:
 def grow_graph(
     old: Path, out: Path, num_nodes: int, new: Mapping[str, Column], events: Insertion, progress: Callable[[int, int], None]
 ) -> tuple[int, int]:
-    """Write the graph of the store `old` with the slots `new` (sorted by dst, edge_id) into the group `out`; (slots, loops).
+    """Write the graph of the store `old` with the slots `new` (sorted by dst, edge_id) to the group `out`; returns (slots,
+    loops).
 
-    num_nodes: of the grown graph; events: where new edges stand among all, which moves the old edges' ids; progress: called
-    with (slots done, slots in all).
+    `num_nodes` is that of the grown graph; `events` are the positions of new edges, which shift old edge ids; progress is
+    called with (slots done, total).
     """
     rest = {name: column.dtype for name, column in new.items() if name not in ("dst", "src", "edge_id")}
     with ExitStack() as stack:
@@ -199,7 +200,7 @@ def grow_graph(
 
 
 def _merged(old: Slots, pieces: Iterator[Slots], kinds: Mapping[str, Any]) -> Iterator[Slots]:
-    """A block of old slots with the pieces of new ones put in between, piece by piece; kinds: name -> dtype."""
+    """Yield a block of old slots with new ones inserted, in pieces; kinds: name -> dtype."""
     begin = 0
     for new in pieces:
         at = np.empty(len(new["dst"]), np.int64)
@@ -213,7 +214,7 @@ def _merged(old: Slots, pieces: Iterator[Slots], kinds: Mapping[str, Any]) -> It
 
 @kernel
 def _merge_places(dst: Ints, edge_id: Ints, new_dst: Ints, new_edge_id: Ints, at: Ints) -> None:
-    """at[j]: how many old slots (dst, edge_id: int64[n], ascending by both) stand before the new slot j (int64[k] each)."""
+    """Set at[j] to the number of old slots (dst, edge_id: int64[n], ascending by both) before new slot j (int64[k] each)."""
     i = 0
     for j in range(len(new_dst)):
         while i < len(dst) and (dst[i] < new_dst[j] or (dst[i] == new_dst[j] and edge_id[i] < new_edge_id[j])):
@@ -230,9 +231,9 @@ def grow_array(
     dtype: Any = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write the array `name` of the store `old` with new rows put in between into the group `out`; see `spliced`.
+    """Write the array `name` of the store `old` with new rows inserted to the group `out`; see `spliced`.
 
-    progress: called with (rows done, rows in all).
+    progress is called with (rows done, total).
     """
     with closing(open_zarr_rows(old, name)) as rows:
         kind, attributes = rows.dtype if dtype is None else np.dtype(dtype), getattr(rows, "attributes", {})

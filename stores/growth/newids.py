@@ -1,4 +1,4 @@
-"""External ids of new nodes: as records of the delta, and sorted and found again however many they are."""
+"""External ids of new nodes: as records of the delta, and sorted and searched in any number."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +17,13 @@ from stores.io.segments import forget_map, map_of
 from stores.manifest import IdKind
 
 _PUTS = 2**14
-"""of a transaction: in no order each may dirty a page of its own, which stays in memory until then"""
+"""puts per transaction; in random order each may dirty its own page, which stays in memory until then"""
 _AT_ONCE = 2**16
 _MAP_BYTES = 2**40
 
 
 def pack_ids(external: list[Any]) -> dict[str, NDArray[Any]]:
-    """A record of external ids, int or str."""
+    """Pack external ids, int or str, into a record."""
     if not external or isinstance(external[0], int):
         return {"number": np.array(external, np.int64)}
     encoded = [each.encode() for each in external]
@@ -32,7 +32,7 @@ def pack_ids(external: list[Any]) -> dict[str, NDArray[Any]]:
 
 
 def unpack_ids(record: dict[str, NDArray[Any]]) -> list[Any]:
-    """What `pack_ids` packed."""
+    """Unpack the result of `pack_ids`."""
     if "number" in record:
         return list(record["number"].tolist())
     text, ends = record["text"].tobytes(), np.cumsum(record["length"]).tolist()
@@ -40,7 +40,7 @@ def unpack_ids(record: dict[str, NDArray[Any]]) -> list[Any]:
 
 
 class IdIndex:
-    """External ids with their rows in a scratch file that LMDB keeps sorted: in memory are the pages of one transaction.
+    """External ids with their rows in a scratch file sorted by LMDB; only one transaction's pages are in memory.
 
     Raises StoreError for a full disk.
 
@@ -66,7 +66,7 @@ class IdIndex:
                 raise database_error(error, self.folder) from None
 
     def add(self, external: list[Any], rows: NDArray[np.int64]) -> None:
-        """Further ids, each there once, and their rows (int64[n])."""
+        """Add distinct ids and their rows (int64[n])."""
         pairs = zip(encode_ids(external, self.kind), cast(list[bytes], rows.astype(">i8").view("V8").tolist()), strict=True)
         with self._errors():
             while batch := list(islice(pairs, _PUTS)):
@@ -75,7 +75,7 @@ class IdIndex:
         self._forget()
 
     def find(self, external: list[Any]) -> NDArray[np.int64]:
-        """Their rows, -1 of those that are not there: int64[n]."""
+        """Return the rows of ids, -1 if unknown: int64[n]."""
         keys = encode_ids(external, self.kind)
         with self._env.begin() as transaction:
             found = dict(transaction.cursor().getmulti(keys))
@@ -83,7 +83,7 @@ class IdIndex:
         return np.array([int.from_bytes(found[key]) if key in found else -1 for key in keys], np.int64)
 
     def by_id(self) -> Iterator[tuple[AnyArray | list[str], NDArray[np.int64]]]:
-        """(external ids, rows) in order of the ids, a block at a time."""
+        """Yield (external ids, rows) in id order, a block at a time."""
         with self._env.begin() as transaction:
             pairs = iter(transaction.cursor())
             while batch := list(islice(pairs, _AT_ONCE)):
@@ -96,5 +96,5 @@ class IdIndex:
             forget_map(*self._map)
 
     def close(self) -> None:
-        """Give back the file; idempotent."""
+        """Close the file; idempotent."""
         self._env.close()

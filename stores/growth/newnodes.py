@@ -1,4 +1,4 @@
-"""The nodes of an append: which rows new ones get, and what is said about them and about known ones."""
+"""The nodes of an append: rows of new nodes, and values for new and existing ones."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -34,14 +34,13 @@ from stores.manifest import SPLIT_CODES, IdKind, Manifest, Task
 
 _STORED = ("float32", "float16", "bfloat16", "int8")
 _ID_BYTES = 64
-"""of an id in a record, more or less"""
+"""approximate size of an id in a record"""
 
 
 class NewNodes:
     """The nodes of one append. Call `look_at_edges`, `settle`, then the rest; and `close`.
 
-    What is said of them waits in files below `stage`: in memory is a block of it. Raises InputError and ConfigError as an
-    ingest does.
+    Values are kept in files below `stage`, with one block in memory. Raises InputError and ConfigError as an ingest does.
     """
 
     def __init__(
@@ -54,20 +53,20 @@ class NewNodes:
         self.kind: IdKind = manifest.node_type().id_kind or "int"
         self.now = manifest.num_nodes + sum(each.nodes for each in delta.appends)
         self.count = 0
-        """new nodes"""
+        """number of new nodes"""
         self.there = arrays_in(root / names.node_array(""))
         self._needed = input_arrays(root)
         self._columns: EdgeColumns | None = None
         self._scan: EdgeScan | None = None
         self._limit = self.now
         self._given = 0
-        """rows that are given of each array: of the table's nodes, or of new ones"""
+        """number of rows given for each array: of the table's nodes, or of new ones"""
         self._rows: Callable[[int, int], NDArray[np.int64]] = lambda first, last: np.arange(self.now + first, self.now + last)
         self._open = ExitStack()
         if self.is_mapped:
             self._ids = self._open.enter_context(closing(IdMap(root / names.IDS, self.kind)))
             self._later = self._open.enter_context(closing(IdIndex(stage / "later", self.kind)))
-            """ids of nodes that earlier appends brought, and of this one's"""
+            """ids of nodes from earlier appends, and of this one's"""
             row = manifest.num_nodes
             for _, record in delta.records(IDS):
                 external = unpack_ids(record)
@@ -75,11 +74,11 @@ class NewNodes:
                 row += len(external)
 
     def close(self) -> None:
-        """Give back files; idempotent."""
+        """Close files; idempotent."""
         self._open.close()
 
     def look_at_edges(self, columns: EdgeColumns) -> None:
-        """One pass over them; see `ids.scan`."""
+        """Scan the edges once; see `ids.scan`."""
         table = columns.table
         if not self.is_mapped or not table.text:
             kind = ids.id_kind(self.duck, table, [columns.src, columns.dst], self.kind)
@@ -89,7 +88,7 @@ class NewNodes:
         self._scan, _ = ids.scan(self.duck, columns, self.kind, count_ids=False, allow_nan=self.spec.allow_nan)
 
     def settle(self) -> None:
-        """Give rows to new nodes."""
+        """Assign rows to new nodes."""
         for name in self.held.names:
             if name not in self.there:
                 raise ConfigError(f"the nodes of {self.spec.out} have no {name!r}: there are {', '.join(self.there) or 'none'}")
@@ -139,7 +138,7 @@ class NewNodes:
         self._given, self._rows = table.rows, sink.column.read
 
     def _rows_of(self, external: list[Any], take_in: bool) -> NDArray[np.int64]:
-        """int64[n]: rows of external ids; those that no node has yet are taken in, or get -1."""
+        """Return the rows of external ids, int64[n]; unknown ones are added, or get -1."""
         rows = self._ids.find(external)
         unknown = np.flatnonzero(rows < 0)
         rows[unknown] = self._later.find([external[at] for at in unknown.tolist()])
@@ -155,7 +154,7 @@ class NewNodes:
         return rows
 
     def _settle_rows(self, columns: EdgeColumns) -> None:
-        """Where a node's id is its row."""
+        """Assign rows if a node's id is its row."""
         scan, given = self._scan, self.table is not None or bool(self._given)
         assert scan is not None
         if self.spec.drop_missing:
@@ -168,7 +167,7 @@ class NewNodes:
         ids.refuse_out_of_range(self.duck, columns, scan, self._limit, why)
 
     def _settle_ids(self, columns: EdgeColumns) -> None:
-        """Write stage/pairs.parquet: the edges' distinct ids and their rows, null where an edge is to be left out."""
+        """Write stage/pairs.parquet: the edges' distinct ids and their rows, null if an edge is to be dropped."""
         ids.distinct_ids(self.duck, columns.relation(self.kind), 0, self.stage, silent)
         free = self.table is None and not self._needed and not self.spec.drop_missing
         schema = pa.schema([("id", pa.int64() if self.kind == "int" else pa.string()), ("row", pa.int64())])
@@ -189,7 +188,7 @@ class NewNodes:
         return f"read_parquet({sql.text(self.stage / 'pairs.parquet')})"
 
     def mapped(self, columns: EdgeColumns) -> str:
-        """SQL of the edges in the input's order: src, dst (rows, NULL where an end is no node), edge_id, weight, time."""
+        """SQL of the edges in input order: src, dst (rows, NULL for an unknown end), edge_id, weight, time."""
         relation, rest = columns.relation(self.kind), ", ".join(["edge_id", *columns.rest])
         if not self.is_mapped:
             ends = [f"CASE WHEN {end} BETWEEN 0 AND {self._limit - 1} THEN {end} END AS {end}" for end in ("src", "dst")]
@@ -198,7 +197,7 @@ class NewNodes:
         return f"SELECT s.row AS src, d.row AS dst, {rest} FROM {joined} ORDER BY edge_id"
 
     def write(self, time: TimeColumn | None) -> dict[str, int]:
-        """Write the records of what is said of nodes; how many rows of each array."""
+        """Write the records of node values; returns the rows per array."""
         written: dict[str, int] = {}
         for name, values in self._values(time):
             step = record_rows(8 + values.row_bytes)
@@ -210,7 +209,7 @@ class NewNodes:
         return written
 
     def _values(self, time: TimeColumn | None) -> Iterator[tuple[str, Column]]:
-        """(node array, a row each of what is given, as stored)."""
+        """Yield (node array, one row per given node, as stored)."""
         count, why = self._given, "as " + ("the new nodes" if self.table is None else self.table.shown)
         for name in self.held.names:
             with closing(open_zarr_rows(self.root, names.node_array(name), "mmap")) as rows:
@@ -285,13 +284,13 @@ class NewNodes:
 
 
 def _blocks(column: Column) -> Iterator[AnyArray]:
-    """A column front to back."""
+    """Yield a column sequentially."""
     step = 2**20
     return (column.read(first, min(first + step, column.count)) for first in range(0, column.count, step))
 
 
 def label_block(block: AnyArray, task: Task, num_classes: int, given: nodes.Rows) -> AnyArray:
-    """Labels as whole numbers, -1 for none. Raises InputError for one that the store's task does not have."""
+    """Convert labels to integers, -1 for none. Raises InputError for one that the store's task does not have."""
     values = np.where(np.isnan(block), -1, block) if block.dtype.kind == "f" else block
     most = num_classes - 1 if task == "multiclass" else 1
     wrong = (values < -1) | (values > most) | (values != np.floor(values))
@@ -311,10 +310,10 @@ def stage_features(
     spec: AppendSpec,
     progress: Progress,
 ) -> Column:
-    """The rows `given` as the store's array `held` keeps them, [count, *row shape], in a file below `stage`.
+    """Convert the rows `given` to the format of the store's array `held`, [count, *row shape], in a file below `stage`.
 
-    Raises InputError for another width, values that are not finite (unless allowed) or beyond int8's scale; ConfigError for
-    an array whose values were normalised by statistics that are not kept, or of a type that no ingest writes.
+    Raises InputError for another width, or values that are not finite (unless allowed) or exceed int8's scale; ConfigError for
+    an array normalized by statistics that are not stored, or of a type that ingest does not write.
     """
     if "normalize" in held.attributes:
         how = held.attributes["normalize"]

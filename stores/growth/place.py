@@ -1,4 +1,4 @@
-"""Where one reader finds a store's arrays, as they were when it opened the store, appends included."""
+"""`Place`: where a reader finds a store's arrays as they were when it opened the store, appends included."""
 
 import time
 from dataclasses import dataclass
@@ -19,34 +19,34 @@ _MARK = "+appended="
 
 @dataclass(frozen=True)
 class Place:
-    """A version of a store's arrays, and the part that appends changed. Held until `close`: nobody removes it."""
+    """A version of a store's arrays and the view of its appends; neither is removed before `close`."""
 
     path: Path
     root: Path
     """the version"""
     view: Path | None
-    """what appends changed of it (`stores.growth.grow`), None where there are none"""
+    """view of the appends (`stores.growth.grow`), None without any"""
     appended: Appended
     base: Manifest
-    """of the version"""
+    """manifest of the version"""
     manifest: Manifest
-    """of the store as appends made it"""
+    """manifest of the store including appends"""
     holds: tuple[Hold, ...]
 
     def group(self, name: str) -> Path:
-        """The group in which the array `name` is as appends made it."""
+        """The group of the array `name`, including appends."""
         if self.view is not None and (self.view / name / "zarr.json").exists():
             return self.view
         return self.root
 
     @property
     def fingerprint(self) -> str:
-        """Of the arrays and of what was appended to them."""
+        """Fingerprint of the arrays and the appends."""
         own = fingerprint_of(self.root, self.base)
         return own if self.view is None else f"{own}{_MARK}{self.appended.digest}"
 
     def is_latest(self) -> bool:
-        """Whether no append and no compaction came since."""
+        """Whether there was no append or compaction since."""
         version = version_of(self.path)
         if self.root != arrays_of(self.path, version):
             return False
@@ -54,21 +54,21 @@ class Place:
             return sum(delta.appends if delta else [], Appended()) == self.appended
 
     def close(self) -> None:
-        """Let go of the files; idempotent."""
+        """Release the files; idempotent."""
         for hold in self.holds:
             hold.close()
 
 
 def with_appends(fingerprint: str, appends: list[Appended]) -> str:
-    """The fingerprint of a version of that one with some appends."""
+    """Fingerprint of a version with some appends."""
     return f"{fingerprint}{_MARK}{sum(appends, Appended()).digest}"
 
 
 def open_place(path: Path, memory: int | None = None, progress: "Progress | None" = None) -> Place:
-    """Find the current arrays of the store at `path`; the first reader after an append merges what that changed.
+    """Find the current arrays of the store at `path`; the first reader after an append merges its changes.
 
-    memory: bytes that the process may use, an eighth of which the merge sorts in; progress: told how far that is.
-    Raises StoreError where there is no store, or what appends changed is not merged yet and cannot be written there.
+    `memory` is that of the process, an eighth of which is used for merging; `progress` is called with the progress. Raises
+    StoreError if there is no store, or changes must be merged and the store cannot be written.
     """
     while True:
         version, hold = hold_current(path)
@@ -83,12 +83,12 @@ def open_place(path: Path, memory: int | None = None, progress: "Progress | None
 
 
 def _place(path: Path, version: str, hold: Hold, memory: int | None, progress: "Progress | None") -> Place | None:
-    """None where another version was published, or appends came or went, meanwhile."""
+    """None if another version was published, or the appends changed, meanwhile."""
     root = arrays_of(path, version)
     base = read_manifest(root)
     with reading(path, version) as delta:
         appends = [] if delta is None else delta.appends
-    if version != version_of(path):  # its appends are gone, too
+    if version != version_of(path):  # its appends are gone as well
         return None
     if not appends:
         return Place(path, root, None, Appended(), base, base, (hold,))

@@ -1,4 +1,4 @@
-"""Rows of which some are new, or hold something else than when the array was written."""
+"""`DeltaRows`: rows of an array with some of them new or changed."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from stores.arrays.rows import AnyArray, Ids, Rows, check_request
 from stores.io.threads import Background
 
 DELTA_ROWS, DELTA_VALUES = "row", "value"
-"""arrays of what appends changed: the rows that are new or given anew, ascending, and what they hold"""
+"""arrays of a view: the new or changed rows, ascending, and their values"""
 
 
 def delta_array(name: str, what: str) -> str:
@@ -18,15 +18,15 @@ def delta_array(name: str, what: str) -> str:
 
 
 class DeltaRows(Background):
-    """`new` laid over `old`: row `row[i]` is new row i, any other the old one.
+    """`new` overlaid on `old`: row `row[i]` is new row i, any other the old one.
 
-    row: int64[d], ascending; a memory map goes. Each side plans its reads as always.
+    `row` is int64[d], ascending, possibly memory-mapped. Each side plans its own reads.
 
     >>> DeltaRows(old, new, np.array([3, 1000]), count=1001).read(ids, out)
     """
 
     def __init__(self, old: Rows, new: Rows, row: NDArray[np.int64], count: int) -> None:
-        """count: rows in all; those behind the old ones are all among `row`."""
+        """`count` is the total number of rows; those after the old ones must all be in `row`."""
         self.old, self.new, self._row = old, new, row
         self.shape: tuple[int, ...] = (count, *old.shape[1:])
         self.dtype: np.dtype[Any] = old.dtype
@@ -38,7 +38,7 @@ class DeltaRows(Background):
         return self.old.row_bytes
 
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
-        """Afterwards out[i] is row ids[i]; see `Rows.read`. Returns the bytes read from the disk."""
+        """Set out[i] to row ids[i]; see `Rows.read`. Returns the bytes read from disk."""
         check_request(self, ids, out, at)
         found = np.searchsorted(self._row, ids)
         is_new = found < len(self._row)
@@ -50,7 +50,7 @@ class DeltaRows(Background):
         return nbytes + self.new.read(found[is_new], out, place[is_new])
 
     def close(self) -> None:
-        """Give back both sides; idempotent."""
+        """Close both sides; idempotent."""
         self._end_background()
         self.old.close()
         self.new.close()

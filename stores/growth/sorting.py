@@ -1,7 +1,7 @@
-"""Records sorted in bounded memory: runs that fit it are sorted and written, then read side by side and merged.
+"""External merge sort of records in bounded memory: sorted runs are written, then read together and merged.
 
-The external merge sort of every database (Knuth, TAOCP 3, 5.4). Why not DuckDB's, which an ingest has: that wants 600 MB beside
-its limit, and a reader that merges what was appended may have been given less.
+(Knuth, TAOCP 3, 5.4.) DuckDB's sort, which an ingest uses, needs 600 MB besides its limit; a reader that merges appends may
+have less.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ from stores.io.segments import Segments, map_segments
 LEAST_ROOM, MOST_ROOM = 2**24, 2**28
 """bytes of records in memory at once"""
 _COPIES = 3
-"""of the records of a run, while it is sorted"""
+"""copies of a run's records while it is sorted"""
 
 
 def room_of(memory: int | None) -> int:
-    """Bytes to sort in, of a process that may use `memory`: some, as more than a few runs make it no faster.
+    """Return the bytes to sort in, for a process that may use `memory`; more than a few runs are not slower.
 
     >>> room_of(2 * 10**9)
     250000000
@@ -45,13 +45,13 @@ class Column:
         return int(self.dtype.itemsize * np.prod(self.shape, dtype=np.int64))
 
     def read(self, first: int, last: int) -> AnyArray:
-        """Rows first..last-1, in memory."""
+        """Read rows first..last-1 into memory."""
         width = self.row_bytes // self.dtype.itemsize
         found = np.fromfile(self.path, self.dtype, (last - first) * width, offset=first * self.row_bytes)
         return found.reshape(last - first, *self.shape)
 
     def map(self) -> AnyArray:
-        """All of it, mapped (see `stores.io.segments.forget`): [count, *shape]."""
+        """Memory-map the column (see `stores.io.segments.forget`): [count, *shape]."""
         if not self.count:
             return np.empty((0, *self.shape), self.dtype)
         whole = map_segments(Segments((self.path,), np.array([self.count * self.row_bytes])))
@@ -59,7 +59,7 @@ class Column:
 
 
 class ColumnWriter:
-    """A `Column` from its front to its end; a context manager, and `column` once it is closed."""
+    """Writes a `Column` sequentially; a context manager, with `column` available once it is closed."""
 
     def __init__(self, path: Path, dtype: Any, shape: tuple[int, ...] = ()) -> None:
         self.path, self.dtype, self.shape, self.count = path, np.dtype(dtype), shape, 0
@@ -67,7 +67,7 @@ class ColumnWriter:
             self._file = path.open("wb")
 
     def append(self, rows: AnyArray) -> None:
-        """Rows [b, *shape]."""
+        """Append rows [b, *shape]."""
         with disk_errors(self.path):
             self._file.write(np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data)
         self.count += len(rows)
@@ -85,10 +85,10 @@ class ColumnWriter:
 
 
 class Sorter:
-    """Records of `fields` (name -> dtype, shape of a record's value), sorted by one or two of them, `keys`.
+    """Sorts records of `fields` (name -> dtype, shape) by one or two of them, `keys`.
 
-    folder: for files, some twice the records' bytes; room: bytes in memory. last: of records alike in the first key, keep only
-    the last by the second. Raises StoreError for a full disk.
+    `folder` is for files (about twice the records' bytes), `room` the bytes in memory. With `last`, only the last record by the
+    second key is kept for each first key. Raises StoreError for a full disk.
 
     >>> sorter = Sorter(stage, "edges", {"dst": (np.int64, ()), "edge_id": (np.int64, ())}, ("dst", "edge_id"), 2**26)
     >>> sorter.add({"dst": dst, "edge_id": edge_id})  # again and again
@@ -113,7 +113,7 @@ class Sorter:
         self._runs: list[Path] = []
 
     def add(self, columns: Mapping[str, AnyArray]) -> None:
-        """Further records: [k, *shape] of every field."""
+        """Add records: [k, *shape] of every field."""
         count = len(columns[self.keys[0]])
         for first in range(0, count, self._most):
             part = np.empty(min(count - first, self._most), self.record)
@@ -125,7 +125,7 @@ class Sorter:
             self._count += len(part)
 
     def finish(self) -> dict[str, Column]:
-        """All records in order, field by field."""
+        """Return all records in order, by field."""
         with ExitStack() as stack:
             writers = {
                 field: stack.enter_context(ColumnWriter(self.folder / f"{self.name}-{at}", dtype, shape))
@@ -153,7 +153,7 @@ class Sorter:
             file.write(self._sorted().view(np.uint8).data)
 
     def _merge(self) -> Iterator[AnyArray]:
-        """The runs' records in order, block by block: each time what no run has anything before any more."""
+        """Yield the runs' records in order, in blocks that no run has earlier records for."""
         self._write_run()
         step = max(1, self._most // len(self._runs))
         with ExitStack() as stack:
@@ -172,11 +172,11 @@ class Sorter:
                 yield block[np.lexsort([block[key] for key in reversed(self.keys)])]
 
     def _until(self, records: AnyArray, end: tuple[Any, ...]) -> int:
-        """How many of sorted records stand at `end` or before."""
+        """How many of the sorted records are at or before `end`."""
         return until(*(records[key] for key in self.keys), end=end)
 
     def _last_ones(self, blocks: Iterator[AnyArray]) -> Iterator[AnyArray]:
-        """Without those that another one of the same first key follows."""
+        """Drop records followed by another one with the same first key."""
         held = np.empty(0, self.record)
         for block in blocks:
             every = np.concatenate([held, block])
@@ -188,7 +188,7 @@ class Sorter:
 
 
 def until(first: AnyArray, *second: AnyArray, end: tuple[Any, ...]) -> int:
-    """How many of records sorted by one column, or by two ([n] each), stand at `end` or before. Pure.
+    """Return how many of the records sorted by one or two columns ([n] each) are at or before `end`. Pure.
 
     >>> until(np.array([1, 1, 2]), np.array([5, 7, 0]), end=(1, 6))
     1

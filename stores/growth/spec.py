@@ -1,4 +1,4 @@
-"""What to append: the fields of an ingest that an append has."""
+"""`AppendSpec`: what to append, with the fields of an ingest that apply."""
 
 from pydantic import model_validator
 
@@ -26,15 +26,15 @@ FIELDS = (
     "labels",
     "memory",
 )
-"""what may be given; anything else the store has settled"""
+"""fields that may be given; the store determines all others"""
 
 
 class AppendSpec(IngestSpec):
-    """One append to the store `out`: new edges, new nodes, and rows of known nodes anew, with the names an ingest has for them.
+    """One append to the store `out`: new edges, new nodes, and new rows of existing nodes, with the names of an ingest.
 
-    `nodes` is a table of nodes by id: known ones get the rows that it gives, the others are new. `features` and `labels` have a
-    row each of its rows; without it, of each new node. Edge columns are to be named again: a store does not know their names.
-    Raises ConfigError where settings do not go with an append, or contradict one another.
+    `nodes` is a table of nodes by id: existing ones get the given rows, others are new. `features` and `labels` have one row
+    per row of it or, without it, per new node. Edge columns must be named again, because a store does not record their names.
+    Raises ConfigError if settings do not apply to an append, or contradict each other.
 
     >>> append(AppendSpec(out="papers.ooc", edges="new.parquet", time="t"))
     """

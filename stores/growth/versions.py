@@ -1,9 +1,9 @@
-"""Where the arrays of a store are: which version of them is current, and who uses which.
+"""Versions of a store's arrays: which one is current, and who uses which.
 
-A store's `zarr.json` names the folder that holds its arrays: itself, or after `compact` one of `versions/`. To publish a
-version is to replace that one small file: atomic on every file system, which exchanging two folders is not; and a path, once
-resolved, means the same files for as long as they are used, so that what is opened late belongs to what was opened early. Who
-uses a folder holds a shared lock on it; it is removed by the first who finds it out of date and gets the lock for himself.
+A store's `zarr.json` names the folder of its arrays: the store itself or, after `compact`, one of `versions/`. Publishing a
+version replaces that small file, which is atomic on every file system; a resolved path means the same files for as long as it
+is used. Users of a folder hold a shared lock on it; it is removed by the first process that finds it outdated and gets an
+exclusive lock.
 """
 
 import fcntl
@@ -20,16 +20,16 @@ from stores.io.atomic import disk_errors, remove_tree, removed_path
 from stores.manifest import VERSIONS, arrays_of, version_of
 
 _TOP = ("graph", names.EVENTS, "node", "edge", names.CHECKSUMS, names.IDS)
-"""what a store without versions has at its top"""
+"""what a store without versions has at its top level"""
 AGAIN_SECONDS = 0.001
-"""until a folder that somebody removes, or looks at to that end, is asked for again"""
+"""delay before retrying a folder that another process removes or checks"""
 
 
 class Hold:
-    """A shared lock on a folder, so that nobody removes it; `close` lets go, idempotent. No write access is needed."""
+    """A shared lock on a folder that prevents its removal, until `close`. Needs no write access."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises FileNotFoundError where there is none, BlockingIOError where it is being removed."""
+        """Lock the folder. Raises FileNotFoundError if it does not exist, BlockingIOError if it is being removed."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, fd)
         try:
@@ -37,13 +37,13 @@ class Hold:
         except BlockingIOError:
             self.close()
             raise
-        except OSError:  # a file system without locks: nobody can tell, so nobody removes
+        except OSError:  # a file system without locks: nothing is removed
             return
         try:
             there = os.path.samestat(os.fstat(fd), os.stat(folder))
         except FileNotFoundError:
             there = False
-        if not there:  # it was removed before it was locked
+        if not there:  # removed before it was locked
             self.close()
             raise FileNotFoundError(folder)
 
@@ -52,7 +52,7 @@ class Hold:
 
 
 def hold_current(path: Path) -> tuple[str, Hold]:
-    """(the current version of the store at `path`, a hold on its arrays)."""
+    """Return the current version of the store at `path`, and a hold on its arrays."""
     while True:
         version = version_of(path)
         try:
@@ -70,13 +70,13 @@ def hold_current(path: Path) -> tuple[str, Hold]:
 
 
 def view_folder(path: Path, version: str, appends: int) -> Path:
-    """Where the arrays that so many appends change lie merged, for all readers."""
+    """Folder of the merged view of so many appends, shared by all readers."""
     return path / VERSIONS / f"view-{version or 0}-{appends}"
 
 
 @contextmanager
 def alone(path: Path, what: str, wait: bool) -> Iterator[None]:
-    """The store's lock `what`, for one process or thread at a time. Raises StoreError where another has it, unless `wait`."""
+    """The store's lock `what`, for one process or thread at a time. Raises StoreError if it is taken, unless `wait`."""
     with disk_errors(path):
         (path / VERSIONS).mkdir(exist_ok=True)
         fd = os.open(path / VERSIONS / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -91,14 +91,14 @@ def alone(path: Path, what: str, wait: bool) -> Iterator[None]:
 
 
 def remove_views(path: Path, keep: Path) -> None:
-    """Remove merged parts of earlier appends that nobody uses. Whoever calls has the view lock."""
+    """Remove unused views of earlier appends; the caller must have the view lock."""
     for each in sorted((path / VERSIONS).glob("view-*")):
         if each != keep:
             _remove(each)
 
 
 def remove_unused(path: Path, version: str, keep: Path | None) -> None:
-    """Remove versions, views and half-made ones that nobody uses, but for `version` and `keep`. Whoever calls has the locks."""
+    """Remove unused versions, views and unfinished ones, except `version` and `keep`; the caller must have the locks."""
     folder = path / VERSIONS
     for each in sorted(folder.iterdir()):
         if each.is_dir() and each != keep and each.name != version:
@@ -118,7 +118,7 @@ def _remove(folder: Path) -> None:
 
 @contextmanager
 def _for_itself(folder: Path) -> Iterator[bool]:
-    """Whether nobody uses a folder; then nobody begins to, either."""
+    """Yield whether the folder is unused; if so, it stays unused meanwhile."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

@@ -1,4 +1,4 @@
-"""The merged view of a store with appends: made once, by the first reader."""
+"""The merged view of a store with appends, created once by the first reader."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from stores.manifest import arrays_of, version_of
 
 
 def _merge_view(path: Path, memory: int | None, progress: "Progress | None") -> None:
-    """Merge what the appends that are there now changed, if nobody did yet."""
+    """Merge the changes of the current appends, unless done already."""
     if not os.access(path, os.W_OK):
         raise StoreError(
             f"{path} has appends that its arrays do not hold, and nothing can be written there: "

@@ -1,4 +1,4 @@
-"""From the files people have to a finished store, in bounded memory."""
+"""Builds stores from users' files, in bounded memory."""
 
 from stores.ingest.build import ingest
 from stores.ingest.spec import IngestResult, IngestSpec

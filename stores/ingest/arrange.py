@@ -1,5 +1,5 @@
-"""Node arrays in another order than the input's, in bounded memory: rows go into a few files by where they belong, then each
-file is put in order in memory and appended. Every row is written and read once more, always front to back."""
+"""Reorders node arrays in bounded memory: rows are distributed to a few files by destination, and each file is sorted in memory
+and appended. Every row is written and read once more, always sequentially."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ READ_BYTES = 2**24
 
 
 class Sink(Protocol):
-    """What an array's rows are given to; a context manager that finishes the array where nothing was raised."""
+    """Receives an array's rows; a context manager that finishes the array if nothing was raised."""
 
     def append(self, rows: NDArray[Any]) -> None: ...
     def __enter__(self) -> Self: ...
@@ -25,7 +25,7 @@ class Sink(Protocol):
 
 
 class MakeSink(Protocol):
-    """Makes the sink of one array: `Appender`, or `Arranging.sink` for another order."""
+    """Creates the sink of an array: `Appender`, or `Arranging.sink` for another order."""
 
     def __call__(
         self,
@@ -40,10 +40,12 @@ class MakeSink(Protocol):
 
 
 class Arranging:
-    """Appends what comes in the input's order in that of new ids.
+    """Appends rows that come in input order in the order of new ids.
 
-    new: [N], a permutation: the new row of each row of the input; a memory map goes. folder: for the files; max_bytes: of
-    an array's rows in memory at once.
+    Args:
+        new: [N], a permutation (possibly memory-mapped): the new row of each input row.
+        folder: Folder for the files.
+        max_bytes: Limit on an array's rows in memory.
 
     >>> with Arranging(new, stage, 2**28).sink(store, "node/node/x", (128,), "float32", count=len(new)) as x:
     ...     x.append(rows)  # row i of all that is appended becomes row new[i]
@@ -62,24 +64,24 @@ class Arranging:
         *,
         count: int,
     ) -> Sink:
-        """An `Appender` of the array behind the rearrangement."""
+        """An `Appender` of the array behind the reordering."""
         assert count == len(self.new), "one row a node"
         appender = Appender(group_path, name, row_shape, dtype, attributes, count=count)
         return _Arranged(appender, self.new, self.folder / name.replace("/", "-"), self.max_bytes)
 
 
 class _Arranged:
-    """Rows in the order of the input -> `appender` in the order of `new`."""
+    """Reorders rows from input order to the order of `new` and appends them."""
 
     def __init__(self, appender: Appender, new: NDArray[Any], folder: Path, max_bytes: int) -> None:
         self._appender, self._new, self._folder = appender, new, folder
         self._row_bytes = int(appender.dtype.itemsize * np.prod(appender.row_shape, dtype=np.int64))
         self._span = max(1, max_bytes // (self._row_bytes + 8))
-        """rows of a file"""
+        """rows per file"""
         self._done = 0
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Rows [b, *row_shape] of the array's dtype, the next ones of the input."""
+        """Append rows [b, *row_shape] of the array's dtype, the next ones of the input."""
         new = np.asarray(self._new[self._done : self._done + len(rows)], np.int64)
         assert len(new) == len(rows), "more rows than announced"
         file = new // self._span
@@ -95,7 +97,7 @@ class _Arranged:
 
     def _write(self, number: int, what: str, array: NDArray[Any]) -> None:
         path = self._path(number, what)
-        with disk_errors(path), path.open("ab") as file:  # opened anew each time: there may be more than descriptors
+        with disk_errors(path), path.open("ab") as file:  # opened each time: there may be more files than descriptors
             file.write(array.reshape(-1).view(np.uint8).data)
 
     def _finish(self) -> None:
@@ -114,7 +116,7 @@ class _Arranged:
 
     def __enter__(self) -> Self:
         with disk_errors(self._folder):
-            shutil.rmtree(self._folder, ignore_errors=True)  # of a step that was killed
+            shutil.rmtree(self._folder, ignore_errors=True)  # left by a killed step
             self._folder.mkdir(parents=True)
         self._appender.__enter__()
         return self
@@ -130,10 +132,10 @@ class _Arranged:
 
 
 Training = Callable[[int, int], NDArray[np.bool_]]
-"""Which rows first..last-1 of the input are training rows"""
+"""which rows first..last-1 of the input are training rows"""
 
 
 def in_input_order(training: Training, new: NDArray[Any]) -> Training:
-    """The same, where `training` tells it of rows in the new order; a byte a node stays in memory."""
+    """Convert `training` from the new order to input order; keeps a byte per node in memory."""
     flags = training(0, len(new))
     return lambda first, last: flags[new[first:last]]

@@ -1,4 +1,4 @@
-"""`ingest`: the steps in order, each recorded when done, then the store published by one rename."""
+"""`ingest`: runs the steps in order, recording each when done, and publishes the store by one rename."""
 
 import hashlib
 import time
@@ -34,30 +34,35 @@ from stores.io.atomic import check_absent, partial_path, write_error
 from stores.manifest import Input, Manifest, Partition
 
 _FREE = {"memory"}
-"""settings that do not change the store, so a killed ingest may go on with others"""
+"""settings that do not change the store, so a resumed ingest may change them"""
 
 
 def ingest(
     spec: IngestSpec, progress: Progress | None = None, arrays: Mapping[str, NDArray[Any]] | None = None
 ) -> IngestResult:
-    """Build the store `spec.out`; equal inputs give the same bytes, whatever the memory and the number of threads.
+    """Build the store `spec.out`; equal inputs give the same bytes for any memory and number of threads.
 
-    But for `partitioner="auto"`: there the memory may decide which one divides the nodes; the manifest says which did.
+    (Except with `partitioner="auto"`, where the memory may select the partitioner; the manifest names it.) The store is built
+    in `<out>.partial`. A killed ingest leaves no store, and the same call resumes after the last finished step if settings and
+    input files are unchanged; otherwise it starts over and says so in the result's notes. After an error that directory is
+    removed, unless it does not belong to an ingest.
 
-    progress: called with the step, the units done and in all; arrays: the parts of a data set that is in memory already
-    (x, y, edge_index, train_mask, ...), in place of files.
+    Args:
+        spec: What to ingest.
+        progress: Called with the step, the units done and in total.
+        arrays: Arrays of a data set in memory (x, y, edge_index, train_mask, ...), instead of files.
 
-    The store is built in `<out>.partial`. A killed ingest leaves no store; the same call resumes at the last finished step
-    while the settings and the input files stay as they are, and with others begins anew, which the result's notes tell. After
-    an error that directory is removed; one that is not an ingest's is refused and left alone.
-    Raises InputError naming file, row and value, StoreError for an existing `out` or a full disk, ConfigError.
+    Raises:
+        InputError: If the input is wrong; names file, row and value.
+        StoreError: If `out` exists or the disk is full.
+        ConfigError: If settings are invalid.
 
     >>> ingest(IngestSpec(out="papers.ooc", edges="edges/*.parquet", num_nodes=8_000_000)).num_edges
     100000000
     """
     begin = time.perf_counter()
     if spec.pyg is not None and arrays is None:
-        raise ConfigError("a PyG data set is read by ooc.pyg.source.ingest, which knows torch; call that one")
+        raise ConfigError("PyG data sets are read by ooc.pyg.source.ingest, which imports torch: call that instead")
     check_absent(spec.out)
     key = fingerprint(_settings(spec, arrays), input_files(spec))
     steps = Steps(spec.out, key)
@@ -68,7 +73,7 @@ def ingest(
     except OSError as error:
         raise _disk(error, spec.out) from error
     except (KeyboardInterrupt, SystemExit, MemoryError):
-        keep = True  # interrupted, not refused: the same call resumes
+        keep = True  # interrupted, not failed: the same call resumes
         raise
     finally:
         steps.close(keep)
@@ -92,12 +97,12 @@ def _settings(spec: IngestSpec, arrays: Mapping[str, NDArray[Any]] | None) -> st
 def _creator() -> str:
     try:
         return f"ooc {version('ooc')}"
-    except PackageNotFoundError:  # run from a source tree that is not installed
+    except PackageNotFoundError:  # a source tree that is not installed
         return "ooc"
 
 
 class _Build:
-    """One ingest under way. Each method is a step or two; what it passes on goes through the journal as JSON."""
+    """One ingest. Each method is a step or two; results are passed on through the journal as JSON."""
 
     def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress) -> None:
         self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
@@ -162,7 +167,7 @@ class _Build:
         return asdict(found)
 
     def _rows_known(self) -> tuple[int, str] | None:
-        """The number of nodes that the inputs fix, and which of them does."""
+        """The number of nodes that the inputs determine, and which of them does."""
         inputs = self.inputs
         if inputs.nodes is not None:
             return inputs.nodes.rows, inputs.nodes.shown
@@ -210,7 +215,7 @@ class _Build:
         return "str" if "str" in (kind, edge_kind) else "int"
 
     def _choose(self, found: EdgeScan, known: tuple[int, str] | None) -> dict[str, Any]:
-        """{num_nodes, mapped}: whether ids are rows; otherwise ids get rows from the node table or by rank."""
+        """{num_nodes, mapped}: whether ids are rows; otherwise rows come from the node table or by rank."""
         table = self.inputs.nodes
         if table is not None:
             column = table.column(self.spec.id, "node ids", ("id", 0))
@@ -226,7 +231,7 @@ class _Build:
         return {"num_nodes": count, "mapped": True}
 
     def _check_counts(self) -> None:
-        """Every node array has a row a node, before the long work begins."""
+        """Check that every node array has one row per node, before the long work starts."""
         for rows in [*(self.arrays.features(name) for name in self.arrays.names), self.arrays.labels()]:
             if rows is not None:
                 rows.expect(self.num_nodes, self.why)
@@ -239,7 +244,7 @@ class _Build:
         return f"SELECT id, file_row_number AS row FROM {sql.parquet([self.stage / 'ids.parquet'])}"
 
     def _mapped(self, space: dict[str, Any]) -> str:
-        """Step map: SQL of the edges by row of the input, those without a node left out; counts them in `space`."""
+        """Step map: SQL of the edges by input row, without those lacking a node; counts them in `space`."""
         kind, relation = space["kind"], self.columns.relation(space["kind"])
         space["missing"] = 0
         if not space["mapped"]:
@@ -258,7 +263,7 @@ class _Build:
         return csc.parquet_relation(mapped)
 
     def _write_ids(self, space: dict[str, Any]) -> None:
-        """Step ids.lmdb, where ids are not rows, or rows not the input's."""
+        """Step ids.lmdb, if ids are not rows, or rows not the input's."""
         kind, path = space["kind"], self.store / names.IDS
         pairs = self._ids_relation(kind) if space["mapped"] else None
         if self.order is not None:
@@ -281,7 +286,7 @@ class _Build:
         return {"left": left}
 
     def _events(self, space: dict[str, Any], relation: str) -> str:
-        """Steps time order and events, where edges have a time: SQL of the edges by number. Counts the self-loops left out."""
+        """Steps time order and events, if edges have a time: SQL of the edges by number. Counts dropped self-loops."""
         left = space["edges"] - space["missing"]
         if left == 0:
             raise InputError(f"{self.inputs.edges.shown}: every edge was dropped, no endpoint is a node; check the ids")
@@ -352,7 +357,7 @@ class _Build:
         )
 
     def _left_out(self, space: dict[str, Any]) -> Input | None:
-        """What a store that grows must know: how many edges there were, and which are not wanted."""
+        """What a growing store must know: how many edges there were, and which kinds are dropped."""
         if not (space["missing"] or self.spec.drop_self_loops or self.spec.drop_duplicates):
             return None
         drops = {name: bool(getattr(self.spec, name)) for name in ("drop_self_loops", "drop_duplicates")}

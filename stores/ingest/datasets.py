@@ -1,4 +1,4 @@
-"""Whole data sets in one place (npz, OGB's raw layout, arrays in memory) as the inputs that plain files would give."""
+"""Whole data sets (npz, OGB's raw layout, arrays in memory), converted to the inputs that plain files would give."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,26 +23,26 @@ KEYS = {
     "num_nodes": ("num_nodes", "num_nodes_list"),
     "weight": ("edge_weight",),
 }
-"""names under which npz files hold the parts (PyG's, OGB's, and those of the heterophilous-graphs collection)"""
+"""names of the arrays in npz files (PyG's, OGB's, and those of the heterophilous-graphs collection)"""
 
 
 @dataclass
 class Inputs:
-    """Where everything is, after unpacking: what the later steps read. JSON both ways, for the journal."""
+    """The inputs after unpacking, as read by later steps; converts to and from JSON for the journal."""
 
     edges: Table
     nodes: Table | None = None
     weight: str | None = None
     features: dict[str, list[str]] = field(default_factory=dict)
-    """name -> npy files, one behind the other"""
+    """name -> npy files, to be concatenated"""
     feature_tables: dict[str, Table] = field(default_factory=dict)
     labels: str | None = None
     label_table: Table | None = None
     splits: dict[str, str] = field(default_factory=dict)
-    """train, val, test -> npy of ids or mask"""
+    """train, val, test -> npy of ids or a mask"""
     num_nodes: int | None = None
     shown: dict[str, str] = field(default_factory=dict)
-    """unpacked file -> what to call it in a message"""
+    """unpacked file -> its name in messages"""
 
     def name(self, path: str) -> str:
         return self.shown.get(path, path)
@@ -58,8 +58,7 @@ class Inputs:
 
 
 def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Mapping[str, NDArray[Any]] | None, progress: Progress) -> Inputs:
-    """Find, check and unpack the inputs of `spec` (an append's may be without edges); `arrays` are those of a data set already
-    in memory."""
+    """Find, check and unpack the inputs of `spec` (an append may lack edges); `arrays` are those of a data set in memory."""
     if arrays is not None:
         return _from_arrays(arrays, stage, spec.pyg or "arrays")
     if spec.npz is not None:
@@ -71,7 +70,7 @@ def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Mapping[str, NDArr
 
 
 def input_files(spec: IngestSpec) -> list[Path]:
-    """Every file the spec names, for the fingerprint. Raises InputError for one that is not there."""
+    """Return every file the spec names, for the fingerprint. Raises InputError for a missing one."""
     patterns = [spec.edges, spec.nodes, *spec.feature_globs().values()]
     patterns += [pattern for pattern in spec.edge_feature_patterns().values() if pattern.endswith(".npy")]
     patterns += [str(path) for path in (spec.labels, spec.train, spec.val, spec.test, spec.npz) if path is not None]
@@ -207,7 +206,7 @@ def _ogb_splits(folder: Path, duck: Duck, stage: Path, progress: Progress) -> di
 
 
 def _save_numbers(duck: Duck, table: Table, path: Path) -> None:
-    """Write a table's only column as npy int64[rows], batch by batch. Raises InputError where it is no whole number."""
+    """Write a table's only column as npy int64[rows] in batches. Raises InputError if it has other values than integers."""
     at = 0
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (table.rows,)})

@@ -1,8 +1,7 @@
-"""DuckDB as the ingest uses it: bounded memory, streamed results, errors of one line.
+"""DuckDB for the ingest: bounded memory, streamed results, one-line errors.
 
-DuckDB's memory limit is not its resident size: allocator slack, thread stacks and the batches in flight come on top, and
-so do Python and its libraries. Results are streamed (`to_arrow_reader` on a relation): a DB-API result would hold the
-whole of the rows.
+DuckDB's memory limit is not its resident size: allocator slack, thread stacks, batches in flight, Python and its libraries come
+on top. Results are streamed (`to_arrow_reader` on a relation), because a DB-API result would hold all rows.
 """
 
 import errno
@@ -20,17 +19,17 @@ from stores.errors import BudgetError, InputError, OocError, StoreError
 from stores.io.atomic import write_error
 
 OUTSIDE_BYTES = 600_000_000
-"""memory that the engine's limit does not see: Python, its libraries, batches in flight, allocator slack"""
+"""memory outside the engine's limit: Python, its libraries, batches in flight, allocator slack"""
 LEAST_BYTES = 256_000_000
 NEEDED_BYTES = OUTSIDE_BYTES + LEAST_BYTES
-"""least memory of a whole ingest"""
+"""minimum memory of an ingest"""
 THREAD_BYTES = 128_000_000
-"""a sorting thread with less than this fails rather than spills"""
+"""a sorting thread with less memory fails instead of spilling"""
 BATCH_ROWS = 131_072
 
 
 class Progress(Protocol):
-    """Called as work proceeds: step's name, units done, units in all (None: unknown), what a unit is."""
+    """Called during work: the step's name, units done, units in total (None if unknown), and the unit."""
 
     def __call__(self, step: str, done: int, total: int | None, unit: str = "rows") -> None: ...
 
@@ -40,9 +39,9 @@ def silent(step: str, done: int, total: int | None, unit: str = "rows") -> None:
 
 
 class Duck:
-    """A private DuckDB connection that spills to `spill` and whose limit leaves room for the rest of the process.
+    """A private DuckDB connection that spills to `spill` and whose limit leaves space for the rest of the process.
 
-    memory: bytes for the whole process, at least NEEDED_BYTES. Raises BudgetError for less, StoreError (disk full, memory too
+    `memory` is that of the whole process, at least NEEDED_BYTES. Raises BudgetError for less, StoreError (disk full, memory too
     small for the data) and InputError (unreadable data).
 
     >>> with Duck(2 * 10**9, Path("spill")) as duck:
@@ -69,26 +68,26 @@ class Duck:
         self._con.close()
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """All rows of a query with a small result."""
+        """Return all rows of a query with a small result."""
         with self._errors():
             return list(self._con.execute(sql).fetchall())
 
     def one(self, sql: str) -> tuple[Any, ...]:
-        """The only row of a query."""
+        """Return the only row of a query."""
         return self.rows(sql)[0]
 
     def columns(self, sql: str) -> dict[str, str]:
-        """Column name -> type of a query."""
+        """Return the column names and types of a query."""
         return {name: kind for name, kind, *_ in self.rows(f"DESCRIBE {sql}")}
 
     def stream(self, sql: str, ordered: bool = True, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """Record batches of a query; `ordered` keeps the input's order where the query has no ORDER BY."""
+        """Yield record batches of a query; `ordered` preserves the input's order without an ORDER BY."""
         with self._errors():
             self._con.execute(f"SET preserve_insertion_order = {str(ordered).lower()}")
             yield from self._con.sql(sql).to_arrow_reader(batch_rows)
 
     def copy(self, sql: str, path: Path, ordered: bool, progress: Progress = silent, step: str = "", total: int = 0) -> int:
-        """Write a query as a Parquet file; returns its rows. Progress is DuckDB's own estimate, scaled to `total` rows."""
+        """Write a query as a Parquet file and return its rows; progress is DuckDB's estimate, scaled to `total` rows."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors(), self._watch(progress, step, total):
             self._con.execute(f"SET preserve_insertion_order = {str(ordered).lower()}")
@@ -120,9 +119,9 @@ class Duck:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except duckdb.InterruptException as error:  # Ctrl-C in a query; not an error of the data, so the work is kept
+        except duckdb.InterruptException as error:  # Ctrl-C in a query; not a data error, so finished work is kept
             raise KeyboardInterrupt from error
-        except RuntimeError as error:  # what DuckDB makes of Ctrl-C elsewhere
+        except RuntimeError as error:  # how DuckDB reports Ctrl-C elsewhere
             if "interrupted" in str(error).lower():
                 raise KeyboardInterrupt from error
             raise
@@ -151,7 +150,7 @@ class Duck:
 
 
 class MemoryShort(StoreError):
-    """A query needs more memory than it may have; some callers then go over the data in smaller parts."""
+    """A query needs more memory than it has; some callers then process the data in smaller parts."""
 
 
 def text(value: object) -> str:
@@ -165,5 +164,5 @@ def name(column: str) -> str:
 
 
 def parquet(paths: list[Path]) -> str:
-    """SQL of the rows of Parquet files, with `file_row_number` and `file_index` as further columns."""
+    """SQL of the rows of Parquet files, with the additional columns `file_row_number` and `file_index`."""
     return f"read_parquet([{', '.join(text(path) for path in paths)}], file_row_number = true)"

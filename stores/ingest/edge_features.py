@@ -1,6 +1,6 @@
-"""Features of edges: columns of the edge table or npy files, a row an edge id.
+"""Edge features: columns of the edge table or npy files, one row per edge id.
 
-They are never scaled: what a value becomes would depend on all others, and a model would be told of the future by it.
+They are never scaled, because a scale depends on all values and would leak future events to a model.
 """
 
 from collections.abc import Callable
@@ -22,23 +22,23 @@ from stores.ingest.steps import Steps
 
 
 class EdgeFeatures:
-    """The edge features of an ingest: `names` of them."""
+    """The edge features of an ingest, `names` of them."""
 
     def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, columns: EdgeColumns) -> None:
         self.spec, self.steps, self.duck, self.progress, self.columns = spec, steps, duck, progress, columns
         self._patterns = spec.edge_feature_patterns()
 
     def rows(self, name: str) -> nodes.Rows:
-        """In the order of the input's edges. Raises InputError where files or columns do not fit."""
+        """Return a feature in the order of the input's edges. Raises InputError if files or columns do not fit."""
         return rows_of(self.duck, self.columns, name, self._patterns[name])
 
     def check(self) -> None:
-        """That all of them fit, before the long work begins."""
+        """Check that all features fit, before the long work starts."""
         for name in self._patterns:
             self.rows(name)
 
     def write(self, make_sink: Callable[[], MakeSink]) -> dict[str, dict[str, Any]]:
-        """Steps edge features NAME: {name: {wild}}. make_sink: see `Events.sink`."""
+        """Steps edge features NAME: {name: {wild}}. For make_sink see `Events.sink`."""
         return {
             name: self.steps.run(f"edge features {name}", partial(self._write, name, make_sink), self._outputs(name))
             for name in self._patterns
@@ -50,7 +50,7 @@ class EdgeFeatures:
 
     def _write(self, name: str, make_sink: Callable[[], MakeSink]) -> dict[str, Any]:
         rows, unscaled = self.rows(name), nodes.Scale("none", np.zeros(1))
-        dtype = "bfloat16" if self.spec.dtype == "int8" else self.spec.dtype  # a scale is of all events, later ones too
+        dtype = "bfloat16" if self.spec.dtype == "int8" else self.spec.dtype  # a scale would depend on later events
         storage = nodes.fit_storage(rows, dtype, unscaled, self.progress)
         settings = storage, unscaled, self.spec.allow_nan, self.progress
         wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), names.edge_array)
@@ -58,7 +58,7 @@ class EdgeFeatures:
 
 
 def rows_of(duck: Duck, columns: EdgeColumns, name: str, pattern: str) -> nodes.Rows:
-    """An edge feature, a row an edge of the input. Raises InputError where files or columns do not fit."""
+    """Return an edge feature, one row per input edge. Raises InputError if files or columns do not fit."""
     table = columns.table
     if pattern.endswith(".npy"):
         found = nodes.npy_rows([str(path) for path in find(pattern, natural=True)])

@@ -1,8 +1,8 @@
-"""Edges to CSC: DuckDB sorts by (destination, edge id), the sorted stream is appended to the store as it comes.
+"""Edges to CSC: DuckDB sorts by (destination, edge id), and the sorted stream is appended to the store.
 
-Where both fit 63 bits, destination and edge id are sorted as one integer, dst << bits | edge_id, with the source (4 bytes
-while N < 2**31) as payload: fewer bytes to spill and one comparison (measured: 12 s against 18 s for 100 M edges). Nothing
-here is held for longer than a batch, so memory does not depend on the edges, nor on the nodes.
+If both fit 63 bits, they are sorted as one integer, dst << bits | edge_id, with the source (4 bytes while N < 2**31) as
+payload: less to spill and one comparison (measured: 12 s instead of 18 s for 100 M edges). Memory depends neither on edges nor
+nodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +23,12 @@ from stores.ingest import duck as sql
 from stores.ingest.duck import Duck, Progress
 
 NODE_ROWS = 1 << 20
-"""entries of indptr or weight_sum made at a time"""
+"""entries of indptr or weight_sum computed at a time"""
 Ints = NDArray[np.int64]
 
 
 def pack_bits(num_nodes: int, num_edges: int) -> int | None:
-    """Low bits that the edge id takes in a 63-bit key under the destination; None where they do not fit together. Pure.
+    """Return the low bits of a 63-bit key for the edge id, below the destination; None if both do not fit. Pure.
 
     >>> pack_bits(8_000_000, 100_000_000), pack_bits(2**40, 2**40)
     (27, None)
@@ -38,8 +38,7 @@ def pack_bits(num_nodes: int, num_edges: int) -> int | None:
 
 
 def directed(relation: str, undirected: bool, drop_self_loops: bool, rest: Sequence[str]) -> str:
-    """SQL of the slots of `relation` (src, dst, edge_id, and the columns `rest`): both directions of an edge, a self-loop
-    once."""
+    """SQL of the slots of `relation` (src, dst, edge_id, and the columns `rest`): both directions, self-loops once."""
     columns = ", ".join(["edge_id", *rest])
     if drop_self_loops:
         relation = f"SELECT * FROM ({relation}) WHERE src <> dst"
@@ -50,9 +49,9 @@ def directed(relation: str, undirected: bool, drop_self_loops: bool, rest: Seque
 
 
 def drop_duplicates(duck: Duck, slots: str, total: int, path: Path, progress: Progress) -> tuple[int, int]:
-    """Write the first slot of each (source, destination) to the Parquet file `path`; (slots before, slots left).
+    """Write the first slot of each (source, destination) to the Parquet file `path`; returns the slots before and after.
 
-    A sort and a comparison of neighbors: bounded in memory, which grouping in a hash table is not.
+    Sorts and compares neighbors in bounded memory, unlike grouping in a hash table.
     """
     before, left, done = (-1, -1), 0, 0
     with ExitStack() as files:
@@ -73,7 +72,7 @@ def drop_duplicates(duck: Duck, slots: str, total: int, path: Path, progress: Pr
 def sorted_slots(
     duck: Duck, slots: str, num_nodes: int, num_edges: int, rest: Sequence[str]
 ) -> Iterator[tuple[Ints, NDArray[Any], Ints, dict[str, NDArray[Any]]]]:
-    """(dst int64, src int32|int64, edge_id int64, the columns `rest` by name) in canonical order, batch by batch."""
+    """Yield (dst int64, src int32|int64, edge_id int64, the columns `rest` by name) in canonical order, in batches."""
     bits = pack_bits(num_nodes, num_edges)
     source = "INTEGER" if index_dtype(num_nodes).itemsize == 4 else "BIGINT"
     key = "dst, edge_id" if bits is None else "key"
@@ -88,11 +87,15 @@ def sorted_slots(
 
 
 class CscWriter:
-    """Appends slots in canonical order to a store's graph arrays, with indptr, weight sums and self-loops as they follow.
+    """Appends slots in canonical order to a store's graph arrays, and derives indptr, weight sums and self-loops.
 
-    store: the group; num_nodes: N; rest: name and dtype of the slots' further columns, of which `weight` has sums too. Call
-    `add` with batches whose destinations never fall. A context manager: leaving it fills up to the last node and finishes
-    every array; leaving it by an exception finishes none, and closes their files.
+    Call `add` with batches of non-decreasing destinations. As a context manager, it completes every array on success; after an
+    exception it completes none and closes their files.
+
+    Args:
+        store: The group.
+        num_nodes: Number of nodes.
+        rest: Names and dtypes of further slot columns; `weight` is also summed.
 
     >>> with CscWriter(store, num_nodes=3, rest={}) as writer:
     ...     writer.add(dst, src, edge_id, {})  # int64[b], int32[b], int64[b]
@@ -112,12 +115,12 @@ class CscWriter:
         weighted = "weight" in rest
         self._sums = append(store, names.WEIGHT_SUM, np.float32, num_nodes) if weighted else None
         self._loop_weight = append(store, names.LOOP_WEIGHT, np.float32) if weighted else None
-        self._next = 0  # the first node without an entry in indptr
-        self._open = 0  # the first node whose weight sum is not written
-        self._carry = 0.0  # its sum so far
+        self._next = 0  # first node without an entry in indptr
+        self._open = 0  # first node whose weight sum is not yet written
+        self._carry = 0.0  # its partial sum
 
     def add(self, dst: Ints, src: NDArray[Any], edge_id: Ints, rest: Mapping[str, NDArray[Any]]) -> None:
-        """Append a batch; a node's slots may go on in the next one."""
+        """Append a batch; a node's slots may continue in the next one."""
         if not len(dst):
             return
         loop = dst == src
@@ -157,7 +160,7 @@ class CscWriter:
         self._next = max(self._next, stop)
 
     def _sum_weights(self, dst: Ints, weight: NDArray[np.float64]) -> None:
-        """Sum in slot order, in float64, whatever the batches: what a node has so far is its first summand."""
+        """Sum in slot order in float64 independently of the batches, starting from a node's partial sum."""
         assert self._sums is not None
         last = int(dst[-1])
         for low in range(self._open, last + 1, NODE_ROWS):
@@ -181,9 +184,9 @@ def write_csc(
     rest: Mapping[str, DTypeLike],
     progress: Progress,
 ) -> dict[str, int]:
-    """Sort `slots` (SQL: src, dst, edge_id, and the columns `rest`) and write the graph; {"slots", "loops"}.
+    """Sort `slots` (SQL: src, dst, edge_id, and the columns `rest`) and write the graph; returns {"slots", "loops"}.
 
-    num_edges: edges in the input, one more than the greatest edge id; num_slots: how many to expect, for the progress.
+    `num_edges` is that of the input, one more than the largest edge id; `num_slots` is the expected number, for the progress.
     """
     progress("sort edges", 0, num_slots)
     with CscWriter(store, num_nodes, rest) as writer:
@@ -194,10 +197,10 @@ def write_csc(
 
 
 def count_self_loops(duck: Duck, relation: str) -> int:
-    """Edges of `relation` from a node to itself."""
+    """Count the edges of `relation` from a node to itself."""
     return int(duck.one(f"SELECT count_if(src = dst) FROM ({relation})")[0])
 
 
 def parquet_relation(path: Path) -> str:
-    """SQL of the rows of one staged file."""
+    """SQL of the rows of a staged file."""
     return f"SELECT * FROM read_parquet({sql.text(path)})"

@@ -1,9 +1,8 @@
-"""The steps of an ingest whose edges have a time: the same edges once more, as events in time order.
+"""The steps of an ingest with edge times: stores the edges also as events in time order.
 
-An event's number, its place in the order of (time, position in the input), is its edge id: so one number leads from a slot of
-the CSC to the event's time, ends and features, a window of time is one range of every array, and since ids rise with time the
-CSC's canonical order (destination, edge id) is (destination, time, position). Where the input is in time order already, as
-logs are, the number is the position, and nothing is sorted.
+An event's number, its rank by (time, position in the input), is its edge id. So a slot of the CSC leads to the event's time,
+ends and features, a time window is one range of every array, and the canonical order (destination, edge id) is (destination,
+time, position). If the input is already in time order, as logs are, the number is the position and nothing is sorted.
 """
 
 from collections.abc import Mapping
@@ -31,11 +30,11 @@ from stores.ingest.spec import IngestSpec
 from stores.ingest.steps import Steps
 
 INPUT = "input"
-"""the array of events' positions in the input, where those are not their numbers"""
+"""the array of events' input positions, if those are not their numbers"""
 
 
 class Events:
-    """One ingest's events. Each method is a step or two, resumable as all steps are; call `relation` first."""
+    """One ingest's events. Each method is a resumable step or two; call `relation` first."""
 
     def __init__(
         self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, columns: EdgeColumns, num_nodes: int
@@ -50,20 +49,20 @@ class Events:
         self._placed: MakeSink | None = None
 
     def relation(self, relation: str, given: int, left: int, in_order: bool) -> str:
-        """Steps order and events: SQL of the edges of `relation` (src, dst, edge_id, weight, time), with their numbers as
-        edge ids.
+        """Steps order and events: SQL of the edges of `relation` (src, dst, edge_id, weight, time) with event numbers as edge
+        ids.
 
-        given: edges of the input; left: those in `relation`; in_order: it comes in the order of the input.
+        `given` are the edges of the input, `left` those in `relation`; `in_order` says whether it is in input order.
         """
         ascending = bool(self.steps.run("time order", self._look)["ascending"])
         self.sorted = ascending and left == given
         straight = ascending and in_order
         outputs = [self.store / names.EVENTS, self.store / names.CHECKSUMS / names.EVENTS, self._staged]
         self.count = self.steps.run("events", lambda: self._write(relation, left, straight), outputs)["events"]
-        return relation if self.sorted else csc.parquet_relation(self._staged)  # a place in time order is the number already
+        return relation if self.sorted else csc.parquet_relation(self._staged)  # a position in time order is the number
 
     def _look(self) -> dict[str, Any]:
-        """{ascending}: whether the input's times never fall."""
+        """{ascending}: whether the input's times never decrease."""
         time, table = self.columns.time, self.columns.table
         assert time is not None
         before, ascending = None, True
@@ -101,10 +100,10 @@ class Events:
         return {"events": done}
 
     def sink(self) -> MakeSink:
-        """What an array with a row an edge of the input is appended to, so that it gets a row an event."""
+        """Return the sink for an array with one row per input edge, which writes one row per event."""
         if self.sorted:
             return Appender
-        if self._placed is None:  # a step is run once: a second time it would pass for one of an ingest that was killed
+        if self._placed is None:  # run the step once: a second run would look like a killed ingest's
             self.steps.run("event places", self._write_places, [self._position, self._number])
             position, number = (np.load(path, mmap_mode="r") for path in (self._position, self._number))
             arranging = Arranging(number, self.stage / "arranged", self.spec.memory_bytes // ARRANGE_SHARE)
@@ -112,7 +111,7 @@ class Events:
         return self._placed
 
     def _write_places(self) -> dict[str, Any]:
-        """position.npy, number.npy: int64[events], each event's place in the input, ascending, and its number."""
+        """position.npy, number.npy: int64[events], each event's input position, ascending, and its number."""
         paths = self._position, self._number
         files = [open_memmap(path, "w+", np.int64, (self.count,)) for path in paths]
         done = 0
@@ -127,7 +126,7 @@ class Events:
         return {}
 
     def described(self) -> names.Time:
-        """What the manifest says."""
+        """The manifest's entry."""
         time = self.columns.time
         assert time is not None
         dtype: Any = time.dtype.name
@@ -135,7 +134,7 @@ class Events:
 
 
 class _Staged:
-    """A Parquet file of the events by number; a context manager, as its writer is."""
+    """A Parquet file of the events by number; a context manager, like its writer."""
 
     def __init__(self, path: Path, kinds: Mapping[str, np.dtype[Any]]) -> None:
         numbered = {**kinds, "edge_id": np.dtype(np.int64)}
@@ -143,7 +142,7 @@ class _Staged:
         self._writer = pq.ParquetWriter(path, self._schema, use_dictionary=False)
 
     def append(self, columns: Mapping[str, NDArray[Any]], first: int) -> None:
-        """Events first, first + 1, ..."""
+        """Append events first, first + 1, ..."""
         number = np.arange(first, first + len(columns["src"]))
         self._writer.write_table(pa.table({**columns, "edge_id": number}, schema=self._schema))
 
@@ -155,7 +154,7 @@ class _Staged:
 
 
 class _Arrays:
-    """The arrays of the events, appended together; a context manager that finishes all, or after an exception none."""
+    """The events' arrays, appended together; a context manager that completes all, or none after an exception."""
 
     def __init__(self, store: Path, kinds: Mapping[str, DTypeLike]) -> None:
         self._open = ExitStack()
@@ -185,21 +184,21 @@ def _placed(
     *,
     count: int,
 ) -> Sink:
-    """A sink for rows in the order of the input's edges; position: int64[events], ascending, of those that became events."""
+    """A sink for rows in input order; `position` (int64[events], ascending) are those that became events."""
     inner = arranging.sink(group_path, name, row_shape, dtype, attributes, count=len(position))
     return inner if len(position) == count else _Kept(inner, position)
 
 
 class _Kept:
-    """Passes on the rows at `position` (int64[k], ascending) of all that is appended."""
+    """Passes on the rows at `position` (int64[k], ascending) of all rows appended."""
 
     def __init__(self, inner: Sink, position: NDArray[np.int64]) -> None:
         self._inner, self._position = inner, position
         self._rows = self._done = 0
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Rows [b, *row_shape], the next ones."""
-        wanted = np.asarray(self._position[self._done : self._done + len(rows)]) - self._rows  # one a row at most
+        """Append the next rows [b, *row_shape]."""
+        wanted = np.asarray(self._position[self._done : self._done + len(rows)]) - self._rows  # at most one per row
         wanted = wanted[wanted < len(rows)]
         self._inner.append(rows[wanted])
         self._rows += len(rows)

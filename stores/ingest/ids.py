@@ -1,7 +1,7 @@
-"""External ids to rows: the choice of the id space, the mapping of edges by join, and ids.lmdb.
+"""External ids to rows: choosing the id space, mapping edges by joins, and ids.lmdb.
 
-Integer ids that are rows already (0..N-1) need no map. Any other id gets the row its node has in the node table or, without
-one, its rank among the sorted distinct ids.
+Integer ids that are rows already (0..N-1) need no mapping. Other ids get the row of their node in the node table or, without
+one, their rank among the sorted distinct ids.
 """
 
 import re
@@ -23,31 +23,30 @@ from stores.ingest.times import TimeColumn
 from stores.manifest import IdKind
 
 ID_BYTES = 300
-"""memory of one distinct id in DuckDB's hash table (measured: 160 for 11 characters), generously"""
+"""memory of one distinct id in DuckDB's hash table (measured: 160 for 11 characters), rounded up"""
 WORDS_SHARE = 0.1
-"""with more words than this among the ids they count as words, with fewer the words count as mistakes"""
+"""share of non-numeric ids above which ids are text; below it they are treated as mistakes"""
 DENSE = 4
-"""ids below DENSE times the different sources (or destinations) are rows as they are"""
+"""ids below DENSE times the number of distinct sources (or destinations) are used as rows"""
 _INT_TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 
 
 @dataclass(frozen=True)
 class EdgeScan:
-    """What one pass over the edges tells."""
+    """Result of one pass over the edges."""
 
     edges: int
     kind: IdKind
     low: int
     high: int
-    """least and greatest endpoint, of integer ids"""
+    """smallest and largest endpoint, for integer ids"""
     distinct: int | None
-    """estimate of the different sources or destinations, whichever are more; None where it was not asked for"""
+    """estimate of the distinct sources or destinations, whichever are more; None if not requested"""
 
 
 @dataclass(frozen=True)
 class EdgeColumns:
-    """The edge table's columns and the SQL of its rows: src, dst (BIGINT or VARCHAR), edge_id, and weight and time if there
-    are any."""
+    """Columns of the edge table, and SQL of its rows: src, dst (BIGINT or VARCHAR), edge_id, and optional weight and time."""
 
     table: Table
     src: str
@@ -57,13 +56,13 @@ class EdgeColumns:
 
     @property
     def rest(self) -> dict[str, np.dtype[Any]]:
-        """Names of what comes with an edge, and how it stands in the store."""
+        """Names and stored dtypes of an edge's further columns."""
         weight = {} if self.weight is None else {"weight": np.dtype(np.float32)}
         return weight if self.time is None else weight | {"time": self.time.dtype}
 
     @property
     def taken(self) -> set[str]:
-        """Columns that are no features."""
+        """Columns that are not features."""
         time = [] if self.time is None else [self.time.column]
         return {self.src, self.dst, *time, *([] if self.weight is None else [self.weight])}
 
@@ -78,12 +77,12 @@ class EdgeColumns:
 
 
 def cast(table: Table, column: str, kind: IdKind) -> str:
-    """SQL of an id column as BIGINT (NULL where it is no whole number) or VARCHAR."""
+    """SQL of an id column as BIGINT (NULL if not an integer) or VARCHAR."""
     return table.whole(column) if kind == "int" else f"try_cast({sql.name(column)} AS VARCHAR)"
 
 
 def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
-    """Whether the ids are whole numbers or text. Raises InputError for other types and for a word among numbers."""
+    """Return whether the ids are integers or text. Raises InputError for other types and for words among numbers."""
     for column in columns:
         found = table.columns[column]
         if found not in _INT_TYPES | TEXT_TYPES:
@@ -118,9 +117,9 @@ def _found(duck: Duck, table: Table, condition: str, columns: list[str]) -> tupl
 
 
 def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow_nan: bool) -> tuple[EdgeScan, int]:
-    """One pass over the edges: (what it tells, weights that are not finite).
+    """Scan the edges once; returns the result and the number of non-finite weights.
 
-    Raises InputError for no edges, an empty endpoint or weight, a weight that is no number, or one that is not finite.
+    Raises InputError without edges, or for an empty endpoint or a missing, non-numeric or non-finite weight.
     """
     low_high = "min(least(src, dst)), max(greatest(src, dst))" if kind == "int" else "0, 0"
     distinct = "greatest(approx_count_distinct(src), approx_count_distinct(dst))" if count_ids else "NULL"
@@ -144,7 +143,7 @@ def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow
 
 
 def refuse_out_of_range(duck: Duck, edges: EdgeColumns, found: EdgeScan, num_nodes: int, why: str) -> None:
-    """Raise InputError for the first endpoint that is not in 0..num_nodes-1."""
+    """Raise InputError for the first endpoint outside 0..num_nodes-1."""
     if found.low >= 0 and found.high < num_nodes:
         return
     ends = [(column, cast(edges.table, column, "int")) for column in (edges.src, edges.dst)]
@@ -158,10 +157,10 @@ def refuse_out_of_range(duck: Duck, edges: EdgeColumns, found: EdgeScan, num_nod
 
 
 def distinct_ids(duck: Duck, edges: str, estimate: int, stage: Path, progress: Progress) -> int:
-    """Write stage/ids.parquet, the sorted distinct endpoints (column id); returns how many they are.
+    """Write stage/ids.parquet, the sorted distinct endpoints (column id), and return their number.
 
-    The distinct ids are found in parts by hash, each of which fits the memory: DuckDB's grouping fails rather than spills
-    where the strings alone exceed it.
+    They are found in parts by hash that fit the memory, because DuckDB's grouping fails instead of spilling if the strings
+    alone exceed it.
     """
     parts = max(1, -(-estimate * ID_BYTES // duck.limit))
     while True:
@@ -190,7 +189,7 @@ def node_rows(table: Table, column: str, kind: IdKind) -> str:
 
 
 def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind) -> bool:
-    """Whether each node's id is its row already. Raises InputError for an empty id or one that stands there twice."""
+    """Return whether each node's id is its row. Raises InputError for an empty or duplicate id."""
     rows = node_rows(table, column, kind)
     same = "count_if(id = row)" if kind == "int" else "0"
     held, identical = duck.one(f"SELECT count(id), {same} FROM ({rows})")
@@ -217,9 +216,9 @@ def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind) -> bool:
 
 
 def map_edges(duck: Duck, edges: str, total: int, ids: str, stage: Path, columns: Iterable[str], progress: Progress) -> int:
-    """Write stage/mapped.parquet (src, dst as rows, edge_id, `columns`): an inner join for each end; returns the rows left.
+    """Write stage/mapped.parquet (src, dst as rows, edge_id, `columns`) by an inner join per end; returns the remaining rows.
 
-    One end at a time, so that one hash table of the ids is in memory. Rows come in no particular order.
+    One end at a time, so that only one hash table of ids is in memory. Rows are in no particular order.
     """
     rest = ", ".join(["edge_id", *columns])
     half = stage / "half.parquet"
@@ -232,7 +231,7 @@ def map_edges(duck: Duck, edges: str, total: int, ids: str, stage: Path, columns
 
 
 def refuse_missing(duck: Duck, edges: EdgeColumns, kind: IdKind, ids: str, where: str) -> None:
-    """Raise InputError for the first edge with an end not among `ids` (SQL, column id); where: what holds those."""
+    """Raise InputError for the first edge with an end not among `ids` (SQL, column id), which `where` describes."""
     ends = " UNION ALL ".join(
         f"SELECT edge_id, {end} AS id, {order} AS side FROM ({edges.relation(kind)})"
         for order, end in enumerate(("src", "dst"))
@@ -247,7 +246,7 @@ def refuse_missing(duck: Duck, edges: EdgeColumns, kind: IdKind, ids: str, where
 
 
 def write_lmdb(duck: Duck, path: Path, kind: IdKind, ids: str, count: int, progress: Progress) -> None:
-    """Fill ids.lmdb both ways, each database in the order of its keys."""
+    """Fill ids.lmdb in both directions, each database in key order."""
 
     def pairs(order: str, done: int) -> Iterator[tuple[pa.Array, NDArray[np.int64]]]:
         for batch in duck.stream(f"SELECT id, row FROM ({ids}) ORDER BY {order}"):

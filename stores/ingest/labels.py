@@ -1,4 +1,4 @@
-"""Labels: what task they make, checked, as compact as they go."""
+"""Labels: determines their task, checks them, and stores them compactly."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ from stores.ingest.nodes import Rows
 from stores.manifest import Task, label_dtype, node_array
 
 MOST_CLASSES = 1000
-"""more classes than both this and the nodes are taken for a mistake"""
+"""more classes than both this and the nodes are treated as a mistake"""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the labels turned out to be."""
+    """The task of the labels."""
 
     task: Task
     num_classes: int
@@ -28,10 +28,10 @@ class Labels:
 
 
 def look_at_labels(rows: Rows, num_nodes: int) -> Labels:
-    """The task that labels make, in one pass; -1 and NaN mean unlabeled.
+    """Determine the task of the labels in one pass; -1 and NaN mean unlabeled.
 
-    [N] or [N, 1]: multiclass, or binary for the classes 0 and 1; [N, C]: multilabel of 0 and 1.
-    Raises InputError for a label that is no whole number or out of range, naming file, row and value.
+    [N] or [N, 1] is multiclass, or binary for the classes 0 and 1; [N, C] is multilabel of 0 and 1. Raises InputError for a
+    label that is not an integer or out of range, naming file, row and value.
     """
     width = rows.width if rows.width is not None and rows.width > 1 else None
     most = 1 if width else max(num_nodes, MOST_CLASSES) - 1
@@ -60,7 +60,7 @@ def _fractions(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def write_labels(store: Path, rows: Rows, labels: Labels, make_sink: MakeSink = Appender) -> None:
-    """Append the labels as node array y, in the smallest type that holds them."""
+    """Append the labels as node array y, in the smallest suitable dtype."""
     dtype = label_dtype(labels.task, labels.num_classes)
     shape = () if labels.width is None else (labels.width,)
     with make_sink(store, node_array("y"), shape, dtype, count=rows.count) as sink:

@@ -23,14 +23,14 @@ from stores.ingest.steps import Steps
 from stores.ingest.times import TimeColumn, time_column
 
 BIRTH = "birth"
-"""node array of the nodes' first times, in the edges' time and dtype; its least value: from the beginning"""
+"""node array of the nodes' first times, in the edges' time and dtype; its smallest value: from the start"""
 
 
 class NodeArrays:
-    """One ingest's node arrays. Each method is a step or two, resumable as all steps are.
+    """One ingest's node arrays. Each method is a resumable step or two.
 
-    make_sink: of an array with a row a node of the input; new: [N], mapped, the row of each in the store, None where they are
-    the input's.
+    `make_sink` creates sinks for arrays with one row per input node; `new` ([N], memory-mapped) are their rows in the store,
+    None if equal.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class NodeArrays:
         return write
 
     def _training(self, split: dict[str, Any]) -> Callable[[int, int], NDArray[np.bool_]] | None:
-        """Which rows are training rows, read back from the store (the splits may have come from an earlier run)."""
+        """Which rows are training rows, read from the store (the splits may be from an earlier run)."""
         if self.spec.normalize != "standard" or "train" not in split["sizes"]:
             return None
         training = split_files.training_rows(self.store, split["arrays"])
         return training if self.new is None else in_input_order(training, self.new)
 
     def births(self, time: TimeColumn | None) -> list[str]:
-        """Steps birth time and birth: ["birth"], or none. Raises InputError where the column is not in the edges' time."""
+        """Steps birth time and birth: ["birth"], or none. Raises InputError if the column is not in the edges' time."""
         if self.spec.birth is None:
             return []
         table, wanted = self.inputs.nodes, self.spec.birth

@@ -1,4 +1,4 @@
-"""Which of the inputs hold the node arrays: features by name, and labels."""
+"""Which inputs contain the node arrays: features by name, and labels."""
 
 from stores.ingest import nodes
 from stores.ingest.datasets import Inputs
@@ -7,7 +7,7 @@ from stores.ingest.spec import IngestSpec
 
 
 class NodeInputs:
-    """The node arrays of an ingest, as rows that can be read front to back.
+    """The node arrays of an ingest, as rows that can be read sequentially.
 
     >>> NodeInputs(spec, inputs, duck).features("x").count
     """
@@ -22,7 +22,7 @@ class NodeInputs:
         return sorted({*self._inputs.features, *self._inputs.feature_tables, *own})
 
     def features(self, name: str) -> nodes.Rows:
-        """The rows of a feature. Raises InputError where its files or columns do not fit."""
+        """Return the rows of a feature. Raises InputError if its files or columns do not fit."""
         if name in self._inputs.features:
             return nodes.npy_rows(self._inputs.features[name], self._inputs.name)
         table = self._inputs.feature_tables.get(name)
@@ -35,7 +35,7 @@ class NodeInputs:
         return nodes.table_rows(self._duck, self._inputs.nodes, columns)
 
     def labels(self) -> nodes.Rows | None:
-        """The rows of the labels, None where there are none. Raises as `features` does."""
+        """Return the rows of the labels, or None. Raises as `features` does."""
         if self._inputs.labels is not None:
             return nodes.npy_rows([self._inputs.labels], self._inputs.name)
         if self._inputs.label_table is not None:

@@ -1,4 +1,4 @@
-"""Node features: streamed from npy files or table columns, checked, normalised, appended. Memory is one block of rows."""
+"""Node features: streamed from npy files or table columns, checked, normalized, appended; one block in memory."""
 
 import fnmatch
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ _NUMBERS = "fiub"
 
 @dataclass(frozen=True)
 class Rows:
-    """A numeric node array [count, width] (or [count]: width None) that can be read front to back, any number of times."""
+    """A numeric node array [count, width] (or [count]: width None) that can be read sequentially any number of times."""
 
     shown: str
     count: int
@@ -38,17 +38,17 @@ class Rows:
     where: Callable[[int], str]
     """file and row of a row, for messages"""
     columns: tuple[str, ...] = ()
-    """names of the columns, of a table"""
+    """column names, for a table"""
 
     def expect(self, count: int, why: str, what: str = "node") -> "Rows":
-        """This, if it has a row a node (or whatever it is). Raises InputError."""
+        """Return self if it has one row per node (or `what`). Raises InputError otherwise."""
         if self.count != count:
             raise InputError(f"{self.shown} has {self.count} rows, but there are {count} {what}s ({why}); one row a {what}")
         return self
 
 
 def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
-    """npy files one behind the other. Raises InputError where their widths differ or they hold no numbers."""
+    """Rows of concatenated npy files. Raises InputError if their widths differ or they are not numeric."""
     arrays = [open_array(Path(path), name(path)) for path in paths]
     for path, array in zip(paths, arrays, strict=True):
         if array.dtype.kind not in _NUMBERS or array.ndim not in (1, 2):
@@ -80,10 +80,9 @@ def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
 
 
 def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:
-    """Numeric columns of a table as [count, len(columns)], float32 where all of them are in no more, else float64; an empty
-    cell is NaN.
+    """Numeric columns of a table as [count, len(columns)], float32 if that suffices for all, else float64; empty cells are NaN.
 
-    Raises InputError, from `blocks`, for a word where a number belongs.
+    `blocks` raises InputError for a word instead of a number.
     """
     short = all(table.columns[column] in ("float", "halffloat") for column in columns)
     kind, dtype = ("FLOAT", np.dtype(np.float32)) if short else ("DOUBLE", np.dtype(np.float64))
@@ -103,7 +102,7 @@ def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:
 
 
 def _joined(batches: Iterator[pa.RecordBatch], step: int, width: int, dtype: np.dtype[Any]) -> Iterator[Block]:
-    """The batches' rows [step, width]: blocks of one size, so that sums do not depend on the engine's batches."""
+    """Regroup the batches' rows into blocks of one size, so that sums do not depend on the engine's batches."""
     block, filled = np.empty((step, width), dtype), 0
     for batch in batches:
         taken = 0
@@ -134,7 +133,7 @@ def _word(duck: Duck, table: Table, columns: list[str], row: int) -> str:
 
 
 def match_columns(table: Table, patterns: str, taken: set[str], flag: str = "--x-cols") -> list[str]:
-    """The columns that `f*,age` names, in the table's order without the `taken` ones. Raises InputError naming the flag."""
+    """Columns matching `f*,age`, in table order without the `taken` ones. Raises InputError naming the flag."""
     found: list[str] = []
     for pattern in patterns.split(","):
         matches = [column for column in table.columns if fnmatch.fnmatchcase(column, pattern.strip()) and column not in taken]
@@ -151,8 +150,8 @@ def match_columns(table: Table, patterns: str, taken: set[str], flag: str = "--x
 
 @dataclass(frozen=True)
 class Scale:
-    """What normalisation does to a block: `row` subtracts the least value of all and divides a row by its sum, at least 1
-    (PyG's NormalizeFeatures); `standard` gives every column mean 0 and deviation 1 over the training rows."""
+    """Normalization of a block. `row` subtracts the global minimum and divides each row by its sum, at least 1 (PyG's
+    NormalizeFeatures); `standard` gives every column mean 0 and deviation 1 over the training rows."""
 
     kind: str
     shift: NDArray[np.float64]
@@ -170,7 +169,7 @@ class Scale:
 
 
 def fit_scale(rows: Rows, kind: str, training: Callable[[int, int], NDArray[np.bool_]] | None, progress: Progress) -> Scale:
-    """The statistics for `kind`, in one pass. training(first, last): bool of these rows. NaN and infinity are left out."""
+    """Compute the statistics for `kind` in one pass, ignoring NaN and infinity; training(first, last) is bool per row."""
     if kind == "none":
         return Scale(kind, np.zeros(1))
     if kind == "row":
@@ -197,7 +196,7 @@ def fit_scale(rows: Rows, kind: str, training: Callable[[int, int], NDArray[np.b
 def _merge(
     count: NDArray[np.float64], mean: NDArray[np.float64], squares: NDArray[np.float64], block: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Count, mean and squared deviations of each column with `block` added (Chan, Golub and LeVeque, 1979)."""
+    """Add `block` to the count, mean and squared deviations of each column (Chan, Golub and LeVeque, 1979)."""
     good = np.isfinite(block)
     held = good.sum(axis=0).astype(np.float64)
     own = np.where(good, block, 0.0).sum(axis=0) / np.maximum(held, 1.0)
@@ -209,23 +208,23 @@ def _merge(
 
 @dataclass(frozen=True)
 class Storage:
-    """How values stand on disk. dtype: float32, float16, bfloat16 or int8; step: float32[F], the scales of int8."""
+    """Storage of values: dtype float32, float16, bfloat16 or int8; step: float32[F], the scales of int8."""
 
     dtype: str
     step: NDArray[np.float32] | None = None
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """The dtype of the array: Zarr has no bfloat16."""
+        """Dtype of the array; Zarr has no bfloat16."""
         return np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
 
     def attributes(self, name: str) -> dict[str, str]:
-        """What an array of that name says of its values where its dtype does not; see `stores.arrays.encoding`."""
+        """Attributes that describe the values if the dtype does not; see `stores.arrays.encoding`."""
         scale = {} if self.step is None else {SCALE: scale_name(name)}
         return {} if self.dtype in ("float32", "float16") else {DTYPE: self.dtype, **scale}
 
     def __call__(self, block: Block) -> tuple[Block, bool]:
-        """Values [b, F] as they are stored, and whether any may not be finite (a sum is cheaper than a look at each)."""
+        """Encode values [b, F]; also returns whether any may be non-finite (a sum is cheaper than checking each)."""
         if self.dtype in ("float32", "float16"):
             final = np.ascontiguousarray(block, dtype=self.dtype)
             return final, not np.isfinite(final.sum(dtype=np.float32))
@@ -236,17 +235,17 @@ class Storage:
         return final, bool(self.wild(final).any())
 
     def wild(self, final: Block) -> NDArray[np.bool_]:
-        """bool[b, F]: which stored values are NaN or infinite; none of int8."""
+        """bool[b, F]: which stored values are NaN or infinite; none for int8."""
         return (final & 0x7F80) == 0x7F80 if self.dtype == "bfloat16" else ~np.isfinite(final)
 
 
 def fit_storage(rows: Rows, dtype: str, scale: Scale, progress: Progress) -> Storage:
-    """How the rows are stored; the scales of int8 take one pass, and finite values: InputError names the first other one."""
+    """Determine the storage; int8's scales take one pass and require finite values (InputError names the first other one)."""
     if dtype != "int8":
         return Storage(dtype)
     largest, done = np.zeros(rows.width or 1, np.float32), 0
     for values in _ahead(_single(scale(_two_d(block))) for block in rows.blocks()):
-        largest = np.maximum(largest, np.maximum(values.max(axis=0), -values.min(axis=0)))  # NaN and infinity get through
+        largest = np.maximum(largest, np.maximum(values.max(axis=0), -values.min(axis=0)))  # propagates NaN and infinity
         if not np.isfinite(largest).all():
             row, column = np.argwhere(~np.isfinite(values))[0].tolist()
             shown = rows.columns[column] if rows.columns else column
@@ -275,11 +274,10 @@ def write_features(
     make_sink: MakeSink = Appender,
     array: Callable[[str], str] = node_array,
 ) -> int:
-    """Append the rows as node array `name` [N, F] (or as `array(name)`), with its scales beside it; returns how many values
-    are not finite.
+    """Append the rows as node array `name` [N, F] (or `array(name)`) with its scales; returns the number of non-finite values.
 
-    Raises InputError for such values unless `allow_nan`: how many, and the first one's file, row and column. A value that
-    the type cannot hold has become infinite, and counts.
+    Raises InputError for such values unless `allow_nan`, with their number and the first one's file, row and column. Values
+    that overflow the dtype count as infinite.
     """
     wild, at, done = 0, (-1, -1), 0
     attributes = storage.attributes(name) | ({} if scale.kind == "none" else {"normalize": scale.kind})
@@ -306,13 +304,13 @@ def write_features(
 
 
 def _finished(block: Block, scale: Scale, storage: Storage) -> tuple[Block, bool]:
-    """A block as it is stored, and whether any of its values may not be finite."""
+    """Encode a block; also returns whether any of its values may be non-finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return storage(scale(_two_d(block)))
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, the next one made by a thread while this one is in use."""
+    """The same items, with the next one computed by a thread."""
     with ThreadPoolExecutor(1, "ooc-ingest-read") as pool:
         coming = pool.submit(next, items, None)
         while (item := coming.result()) is not None:

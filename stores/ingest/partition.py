@@ -1,6 +1,6 @@
-"""Dividing the nodes into parts that keep edges together: METIS where the graph fits memory, else streaming passes over it.
+"""Partitioning that keeps edges within parts: METIS if the graph fits memory, else streaming passes.
 
-Both see the graph as undirected and unweighted: every edge in both directions, self-loops left out.
+Both treat the graph as undirected and unweighted, without self-loops.
 """
 
 from collections.abc import Iterator
@@ -23,24 +23,24 @@ Parts = NDArray[np.int32]
 Method = Literal["metis", "stream"]
 
 SLACK = 0.05
-"""The largest part may exceed the mean by this share"""
+"""the largest part may exceed the mean by this share"""
 PASSES = 10
-"""Of streaming; it ends earlier where fewer than one node in STILL moves"""
+"""of streaming, which ends earlier if fewer than one node in STILL moves"""
 STILL = 200
 PIECE_SLOTS = 2**22
 MOST_DEGREE = 2**20
-"""Hubs of so many edges and more are not told apart, so that few counters sort the nodes"""
+"""hubs with at least this many edges count as equal, so that few counters sort the nodes"""
 METIS_SLOT_BYTES, METIS_NODE_BYTES = 80, 240
-"""What METIS takes, measured at 64 and 200 on a graph of 1 M nodes and 16 M slots"""
+"""memory of METIS, measured at 64 and 200 on a graph of 1 M nodes and 16 M slots"""
 AUTO_NODES, AUTO_LEAST, AUTO_MOST = 1000, 16, 2**15
-"""`--parts auto`: nodes a part, and parts at least and at most"""
+"""`--parts auto`: nodes per part, and the minimum and maximum number of parts"""
 
 
 @dataclass(frozen=True)
 class Neighbors:
     """The undirected graph in two files: the neighbors of node v are entries indptr[v]:indptr[v+1] of `indices`.
 
-    Only `indptr` is ever in memory as a whole.
+    Only `indptr` is ever completely in memory.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Neighbors:
 
     @classmethod
     def write(cls, duck: Duck, relation: str, folder: Path, num_nodes: int, num_edges: int, progress: Progress) -> "Neighbors":
-        """Sort the edges of `relation` (SQL: src, dst, edge_id) into the two files. Memory: a batch and indptr."""
+        """Sort the edges of `relation` (SQL: src, dst, edge_id) into the two files; needs memory for a batch and indptr."""
         folder.mkdir(parents=True, exist_ok=True)
         count, done = np.zeros(num_nodes + 1, np.int64), 0
         slots = csc.directed(relation, undirected=True, drop_self_loops=True, rest=())
@@ -73,14 +73,14 @@ class Neighbors:
         return cls(folder, num_nodes)
 
     def pieces(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """(first slot, neighbors) of PIECE_SLOTS slots at a time, front to back."""
+        """Yield (first slot, neighbors) sequentially, PIECE_SLOTS slots at a time."""
         with (self.folder / "indices").open("rb") as file:
             for first in range(0, self.num_slots, PIECE_SLOTS):
                 yield first, np.fromfile(file, index_dtype(self.num_nodes), PIECE_SLOTS)
 
 
 def count_of(parts: int | Literal["auto"], num_nodes: int) -> int:
-    """How many parts: `parts`, or of about AUTO_NODES nodes each. Raises ConfigError for more parts than nodes."""
+    """Return the number of parts: `parts`, or for about AUTO_NODES nodes each. Raises ConfigError for more parts than nodes."""
     if parts == "auto":
         return min(num_nodes, max(AUTO_LEAST, min(AUTO_MOST, num_nodes // AUTO_NODES)))
     if parts > num_nodes:
@@ -89,9 +89,9 @@ def count_of(parts: int | Literal["auto"], num_nodes: int) -> int:
 
 
 def method_of(asked: Literal["auto", "metis", "stream"], num_nodes: int, num_slots: int, memory: int) -> Method:
-    """METIS where it is asked for, or is installed and fits `memory` bytes (`Duck.limit`); else streaming.
+    """Return METIS if requested, or if installed and it fits `memory` bytes (`Duck.limit`); else streaming.
 
-    Raises ConfigError where METIS is asked for and not installed, BudgetError where it does not fit.
+    Raises ConfigError if METIS is requested but not installed, BudgetError if it does not fit.
     """
     need = METIS_SLOT_BYTES * num_slots + METIS_NODE_BYTES * num_nodes
     fits = need <= memory and num_slots < 2**31
@@ -109,7 +109,7 @@ def method_of(asked: Literal["auto", "metis", "stream"], num_nodes: int, num_slo
 
 
 def partition(neighbors: Neighbors, count: int, method: Method, progress: Progress) -> Parts:
-    """int32[N]: the part of each node, 0..P-1 with P <= `count` parts, none of them empty. Deterministic."""
+    """Return the part of each node, int32[N] of 0..P-1 with P <= `count` non-empty parts. Deterministic."""
     if count == 1:
         return np.zeros(neighbors.num_nodes, np.int32)
     part = _metis(neighbors, count, progress) if method == "metis" else stream(neighbors, count, progress)
@@ -131,11 +131,11 @@ def _metis(neighbors: Neighbors, count: int, progress: Progress) -> Parts:
 
 
 def stream(neighbors: Neighbors, count: int, progress: Progress, passes: int = PASSES) -> Parts:
-    """Linear deterministic greedy, streamed again and again (Stanton and Kliot, 2012; Nishimura and Ugander, 2013).
+    """Linear deterministic greedy partitioning, repeatedly streamed (Stanton and Kliot, 2012; Nishimura and Ugander, 2013).
 
-    A pass takes the nodes in order; each goes to the part with the most of its neighbors, weighed by the room left there:
-    neighbors count where this pass, or else the last one, put them. A part has room for (1 + SLACK) N / P nodes. Memory: 12
-    bytes a node; a pass reads the edges front to back.
+    Each node in order goes to the part with most of its neighbors, weighted by the free capacity there; neighbors count where
+    this pass, or else the last one, placed them. A part holds at most (1 + SLACK) N / P nodes. Needs 12 bytes per node; a pass
+    reads the edges sequentially.
     """
     indptr, part = neighbors.indptr, np.full(neighbors.num_nodes, -1, np.int32)
     room = int(np.ceil((1 + SLACK) * neighbors.num_nodes / count))
@@ -152,7 +152,7 @@ def stream(neighbors: Neighbors, count: int, progress: Progress, passes: int = P
 
 
 _NODE, _TOUCHED, _LEAST, _MOVED = range(4)
-"""Of `state`: the node at hand, parts its tally has touched, where to look for an empty part, nodes that moved"""
+"""indices of `state`: current node, parts in its tally, where to search for an empty part, nodes that moved"""
 
 
 @kernel
@@ -167,7 +167,7 @@ def _assign(
     touched: Parts,
     state: Ints,
 ) -> None:
-    """Assign the nodes whose last neighbor is in slots begin:begin+len(values); what the next one's tally has is kept."""
+    """Assign the nodes whose last neighbor is in slots begin:begin+len(values); the next node's tally is carried over."""
     v, seen, stop = state[0], state[1], begin + len(values)
     while v < len(part):
         for s in range(max(indptr[v], begin), min(indptr[v + 1], stop)):
@@ -186,7 +186,7 @@ def _assign(
             if score > most or (score == most and best >= 0 and size[p] < size[best]):
                 best, most = p, score
             tally[p] = 0
-        if best < 0:  # no neighbor's part has room: any with less than the mean
+        if best < 0:  # no neighbor's part has capacity: any part below the mean
             best = state[2]
             while size[best] * len(size) > v:
                 best = (best + 1) % len(size)
@@ -199,9 +199,9 @@ def _assign(
 
 
 def numbering(part: Parts, order: NDArray[Any] | None = None) -> tuple[NDArray[Any], Ints]:
-    """(int32|int64[N] the new id of each node, int64[P+1] the first new id of each part and N): a part's nodes in their order.
+    """Return the new id of each node (int32|int64[N]) and the first new id of each part and N (int64[P+1]).
 
-    order: int[N], the nodes in the order that a part's are to have; None: by id.
+    `order` (int[N]) is the order of the nodes within a part; None: by id.
 
     >>> numbering(np.array([1, 0, 1], np.int32))
     (array([1, 0, 2], dtype=int32), array([0, 1, 3]))
@@ -215,7 +215,7 @@ def numbering(part: Parts, order: NDArray[Any] | None = None) -> tuple[NDArray[A
 
 @kernel
 def _number(part: Parts, order: NDArray[Any], at: Ints, new: NDArray[Any]) -> None:
-    """order: empty for ascending ids."""
+    """`order` is empty for ascending ids."""
     for i in range(len(part)):
         v = order[i] if len(order) > 0 else i
         new[v] = at[part[v]]
@@ -223,7 +223,7 @@ def _number(part: Parts, order: NDArray[Any], at: Ints, new: NDArray[Any]) -> No
 
 
 def by_degree(degree: Parts) -> NDArray[Any]:
-    """int32|int64[N]: the nodes by descending degree (int32[N]), equal ones by id; MOST_DEGREE and more count as equal.
+    """Return the nodes by descending degree (int32[N]), ties by id, int32|int64[N]; degrees of MOST_DEGREE and more are equal.
 
     >>> by_degree(np.array([1, 5, 0, 5], np.int32))
     array([1, 3, 0, 2], dtype=int32)
@@ -235,7 +235,7 @@ def by_degree(degree: Parts) -> NDArray[Any]:
 
 @kernel
 def _by_degree(degree: Parts, at: Ints, order: NDArray[Any]) -> None:
-    """A counting sort. at: zeros, one more than there are degrees."""
+    """A counting sort; `at` is zeros, one more than there are degrees."""
     top = len(at) - 2
     for v in range(len(degree)):
         at[top - min(degree[v], top) + 1] += 1
@@ -249,16 +249,16 @@ def _by_degree(degree: Parts, at: Ints, order: NDArray[Any]) -> None:
 
 @kernel
 def count_ends(nodes: NDArray[Any], degree: Parts) -> None:
-    """degree[v] += 1 for each of `nodes`, up to what int32 holds."""
+    """Add 1 to degree[v] for each of `nodes`, saturating at int32's maximum."""
     for v in nodes:
         degree[v] += int(degree[v] < 2**31 - 1)
 
 
 @kernel
 def count_cut(indptr: Ints, values: NDArray[Any], begin: int, parts: Ints, node: int) -> tuple[int, int]:
-    """(edges between parts among slots begin:begin+len(values), the node at which to go on); nodes are numbered by parts.
+    """Return the edges between parts among slots begin:begin+len(values), and the next node; nodes are numbered by parts.
 
-    node: the first with a slot there.
+    `node` is the first with a slot there.
     """
     cut, stop = 0, begin + len(values)
     own = np.searchsorted(parts, node, side="right") - 1

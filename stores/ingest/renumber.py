@@ -1,7 +1,7 @@
-"""The steps of an ingest that numbers the nodes anew: so that a part is one range of ids (`--parts`), or hubs come first.
+"""The steps of an ingest that renumber nodes: parts become ranges of ids (`--parts`), or hubs come first.
 
-Most reads of a graph with hubs are of hubs: where those lie together, in few pages, a batch or a sweep needs fewer pages of
-the rest. (Caches of hot vertices rest on degrees, as in PaGraph, Lin et al., SoCC 2020; here the file does.)
+Most reads of a graph with hubs are of hubs; if these are adjacent on few pages, batches and scans need fewer other pages.
+(Caches of hot vertices use degrees, as in PaGraph, Lin et al., SoCC 2020; here the file layout does.)
 """
 
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ from stores.ingest.steps import Steps, remove
 from stores.manifest import Partition
 
 ARRANGE_SHARE = 8
-"""Of the memory, 1/8 for the rows of a node array that are put in order at once"""
+"""share of the memory (1/8) for the rows of a node array being reordered"""
 ID_ROWS = 1 << 20
 CUT_SLOTS = 1 << 22
 
 
 class Renumbering:
-    """One ingest's new order. Each method is a step or two, resumable as all steps are; call `edges` first."""
+    """One ingest's new order. Each method is a resumable step or two; call `edges` first."""
 
     def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, num_nodes: int) -> None:
         self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
@@ -41,13 +41,12 @@ class Renumbering:
         self.method = ""
 
     def edges(self, relation: str, num_edges: int, rest: Mapping[str, np.dtype[Any]]) -> str:
-        """Steps neighbors (where there are parts), order, renumber: SQL of the edges of `relation` (src, dst, edge_id, and the
-        columns `rest`) by new ids.
+        """Steps neighbors (with parts), order, renumber: SQL of the edges of `relation` (src, dst, edge_id, `rest`) by new ids.
 
-        num_edges: edges of the input, one more than the greatest edge id.
+        `num_edges` is that of the input, one more than the largest edge id.
         """
         folder, target = self.stage / "neighbors", self.stage / "renumbered.parquet"
-        if self.spec.parts is not None:  # what can be refused is, before the edges are sorted
+        if self.spec.parts is not None:  # check before the edges are sorted
             count_of(self.spec.parts, self.num_nodes)
             method_of(self.spec.partitioner, num_nodes=0, num_slots=0, memory=0)
 
@@ -80,7 +79,7 @@ class Renumbering:
         return {"method": method}
 
     def _degrees(self, relation: str, num_edges: int) -> NDArray[np.int32]:
-        """int32[N]: how many edges each node is the source of; a node is read as often as it is drawn as a neighbor."""
+        """Out-degree of each node, int32[N]; a node is read as often as it is sampled as a neighbor."""
         degree, done = np.zeros(self.num_nodes, np.int32), 0
         ends = "src, dst" if self.spec.undirected else "src"
         for batch in self.duck.stream(f"SELECT {ends} FROM ({relation})", ordered=False):
@@ -92,7 +91,7 @@ class Renumbering:
 
     @property
     def new(self) -> NDArray[Any]:
-        """[N], mapped: the new id of each row of the input."""
+        """The new id of each input row, [N], memory-mapped."""
         found: NDArray[Any] = np.load(self._new, mmap_mode="r")
         return found
 
@@ -111,7 +110,7 @@ class Renumbering:
         return done
 
     def ids(self, pairs: str | None) -> str:
-        """Step pairs: SQL of (id, row) by new rows. pairs: the same by rows of the input; None: these are the ids."""
+        """Step pairs: SQL of (id, row) by new rows; `pairs` is the same by input rows, None if these are the ids."""
         target = self.stage / "pairs.parquet"
 
         def write() -> dict[str, Any]:
@@ -138,11 +137,11 @@ class Renumbering:
             yield pa.RecordBatch.from_arrays([row, row], ["id", "row"])
 
     def arranging(self) -> Arranging:
-        """Brings node arrays into the new order."""
+        """Reorders node arrays to the new order."""
         return Arranging(self.new, self.stage / "arranged", self.spec.memory_bytes // ARRANGE_SHARE)
 
     def parts(self) -> Partition | None:
-        """Step parts, once the graph is written: `graph/parts`, and what the parts are worth; None without parts."""
+        """Step parts, after the graph is written: `graph/parts` and the quality of the parts; None without parts."""
         if self.spec.parts is None:
             return None
         outputs = [self.store / names.PARTS, self.store / names.checksum_array(names.PARTS)]

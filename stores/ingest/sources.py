@@ -1,7 +1,7 @@
-"""Files as people have them, brought to one form: tables as Parquet files in order, arrays as memory-mapped npy.
+"""Input files in a uniform form: tables as ordered Parquet files, arrays as memory-mapped npy.
 
-A row's position (files in sorted order, rows in order) is its number throughout, so an error can name file and row.
-Text tables are staged as Parquet, one file each, every column as text; what is a number is decided, and complained of, later.
+A row is identified by its position (files sorted, rows in order), so errors can name file and row. Text tables are staged as
+Parquet with every column as text; numbers are parsed and checked later.
 """
 
 import glob
@@ -29,24 +29,24 @@ STAGED_ROWS = 1 << 20
 _NO_ROW = re.compile(r"\s*$|#\s")
 """a blank line or a comment; `#word` may be an id"""
 _NO_HEADER = ", or pass --no-header if its first line is data"
-"""for text tables whose first line was taken for names"""
+"""for text tables whose first line was taken for a header"""
 _MAGIC = {".parquet": b"PAR1", ".pq": b"PAR1", ".gz": b"\x1f\x8b", ".npy": b"\x93NUMPY", ".npz": b"PK"}
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file of a table: its name for messages, the Parquet that holds its rows, how many they are."""
+    """One file of a table: its name in messages, the Parquet file with its rows, and their number."""
 
     shown: str
     parquet: str
     rows: int
     first_line: int | None = None
-    """of a text table: the line of row 0, counted from 1"""
+    """for a text table: the line of row 0, counted from 1"""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Files read one behind the other.
+    """Concatenated files of a table.
 
     >>> table = open_table(duck, "edges/*.parquet", stage)
     >>> table.where(17)
@@ -69,7 +69,7 @@ class Table:
         return self.files[0].shown + rest
 
     def where(self, position: int) -> str:
-        """File and row (counted from 0; of a text file the line, counted from 1) of the table's row `position`."""
+        """File and row (from 0; for text files the line, from 1) of the table's row `position`."""
         for file in self.files:
             if position < file.rows:
                 if file.first_line is None:
@@ -79,7 +79,7 @@ class Table:
         raise AssertionError("position beyond the table")
 
     def relation(self) -> str:
-        """SQL of all rows, with the virtual columns that `position` reads."""
+        """SQL of all rows, with the virtual columns used by `position`."""
         return sql.parquet([Path(file.parquet) for file in self.files])
 
     def position(self) -> str:
@@ -90,25 +90,25 @@ class Table:
         return f"({starts}::BIGINT[])[file_index::BIGINT + 1] + file_row_number"
 
     def whole(self, column: str) -> str:
-        """SQL of a column as BIGINT, NULL where it is no whole number: DuckDB would round 1.5 and read 1e1 and 1_000."""
+        """SQL of a column as BIGINT, NULL if not an integer; DuckDB would round 1.5 and accept 1e1 and 1_000."""
         number = f"try_cast({sql.name(column)} AS BIGINT)"
         if not self.is_text(column):
             return number
         return f"CASE WHEN regexp_full_match(trim({sql.name(column)}), '[+-]?[0-9]+') THEN {number} END"
 
     def number(self, column: str, kind: str) -> str:
-        """SQL of a column as FLOAT or DOUBLE (`kind`), NULL where it is no number: DuckDB would read 1_000."""
+        """SQL of a column as FLOAT or DOUBLE (`kind`), NULL if not a number; DuckDB would accept 1_000."""
         number = f"try_cast({sql.name(column)} AS {kind})"
         return f"CASE WHEN NOT contains({sql.name(column)}, '_') THEN {number} END" if self.is_text(column) else number
 
     def is_text(self, column: str) -> bool:
-        """Whether a column holds text, in which numbers may be written."""
+        """Whether a column is text, which may contain numbers."""
         return self.columns[column] in TEXT_TYPES
 
     def column(self, wanted: str, what: str, default: tuple[str, int] | None = None) -> str:
-        """The name of a column that must be there. A table without header has its `default` (name, position) one.
+        """Return the name of a required column; a table without a header uses its `default` (name, position).
 
-        Raises InputError listing the columns there are.
+        Raises InputError listing the existing columns.
         """
         if wanted in self.columns:
             return wanted
@@ -130,7 +130,8 @@ class Table:
 
 
 def find(pattern: str, natural: bool = False) -> list[Path]:
-    """The files of a path or glob, sorted by name (`natural`: part_2 before part_10). Raises InputError for none."""
+    """Return the files of a path or glob, sorted by name (`natural`: part_2 before part_10). Raises InputError if there are
+    none."""
     found = [pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True)
     paths = [Path(path) for path in found if Path(path).is_file()]
     if not paths and Path(pattern).is_dir():
@@ -141,7 +142,7 @@ def find(pattern: str, natural: bool = False) -> list[Path]:
 
 
 def kind_of(path: Path) -> str:
-    """The suffix that says what `path` is, of `.csv.gz` the `.csv`. Raises InputError where the content is something else."""
+    """Return the suffix that gives a file's type (`.csv` for `.csv.gz`). Raises InputError if the content differs."""
     suffix = path.suffix.lower()
     try:
         with path.open("rb") as file:
@@ -166,9 +167,9 @@ def open_table(
     names: tuple[str, ...] = (),
     progress: Progress = silent,
 ) -> Table:
-    """A table of Parquet or text files; text is staged below `stage`. `names`: columns that a header would have.
+    """Open a table of Parquet or text files; text is staged below `stage`. `names` are columns a header would have.
 
-    Raises InputError for a file that is not a table, is damaged, or lacks columns that the first one has.
+    Raises InputError for a file that is not a table, is damaged, or lacks columns of the first one.
     """
     files: list[TableFile] = []
     columns: dict[str, str] = {}
@@ -196,9 +197,9 @@ def open_table(
 
 
 def first(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...] | None:
-    """(position, values of `columns`) of the first row of `table` that meets an SQL condition; None where none does.
+    """Return (position, values of `columns`) of the first row of `table` that meets an SQL condition, or None.
 
-    The condition filters an aggregate, not the rows: DuckDB would ask a Parquet file's statistics, which leave NaN out.
+    The condition filters an aggregate instead of rows, because DuckDB would use Parquet statistics, which ignore NaN.
     """
     position = duck.one(f"SELECT min({table.position()}) FILTER (WHERE {condition}) FROM {table.relation()}")[0]
     if position is None:
@@ -217,7 +218,7 @@ def _parquet_file(path: Path) -> tuple[TableFile, dict[str, str]]:
 
 
 def _held(kind: pa.DataType) -> pa.DataType:
-    """The type of a column's values: a dictionary's encoding does not matter."""
+    """The value type of a column, ignoring dictionary encoding."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -243,17 +244,17 @@ def _text_file(
 
 
 def _lines_before(path: Path) -> int:
-    """How many blank lines and `# ` comments (as SNAP's files have) stand before the first row or header."""
+    """Number of blank lines and `# ` comments (as in SNAP's files) before the first row or header."""
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     with opener(path, "rt", encoding="utf-8", newline="") as file:
         return sum(1 for _ in takewhile(_NO_ROW.match, file))
 
 
 def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -> tuple[str, list[str], bool]:
-    """(delimiter, column names, whether the first line is a header) of a text table.
+    """Return the delimiter, the column names, and whether the first line of a text table is a header.
 
-    The delimiter is the first of tab, comma, semicolon, bar and space that stands equally often in each of the first lines. A
-    first line with one of `names`, or without any number, is a header; columns without one are column0, column1, ...
+    The delimiter is the first of tab, comma, semicolon, bar and space that occurs equally often in the first lines. A first
+    line with one of `names`, or without any number, is a header; columns without one are column0, column1, ...
     """
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     try:
@@ -278,7 +279,7 @@ def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -
 
 
 def open_array(path: Path, shown: str | None = None) -> NDArray[Any]:
-    """A memory map of an npy file, `shown` in messages. Raises InputError for pickled objects, damage or another format."""
+    """Memory-map an npy file, called `shown` in messages. Raises InputError for pickled objects, damage or another format."""
     if kind_of(path) != ".npy":
         raise InputError(f"{path} is no array: an .npy file is wanted")
     try:
@@ -292,10 +293,10 @@ def open_array(path: Path, shown: str | None = None) -> NDArray[Any]:
 
 
 def read_items(array: NDArray[Any], start: int, count: int) -> NDArray[Any]:
-    """Items start..start+count-1 of a C-contiguous array, in memory order and in the machine's byte order.
+    """Read items start..start+count-1 of a C-contiguous array in memory order and native byte order.
 
-    A mapped file is read plainly: pages of a map would count as the process's memory and come in slowly.
-    Raises InputError where the file ends before them.
+    Memory-mapped files are read with plain reads: mapped pages would count as the process's memory and be slow. Raises
+    InputError if the file ends earlier.
     """
     if isinstance(array, np.memmap) and array.filename is not None:
         offset = array.offset + start * array.itemsize
@@ -308,7 +309,7 @@ def read_items(array: NDArray[Any], start: int, count: int) -> NDArray[Any]:
 
 
 def read_rows(array: NDArray[Any], start: int, count: int) -> NDArray[Any]:
-    """Rows start..start+count-1 of an array [N] or [N, F] in C or Fortran order, as `read_items` reads them."""
+    """Read rows start..start+count-1 of an array [N] or [N, F] in C or Fortran order, like `read_items`."""
     if array.flags.c_contiguous:
         width = int(np.prod(array.shape[1:], dtype=np.int64))
         return read_items(array, start * width, count * width).reshape(count, *array.shape[1:])
@@ -316,14 +317,14 @@ def read_rows(array: NDArray[Any], start: int, count: int) -> NDArray[Any]:
 
 
 def read_column(array: NDArray[Any], column: int, start: int, count: int) -> NDArray[Any]:
-    """The same rows of one column of an array [N, F]."""
+    """Read one column of these rows of an array [N, F]."""
     if array.T.flags.c_contiguous:
         return read_items(array.T, column * len(array) + start, count)
     return read_rows(array, start, count)[:, column]
 
 
 def unpack_npz(path: Path, stage: Path) -> dict[str, Path]:
-    """Key -> npy file of each array of an npz (a zip of npy files), copied out so that they can be mapped."""
+    """Return key -> npy file of each array of an npz (a zip of npy files), extracted so that they can be mapped."""
     kind_of(path)
     found = {}
     stage.mkdir(parents=True, exist_ok=True)

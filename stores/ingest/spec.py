@@ -1,4 +1,4 @@
-"""What to ingest: one typed value whose fields are the flags of `ooc ingest`."""
+"""`IngestSpec`: what to ingest; its fields are the flags of `ooc ingest`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +11,13 @@ from stores.manifest import Partition, TimeUnit
 from stores.sizes import parse_bytes
 
 OF_EVENTS = ("src", "dst", "time", "weight")
-"""what events have beside features, which are asked for by name as these are"""
+"""names of event columns that features cannot have"""
 
 
 class IngestSpec(BaseModel):
     """One ingest. Edges come from exactly one of `edges`, `npz`, `pyg` and `ogb`.
 
-    Raises ConfigError where settings contradict one another (a misspelt field is pydantic's ValidationError).
+    Raises ConfigError if settings contradict each other (a misspelt field is pydantic's ValidationError).
 
     >>> spec = IngestSpec(out="papers.ooc", edges="edges/*.parquet", features=["x=x.npy"], labels="y.npy")
     >>> ingest(spec).num_nodes
@@ -33,30 +33,30 @@ class IngestSpec(BaseModel):
     """column names; in a table without a header the defaults mean the first and second column, `column7` the eighth"""
     weight: str | None = None
     time: str | None = None
-    """column of the edges' times, numbers or timestamps: events in that order, ties in the input's"""
+    """column of edge times, numbers or timestamps: events in that order, ties in input order"""
     time_unit: TimeUnit = "s"
-    """of times that are numbers; timestamps are kept in microseconds"""
+    """unit of numeric times; timestamps are stored in microseconds"""
     edge_features: list[str] = []
-    """NAME=PATTERNS of the edge table's columns, joined by commas (msg=f*), or NAME=GLOB of npy files in the edges' order"""
+    """NAME=PATTERNS of the edge table's columns, comma-separated (msg=f*), or NAME=GLOB of npy files in edge order"""
     header: bool | None = None
-    """whether text tables begin with a line of names; None: look"""
+    """whether text tables start with a header line; None: detect"""
     id_type: Literal["auto", "int", "str"] = "auto"
     undirected: bool = False
     drop_duplicates: bool = False
     """keep the first edge of each (source, destination)"""
     drop_self_loops: bool = False
     drop_missing: bool = False
-    """drop, and count, an edge with an endpoint that is no node"""
+    """drop and count edges with an unknown endpoint"""
     allow_nan: bool = False
     nodes: str | None = None
-    """path or glob of a table of nodes, Parquet or CSV/TSV; its order gives the rows"""
+    """path or glob of a node table, Parquet or CSV/TSV; its order is the order of rows"""
     id: str = "id"
     label: str | None = None
     split: str | None = None
     birth: str | None = None
-    """column of the nodes' first times; empty: there from the beginning"""
+    """column of the nodes' first times; empty for nodes that always exist"""
     x_cols: str | None = None
-    """patterns of the node table's feature columns, joined by commas: `f*` or `age,f_*`"""
+    """comma-separated patterns of the node table's feature columns: `f*` or `age,f_*`"""
     num_nodes: int | None = Field(default=None, ge=1)
     features: list[str] = []
     """NAME=GLOB of npy files; the parts of one feature are joined in natural order (part_2 before part_10)"""
@@ -65,17 +65,17 @@ class IngestSpec(BaseModel):
     val: Path | None = None
     test: Path | None = None
     split_index: int | None = Field(default=None, ge=0)
-    """which split of masks [S, N] or [N, S]"""
+    """which split of masks [S, N] or [N, S] to use"""
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
-    """how features are stored; int8 with a scale for each column, its largest magnitude / 127 (those of edges, where that would
-    tell of events to come, as bfloat16)"""
+    """how features are stored; int8 has a scale per column, its largest magnitude / 127 (edge features, where a scale would
+    leak later events, are bfloat16)"""
     normalize: Literal["none", "row", "standard"] = "none"
     parts: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
-    """number the nodes so that each of so many parts of the graph is one range of ids; auto: of about 1,000 nodes"""
+    """renumber nodes so that each of this many parts is a range of ids; auto: about 1,000 nodes each"""
     partitioner: Literal["auto", "metis", "stream"] = "auto"
-    """metis (the extra ooc[metis]) where the graph fits the memory, stream in bounded memory; auto: the first that goes"""
+    """metis (the extra ooc[metis]) if the graph fits the memory, stream in bounded memory; auto: the first possible"""
     order: Literal["input", "degree"] = "input"
-    """how nodes are numbered, or a part's nodes among themselves: as the input does, or the sources of most edges first"""
+    """order of the nodes (within parts): the input's, or by number of out-edges, largest first"""
     npz: Path | None = None
     pyg: str | None = None
     arg: list[str] = []
@@ -153,12 +153,12 @@ class IngestSpec(BaseModel):
         return found
 
     def edge_feature_patterns(self) -> dict[str, str]:
-        """Name -> patterns of columns, or glob of npy files, of each `--edge-features NAME=...`."""
+        """Name -> column patterns or npy glob of each `--edge-features NAME=...`."""
         form = "NAME=COLUMNS or NAME=FILE.npy, as in msg=f*"
         return self._named("edge-features", self.edge_features, form, OF_EVENTS)
 
     def _named(self, flag: str, given: list[str], form: str, taken: tuple[str, ...]) -> dict[str, str]:
-        """NAME=WHAT of a repeatable flag, by name."""
+        """Values of a repeatable NAME=WHAT flag by name."""
         found: dict[str, str] = {}
         for text in given:
             name, sign, what = text.partition("=")
@@ -182,20 +182,20 @@ class IngestSpec(BaseModel):
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What an ingest made."""
+    """Result of an ingest."""
 
     path: Path
     num_nodes: int
     num_edges: int
     """edges in the store: slots of the CSC"""
     dropped: dict[str, int] = field(default_factory=dict)
-    """edges left out, by reason: missing (input edges), self_loops (input edges), duplicates (slots)"""
+    """dropped edges by reason: missing (input edges), self_loops (input edges), duplicates (slots)"""
     non_finite: int = 0
-    """NaN and infinite values let in by `allow_nan`"""
+    """NaN and infinite values kept by `allow_nan`"""
     seconds: float = 0.0
     resumed: tuple[str, ...] = ()
-    """steps that an earlier, interrupted run had finished"""
+    """steps finished by an earlier, interrupted run"""
     partition: Partition | None = None
-    """of an ingest with `parts`"""
+    """for an ingest with `parts`"""
     notes: tuple[str, ...] = ()
-    """what was taken as it is but may be a mistake, a line each"""
+    """possible mistakes in the input, one line each"""

@@ -1,7 +1,7 @@
-"""Splits in bounded memory: a byte a node in a file of the ingest's working directory, a bit of it a split.
+"""Splits in bounded memory: a byte per node in a file of the working directory, with one bit per split.
 
-The nodes are gone through in windows: the inputs set the bits of one window in memory, which is then appended to the file.
-Eight counters, one for each combination of bits, then tell every split's size and every two splits' overlap.
+Nodes are processed in windows: the inputs set the bits of one window in memory, which is appended to the file. Counts of the
+eight bit combinations give the size of every split and the overlaps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ from stores.manifest import SPLIT_CODES, node_array, split_array
 
 BITS = {name: 1 << code for name, code in SPLIT_CODES.items()}
 WINDOW_NODES = 1 << 25
-"""nodes whose bits are in memory at a time, a byte each; row ids are gone through once a window"""
+"""nodes whose bits are in memory at a time; row ids are read once per window"""
 READ_ITEMS = 1 << 20
 """entries of a split's array, or of the file, in memory at a time"""
 _WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
@@ -33,14 +33,14 @@ _NO_SPLIT = ("", "none", "unlabeled", "-1")
 
 Bits = NDArray[np.uint8]
 Split = Callable[[int, Bits, int], None]
-"""split(first, window, bit): sets `bit` of window[i] where node first + i is in the split"""
+"""split(first, window, bit): sets `bit` of window[i] if node first + i is in the split"""
 
 
 def open_split(path: str, shown: str, num_nodes: int, split_index: int | None) -> Split:
-    """A split given as an npy of row ids [k], as a mask [N], or as masks [S, N] or [N, S] of which one is chosen.
+    """Open a split given as an npy of row ids [k], a mask [N], or masks [S, N] or [N, S] of which one is selected.
 
-    Raises InputError for an array that is none of these, a mask that does not fit, or masks without a choice among them;
-    the split raises it for an id out of range.
+    Raises InputError for any other array, a mask that does not fit, or masks without a selection; the split raises it for an id
+    out of range.
     """
     array = open_array(Path(path), shown)
     if array.dtype == bool:
@@ -90,7 +90,7 @@ def _mask(array: NDArray[Any], shown: str, num_nodes: int, split_index: int | No
 
 
 def bits_of(splits: Mapping[str, Split], num_nodes: int) -> Iterator[Bits]:
-    """uint8 blocks of all nodes, front to back: BITS of the splits each is in. Memory: a window and a block."""
+    """Yield uint8 blocks of all nodes in order, with BITS of their splits; needs memory for a window and a block."""
     held = np.empty(min(num_nodes, WINDOW_NODES), np.uint8)
     for first in range(0, num_nodes, WINDOW_NODES):
         window = held[: num_nodes - first]
@@ -102,13 +102,13 @@ def bits_of(splits: Mapping[str, Split], num_nodes: int) -> Iterator[Bits]:
 
 
 def bits_of_table(duck: Duck, table: Table, column: str) -> Iterator[Bits]:
-    """The same of a table's column: train, val (valid, validation), test, or 0, 1, 2; empty or -1: none.
+    """Yield the same for a table's column: train, val (valid, validation), test, or 0, 1, 2; empty or -1 for none.
 
     Raises InputError, before the first block, for any other word, naming the row.
     """
     word = f"lower(trim({sql.name(column)}::VARCHAR))"
     known = ", ".join(sql.text(each) for each in (*_WORDS, *_NO_SPLIT))
-    strange = f"{word} NOT IN ({known})"  # NULL is neither in nor not in
+    strange = f"{word} NOT IN ({known})"  # NULL satisfies neither IN nor NOT IN
     found = first_row(duck, table, strange, [column])
     if found is not None:
         at, value = found
@@ -121,11 +121,20 @@ def bits_of_table(duck: Duck, table: Table, column: str) -> Iterator[Bits]:
 def write_splits(
     store: Path, bits: Iterable[Bits], stage: Path, given: Iterable[str], make_sink: MakeSink = Appender
 ) -> dict[str, Any]:
-    """Write `split` int8[N], or one boolean array a split where they overlap.
+    """Write `split` int8[N], or one boolean array per split if they overlap.
 
-    bits: of all nodes, front to back; stage: a file for them, removed afterwards; given: the splits that must have nodes.
-    Returns {sizes: {split: nodes}, arrays: [names], notes: [a line for each two splits that share nodes]}: a model is then
-    judged by what it was trained on. Raises InputError for a given split without a node.
+    Args:
+        store: The group.
+        bits: Bits of all nodes in order.
+        stage: Temporary file for them.
+        given: Splits that must not be empty.
+        make_sink: Creates the arrays.
+
+    Returns:
+        {sizes: {split: nodes}, arrays: [names], notes: [a line per overlapping pair, because scores would be misleading]}.
+
+    Raises:
+        InputError: If a given split has no node.
     """
     counts = np.zeros(1 << len(BITS), np.int64)  # nodes of each combination of splits
     with stage.open("wb") as file:
@@ -168,7 +177,7 @@ def _staged(stage: Path) -> Iterator[Bits]:
 
 
 def training_rows(store: Path, arrays: Iterable[str]) -> Callable[[int, int], NDArray[np.bool_]]:
-    """Which of the rows first..last-1 are training rows, read back from the store's split arrays slice by slice.
+    """Return a function that reads which of the rows first..last-1 are training rows from the store's split arrays.
 
     >>> training_rows(store, ["split"])(0, 3)
     array([ True, False, False])

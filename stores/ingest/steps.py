@@ -1,10 +1,9 @@
-"""Resuming: a journal of finished steps, so that an ingest killed at any moment goes on where it stood.
+"""Resuming: a journal of finished steps, so that a killed ingest continues where it stopped.
 
-A step writes only below its own outputs. It counts as done when the journal, replaced atomically, holds its result;
-what an unfinished step left behind is removed before it runs again. The journal carries a fingerprint of the settings and
-of every input file's size and modification time: another fingerprint begins anew, and says so.
-
-The lock file is made first and removed last, so it marks the directory as an ingest's: any other is left alone.
+A step writes only below its own outputs. It is done when the journal, replaced atomically, has its result; outputs of
+unfinished steps are removed before they run again. The journal has a fingerprint of the settings and of every input file's size
+and modification time; with another fingerprint the ingest starts over and says so. The lock file is created first and removed
+last, and marks the directory as an ingest's: others are left alone.
 """
 
 import fcntl
@@ -33,7 +32,7 @@ def fingerprint(settings: str, files: Iterable[Path]) -> str:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a directory, if it is there."""
+    """Remove a file or a directory if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -43,9 +42,9 @@ def remove(path: Path) -> None:
 class Steps:
     """The working directory of one ingest, `<out>.partial`, and its journal. One process at a time (a lock).
 
-    `store` becomes the published store, `stage` holds intermediate tables, `spill` the engine's own files; `notes` says
-    where finished steps of an earlier attempt could not be used. Raises StoreError where the directory is in use or is not an
-    ingest's, and for a disk that refuses.
+    `store` becomes the published store, `stage` has intermediate tables, `spill` the engine's files; `notes` says if finished
+    steps of an earlier attempt could not be used. Raises StoreError if the directory is in use or not an ingest's, or the disk
+    refuses.
 
     >>> steps = Steps(out, fingerprint("settings", files))
     >>> steps.run("scan", lambda: {"edges": 12})  # on a second run: the result, without the work
@@ -70,7 +69,7 @@ class Steps:
             raise
 
     def run(self, name: str, work: Callable[[], dict[str, Any]], outputs: Iterable[Path] = ()) -> dict[str, Any]:
-        """The result (JSON) of step `name`: recorded, or of `work()` after removing `outputs`."""
+        """Return the recorded result (JSON) of step `name`, or run `work()` after removing `outputs`."""
         if name in self._done:
             self.resumed.append(name)
             return self._done[name]
@@ -83,7 +82,7 @@ class Steps:
         return self._done[name]
 
     def close(self, keep: bool) -> None:
-        """Let go of the lock; without `keep` the working directory goes too, but for what is not an ingest's."""
+        """Release the lock; unless `keep`, remove the working directory, except files that are not an ingest's."""
         if not keep:
             with suppress(OSError):
                 self._clear()
@@ -92,7 +91,7 @@ class Steps:
         os.close(self._lock)
 
     def _take(self, out: Path) -> int:
-        """The descriptor of the lock, held. An empty directory may be what an ingest killed at its very beginning left."""
+        """Lock the directory and return the descriptor; an empty directory may be left by an ingest killed at its start."""
         with disk_errors(self.root):
             with suppress(FileExistsError):
                 self.root.mkdir(parents=True, exist_ok=True)
@@ -109,17 +108,17 @@ class Steps:
         return lock
 
     def _read(self) -> dict[str, Any]:
-        """The finished steps of an earlier attempt; those that are no use are removed."""
+        """The finished steps of an earlier attempt; unusable ones are removed."""
         try:
             found = json.loads((self.root / JOURNAL).read_bytes())
             same, done = found["fingerprint"] == self._key, dict(found["done"])
         except FileNotFoundError:
-            same, done = False, {}  # no step was finished
+            same, done = False, {}  # no finished step
         except (ValueError, KeyError, TypeError):
             same, done = False, {}
             self.notes.append(f"began anew: {self.root / JOURNAL}, which records an interrupted ingest's steps, is damaged")
         if not self.store.is_dir():
-            same, done = False, {}  # it was published, and killed before all the rest was removed
+            same, done = False, {}  # published, but killed before the rest was removed
         if same:
             return done
         if done:
@@ -129,7 +128,7 @@ class Steps:
         return {}
 
     def _clear(self) -> None:
-        """Remove what ingests make and nothing else; the journal first, as it must not tell of steps whose outputs are gone."""
+        """Remove only what ingests create, the journal first, so that it never lists steps without outputs."""
         remove(self.root / JOURNAL)
         for path in (*self.root.glob(f".{JOURNAL}.*.tmp"), self.spill, self.stage, self.store):
             remove(path)

@@ -1,4 +1,4 @@
-"""Times of edges and nodes: what a column of them holds, and the SQL of it as one number."""
+"""Times of edges and nodes: the type of a time column, and SQL that converts it to a number."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,12 +15,12 @@ Kind = Literal["int", "float", "timestamp"]
 _WHOLE = ("int", "uint")
 _MOMENTS = ("timestamp", "date")
 _EXACT = 2**53
-"""below it every whole number is a double"""
+"""every integer below is exactly representable as a double"""
 
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """A column of times. kind: what it holds; whole: that doubles are whole numbers; unit: of the numbers in the store,
+    """A column of times. kind: its type; whole: whether doubles are integers; unit: unit of the numbers in the store,
     microseconds since 1970 (UTC) for timestamps and dates."""
 
     column: str
@@ -30,11 +30,11 @@ class TimeColumn:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """int64, or float64 where the input has fractions."""
+        """int64, or float64 if the input has fractions."""
         return np.dtype(np.float64 if self.kind == "float" and not self.whole else np.int64)
 
     def sql(self, table: Table) -> str:
-        """SQL of the time as BIGINT or DOUBLE; NULL where there is none."""
+        """SQL of the time as BIGINT or DOUBLE; NULL if missing."""
         if self.kind == "int":
             return table.whole(self.column)
         if self.kind == "timestamp":
@@ -51,10 +51,10 @@ def _moment(table: Table, column: str) -> str:
 
 
 def time_column(duck: Duck, table: Table, wanted: str, what: str, unit: TimeUnit, optional: bool = False) -> TimeColumn:
-    """The column called `wanted`, looked at once. unit: of numbers; optional: a row may have no time.
+    """Inspect the time column `wanted`; `unit` is that of numbers, `optional` allows rows without a time.
 
-    Text is numbers where all of it is, else timestamps (ISO 8601, UTC where it names no zone).
-    Raises InputError where there is no such column, its type cannot be a time, or a row has no finite time.
+    Text is parsed as numbers if all of it is numeric, else as timestamps (ISO 8601, UTC by default). Raises InputError if the
+    column does not exist, cannot be a time, or a row has no finite time.
     """
     column = table.column(wanted, what)
     kind = table.columns[column]
@@ -91,7 +91,7 @@ def _of_text(duck: Duck, table: Table, column: str, unit: TimeUnit) -> TimeColum
 
 
 def _refuse(duck: Duck, table: Table, time: TimeColumn, optional: bool) -> None:
-    """Raise InputError for the first row without a finite time; of an optional one, for the first that is something else."""
+    """Raise InputError for the first row without a finite time (if optional: with an invalid one)."""
     held, number = sql.name(time.column), time.sql(table)
     wrong = f"{number} IS NULL" + (f" AND {held} IS NOT NULL" if optional else "")
     if time.dtype.kind == "f":

@@ -186,7 +186,7 @@ def test_features_that_do_not_fit_are_refused(make_store, tmp_path) -> None:
     path = make_store()
     x = np.zeros((49, 8), np.float32)
     for kind in ("lmdb", "zarr"):
-        with pytest.raises(InputError, match="has 49 rows; the store has 50 nodes"):
+        with pytest.raises(InputError, match="has 49 rows, but the store has 50 nodes"):
             Dataset.open(path, features={"x": foreign(tmp_path, kind, x)})
     zarr.create_array(tmp_path / "waves", data=np.zeros(50, np.complex64), chunks=(7,))
     with pytest.raises(InputError, match="it must hold numbers"):

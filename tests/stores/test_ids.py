@@ -118,7 +118,7 @@ def test_ids_that_cannot_be_keys_are_refused(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "external", "words"), [("int", [1, 5, 5, 9], "5 repeats"), ("str", ["a", "c", "b"], "'b' repeats")]
+    ("kind", "external", "words"), [("int", [1, 5, 5, 9], "5 is a duplicate"), ("str", ["a", "c", "b"], "'b' is a duplicate")]
 )
 @pytest.mark.parametrize("puts", [2, 100])
 def test_an_id_twice_or_out_of_order_is_named(tmp_path, monkeypatch, kind, external, words, puts) -> None:
@@ -129,7 +129,7 @@ def test_an_id_twice_or_out_of_order_is_named(tmp_path, monkeypatch, kind, exter
 
 
 def test_the_two_orders_must_hold_the_same_number(tmp_path) -> None:
-    with pytest.raises(InputError, match="1 ids in order of the ids, 2 in order of the rows"):
+    with pytest.raises(InputError, match="1 ids in id order, but 2 in row order"):
         write_ids(tmp_path / "ids", "str", [(["a"], np.array([0]))], [(["a", "b"], np.array([0, 1]))])
 
 

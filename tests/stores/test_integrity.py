@@ -79,7 +79,7 @@ def test_an_array_of_another_length_is_found(store, make_store) -> None:
         (store / part).rename(store / part.replace("/y", "/kept"))
         (other / part).rename(store / part)
     assert [each.message for each in verify(store) if each.array == "node/node/y"] == [
-        "it has 999 rows; the manifest says 1000"
+        "it has 999 rows, but the manifest says 1000"
     ]
 
 

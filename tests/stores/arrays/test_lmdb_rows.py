@@ -98,7 +98,7 @@ def test_a_record_of_another_size_names_the_row(path: Path) -> None:
 def test_absent_environments_and_databases(path: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="absent cannot be opened as an LMDB environment"):
         LmdbRows(tmp_path / "absent", dtype="float32", shape=(1,))
-    with pytest.raises(StoreError, match="holds no database 'y'"):
+    with pytest.raises(StoreError, match="has no database 'y'"):
         LmdbRows(path, "y", dtype="float32", shape=(300, 5))
     write_lmdb_rows(path, ARRAY, "y")  # which needs that nothing was left open
     rows = LmdbRows(path, "y", dtype="float32", shape=(300, 5))

@@ -127,7 +127,7 @@ def test_a_damaged_head_is_told(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "undo.log").read_bytes())
     data[9] ^= 1
     (tmp_path / "undo.log").write_bytes(data)
-    with pytest.raises(StoreError, match="no undo log, or damaged"):
+    with pytest.raises(StoreError, match="not an undo log, or damaged"):
         UndoLog.open(tmp_path / "undo.log", rows)
     for each in rows:
         each.close()
