@@ -160,7 +160,7 @@ def test_scales_are_found_beside_the_array(scaled: Path) -> None:
     ("scale", "message"),
     [
         (None, "x_scale, the scales of int8 rows, cannot be read"),
-        (np.ones(4, np.float32), r"holds float32\[4\]: one positive float32 for each of 3 columns"),
+        (np.ones(4, np.float32), r"holds float32\[4\]: it needs one positive float32 for each of 3 columns"),
         (np.array([1, 0, 1], np.float32), "one positive float32"),
         (np.array([1, np.nan, 1], np.float32), "one positive float32"),
         (np.ones(3), r"holds float64\[3\]"),
