@@ -1,1 +1,1 @@
-"""Scripts: benchmarks, graph makers, the demo. Thin callers of `ooc` and `stores`."""
+"""Scripts: benchmarks, graph generators, the demo. Thin callers of `ooc` and `stores`."""

@@ -1,1 +1,1 @@
-"""Benchmarks: each prints one JSON object; `docs/BENCHMARKS.md` keeps the figures with the command that gave them."""
+"""Benchmarks, each of which prints one JSON object; `docs/BENCHMARKS.md` records the figures with their commands."""

@@ -1,11 +1,11 @@
-"""Two revisions of the code side by side: sampled training, a layer-wise pass and an exact step, interleaved.
+"""Two revisions of the code compared: sampled training, a layer-wise pass and an exact step, interleaved.
 
     python -m tools.bench.revisions WORK --old CHECKOUT --rounds 3
 
-WORK holds the graphs, which are made where they are missing. CHECKOUT is a working tree of the other revision. Every case
-runs in a process of its own, old and new in turn, with a cold page cache. Cases from disk run under a memory limit that counts
-page cache (needs root). A first round compiles the kernels and does not count. Prints JSON: the seconds of each round, and
-the median of the new revision divided by that of the old one.
+WORK has the graphs, which are made if missing. CHECKOUT is a working tree of the other revision. Every case runs in a separate
+process, old and new in turn, with a cold page cache; cases from disk under a memory limit that counts page cache (needs root).
+A first round compiles the kernels and does not count. Prints JSON: the seconds of each round, and the median of the new
+revision divided by that of the old one.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def run(tree: Path, modules: tuple[str, ...], words: list[str], limit: str | Non
 
 
 def steps(store: Path, fanout: str, batches: int, limit: str | None, tree: Path) -> float:
-    """Seconds a batch of sampled training, in RAM or, under a limit, from disk."""
+    """Seconds per batch of sampled training, in RAM or, under a limit, from disk."""
     where = ["--features", "ram"] if limit is None else ["--features", "disk", "--memory", limit]
     out = run(tree, STEPS, [str(store), "--fanout", fanout, "--batches", str(batches), *where], limit)
     return float(json.loads(out.splitlines()[-1])["seconds_per_batch"])
@@ -70,7 +70,7 @@ def layerwise_pass(store: Path, work: Path, limit: str, tree: Path) -> float:
 
 
 def exact_step(store: Path, work: Path, limit: str, tree: Path) -> float:
-    """Median seconds of the steps behind the first of exact training."""
+    """Median seconds of the steps of exact training after the first."""
     out = work / "run"
     shutil.rmtree(out, ignore_errors=True)
     words = ["train", str(store), "--out", str(out), "--mode", "full", "--hidden", "256", "--layers", "3", "--epochs", "3"]

@@ -1,8 +1,8 @@
-"""The demo: make a learnable graph, ingest it, train on it out of core, write the report.
+"""The demo: generate a learnable graph, ingest it, train on it out of core, write the report.
 
     python -m tools.examples.demo DIR
 
-Every step but the first is an `ooc` command, printed as it is run.
+Every step but the first is an `ooc` command, which is printed.
 """
 
 import argparse

@@ -1,12 +1,11 @@
 """Train on a stream of events: a script to copy and change.
 
-    python -m tools.examples.train_events STORE RUN                    # or CollegeMsg.txt, flights-3m.parquet in place of a
-    store
+    python -m tools.examples.train_events STORE RUN                    # or CollegeMsg.txt, flights-3m.parquet instead
     python -m tools.examples.train_events STORE RUN model=graphmixer batch_size=100 epochs=5
     python -m tools.examples.train_events STORE RUN --resume           # after a crash, or with more epochs
 
-Each event's destination is told from another node by what is known before it; what nodes remember lies in RUN. `ooc train
---mode events` is the same loop; NAME=VALUE are its flags (`ooc train --help`). For a loop of your own: `ooc.EventLoader`.
+Each event's destination is ranked against negatives, using only earlier events; node memory is stored in RUN. `ooc train --mode
+events` is the same loop; NAME=VALUE are its flags (`ooc train --help`). For your own loop use `ooc.EventLoader`.
 """
 
 import argparse
@@ -20,12 +19,12 @@ from ooc.training.watchers import terminal_watcher
 from tools.graphs.temporal import one_line_errors, settings_of, store_of
 
 SETTINGS = {
-    "model": "tgn",  # node memory on disk, and attention; or tgat, graphmixer, which have no memory
-    "num_neighbors": "10",  # past events drawn at a node; tgat: a number a hop
+    "model": "tgn",  # node memory on disk and attention; or tgat, graphmixer, without memory
+    "num_neighbors": "10",  # past events sampled per node; tgat: one number per hop
     "batch_size": "200",
     "epochs": "8",
     "lr": "0.0005",
-    "threads": "1",  # small batches gain nothing from more
+    "threads": "1",  # small batches do not benefit from more
 }
 
 

@@ -1,12 +1,11 @@
 """Train on windows of a temporal graph: a script to copy and change.
 
-    python -m tools.examples.train_snapshots STORE RUN                 # or CollegeMsg.txt, flights-3m.parquet in place of a
-    store
+    python -m tools.examples.train_snapshots STORE RUN                 # or CollegeMsg.txt, flights-3m.parquet instead
     python -m tools.examples.train_snapshots STORE RUN window=7d stride=1d model=evolvegcn epochs=5
     python -m tools.examples.train_snapshots STORE RUN --resume        # after a crash, or with more epochs
 
-Each window foretells the events of the next one; what nodes carry from window to window lies in RUN. `ooc train --mode
-snapshots` is the same loop; NAME=VALUE are its flags (`ooc train --help`). For a loop of your own: `ooc.SnapshotLoader`.
+Each window predicts the events of the next one; the state of nodes is stored in RUN. `ooc train --mode snapshots` is the same
+loop; NAME=VALUE are its flags (`ooc train --help`). For your own loop use `ooc.SnapshotLoader`.
 """
 
 import argparse
@@ -20,14 +19,14 @@ from ooc.training.watchers import terminal_watcher
 from tools.graphs.temporal import one_line_errors, settings_of, store_of
 
 SETTINGS = {
-    "window": "1d",  # "12h", "250ms", or with by=count a number of events; stride: from one window's beginning to the next's
+    "window": "1d",  # "12h", "250ms", or with by=count a number of events; stride: distance between the starts of windows
     "model": "roland",  # every layer's rows are updated by a GRU; or recurrent, evolvegcn
     "conv": "sage",
     "hidden": "64",
     "layers": "2",
     "epochs": "8",
     "lr": "0.003",
-    "threads": "1",  # small windows gain nothing from more
+    "threads": "1",  # small windows do not benefit from more
 }
 
 

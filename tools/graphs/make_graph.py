@@ -1,12 +1,12 @@
-"""Make a graph of any size in bounded memory, as the files people have: Parquet edges and npy arrays.
+"""Generate a graph of any size in bounded memory, as Parquet edges and npy arrays.
 
     python -m tools.graphs.make_graph OUT --nodes 8000000 --edges 80000000 --features 128 --kind uniform --seed 0
 
 OUT/edges/part-*.parquet (src, dst), OUT/x.npy float32[N, F], OUT/y.npy int64[N], OUT/{train,val,test}.npy int64 ids.
-`--temporal W` gives the edges a time t (int64, milliseconds, in rising order) and features m0, m1, ... m<W-1> (float32 of 256
-different values, so that a Parquet file keeps each in a byte): `ooc ingest ... --time t --edge-features 'msg=m*'`.
-Kinds: `uniform` (both ends uniform), `rmat` (Chakrabarti et al., 2004; .57 .19 .19 .05), `communities` (labels can be learnt:
-most edges stay within a class, and features are a class centroid under heavy noise, so that neighbors help).
+`--temporal W` adds to the edges an ascending time t (int64, milliseconds) and features m0, m1, ... m<W-1> (float32 of 256
+different values, one byte each in Parquet): `ooc ingest ... --time t --edge-features 'msg=m*'`. Kinds: `uniform` (both ends
+uniform), `rmat` (Chakrabarti et al., 2004; .57 .19 .19 .05), `communities` (learnable labels: most edges stay within a class,
+and features are a class centroid with much noise, so that neighbors help).
 """
 
 import argparse

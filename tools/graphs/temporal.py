@@ -1,4 +1,4 @@
-"""Temporal graphs as they are published, made into stores: what the training scripts try themselves on."""
+"""Published temporal graphs as stores, for the training scripts."""
 
 import sys
 from collections.abc import Iterator, Sequence

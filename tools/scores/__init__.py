@@ -1,1 +1,1 @@
-"""Published scores, repeated."""
+"""Published scores, reproduced."""

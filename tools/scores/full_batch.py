@@ -1,7 +1,7 @@
-"""`--mode full` beside training the same model at once on the whole graph in memory: losses epoch by epoch, and test scores.
+"""`--mode full` compared with training the same model on the whole graph in memory: losses per epoch, and test scores.
 
-The model in memory has PyG's own convolutions on `edge_index` in place of ours, the same parameters, and no dropout; or, to
-compare dropout too, ours on the whole graph's blocks (`ooc.models.builders.full_blocks`) with the same draws.
+The model in memory has PyG's convolutions on `edge_index` instead of ours, the same parameters, and no dropout; or, to compare
+dropout too, ours on the whole graph's blocks (`ooc.models.builders.full_blocks`) with the same random numbers.
 """
 
 import json

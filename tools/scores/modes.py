@@ -1,11 +1,11 @@
-"""Scores of batches smaller than the graph beside full-batch training of the same model: clusters, random subgraphs, histories.
+"""Scores of mini-batch training compared with full-batch training of the same model: clusters, random subgraphs, histories.
 
     python -m tools.scores.published modes DATA OUT --runs 5                   # every case and mode
     python -m tools.scores.published modes DATA OUT --only pubmed/history      # one of them; `--only gcnii`: a case
-    python -m tools.scores.published modes DATA OUT --only gcnii --seed 3      # one seed; what it gives is kept for the others
+    python -m tools.scores.published modes DATA OUT --only gcnii --seed 3      # one seed; its result is saved for the others
 
-A batch has at most an eighth of the nodes, and an epoch ten batches or more. Validation chooses the epoch, and chose the
-settings. Each run's result is kept in OUT/kept, so a command that was killed goes on, and one that is through prints at once.
+A batch has at most an eighth of the nodes, and an epoch at least ten batches. Validation selects the epoch, and selected the
+settings. Each run's result is saved in OUT/kept, so a killed command continues, and a complete one prints at once.
 """
 
 import json

@@ -1,14 +1,13 @@
-"""Published scores, repeated: train the same model over several seeds or splits and print mean and spread.
+"""Published scores, reproduced: train the same model with several seeds or splits and print mean and spread.
 
-    python -m tools.scores.published planetoid DATA/planetoid OUT        # GCN, full fan-out, ten seeds each
-    python -m tools.scores.published tolokers DATA/tolokers OUT          # SAGE, ten splits
-    python -m tools.scores.published modes DATA OUT --runs 5             # batches smaller than the graph: see
-    tools/scores/modes.py
-    python -m tools.scores.published full DATA OUT                       # mode full beside training in memory: see
-    tools/scores/full_batch.py
+    python -m tools.scores.published planetoid DATA/planetoid OUT   # GCN, full fan-out, ten seeds each
+    python -m tools.scores.published tolokers DATA/tolokers OUT     # SAGE, ten splits
+    python -m tools.scores.published modes DATA OUT --runs 5        # mini-batches: see tools/scores/modes.py
+    python -m tools.scores.published full DATA OUT                  # mode full: see tools/scores/full_batch.py
 
-DATA holds `{cora,citeseer,pubmed}.npz` or `tolokers.npz` (x, y, edge_index and masks; see `ooc ingest --npz`); of the modes
-and of full `planetoid/` and `tolokers/` with them. Prints JSON.
+DATA has `{cora,citeseer,pubmed}.npz` or `tolokers.npz` (x, y, edge_index and masks; see `ooc ingest --npz`), for modes and full
+in `planetoid/` and `tolokers/`. Prints JSON.
+
 Published: GCN accuracy 81.5, 70.3, 79.0 (Kipf & Welling, 2017); tolokers SAGE ROC AUC 82.43 (Platonov et al., 2023).
 """
 

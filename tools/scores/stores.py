@@ -1,4 +1,4 @@
-"""The stores that published scores are repeated on."""
+"""The stores for reproducing published scores."""
 
 import shutil
 from pathlib import Path

@@ -1,18 +1,18 @@
-"""Exact training of a whole graph under a budget: beside its compute and its bytes, beside PyG, and as the budget shrinks.
+"""Exact training of a whole graph under a budget, compared with compute time and bytes, with PyG, and as the budget shrinks.
 
     python -m tools.bench.full.exact WORK large --nodes 4000000 --edges 40000000 --limit 3GB --epochs 3
     python -m tools.bench.full.exact WORK shrink --nodes 400000 --edges 4000000 --plot shrink.png
 
-Both train GraphSAGE of --layers layers, --hidden wide, by `ooc train --mode full` (`tools.bench.lib.stores` makes the graph
-where it is missing), each run in a process of its own under a memory limit that counts page cache (needs root).
+Both train GraphSAGE of --layers layers, --hidden wide, with `ooc train --mode full` (`tools.bench.lib.stores` makes the graph
+if missing), each run in a separate process under a memory limit that counts page cache (needs root).
 
-large: more than the machine's memory if trained by PyG at once, whose least bytes are reckoned (the rows that autograd keeps).
-Seconds of the epochs behind the first, which also deals out the edges, beside the larger of computing (seconds in which any
-thread computed or added rows up) and the bytes over the disk's sequential rate, before and after; and beside the plan.
+large: a graph that PyG's full batch could not train in the machine's memory; its minimum bytes (the rows autograd saves) are
+computed. Reports the seconds of the epochs after the first (which also sorts the edges), compared with the larger of compute
+time and bytes at the disk's sequential rate, and with the plan.
 
-shrink: PyG's GraphSAGE full-batch, on an edge list, without a limit; its peak is the budget that ooc is given, then a half, a
-quarter and an eighth of it; at each the plan, and every static plan that fits. PyG on a sparse matrix (CSR), which makes no
-message of any edge, and ooc within its peak. Prints JSON.
+shrink: PyG's GraphSAGE full batch on an edge list, without a limit; its peak is the budget of ooc, then a half, a quarter and
+an eighth of it, each with the plan and every static plan that fits. Also PyG on a sparse matrix (CSR), which materializes no
+messages, and ooc within its peak. Prints JSON.
 """
 
 import argparse
@@ -32,14 +32,16 @@ PLACEMENTS = ("planned", "retained", "disk", "recomputed")
 
 
 def pyg_bytes(nodes: int, edges: int, widths: list[int]) -> int:
-    """The least that PyG's GraphSAGE keeps for its backward pass, full-batch: of every layer the rows that it takes, their
-    neighbors' means and, but for the last, ReLU's output; float32, and int64 ends of the edges."""
+    """Minimum bytes PyG's full-batch GraphSAGE saves for the backward pass.
+
+    Per layer the input rows, their neighbors' means and, except for the last, ReLU's output, in float32, and the int64 edges.
+    """
     rows = sum(2 * wide for wide in widths[:-1]) + sum(widths[1:-1])
     return 4 * nodes * rows + 16 * edges
 
 
 def pyg(a: argparse.Namespace) -> Result:
-    """In a process of its own: epochs of PyG's GraphSAGE on all nodes at once."""
+    """Run epochs of PyG's full-batch GraphSAGE, in a separate process."""
     import numpy as np
     import torch
     import torch.nn.functional as F
@@ -85,7 +87,7 @@ def adjacency_of(ds: Any, form: str) -> Any:
 
 
 def exactly(a: argparse.Namespace, store: Path, limit: str, placement: str) -> Result:
-    """`ooc train --mode full` under a limit: what its summary says, or the line by which it refused."""
+    """Run `ooc train --mode full` under a limit; returns its summary, or the line of its refusal."""
     import shutil
 
     out = a.work / "run"
@@ -114,7 +116,7 @@ def exactly(a: argparse.Namespace, store: Path, limit: str, placement: str) -> R
 
 
 def large(a: argparse.Namespace, store: Path) -> Result:
-    """A graph beyond PyG and the memory: seconds beside computing, bytes and the plan."""
+    """A graph too large for PyG and the memory: seconds compared with compute time, bytes and the plan."""
     from tools.bench.lib.disk_rates import Rates
 
     rates = Rates(store)
@@ -150,7 +152,7 @@ def shape_of(store: Path) -> tuple[int, int]:
 
 
 def beside(a: argparse.Namespace, store: Path, adjacency: str) -> Result:
-    """What PyG takes, in a process of its own."""
+    """Run PyG in a separate process."""
     command = [
         sys.executable,
         "-m",
@@ -170,7 +172,7 @@ def beside(a: argparse.Namespace, store: Path, adjacency: str) -> Result:
 
 
 def shrink(a: argparse.Namespace, store: Path) -> Result:
-    """PyG, and ooc with its budget and shares of it, planned and with every static plan."""
+    """PyG, and ooc with shares of its memory, planned and with every static plan."""
     pyg_edges, pyg_csr = beside(a, store, "edges"), beside(a, store, "csr")
     runs = []
     for share in a.shares:
@@ -189,17 +191,17 @@ def shrink(a: argparse.Namespace, store: Path) -> Result:
 
 
 def plot(path: Path, result: Result) -> None:
-    """Seconds an epoch by the share of the budget, a line for every plan."""
+    """Seconds per epoch by share of the budget, one line per plan."""
     from tools.bench.lib.chart import Panel, lines
 
     times, shares = seconds_of(result["runs"]), sorted({run["share"] for run in result["runs"]})
     series: dict[str, list[float | None]] = {name: [times.get((share, name)) for share in shares] for name in PLACEMENTS}
     series["PyG, full batch"] = [result["pyg"]["seconds"] if share == 1 else None for share in shares]
-    lines(path, [Panel([1 / share for share in shares], series, "share of the memory that PyG takes", "seconds an epoch")])
+    lines(path, [Panel([1 / share for share in shares], series, "share of the memory that PyG takes", "seconds per epoch")])
 
 
 def seconds_of(runs: list[Result]) -> dict[tuple[int, str], float]:
-    """By share and placement: the median of all rounds' epochs but their first."""
+    """By share and placement: the median over all rounds' epochs except their first."""
     taken: dict[tuple[int, str], list[float]] = {}
     for run in runs:
         if "failed" not in run:

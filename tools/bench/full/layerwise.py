@@ -1,15 +1,15 @@
-"""A layer-wise sweep over all nodes from disk: bytes beside the cheapest bound, seconds beside compute and bandwidth.
+"""A layer-wise pass over all nodes from disk: bytes compared with the cheapest bound, seconds with compute and bandwidth.
 
     python -m tools.bench.full.layerwise WORK --store graph.ooc --limit 2GB --plot sweep.png
 
-GraphSAGE of --layers layers, --hidden wide, over every node and edge of the store, under a memory limit that counts page cache
-(needs root). WORK is a directory for the sweep's rows (about four times the hidden layer's) and a graph an eighth of the size.
+GraphSAGE of --layers layers, --hidden wide, over all nodes and edges of the store, under a memory limit that counts page cache
+(needs root). WORK is a directory for the pass's rows (about four times the hidden layer's) and a graph an eighth of the size.
 
-Bound of the bytes: for every layer the cheapest of (passes x input + output), where a pass makes the sums of as many
-destinations as the budget has room for: with the destination's own row beside them, or with it read once more; summed as wide
-as the input, or after the layer's map where that is narrower. Bound of the seconds: the larger of the compute (the same sweep
-with everything in RAM, of a graph of the same degree an eighth of the size, times eight) and those bytes over the disk's
-bandwidth, measured before and after. Prints JSON.
+Bound of the bytes: for each layer the cheapest of (passes x input + output), where a pass computes the sums of as many
+destinations as the budget holds, with the destination's own row or reading it again, summed at the input's width or after the
+layer's map if that is narrower. Bound of the seconds: the larger of the compute time (the same pass in RAM on a graph of the
+same degree and an eighth of the size, times eight) and those bytes at the disk's bandwidth, measured before and after. Prints
+JSON.
 """
 
 import argparse
@@ -26,15 +26,16 @@ from typing import Any
 from tools.bench.lib.machine import describe, drop_page_cache, limit_memory
 
 SHARE = 8
-"""The graph that is computed in RAM is so many times smaller"""
+"""the graph computed in RAM is smaller by this factor"""
 _WRITE_BYTES = 2**30
 _FLOAT = 4
 
 
 def bound_of(nodes: int, x_bytes: int, widths: list[int], room: int) -> int:
-    """Bytes: for each layer the cheapest of passes x input + output, all layers together.
+    """Bytes of the cheapest of passes x input + output, summed over the layers.
 
-    x_bytes: of a row of features; widths: columns of the input and of every layer's output; room: bytes for sums.
+    `x_bytes` are those of a feature row, `widths` the columns of the input and of every layer's output, `room` the bytes for
+    sums.
     """
     total, ways = 0, len(widths) - 1
     for layer in range(ways):
@@ -42,7 +43,7 @@ def bound_of(nodes: int, x_bytes: int, widths: list[int], room: int) -> int:
         read = x_bytes if layer == 0 else wide * _FLOAT
         written = out * _FLOAT if layer + 1 == ways or 2 * widths[layer + 2] >= out else 2 * widths[layer + 2] * _FLOAT
         found = [_passes(nodes, 2 * wide, room) * read, (_passes(nodes, wide, room) + 1) * read]
-        if layer and 2 * out < wide:  # mapped by the layer before, which wrote as many columns for either use
+        if layer and 2 * out < wide:  # mapped by the previous layer, which wrote as many columns for either use
             found = [_passes(nodes, out, room) * out * _FLOAT + out * _FLOAT]
         total += nodes * (min(found) + written)
     return total
@@ -53,7 +54,8 @@ def _passes(nodes: int, columns: int, room: int) -> int:
 
 
 def sweep(a: argparse.Namespace) -> dict[str, Any]:
-    """Sweep `a.store`, in RAM or from disk: seconds and bytes. Kernels are compiled beforehand by a sweep of a tiny graph."""
+    """Run a pass over `a.store`, in RAM or from disk: seconds and bytes. Kernels are compiled by a pass over a tiny graph
+    first."""
     import numpy as np
     import torch
 
@@ -101,7 +103,7 @@ def sweep(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_rate(work: Path) -> float:
-    """Bytes a second of writing a GiB in ranges of 8 MiB, past the page cache."""
+    """Bytes per second of writing 1 GiB in ranges of 8 MiB, bypassing the page cache."""
     import numpy as np
 
     from ooc.layerwise.row_files import RowWriter
@@ -127,7 +129,7 @@ def write_rate(work: Path) -> float:
 
 
 def _child(a: argparse.Namespace, store: Path, *flags: str) -> dict[str, Any]:
-    """A sweep in a process of its own, after one that compiled what it needs and with a cold page cache."""
+    """A pass in a separate process, after a warm-up that compiles what it needs and with a cold page cache."""
     shape = ["--hidden", str(a.hidden), "--layers", str(a.layers), "--limit", a.limit]
     command = [
         sys.executable,
@@ -147,7 +149,7 @@ def _child(a: argparse.Namespace, store: Path, *flags: str) -> dict[str, Any]:
 
 
 def compare(a: argparse.Namespace) -> dict[str, Any]:
-    """The sweep from disk beside its bounds."""
+    """The pass from disk compared with its bounds."""
     import ooc
     from tools.bench.lib.disk_rates import Rates
     from tools.bench.lib.stores import make_store

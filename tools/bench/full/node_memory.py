@@ -1,13 +1,13 @@
-"""Node memory larger than the memory: TGN trained on an event stream, events a second and bytes moved, under a limit.
+"""Node memory larger than RAM: TGN trained on an event stream under a limit; events per second and bytes moved.
 
     python -m tools.bench.full.node_memory WORK --nodes 20000000 --memory-dim 100 --limit 2GB
 
-Uniform random events, both directions, with --width features, ingested into WORK where they are not there yet, and on the disk
-a row for every node, written beforehand, so that every read meets the disk. Then --steps steps of `ooc train --mode events`
-with TGN, on the CPU, from the middle of the training's events, in a process of its own under a memory limit that counts page
-cache (needs root); the clock runs from the first request to the end of the last step, after one batch that loads the kernels.
-Prints JSON: events a second, bytes of each kind an event (what was read for later steps too), what the pipeline's stages and
-the checkpoint took, peak RSS, and the disk's random reads a second before and after (fio). The rows are removed.
+Uniform random events in both directions with --width features, ingested into WORK if missing, and a row for every node written
+to disk first, so that every read goes to the disk. Then --steps steps of `ooc train --mode events` with TGN on the CPU, from
+the middle of the training events, in a separate process under a memory limit that counts page cache (needs root). The clock
+runs from the first request to the end of the last step, after one batch that loads the kernels. Prints JSON: events per second,
+bytes of each kind per event (including reads for later steps), times of the pipeline's stages and of the checkpoint, peak RSS,
+and the disk's random reads per second before and after (fio). The rows are removed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ PAGE_BYTES, _PIECE_BYTES = 4096, 2**24
 
 
 def fill(history: Any, width: int) -> int:
-    """Write a row [width] for every node, as if all had been written at step 0, past the undo log; the bytes written."""
+    """Write a row [width] for every node, as if at step 0, without the undo log; returns the bytes written."""
     import numpy as np
 
     rng, rows = np.random.default_rng(0), history.rows[0]
@@ -46,7 +46,7 @@ def fill(history: Any, width: int) -> int:
 
 
 def _write(rows: Any, make: Callable[[Any], None]) -> int:
-    """All rows on disk, as `make` fills pieces of them, which hold whole rows and pages; the bytes."""
+    """Write all rows to disk in pieces of whole rows and pages filled by `make`; returns the bytes."""
     import numpy as np
 
     from ooc.runtime.buffers import Buffers
@@ -62,7 +62,7 @@ def _write(rows: Any, make: Callable[[Any], None]) -> int:
 
 
 def train(a: argparse.Namespace) -> Result:
-    """In a process of its own: the steps, under the limit."""
+    """Run the steps under the limit, in a separate process."""
     if a.limit:
         limit_memory(a.limit)
     import torch
@@ -136,10 +136,10 @@ def measure(a: argparse.Namespace) -> Result:
 
 
 def plot(path: Path, result: Result) -> None:
-    """Bytes an event, by what moves them."""
+    """Bytes per event, by kind."""
     from tools.bench.lib.chart import bars
 
-    bars(path, {name: value for name, value in result["bytes_per_event"].items() if value}, "bytes an event")
+    bars(path, {name: value for name, value in result["bytes_per_event"].items() if value}, "bytes per event")
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""What appending costs beside ingesting everything: the same edges, once whole, once all but a share and then that share.
+"""Cost of appending compared with ingesting everything: the same edges at once, and all but a share followed by that share.
 
     python -m tools.bench.io.append WORK --nodes 1000000 --edges 20000000 --features 64 --share 0.01
 
-Random edges with times, --edge-features of each and node features, ids that are rows. Each is timed in a process that has
-imported and compiled everything, and under --limit, which counts page cache (needs root); files are in the page cache. Then
-`compact` and the first and the second reader of what was appended. Prints JSON, with the peak memory of each, and removes WORK.
+Random edges with times, --edge-features per edge and node features; ids are rows. Each step is timed in a process that has
+imported and compiled everything, under --limit, which counts page cache (needs root); files are in the page cache. Then
+`compact`, and the first and second reader after the append. Prints JSON with the peak memory of each, and removes WORK.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _PIECE = 2**20
 
 
 def write_edges(path: Path, nodes: int, first: int, last: int, width: int) -> None:
-    """Edges first..last-1 of one endless list, with `width` features m*, their times rising but for some late ones."""
+    """Write edges first..last-1 of one sequence, with `width` features m*; times ascend except for some late ones."""
     names = [f"m{j}" for j in range(width)]
     schema = pa.schema([*[(name, pa.int64()) for name in ("src", "dst", "t")], *[(name, pa.float32()) for name in names]])
     with pq.ParquetWriter(path, schema) as writer:
@@ -41,7 +41,7 @@ def write_edges(path: Path, nodes: int, first: int, last: int, width: int) -> No
 
 
 def write_features(path: Path, nodes: int, width: int) -> None:
-    """float32[nodes, width], random."""
+    """Write random float32[nodes, width]."""
     rows = np.lib.format.open_memmap(path, "w+", np.float32, (nodes, width))
     for start in range(0, nodes, _PIECE):
         part = rows[start : start + _PIECE]
@@ -50,7 +50,7 @@ def write_features(path: Path, nodes: int, width: int) -> None:
 
 
 def timed(work: Callable[[], Any], limit: str, log: Path) -> dict[str, Any]:
-    """{"s", "peak_rss_bytes"} of `work`, and what it gave, in a process of its own, a fork of this one."""
+    """Run `work` in a fork of this process; returns {"s", "peak_rss_bytes"} and its result."""
     found = log.with_suffix(".json")
 
     def run() -> int:
@@ -72,7 +72,7 @@ def timed(work: Callable[[], Any], limit: str, log: Path) -> dict[str, Any]:
 def measure(
     work: Path, nodes: int, edges: int, widths: tuple[int, int], share: float, memory: str, limit: str
 ) -> dict[str, Any]:
-    """All of it; see the module's text. widths: of nodes' and of edges' features."""
+    """Run everything; see the module. widths: of nodes' and of edges' features."""
     from stores.dataset import Dataset
     from stores.growth.append import append
     from stores.growth.compact import compact

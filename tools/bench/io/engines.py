@@ -1,11 +1,11 @@
-"""Reads a second of every engine beside fio's on the same file, and what of a core they take.
+"""Reads per second of every engine compared with fio's on the same file, and their CPU usage.
 
     python -m tools.bench.io.engines WORK --size 4GB --seconds 3 --rounds 5 --plot engines.png
 
-Prints JSON. Random blocks of 4 KiB to 1 MiB; fio (O_DIRECT, io_uring, queue depth 128) and the engines take turns, since a
-virtual disk's speed drifts by the minute: `of_fio` is the median over rounds of the ratio within a round. An engine's requests
-name 256 MiB of distinct random blocks that never touch, in file order as plans are; planning is not timed, copying
-into the caller's memory is. The file is dropped from the page cache before each request.
+Prints JSON. Random blocks of 4 KiB to 1 MiB; fio (O_DIRECT, io_uring, queue depth 128) and the engines take turns, because a
+virtual disk's speed drifts by the minute: `of_fio` is the median over rounds of the ratio within a round. An engine's request
+is 256 MiB of distinct random blocks that never touch, in file order like plans; planning is not timed, copying into the
+caller's memory is. The file is dropped from the page cache before each request.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from tools.bench.lib.machine import describe
 
 ENGINES = ("uring", "pread", "mmap")
 STRAIGHT = "uring, straight"
-"""extents into place, without the copy to where each row is wanted"""
+"""extents read in place, without copying each row to its destination"""
 BLOCKS = (4096, 16 * 1024, 128 * 1024, 2**20)
 REQUEST_BYTES = 256 * 2**20
 _PIECE_BYTES = 64 * 2**20
@@ -40,7 +40,7 @@ Figures = dict[str, float]
 
 
 def make_file(path: Path, nbytes: int) -> None:
-    """Random bytes on the disk: holes and zeros may never reach it."""
+    """Write random bytes; holes and zeros might never reach the disk."""
     rng = np.random.default_rng(0)
     with path.open("wb") as file:
         for begin in range(0, nbytes, _PIECE_BYTES):
@@ -50,7 +50,7 @@ def make_file(path: Path, nbytes: int) -> None:
 
 
 def drop(path: Path) -> None:
-    """Take the file out of the page cache."""
+    """Drop the file from the page cache."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -59,9 +59,9 @@ def drop(path: Path) -> None:
 
 
 def measure(engine: Any, path: Path, nbytes: int, block: int, seconds: float, seed: int, straight: bool = False) -> Figures:
-    """Reads a second, and CPU seconds of this process a second, of whole requests until `seconds` of them have passed.
+    """Reads per second, and CPU seconds per second, of whole requests for at least `seconds`.
 
-    straight: extents as they lie in the file (`Engine.read`), which io_uring brings straight into place, as fio does.
+    `straight` reads extents as they are in the file (`Engine.read`), which io_uring does in place, like fio.
     """
     rng = np.random.default_rng(seed)
     count = nbytes // block
@@ -82,7 +82,7 @@ def measure(engine: Any, path: Path, nbytes: int, block: int, seconds: float, se
 
 
 def fio(path: Path, nbytes: int, block: int, seconds: float, seed: int) -> Figures:
-    """The same of fio."""
+    """The same for fio."""
     options = {"filename": path, "size": nbytes, "bs": block, "runtime": seconds, "randseed": seed + 1}
     fixed = (
         "--name=bench --readonly --rw=randread --direct=1 --ioengine=io_uring --iodepth=128 --time_based --output-format=json"
@@ -109,7 +109,7 @@ def summarize(rounds: list[dict[str, Figures]]) -> dict[str, Figures]:
 
 
 def compare(path: Path, nbytes: int, blocks: list[int], seconds: float, rounds: int) -> dict[str, Any]:
-    """All contenders, block size by block size, taking turns."""
+    """All contenders in turn, for each block size."""
     has_fio = shutil.which("fio") is not None
     results: dict[str, Any] = {"fio": "installed" if has_fio else "not installed: nothing to compare with", "blocks": {}}
     for block in blocks:
@@ -133,7 +133,7 @@ def compare(path: Path, nbytes: int, blocks: list[int], seconds: float, rounds: 
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Bandwidth and CPU of every contender over the block size."""
+    """Bandwidth and CPU usage of every contender by block size."""
     import matplotlib
 
     matplotlib.use("Agg")

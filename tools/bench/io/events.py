@@ -1,12 +1,12 @@
-"""A temporal graph's events in batches with their nodes' past, from disk: events a second, and peak memory as events grow.
+"""A temporal graph's events in batches with their nodes' past, from disk: events per second, and peak memory as events grow.
 
     python -m tools.bench.io.events WORK --nodes 20000000 --events 200000000 --limit 2GB --plot stream.png
 
 The stores of `tools.bench.io.snapshots`, of all events and of a sixteenth. Each run is a cold pass of `EventLoader` over
 --pass-events events from the middle of the stream, with the --neighbors latest edges of sources, destinations and random
-negatives and their features, without a model, in a process of its own under a memory limit that counts page cache (needs root).
-The clock runs from the first request to the last batch, after one batch that loads the kernels. Prints JSON: of every size
-events a second, edges of the past an event and peak RSS, and random reads a second of the disk between them (fio).
+negatives and their features, without a model, in a separate process under a memory limit that counts page cache (needs root).
+The clock runs from the first request to the last batch, after one batch that loads the kernels. Prints JSON: for every size
+events per second, past edges per event and peak RSS, and the disk's random reads per second in between (fio).
 """
 
 import argparse
@@ -22,11 +22,11 @@ from tools.bench.lib.temporal import Result, answer, cold_pass, flags_of, stores
 
 NAMES = "pass_events", "batch_size", "neighbors", "columns"
 SHARES = 1, 16
-"""of the events: peak memory is measured for each"""
+"""shares of the events for which peak memory is measured"""
 
 
 def stream(a: argparse.Namespace) -> Result:
-    """In a process of its own: a pass over some events, under the limit."""
+    """A pass over some events under the limit, in a separate process."""
     if a.limit:
         limit_memory(a.limit)
     import ooc
@@ -66,7 +66,7 @@ def stream(a: argparse.Namespace) -> Result:
 
 
 def compare(a: argparse.Namespace) -> dict[str, Any]:
-    """A pass over each size, the disk measured between."""
+    """A pass over each size, with the disk measured in between."""
     from tools.bench.lib.disk_rates import Rates
 
     stores = stores_of(a, SHARES)
@@ -81,14 +81,14 @@ def compare(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def plot(path: Path, result: dict[str, Any]) -> None:
-    """Events a second and peak memory over the events of the graph."""
+    """Events per second and peak memory by the number of events."""
     from tools.bench.lib.chart import Panel, lines
 
     passes = sorted(result["passes"], key=lambda each: int(each["of_events"]))
     at = [each["of_events"] / 1e6 for each in passes]
     speed = {"EventLoader": [each["events_per_s"] for each in passes]}
     peak = {"peak RSS": [each["peak_rss_bytes"] / 1e6 for each in passes]}
-    lines(path, [Panel(at, speed, "million events", "events a second"), Panel(at, peak, "million events", "MB")])
+    lines(path, [Panel(at, speed, "million events", "events per second"), Panel(at, peak, "million events", "MB")])
 
 
 def main() -> None:

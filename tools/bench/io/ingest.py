@@ -1,8 +1,8 @@
-"""Ingest beside the disk: edges a second, peak memory, and feature bytes a second against raw sequential writing.
+"""Ingest compared with the disk: edges per second, peak memory, and feature bytes per second against raw sequential writing.
 
     python -m tools.bench.io.ingest WORK --nodes 8000000 --edges 100000000 --memory 2GB [--strings]
 
-Makes the input below WORK where it is missing. Prints JSON.
+Makes the input below WORK if missing. Prints JSON.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from tools.graphs.make_graph import make_graph
 
 
 def write_rate(path: Path, size: int) -> float:
-    """Bytes a second of writing `size` bytes from one buffer, sync included: what the disk takes in sequence."""
+    """Bytes per second of writing `size` bytes sequentially from one buffer, sync included."""
     piece = np.random.default_rng(0).bytes(16 << 20)
     begin = time.perf_counter()
     with path.open("wb", buffering=0) as file:
@@ -36,9 +36,9 @@ def write_rate(path: Path, size: int) -> float:
 
 
 def ingest(store: Path, flags: list[str], limit: str = "") -> dict[str, float]:
-    """Run `ooc ingest` in a process of its own; wall seconds (start included) and the process's peak RSS in bytes.
+    """Run `ooc ingest` in a separate process; returns its wall seconds (startup included) and peak RSS in bytes.
 
-    limit: of its memory, page cache counted.
+    `limit` is that of its memory, page cache counted.
     """
     shutil.rmtree(store, ignore_errors=True)
     drop_page_cache()
@@ -50,7 +50,7 @@ def ingest(store: Path, flags: list[str], limit: str = "") -> dict[str, float]:
 
 
 def features_rate(a: argparse.Namespace, baseline: float) -> dict[str, float]:
-    """Ingest one edge and the whole feature matrix, thrice, each beside a raw write of as many bytes."""
+    """Ingest one edge and the whole feature matrix three times, each with a raw write of as many bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,9 +1,9 @@
-"""The neighbor sampler alone, in RAM, on one thread, beside torch-sparse's C++ sampler: edges a second, in one run.
+"""The neighbor sampler in RAM on one thread, compared with torch-sparse's C++ sampler: edges per second, in one run.
 
     python -m tools.bench.io.sampler --nodes 8000000 --edges 80000000 --peer-python PY
 
-PY is an interpreter that has torch and torch_sparse; without it only `ooc` is measured. Both sample the same graph from
-the same seeds, both compiled and warm, in --rounds interleaved rounds. Prints JSON.
+PY is an interpreter with torch and torch_sparse; without it only `ooc` is measured. Both sample the same graph from the same
+seeds, compiled and warm, in --rounds interleaved rounds. Prints JSON.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def make_csc(nodes: int, edges: int, seed: int) -> Graph:
 
 
 def run_ours(graph: Graph, fanout: list[int], seeds: NDArray[np.int64]) -> tuple[int, float]:
-    """(edges, seconds) of all batches but the first, which warms up; seeds: int64[batches + 1, b]."""
+    """(edges, seconds) of all batches except the first, which warms up; seeds: int64[batches + 1, b]."""
     sampler = NeighborSampler(graph, fanout)
     sampler.sample(seeds[0], 0)
     edges, start = 0, time.perf_counter()
@@ -61,7 +61,7 @@ def run_ours(graph: Graph, fanout: list[int], seeds: NDArray[np.int64]) -> tuple
 
 
 class Peer:
-    """torch-sparse in a process of its own, asked for one round at a time."""
+    """torch-sparse in a separate process, run one round at a time."""
 
     def __init__(self, reader: IO[str], writer: IO[str]) -> None:
         self.reader, self.writer = reader, writer
@@ -76,7 +76,7 @@ class Peer:
 
 @contextmanager
 def start_peer(python: str, graph: Graph, seeds: NDArray[np.int64]) -> Iterator[Peer]:
-    """Save the arrays as torch-sparse wants them (all int64) and start it on them."""
+    """Save the arrays in torch-sparse's format (all int64) and start it on them."""
     with tempfile.TemporaryDirectory() as folder:
         arrays = {"indptr": graph.indptr, "indices": graph.indices.astype(np.int64), "seeds": seeds}
         for name, array in arrays.items():
@@ -90,7 +90,7 @@ def start_peer(python: str, graph: Graph, seeds: NDArray[np.int64]) -> Iterator[
 
 
 def rates(rounds: list[tuple[int, float]]) -> dict[str, Any]:
-    """Edges a round, and median, least and most million edges a second."""
+    """Edges per round, and median, minimum and maximum million edges per second."""
     speed = [edges / seconds / 1e6 for edges, seconds in rounds]
     return {
         "edges": rounds[0][0],
@@ -101,7 +101,7 @@ def rates(rounds: list[tuple[int, float]]) -> dict[str, Any]:
 
 
 def compare(graph: Graph, fanouts: list[list[int]], seeds: NDArray[np.int64], rounds: int, peer: Peer | None) -> dict[str, Any]:
-    """Every fan-out's rates, ours and the peer's, and how many times faster ours is."""
+    """Rates for every fan-out, ours and the peer's, and their ratio."""
     results: dict[str, Any] = {}
     for fanout in fanouts:
         ours, theirs = [], []

@@ -1,13 +1,13 @@
-"""Windows of a temporal graph streamed from disk: bytes a second beside the disk's own, and peak memory as events grow.
+"""Windows of a temporal graph streamed from disk: bytes per second compared with the disk's, and peak memory as events grow.
 
     python -m tools.bench.io.snapshots WORK --nodes 20000000 --events 200000000 --limit 2GB --plot windows.png
 
-Uniform random events with --width features, ingested into WORK where they are not there yet (`tools.bench.lib.stores`), and a
-quarter and a sixteenth as many. Each round is the disk's sequential speed (fio), a cold pass of `SnapshotLoader` over all
-tumbling windows of --window, without a model, in a process of its own under a memory limit that counts page cache (needs
-root), and the disk again. The bytes are those of the events (ends, time, features), each once; the clock runs from the first
-request to the last window, after one window that loads the kernels. Prints JSON: the median ratio to the disk, events a second,
-and the peak RSS of every size.
+Uniform random events with --width features, ingested into WORK if missing (`tools.bench.lib.stores`), and a quarter and a
+sixteenth as many. Each round is the disk's sequential speed (fio), a cold pass of `SnapshotLoader` over all tumbling windows of
+--window, without a model, in a separate process under a memory limit that counts page cache (needs root), and the disk again.
+The bytes are those of the events (ends, time, features), each counted once; the clock runs from the first request to the last
+window, after one window that loads the kernels. Prints JSON: the median ratio to the disk, events per second, and the peak RSS
+of every size.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from tools.bench.lib.machine import limit_memory
 from tools.bench.lib.temporal import Result, answer, cold_pass, flags_of, stores_of
 
 SHARES = 1, 4, 16
-"""of the events: peak memory is measured for each"""
+"""shares of the events for which peak memory is measured"""
 
 
 def stream(a: argparse.Namespace) -> Result:
-    """In a process of its own: one pass over the windows, under the limit."""
+    """One pass over the windows under the limit, in a separate process."""
     if a.limit:
         limit_memory(a.limit)
     import ooc
@@ -63,7 +63,7 @@ def stream(a: argparse.Namespace) -> Result:
 
 
 def share_of_disk(bytes_per_s: float, before: float, after: float) -> float:
-    """A speed beside the mean of the disk's, in bytes a second, as measured before and after it.
+    """Ratio of a speed to the mean of the disk's before and after it, in bytes per second.
 
     >>> share_of_disk(1.5e9, 1.8e9, 2.2e9)
     0.75
@@ -72,7 +72,7 @@ def share_of_disk(bytes_per_s: float, before: float, after: float) -> float:
 
 
 def compare(a: argparse.Namespace) -> dict[str, Any]:
-    """All rounds over all events, then a pass over the fewer ones each."""
+    """All rounds over all events, then a pass over each smaller number."""
     from tools.bench.lib.disk_rates import Rates
 
     stores = stores_of(a, SHARES)
@@ -104,7 +104,7 @@ def compare(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def plot(path: Path, result: dict[str, Any]) -> None:
-    """Speed beside the disk's, round by round, and peak memory over the events."""
+    """Speed compared with the disk's per round, and peak memory by the number of events."""
     from tools.bench.lib.chart import Panel, lines
 
     rounds, disk = result["rounds"], [each["sequential_bytes_per_s"] / 1e9 for each in result["disk"]["taken"]]
@@ -115,7 +115,7 @@ def plot(path: Path, result: dict[str, Any]) -> None:
     at = [count / 1e6 for count in events]
     lines(
         path,
-        [Panel(list(range(1, len(rounds) + 1)), speed, "round", "GB a second"), Panel(at, peak, "million events", "MB")],
+        [Panel(list(range(1, len(rounds) + 1)), speed, "round", "GB per second"), Panel(at, peak, "million events", "MB")],
     )
 
 

@@ -1,11 +1,11 @@
-"""Sampling a graph whose edges lie on disk, under a memory limit: page reads a second beside fio's, round by round.
+"""Sampling a graph with edges on disk, under a memory limit: page reads per second compared with fio's, per round.
 
     python -m tools.bench.io.topology WORK --nodes 50000000 --degree 20 --limit 2GB --plot topology.svg
 
-Makes a uniform random graph in WORK (--degree in-edges a node) and removes it. Each round is fio's random 4 KiB reads, a
-process of its own under the limit (page cache counted; needs root, an empty --limit goes without) that samples --batches
-batches together as a loader does, and fio again. Prints JSON: pages a second (pages wanted in a hop, each counted once),
-the ratio to fio in the same round, peak RSS; and whether batches of a smaller graph on disk are those drawn from it in RAM.
+Makes a uniform random graph in WORK (--degree in-edges per node) and removes it. Each round is fio's random 4 KiB reads, a
+separate process under the limit (page cache counted; needs root, an empty --limit disables it) that samples --batches batches
+together as a loader does, and fio again. Prints JSON: pages per second (distinct pages of each hop), the ratio to fio in the
+same round, peak RSS; and whether batches of a smaller graph on disk equal those sampled in RAM.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from tools.bench.lib.machine import describe, drop_page_cache, limit_memory
 PAGE_BYTES = 4096
 _PIECE = 2**22
 IDENTICAL_NODES = 200_000
-"""of the graph that is sampled from RAM too"""
+"""nodes of the graph that is also sampled in RAM"""
 
 Result = dict[str, Any]
 
 
 def make_topology(group: Path, nodes: int, degree: int, seed: int) -> int:
-    """Write `graph/indptr` and `graph/indices` of a uniform graph, about `degree` in-edges a node; returns the edges."""
+    """Write `graph/indptr` and `graph/indices` of a uniform graph with about `degree` in-edges per node; returns the edges."""
     rng = np.random.default_rng(seed)
     edges = 0
     group.mkdir(parents=True)
@@ -52,7 +52,7 @@ def make_topology(group: Path, nodes: int, degree: int, seed: int) -> int:
 
 
 class CountedRows:
-    """Rows that count the pages which the ids of each read, ascending, lie on."""
+    """Rows that count the distinct pages of the (ascending) ids of each read."""
 
     def __init__(self, rows: Any) -> None:
         self.shape, self.dtype, self.row_bytes = rows.shape, rows.dtype, rows.row_bytes
@@ -67,7 +67,7 @@ class CountedRows:
 
 
 def open_topology(group: Path, engine: str) -> tuple[Any, CountedRows]:
-    """(the graph, its `indptr` in memory and its edges in the map; the edges as counted rows)."""
+    """Return the graph, with `indptr` in memory and edges memory-mapped, and its edges as counted rows."""
     from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
     from stores.graph import Graph
 
@@ -80,7 +80,7 @@ def open_topology(group: Path, engine: str) -> tuple[Any, CountedRows]:
 
 
 def sampled(frontier: Any, nodes: int, batch_size: int, batches: int, seed: int) -> tuple[list[Any], Result]:
-    """(the batches, what sampling them together took); as many at once as fit, the rest in further calls."""
+    """Sample batches together, as many at once as fit; returns the batches and the cost."""
     rng = np.random.default_rng(seed)
     seeds, done, calls, edges, nbytes = [rng.integers(0, nodes, batch_size) for _ in range(batches)], 0, 0, 0, 0
     found: list[Any] = []
@@ -96,7 +96,7 @@ def sampled(frontier: Any, nodes: int, batch_size: int, batches: int, seed: int)
 
 
 def identical(group: Path, a: argparse.Namespace) -> bool:
-    """Whether batches sampled from the disk are those that the sampler draws in RAM."""
+    """Whether batches sampled from disk equal those sampled in RAM."""
     from ooc.sampling import NeighborSampler, OnDiskFrontier
 
     graph, rows = open_topology(group, a.engine)
@@ -110,7 +110,7 @@ def identical(group: Path, a: argparse.Namespace) -> bool:
 
 
 def one_run(group: Path, a: argparse.Namespace) -> Result:
-    """In a process of its own: sample under the limit."""
+    """Sample under the limit, in a separate process."""
     if a.limit:
         limit_memory(a.limit, "ooc_topology")
     from ooc.sampling import NeighborSampler, OnDiskFrontier
@@ -126,7 +126,7 @@ def one_run(group: Path, a: argparse.Namespace) -> Result:
 
 
 def fio(group: Path, seconds: float, seed: int) -> float:
-    """Random 4 KiB reads a second over all shards of the edges."""
+    """Random 4 KiB reads per second over all shards of the edges."""
     shards = [str(path) for path in sorted((group / "graph/indices/c").rglob("*")) if path.is_file()]
     options = {"filename": ":".join(path.replace(":", r"\:") for path in shards), "runtime": seconds, "randseed": seed + 1}
     fixed = (
@@ -139,7 +139,7 @@ def fio(group: Path, seconds: float, seed: int) -> float:
 
 
 def one_round(group: Path, a: argparse.Namespace, number: int) -> Result:
-    """fio, a run under the limit with the page cache empty, fio."""
+    """fio, a run under the limit with an empty page cache, fio."""
     before = fio(group, a.seconds, 2 * number)
     if a.limit:
         drop_page_cache()
@@ -151,11 +151,11 @@ def one_round(group: Path, a: argparse.Namespace, number: int) -> Result:
 
 
 def plot(rounds: list[Result], path: Path) -> None:
-    """Reads a second of every round."""
+    """Reads per second of every round."""
     from tools.bench.lib.chart import Panel, lines
 
     series = {"ooc, pages": [r["pages_per_s"] for r in rounds], "fio, random 4 KiB": [r["fio_reads_per_s"] for r in rounds]}
-    lines(path, [Panel(list(range(1, len(rounds) + 1)), series, "round", "reads a second")])
+    lines(path, [Panel(list(range(1, len(rounds) + 1)), series, "round", "reads per second")])
 
 
 def parse(words: list[str]) -> argparse.Namespace:

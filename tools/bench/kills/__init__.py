@@ -1,1 +1,1 @@
-"""Runs and appends that are killed anywhere and go on."""
+"""Runs and appends that are killed at random points and continued."""

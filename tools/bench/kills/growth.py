@@ -1,12 +1,12 @@
-"""kill -9 inside an append, a compaction, a reader's merging: what was acknowledged is there, once and whole.
+"""kill -9 during an append, a compaction or a reader's merge: acknowledged data must be there exactly once.
 
     python -m tools.bench.kills.growth WORK --kills 100 [--places append compact view] [--seed 7]
 
-A store with times, text ids and features is given lot after lot of edges and new nodes, compacted and opened, each by a process
-that is killed a random time after it began its work, until --kills of the kills fell inside each place. After every kill the
-store is verified, and holds what was acknowledged and of the append that was killed all or nothing; whatever was killed is
-simply done again. At last the store is compacted: it then has the fingerprint of one ingested whole, and nothing is left of
-what was killed. Prints JSON; exits with 1 and keeps WORK where something differs.
+A store with times, text ids and features repeatedly gets edges and new nodes, is compacted and opened, each by a process that
+is killed a random time after it started its work, until --kills kills fell inside each place. After every kill the store is
+verified and must contain what was acknowledged, and all or nothing of the killed append; the killed operation is then repeated.
+Finally the store is compacted: it must have the fingerprint of a single ingest, without leftovers. Prints JSON; exits with 1
+and keeps WORK if something differs.
 """
 
 import json
@@ -29,14 +29,14 @@ _FEATURES = 16
 
 
 class Lots:
-    """Edges and nodes in lots, written as they are asked for. Lot 0 is what the store begins with."""
+    """Edges and nodes in lots, written on demand; the store starts with lot 0."""
 
     def __init__(self, folder: Path, seed: int, nodes: int, edges: int) -> None:
         self.folder, self.seed, self.nodes, self.edges = folder, seed, nodes, edges
         folder.mkdir()
 
     def write(self, name: str, first: int, last: int) -> dict[str, Any]:
-        """The lots first..last-1 in two tables; how an ingest or an append is told of them."""
+        """Write lots first..last-1 as two tables; returns the settings of an ingest or append of them."""
         made = [self._lot(lot) for lot in range(first, last)]
         settings: dict[str, Any] = {"time": "t", "edge_features": ["msg=m"], "label": "y", "split": "split", "x_cols": "f*"}
         for key, tables in (("edges", [each[0] for each in made]), ("nodes", [each[1] for each in made])):
@@ -63,7 +63,7 @@ def _ids(rows: Any) -> list[str]:
 
 
 def grow(what: str, store: Path, lot: dict[str, Any], places: Places) -> int:
-    """One life: an append, a compaction, or a reader."""
+    """One process: an append, a compaction, or a reader."""
     from stores.dataset import Dataset
     from stores.growth import place
     from stores.growth.append import append
@@ -83,7 +83,7 @@ def grow(what: str, store: Path, lot: dict[str, Any], places: Places) -> int:
 
 
 def look(store: Path, wanted: tuple[int, int], found: Path) -> int:
-    """Write how many edges there are, which is to be one of the two, of a store that is to be whole."""
+    """Verify a store and write its number of edges, which must be one of `wanted`."""
     from stores.info import describe
     from stores.integrity import verify
 
@@ -97,7 +97,7 @@ def look(store: Path, wanted: tuple[int, int], found: Path) -> int:
 
 
 def finish(store: Path, whole: Path, lots: dict[str, Any]) -> int:
-    """Compare with a store ingested whole."""
+    """Compare with a store from a single ingest."""
     from stores.growth.compact import compact
     from stores.ingest import IngestSpec, ingest
     from stores.integrity import fingerprint
@@ -111,7 +111,7 @@ def finish(store: Path, whole: Path, lots: dict[str, Any]) -> int:
 
 
 def begin(store: Path, lot: dict[str, Any]) -> int:
-    """The store as it is before anything is appended."""
+    """Create the store before any append."""
     from stores.ingest import IngestSpec, ingest
 
     ingest(IngestSpec(out=store, **lot))
@@ -119,7 +119,7 @@ def begin(store: Path, lot: dict[str, Any]) -> int:
 
 
 def warm(store: Path, lots: Lots) -> None:
-    """Import and load the kernels, by doing all of it once, so that forks need not."""
+    """Do everything once, so that forks need not import and load kernels."""
     from stores.dataset import Dataset
     from stores.growth.append import append
     from stores.growth.compact import compact
@@ -135,7 +135,7 @@ def warm(store: Path, lots: Lots) -> None:
 
 
 def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int) -> dict[str, Any]:
-    """All of it; see the module's text. nodes: of the first lot, with ten times as many edges."""
+    """Run everything; see the module. nodes: of the first lot, with ten times as many edges."""
     work.mkdir(parents=True)
     edges = 10 * nodes
     places, chance, log = Places(*PLACES), random.Random(seed), work / "log"

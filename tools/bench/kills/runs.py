@@ -1,13 +1,12 @@
-"""kill -9 in a push, a refresh, a sweep, a checkpoint, a step, a run on events or windows: no damage, the same bits at the end.
+"""kill -9 in a push, refresh, layer-wise pass, checkpoint, step, or run on events or windows: no damage, and identical results.
 
     python -m tools.bench.kills.runs WORK --kills 100 [--places push refresh sweep] [--seed 7]
 
-For each place, runs are killed again and again until --kills of the kills fell inside it: a moment after it was entered for a
-random time, told by memory that outlives the process (`tools.bench.lib.killed_process`), not by the clock. After every kill
-what lies on the disk is checked beside a run that nobody killed: the histories, rolled back, are those of that run at the same
-checkpoint; a sweep's rows up to the node that it noted are that run's rows. At last the run is let through: its directory then
-has the same files with the same bytes, metrics.jsonl among them. Prints JSON; exits with 1 and keeps WORK where something
-differs.
+For each place, runs are killed repeatedly until --kills kills fell inside it, a random time after it was entered, as reported
+by memory that outlives the process (`tools.bench.lib.killed_process`). After every kill the files are compared with an
+uninterrupted run: the rolled-back histories with those at the same checkpoint, and the finished rows of a layer-wise pass.
+Finally the run is completed: its directory must have the same files with the same bytes, including metrics.jsonl. Prints JSON;
+exits with 1 and keeps WORK if something differs.
 """
 
 import random
@@ -28,16 +27,16 @@ from tools.bench.lib.killed_process import Difference, Places, command, end_of, 
 TEMPORAL = ("events", "windows")
 PLACES = ("push", "refresh", "sweep", "checkpoint", "training", *TEMPORAL)
 _WITHIN = ("undo log", "rows", "commit", "saving", "noting", "edges", "removal", "roll-back", "scoring")
-"""What a kill inside a place may hit"""
+"""what a kill inside a place may hit"""
 _A_RUN = 12
-"""Kills of one run at most: then it is let through, and another one begins"""
+"""most kills of one run; then it is completed, and another one starts"""
 _MODELS = ("gcnii", "sage", "gcn", "gat")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run that is killed. command: of `ooc`, which is called again and again; nth: the most entries of the place that a life
-    is let through; share: of a stay there, which the kill comes within."""
+    """A run that is killed. command: of `ooc`, called repeatedly; nth: most entries of the place before the kill; share: of a
+    stay there, within which the kill comes."""
 
     place: str
     name: str
@@ -48,20 +47,20 @@ class Case:
 
 @dataclass
 class Tally:
-    """What befell the runs that are killed at one place."""
+    """Counts of the kills at one place."""
 
     kills: int = 0
     elsewhere: int = 0
-    """kills that fell outside of it, by a moment"""
+    """kills that narrowly missed it"""
     runs: int = 0
     checked: int = 0
-    """kills behind which there was something on the disk to check"""
+    """kills after which there was something on disk to check"""
     within: Counter[str] = field(default_factory=Counter)
-    """of the kills inside: what they hit"""
+    """what the kills inside hit"""
 
 
 def make_store(path: Path, nodes: int) -> Path:
-    """A random graph of that size with a hub, 32 features and three classes."""
+    """Make a random graph with a hub, 32 features and three classes."""
     from stores.build import write_store
     from stores.graph import Graph
 
@@ -93,14 +92,14 @@ def make_events(path: Path) -> Path:
 
 
 def event_flags(seed: int, **settings: Any) -> list[str]:
-    """Flags of a run on those events, with a memory of the nodes."""
+    """Flags of a run on those events, with node memory."""
     every = {"mode": "events", "hidden": 16, "memory-dim": 16, "time-dim": 8, "num-neighbors": 5, "batch-size": 50, "epochs": 2}
     every |= {"past": ("event", "batch")[seed % 2], "threads": 1, "seed": seed} | settings
     return [part for name, value in every.items() for part in (f"--{name}", str(value))]
 
 
 def window_flags(seed: int, **settings: Any) -> list[str]:
-    """Flags of a run on windows of those events, in which nodes, or weights, carry something."""
+    """Flags of a run on windows of those events, in which nodes or weights carry state."""
     every = {"mode": "snapshots", "by": "count", "window": 150, "stride": 100, "hidden": 16, "identity": 8, "epochs": 2}
     every |= {"model": ("roland", "recurrent", "roland", "evolvegcn")[seed % 4], "dropout": 0.2, "threads": 1, "seed": seed}
     return [*(part for name, value in (every | settings).items() for part in (f"--{name}", str(value))), "--live"]
@@ -132,13 +131,13 @@ def case_of(place: str, work: Path, store: Path, seed: int) -> Case:
 
 
 def sweep_command(work: Path, store: Path, model: str, verb: str) -> list[str]:
-    """A sweep over all nodes by one of the models that `warm` trains."""
+    """A layer-wise pass over all nodes by one of the models that `warm` trains."""
     out = {"infer": "p.parquet", "embed": "e.zarr"}[verb]
     return [verb, str(store), "--checkpoint", str(work / f"model-{model}"), "--out", out]
 
 
 def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
-    """One life of a run in `folder`, in a process of its own; record: where an unkilled one keeps what it has on its way."""
+    """One process of a run in `folder`; record: where an uninterrupted one saves its intermediate states."""
     import os
 
     import torch
@@ -184,7 +183,7 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
 
 
 def through(work: Path, case: Case, folder: Path, places: Places, record: Path | None = None) -> None:
-    """A life that nobody ends; a sweep that is through already, killed on its way out, is refused."""
+    """Run to completion; a layer-wise pass that was complete when killed is refused."""
     places.reset()
     wanted = 2 if remains.swept(folder) else 0
     code = end_of(fork(partial(live, case, folder, places, record), work / "log"))
@@ -193,7 +192,7 @@ def through(work: Path, case: Case, folder: Path, places: Places, record: Path |
 
 
 def kill_often(work: Path, case: Case, chance: random.Random, most: int, places: Places, tally: Tally) -> None:
-    """A run that nobody kills, and the same one killed until `most` kills are counted, it is through, or it is enough."""
+    """An uninterrupted run, and the same one killed until `most` kills are counted, it is complete, or _A_RUN is reached."""
     whole, cut, record = (work / f"{case.name}-{name}" for name in ("whole", "cut", "record"))
     record.mkdir(parents=True)
     through(work, case, whole, places, record)
@@ -225,7 +224,7 @@ def kill_often(work: Path, case: Case, chance: random.Random, most: int, places:
 
 
 def _checked(work: Path, case: Case, cut: Path, record: Path) -> bool:
-    """Check what a killed run left, in a process of its own. Whether there was something."""
+    """Check what a killed run left, in a separate process; returns whether there was something."""
     code = end_of(fork(partial(remains.check, cut, record, work / "scratch"), work / "log"))
     shutil.rmtree(work / "scratch", ignore_errors=True)
     if code not in (0, remains.NOTHING):
@@ -234,7 +233,7 @@ def _checked(work: Path, case: Case, cut: Path, record: Path) -> bool:
 
 
 def warm(work: Path, store: Path, places: Places) -> None:
-    """Import and compile, by doing all of it once; the models that sweeps are of are trained thus."""
+    """Do everything once, to import, compile and train the models of layer-wise passes."""
     import torch
 
     from ooc.cli import main as cli
@@ -256,7 +255,7 @@ def warm(work: Path, store: Path, places: Places) -> None:
 
 
 def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int) -> dict[str, Any]:
-    """All of it; see the module's text."""
+    """Run everything; see the module."""
     places = Places(*PLACES, *_WITHIN)
     work.mkdir(parents=True)
     store = make_store(work / "graph.ooc", nodes)

@@ -1,4 +1,4 @@
-"""The benchmarks' plots, in files."""
+"""Plots of the benchmarks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram: a line for each of `series`, its values (None: left out) over `at`; x, y: labels."""
+    """A diagram with a line for each of `series`, its values (None: omitted) over `at`; x, y: labels."""
 
     at: Sequence[float]
     series: Mapping[str, Sequence[float | None]]
@@ -34,7 +34,7 @@ def _figure(path: Path, panels: int) -> Iterator[Any]:
 
 
 def lines(path: Path, panels: Sequence[Panel]) -> None:
-    """Panels side by side, every y axis from 0."""
+    """Draw panels next to each other, with y axes from 0."""
     with _figure(path, len(panels)) as axes:
         for ax, panel in zip(axes, panels, strict=True):
             for name, values in panel.series.items():
@@ -46,7 +46,7 @@ def lines(path: Path, panels: Sequence[Panel]) -> None:
 
 
 def bars(path: Path, values: Mapping[str, float], x: str) -> None:
-    """A bar for each of `values` with its figure, from top to bottom, on a logarithmic axis."""
+    """Draw a labelled bar for each of `values`, top to bottom, on a logarithmic axis."""
     with _figure(path, 1) as (ax,):
         drawn = ax.barh(list(values), list(values.values()))
         ax.bar_label(drawn, fmt="%.3g", padding=3)

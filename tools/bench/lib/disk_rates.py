@@ -1,7 +1,7 @@
-"""What the disk does, measured between the runs of a benchmark: a virtual disk's speed drifts by the minute.
+"""Disk speed, measured between the runs of a benchmark, because a virtual disk's speed drifts by the minute.
 
-Sequential reads of 1 MiB and random reads of 4 KiB, O_DIRECT, many in flight, over the files of feature rows, of nodes or of
-events: by fio where it is installed, else by `ooc`'s own engine.
+Sequential reads of 1 MiB and random reads of 4 KiB, O_DIRECT with many in flight, over the files of node features or events:
+with fio if installed, else with `ooc`'s own engine.
 """
 
 import json
@@ -24,24 +24,24 @@ from tools.bench.lib.pages import PAGE_BYTES
 
 @dataclass(frozen=True)
 class Disk:
-    """What the disk was measured to do."""
+    """A measurement of the disk."""
 
     sequential_bytes_per_s: float
     random_pages_per_s: float
-    """reads of 4 KiB at random places, many in flight"""
+    """random 4 KiB reads, many in flight"""
 
 
 SCAN_BYTES = 2**20
 LEAST = 5
-"""measurements that a median is taken of"""
+"""measurements of which the median is taken"""
 _REQUEST_BYTES = 64 * 2**20
 _DEPTH = {SCAN_BYTES: 32, PAGE_BYTES: 128}
 
 
 class Rates:
-    """Takes measurements and keeps them; `median` is what a bound is reckoned with.
+    """Takes and stores measurements; `median` is used for bounds.
 
-    store: whose rows `x` are read, or this column of its events; seconds: of each of the two measurements.
+    `store` is the one whose rows `x` are read, or the column `events` of its events; `seconds` is per measurement.
 
     >>> rates = Rates("graph.ooc")
     >>> rates.measure()
@@ -61,7 +61,7 @@ class Rates:
         self.taken: list[Disk] = []
 
     def measure(self) -> Disk:
-        """One more measurement of both; each begins elsewhere in the files."""
+        """Take one more measurement of both, starting elsewhere in the files."""
         number = len(self.taken)
         read = self._by_fio if self._fio else self._by_engine
         sequential, random = (read(block, number) for block in (SCAN_BYTES, PAGE_BYTES))
@@ -74,7 +74,7 @@ class Rates:
             self.measure()
 
     def median(self) -> Disk:
-        """Of all measurements, each figure by itself."""
+        """Median of each figure over all measurements."""
         return Disk(
             statistics.median(disk.sequential_bytes_per_s for disk in self.taken),
             statistics.median(disk.random_pages_per_s for disk in self.taken),
@@ -86,7 +86,7 @@ class Rates:
         return {"by": "fio" if self._fio else "ooc's engine", **median, "taken": [vars(disk) for disk in self.taken]}
 
     def _by_fio(self, block: int, number: int) -> float:
-        """Reads a second."""
+        """Reads per second."""
         paths = [str(path).replace(":", r"\:") for path in self._segments.paths]
         turned = paths[number % len(paths) :] + paths[: number % len(paths)]
         how = {"rw": "read" if block == SCAN_BYTES else "randread", "bs": block, "iodepth": _DEPTH[block]}
@@ -98,7 +98,7 @@ class Rates:
         return float(json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]["iops"])
 
     def _by_engine(self, block: int, number: int) -> float:
-        """Reads a second."""
+        """Reads per second."""
         count = max(1, self._segments.total // block)
         engine = open_engine("auto", self._segments)
         rng = np.random.default_rng(number)

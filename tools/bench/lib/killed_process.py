@@ -1,6 +1,6 @@
-"""Processes that are killed inside what they do, at random moments, and memory that tells afterwards where they were.
+"""Processes that are killed at random moments, and shared memory that says where they were.
 
-A process is forked from one that has imported and compiled everything, so that a life of a run takes a fraction of a second.
+A process is forked from one that has imported and compiled everything, so each run takes a fraction of a second.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.0002
 
 
 class Places:
-    """Where a process is: how often each place was entered and left, in memory that it shares with its parent.
+    """Where a process is: counts of entering and leaving each place, in memory shared with its parent.
 
     >>> places = Places("push", "refresh")
     >>> places.watch(History, "_write", "push")  # in the child
@@ -42,7 +42,7 @@ class Places:
 
     @contextmanager
     def at(self, name: str) -> Iterator[None]:
-        """Be at a place."""
+        """Be at a place during the block."""
         place, began = self._names.index(name), time.perf_counter()
         with self._lock:
             self._entered[place] += 1
@@ -54,7 +54,7 @@ class Places:
                 self._seconds[place] += time.perf_counter() - began
 
     def watch(self, owner: Any, function: str, name: str) -> None:
-        """From now on every call of `owner.function` is at a place."""
+        """Make every call of `owner.function` count as being at a place."""
         run = getattr(owner, function)
 
         @functools.wraps(run)
@@ -65,7 +65,7 @@ class Places:
         setattr(owner, function, watched)
 
     def reset(self) -> None:
-        """Before another process begins."""
+        """Reset before another process starts."""
         self._entered[:], self._left[:], self._seconds[:] = 0, 0, 0
 
     def entered(self, name: str) -> int:
@@ -73,17 +73,17 @@ class Places:
         return int(self._entered[self._names.index(name)])
 
     def seconds(self, name: str) -> float:
-        """Of a stay there that came to its end, on average."""
+        """Average duration of completed stays."""
         place = self._names.index(name)
         return float(self._seconds[place]) / max(1, int(self._left[place]))
 
     def inside(self) -> list[str]:
-        """The places that were entered and not left."""
+        """Places entered and not left."""
         return [name for name, more in zip(self._names, self._entered > self._left, strict=True) if more]
 
 
 def fork(run: Callable[[], int], log: Path) -> int:
-    """The id of a process that does `run`, and ends with its exit code; what it prints goes to the end of `log`."""
+    """Fork a process that executes `run` and exits with its result, with output appended to `log`; returns its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -104,15 +104,15 @@ def fork(run: Callable[[], int], log: Path) -> int:
 
 
 class Difference(Exception):
-    """Something on the disk is not what it is to be."""
+    """Something on disk differs from what is expected."""
 
 
 def command(
     text: str | None, places: Sequence[str], nodes: int, kill: Callable[[Path, int, list[str], int, int], dict[str, Any]]
 ) -> None:
-    """The command line of a module that kills: what `kill(work, kills, places, seed, nodes)` found, as JSON.
+    """Command line of a module that kills processes; prints the result of `kill(work, kills, places, seed, nodes)` as JSON.
 
-    text: of the module; nodes: of the graph, by default. Exits with 1, naming the seed, where something differs.
+    `text` is the module's docstring, `nodes` the default graph size. Exits with 1, naming the seed, if something differs.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="a directory to make; removed again where all is well")
@@ -128,12 +128,12 @@ def command(
 
 
 def end_of(child: int) -> int:
-    """Wait for a process; its exit code, or less than 0 the signal that ended it."""
+    """Wait for a process; returns its exit code, or the negative signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def killed_inside(child: int, places: Places, place: str, nth: int, delay_s: float) -> int:
-    """SIGKILL `delay_s` seconds after a process has entered a place for the nth time; `end_of` it, killed or through before."""
+    """SIGKILL a process `delay_s` seconds after its nth entry of a place; returns `end_of` it, killed or complete."""
     while places.entered(place) < nth:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:

@@ -1,4 +1,4 @@
-"""What a killed run left on the disk, beside what a run that nobody killed had there at the same point of its way."""
+"""Compares what a killed run left on disk with an uninterrupted run at the same point."""
 
 import hashlib
 import json
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 NOTHING = 3
-"""`check`: the run was killed before there was anything to go on from"""
+"""result of `check` if the run was killed before there was anything to continue from"""
 _COMMITS, _SWEEP = "commits.jsonl", "sweep"
 _OWN = {"trace.json", "checkpoint.pt", "undo.log", "config.json"}
-"""Files that hold times, paths, or how often a run was begun"""
+"""files with times, paths, or the number of starts"""
 
 
 def record(folder: Path) -> None:
-    """Have this process keep in `folder`, on its way, digests of its state at every checkpoint, and the rows of a sweep."""
+    """Make this process save digests of its state at every checkpoint, and the rows of a layer-wise pass, in `folder`."""
     from ooc.layerwise.row_files import Files
     from ooc.layerwise.sweep import LayerwisePass
     from ooc.training import checkpoint
@@ -52,7 +52,7 @@ def record(folder: Path) -> None:
 
 
 def check(cut: Path, kept: Path, scratch: Path) -> int:
-    """Compare what a killed run left in the directory `cut` with what `record` kept. 0, or NOTHING; raises where it differs."""
+    """Compare what a killed run left in `cut` with what `record` saved; returns 0 or NOTHING, raises if it differs."""
     sweeps = list(cut.glob("*.sweep"))
     if sweeps:
         return _check_sweep(sweeps[0], kept)
@@ -60,7 +60,7 @@ def check(cut: Path, kept: Path, scratch: Path) -> int:
 
 
 def _check_run(run: Path, kept: Path, scratch: Path) -> int:
-    """The state at the last checkpoint, histories rolled back to it in a copy."""
+    """Check the state at the last checkpoint, with histories rolled back to it in a copy."""
     from ooc.training import checkpoint
     from stores.arrays.mutable_rows import DiskRows
     from stores.arrays.undo_log import UndoLog
@@ -82,7 +82,7 @@ def _check_run(run: Path, kept: Path, scratch: Path) -> int:
 
 
 def _check_sweep(folder: Path, kept: Path) -> int:
-    """The rows that the sweep noted as finished, and the edges in its order."""
+    """Check the rows that the layer-wise pass recorded as finished, and its sorted edges."""
     copies = {path.name.split(" ")[1]: (int(path.name.split(" ")[0]), path) for path in (kept / _SWEEP).iterdir()}
     if (folder / "tiles.json").exists():
         assert (folder / "tiles/rows.bin").read_bytes() == copies["tiles"][1].read_bytes(), "the edges differ"
@@ -102,12 +102,12 @@ def _check_sweep(folder: Path, kept: Path) -> int:
 
 
 def swept(cut: Path) -> bool:
-    """Whether a sweep's output is there and its folder is not: the same call again would be refused."""
+    """Whether a layer-wise pass's output exists without its folder, so that the same call would be refused."""
     return any((cut / name).exists() and not (cut / f"{name}.sweep").exists() for name in ("p.parquet", "e.zarr"))
 
 
 def differences(whole: Path, cut: Path) -> list[str]:
-    """Files that only one of two directories has, or that differ; of a run's summary the scores count."""
+    """Files that only one of two directories has, or that differ; for a run's summary the scores are compared."""
     one, two = ({path.relative_to(top): path for path in top.rglob("*")} for top in (whole, cut))
     found = [f"{name} is in one only" for name in sorted(one.keys() ^ two.keys())]
     for name in sorted(one.keys() & two.keys()):
@@ -120,18 +120,18 @@ def differences(whole: Path, cut: Path) -> list[str]:
 
 
 def _cursor(saved: dict[str, Any]) -> list[Any]:
-    """Where a checkpoint stands: epoch, step, and whether a refresh is under way."""
+    """Position of a checkpoint: epoch, step, and whether a refresh is in progress."""
     return [saved["state"]["epoch"], saved["state"]["step"], saved.get("refresh") is not None]
 
 
 def _rows_of(saved: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """(folder, state) of the rows that a run keeps: histories, or nodes' memory; an empty state where it keeps none."""
+    """(folder, state) of a run's stored rows: histories or node memory; an empty state without any."""
     memory = saved.get("mode", {}).get("memory")
     return ("memory", memory) if memory else ("history", saved.get("halo") or {})
 
 
 def _digest(saved: dict[str, Any], history: Path) -> str:
-    """Of a checkpoint's state and of the histories' rows beside it."""
+    """Digest of a checkpoint's state and the histories' rows."""
     hashed = hashlib.sha256()
     pending = _rows_of(saved)[1].get("pending")
     for name in ("state", "model", "optimizer", "best_model", "metrics_bytes"):
@@ -145,7 +145,7 @@ def _digest(saved: dict[str, Any], history: Path) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """All that a nested value holds, as bytes."""
+    """All parts of a nested value as bytes."""
     if isinstance(value, dict):
         value = [each for item in value.items() for each in item]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What benchmarks need of the machine: a memory limit that counts page cache, a cold cache, and its name."""
+"""Memory limits that count page cache, cold caches, and a description of the machine."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 def limit_memory(size: str, name: str = "ooc_bench") -> None:
-    """Put this process into a memory cgroup (v1 or v2) of `size`, page cache counted. Needs root."""
+    """Move this process to a memory cgroup (v1 or v2) of `size`, page cache counted. Needs root."""
     legacy = (_V1 / "tasks").exists()
     group = (_V1 if legacy else _V2) / name
     group.mkdir(exist_ok=True)
@@ -21,7 +21,7 @@ def limit_memory(size: str, name: str = "ooc_bench") -> None:
 
 
 def ooc_command(limit: str = "") -> list[str]:
-    """The words before those of an `ooc` command; limit: of its memory, page cache counted, "" for none."""
+    """The start of an `ooc` command line; `limit` is that of its memory, page cache counted, "" for none."""
     if not limit:
         return [sys.executable, "-m", "ooc.cli"]
     limited = "import sys; from tools.bench.lib.machine import limit_memory; limit_memory(sys.argv.pop(1)); "
@@ -29,7 +29,7 @@ def ooc_command(limit: str = "") -> list[str]:
 
 
 def drop_page_cache() -> None:
-    """Write dirty pages back and empty the page cache, so that the next reads come from the disk. Needs root."""
+    """Write dirty pages back and empty the page cache, so that reads go to the disk. Needs root."""
     subprocess.run(["sync"], check=True)
     Path("/proc/sys/vm/drop_caches").write_text("3")
 

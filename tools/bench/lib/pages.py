@@ -1,4 +1,4 @@
-"""The pages that rows lie on."""
+"""The pages that contain given rows."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ PAGE_BYTES = 4096
 
 
 def pages_of(row: NDArray[Any], row_bytes: int) -> NDArray[np.int64]:
-    """int64[p], ascending: the distinct pages that rows (int[n], ascending) of `row_bytes` lie on.
+    """Distinct pages, int64[p] ascending, of rows (int[n], ascending) of `row_bytes`.
 
     >>> pages_of(np.array([0, 7, 8]), 512)
     array([0, 1])

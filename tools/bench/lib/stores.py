@@ -1,9 +1,9 @@
-"""Stores for benchmarks, made where they are missing, without the features lying on the disk twice.
+"""Stores for benchmarks, made if missing, without storing the features twice.
 
-python -m tools.bench.lib.stores STORE --nodes 32000000 --edges 80000000 --kind rmat
-python -m tools.bench.lib.stores STORE --nodes 20000000 --edges 200000000 --temporal 16 --limit 2GB
+    python -m tools.bench.lib.stores STORE --nodes 32000000 --edges 80000000 --kind rmat
+    python -m tools.bench.lib.stores STORE --nodes 20000000 --edges 200000000 --temporal 16 --limit 2GB
 
-With --temporal the edges are events with so many features, ingested as a user's would be; printed is what that took, as JSON.
+With --temporal W the edges are events with W features, ingested like a user's; the cost is printed as JSON.
 """
 
 import argparse
@@ -26,10 +26,10 @@ from tools.graphs.make_graph import feature_blocks, make_graph
 def make_store(
     store: Path, *, nodes: int, edges: int, width: int, kind: str, seed: int = 0, memory: str = "2GB", order: str = "input"
 ) -> None:
-    """Ingest a graph of `tools.graphs.make_graph` into `store`, unless it is there.
+    """Ingest a graph of `tools.graphs.make_graph` into `store`, unless it exists.
 
-    Edges and labels go through `ooc ingest`; the features, most of the bytes, are appended as they are made: the same array as
-    make_graph's x.npy would be, and never on the disk beside it. What was made on the way is removed.
+    Edges and labels go through `ooc ingest`; features, most of the bytes, are appended as they are generated, equal to
+    make_graph's x.npy. Intermediate files are removed.
     """
     if store.exists():
         return
@@ -62,10 +62,9 @@ def make_events(
     limit: str = "",
     undirected: bool = False,
 ) -> dict[str, float]:
-    """Ingest a temporal graph of `tools.graphs.make_graph` into `store`: times and `width` features from Parquet, as a user
-    has them.
+    """Ingest a temporal graph of `tools.graphs.make_graph` into `store`: times and `width` features from Parquet.
 
-    limit: of the ingest's memory, page cache counted. The input is removed. Returns seconds and peak RSS.
+    `limit` is that of the ingest's memory, page cache counted. The input is removed. Returns seconds and peak RSS.
     """
     files = store.with_name(store.name + ".files")
     shutil.rmtree(files, ignore_errors=True)

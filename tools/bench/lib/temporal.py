@@ -1,4 +1,4 @@
-"""What benchmarks of temporal graphs share: their stores, their flags, and passes in processes of their own."""
+"""Shared code of the temporal benchmarks: stores, flags, and passes in separate processes."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ Result = dict[str, Any]
 
 
 def flags_of(text: str | None, events: int = 200_000_000) -> argparse.ArgumentParser:
-    """The flags of all of them; text: of the module; events: by default."""
+    """Flags common to all of them; text: the module's docstring; events: default number."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
     parser.add_argument("--nodes", type=int, default=20_000_000)
@@ -23,7 +23,7 @@ def flags_of(text: str | None, events: int = 200_000_000) -> argparse.ArgumentPa
     parser.add_argument("--width", type=int, default=16, help="features of an event")
     parser.add_argument("--kind", default="uniform", help="of graph, see tools.graphs.make_graph")
     parser.add_argument("--limit", default="2GB", help="page cache counted; '' for none")
-    parser.add_argument("--memory", default="", help="the budget given to ooc; default: the limit")
+    parser.add_argument("--memory", default="", help="memory budget of ooc; default: the limit")
     parser.add_argument("--rate-seconds", type=float, default=3)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -31,7 +31,7 @@ def flags_of(text: str | None, events: int = 200_000_000) -> argparse.ArgumentPa
 
 
 def stores_of(a: argparse.Namespace, shares: Sequence[int], undirected: bool = False) -> dict[int, Path]:
-    """Events -> store, for every share of them; made where it is missing, all over as many nodes."""
+    """Events -> store for every share, made if missing, all with the same number of nodes."""
     a.work.mkdir(parents=True, exist_ok=True)
     kind = "undirected" if undirected else "events"
     found = {a.events // share: a.work / f"{kind}{a.events // share}.ooc" for share in shares}
@@ -44,7 +44,7 @@ def stores_of(a: argparse.Namespace, shares: Sequence[int], undirected: bool = F
 
 
 def cold_pass(module: str, a: argparse.Namespace, store: Path, names: Sequence[str], *more: str) -> Result:
-    """What `python -m tools.bench.MODULE --child STORE` prints, from a cold cache; names: of the settings that it is told."""
+    """Output of `python -m tools.bench.MODULE --child STORE` with a cold cache; names: settings passed on."""
     words = [f"--{name.replace('_', '-')}={getattr(a, name)}" for name in ("limit", "memory", *names)]
     found = run_cold([sys.executable, "-m", f"tools.bench.{module}", str(a.work), "--child", str(store), *words, *more])
     if "failed" in found:
@@ -59,7 +59,7 @@ def answer(
     compare: Callable[[argparse.Namespace], Result],
     plot: Callable[[Path, Result], None],
 ) -> None:
-    """Print JSON: of a child's pass, or of all of them, with the settings `names`; and plot where that is asked for."""
+    """Print the JSON of a child's pass, or of all passes with the settings `names`; plot if requested."""
     if a.child is not None:
         print(json.dumps(child(a)))
         return

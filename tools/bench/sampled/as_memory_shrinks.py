@@ -1,4 +1,4 @@
-"""What a batch costs from disk as the memory shrinks, one store for all: seconds and bytes beside the bound.
+"""Cost of a batch from disk as the memory shrinks, on one store: seconds and bytes compared with the bound.
 
     python -m tools.bench.sampled.as_memory_shrinks STORE --limits 6GB 4GB 3GB 2GB 1.5GB --plot shrink.png
 

@@ -1,8 +1,8 @@
-"""What a batch costs from disk as the store grows, one budget for all: seconds and bytes beside the bound.
+"""Cost of a batch from disk as the store grows, with one budget: seconds and bytes compared with the bound.
 
     python -m tools.bench.sampled.as_stores_grow WORK --nodes 4000000 --factors 1 2 4 8 --limit 2GB --plot grow.png
 
-Makes each store in turn (10 edges a node) and removes it again. Prints JSON, the slow part of which is making the stores.
+Makes each store in turn (10 edges per node) and removes it again. Prints JSON; most of the time is spent making the stores.
 Needs root for the limit and the cold cache.
 """
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--nodes", type=int, default=4_000_000)
     parser.add_argument("--factors", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--degree", type=int, default=10, help="edges a node")
+    parser.add_argument("--degree", type=int, default=10, help="edges per node")
     parser.add_argument("--width", type=int, default=128, help="feature columns")
     parser.add_argument("--kind", default="uniform")
     parser.add_argument("--limit", default="2GB")

@@ -1,17 +1,17 @@
-"""The bound of a run: seconds a batch that its reads alone must take, from its recorded trace. PURE but for `main`.
+"""Lower bound of a run's seconds per batch from its reads alone, for loaders that read superbatches. PURE except for `main`.
 
     python -m tools.bench.sampled.bound STORE --run run.json --sequential 1.2e9 --random 100000
 
-A lower bound for loaders that look ahead by windows, not for every loader. What it assumes:
+Assumptions:
 
-- A window holds the rows of consecutive batches, each row once. Windows are formed greedily: a batch joins while the union
-  fits; a batch larger than a window is a window by itself. The future beyond a window is not known.
-- Two windows of equal size fill the memory that the process and its topology leave: one is read while the other is used. So
-  each holds `left / 2` bytes of rows. Labels, buffers, batches and activations take nothing.
-- A row that the window before holds is there already; rows of older windows are not. The first window begins with none.
-- A page (4 KiB) is read where any row on it must be read. Pages of a window are read once, in the cheaper of two ways: one
-  sequential scan from the first to the last of them, at the disk's sequential bandwidth; or each by itself, at the disk's
-  rate of random 4 KiB reads with many in flight. Nothing in between: `ooc`'s planner, which merges near pages, may be faster.
+- A superbatch holds the rows of consecutive batches, each row once. Superbatches are formed greedily: a batch joins while the
+  union fits; a larger batch is a superbatch by itself. The future beyond a superbatch is unknown.
+- Two superbatches of equal size fill the memory that the process and its topology leave, one being read while the other is
+  used, so each holds `left / 2` bytes of rows. Labels, buffers, batches and activations take nothing.
+- Rows of the previous superbatch are reused, older ones are not. The first superbatch starts empty.
+- A page (4 KiB) is read if any row on it must be. The pages of a superbatch are read once, by one sequential scan from the
+  first to the last at the disk's sequential bandwidth, or individually at the disk's rate of random 4 KiB reads, whichever is
+  cheaper. `ooc`'s planner, which merges nearby pages, may be faster.
 - Sampling, copying and computing take no time. Edges on disk are not counted.
 """
 
@@ -33,13 +33,13 @@ from tools.bench.sampled.trace import Trace
 
 @dataclass(frozen=True)
 class Reads:
-    """What one window must read."""
+    """The reads of one superbatch."""
 
     batches: int
     rows: int
-    """that the window holds"""
+    """rows in the superbatch"""
     new_rows: int
-    """those of them that the window before does not hold"""
+    """those not in the previous superbatch"""
     pages: int
     """distinct pages with a new row"""
     span_pages: int
@@ -51,7 +51,7 @@ class Reads:
 
 
 def unions(batches: Iterable[NDArray[Any]], window_rows: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """(batches, distinct rows, ascending) of every window; batches: the node ids of each, int[n]."""
+    """Yield (batches, distinct rows ascending) of every superbatch; batches: the node ids of each, int[n]."""
     union, count, size = RelabelTable(), 0, 0
     for nodes in (ids.astype(np.int64, copy=False) for ids in batches):
         union.add(nodes)
@@ -65,7 +65,7 @@ def unions(batches: Iterable[NDArray[Any]], window_rows: int) -> Iterator[tuple[
 
 
 def window_reads(batches: Iterable[NDArray[Any]], row_bytes: int, window_bytes: int) -> Iterator[Reads]:
-    """What every window must read, where each holds `window_bytes` of rows of `row_bytes`.
+    """Yield the reads of every superbatch of `window_bytes` of rows of `row_bytes`.
 
     >>> list(window_reads([np.array([1, 9]), np.array([9, 20])], row_bytes=512, window_bytes=1024))[1].new_rows
     1
@@ -79,7 +79,7 @@ def window_reads(batches: Iterable[NDArray[Any]], row_bytes: int, window_bytes: 
 
 
 def bound(reads: list[Reads], disk: Disk) -> dict[str, float]:
-    """The windows of a whole run summed up: the bound in seconds a batch, and what it is made of."""
+    """Sum of all superbatches of a run: the bound in seconds per batch, and its parts."""
     batches = sum(each.batches for each in reads)
     ways = [each.ways(disk) for each in reads]
     return {
@@ -93,7 +93,7 @@ def bound(reads: list[Reads], disk: Disk) -> dict[str, float]:
 
 
 def window_bytes(budget: dict[str, int]) -> int:
-    """Bytes of rows a window may hold, of the division of the memory that a run reports."""
+    """Bytes of rows per superbatch, from the memory division that a run reports."""
     return max(0, budget["memory"] - budget["baseline"] - budget["topology"]) // 2
 
 
@@ -102,8 +102,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
     parser.add_argument("--run", type=Path, required=True, help="what tools.bench.sampled.steps printed of the run")
-    parser.add_argument("--sequential", type=float, required=True, help="bytes a second")
-    parser.add_argument("--random", type=float, required=True, help="reads of 4 KiB a second")
+    parser.add_argument("--sequential", type=float, required=True, help="bytes per second")
+    parser.add_argument("--random", type=float, required=True, help="reads of 4 KiB per second")
     a = parser.parse_args()
     disk = Disk(a.sequential, a.random)
     run = json.loads(a.run.read_text())

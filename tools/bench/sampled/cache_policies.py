@@ -1,18 +1,17 @@
-"""Cache policies over one recorded trace: the share of row accesses that miss, for several sizes of the cache.
+"""Cache policies on one recorded trace: share of row accesses that miss, for several cache sizes.
 
     python -m tools.bench.sampled.cache_policies STORE --fanout 10,10 --batches 100 --plot policies.png
 
-The trace: the node ids of the batches of `tools.bench.sampled.steps`, drawn again (see `tools.bench.sampled.trace`), each node
-once a batch; with --unit pages the 4 KiB pages that they lie on. Policies:
+The trace is the node ids of the batches of `tools.bench.sampled.steps`, recomputed (see `tools.bench.sampled.trace`), each node
+once per batch; with --unit pages their 4 KiB pages. Policies:
 
 - none: every access misses.
-- LRU, SIEVE (Zhang et al., NSDI 2024): an access at a time, the past known.
-- look-ahead: `ooc`'s own planner (`ooc.loading.superbatch_plan`, `ooc.loading.feature_cache`) with exactly so many rows of
-memory: windows of batches that
-  are sampled ahead, each row read once a window, rows carried over where the next window's memory allows.
-- Belady (1966, MIN): the whole trace known, the farthest next use is given up: no policy misses less.
+- LRU, SIEVE (Zhang et al., NSDI 2024): one access at a time, knowing the past.
+- look-ahead: `ooc`'s planner (`ooc.loading.superbatch_plan`, `ooc.loading.feature_cache`) with exactly that many rows of
+  memory: superbatches sampled ahead, each row read once, rows carried over if memory allows.
+- Belady (1966, MIN): knows the whole trace and evicts the farthest next use; optimal.
 
-Every access puts the row into the cache; none may go around it. Prints JSON.
+Every access puts the row into the cache. Prints JSON.
 """
 
 import argparse
@@ -42,14 +41,14 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 
 
 def joined(batches: Iterable[NDArray[Any]]) -> Trace:
-    """The trace of batches of ids."""
+    """Concatenate batches of ids to a trace."""
     parts = [ids.astype(np.int32) for ids in batches]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
 @kernel
 def lru(trace: Trace, ids: int, capacity: int) -> int:
-    """Misses of a cache of `capacity` >= 1 that gives up the least recently used; ids: all are below it."""
+    """Misses of a least-recently-used cache of `capacity` >= 1; all ids are below `ids`."""
     newer, older = np.full(ids + 1, -1, np.int32), np.full(ids + 1, -1, np.int32)
     newer[ids] = older[ids] = ids  # a ring; `ids` stands between the newest and the oldest; newer < 0: not in the cache
     held = misses = 0
@@ -73,10 +72,10 @@ def lru(trace: Trace, ids: int, capacity: int) -> int:
 
 @kernel
 def sieve(trace: Trace, ids: int, capacity: int) -> int:
-    """Misses of SIEVE: a queue in order of arrival and a hand that moves from old to new, sparing what was used again.
+    """Misses of SIEVE: a queue in order of arrival and a hand that moves from old to new, sparing rows used again.
 
-    A hit only marks its row; the hand unmarks as it passes and gives up the first row that is not marked. It goes on from
-    there the next time, and after the newest with the oldest.
+    A hit only marks its row; the hand removes marks as it passes and evicts the first unmarked row, and continues from there
+    next time, after the newest with the oldest.
     """
     newer, older = np.full(ids + 1, -1, np.int32), np.full(ids + 1, -1, np.int32)
     newer[ids] = older[ids] = ids  # as in `lru`
@@ -110,7 +109,7 @@ def sieve(trace: Trace, ids: int, capacity: int) -> int:
 
 @kernel
 def next_uses(trace: Trace, ids: int) -> NDArray[np.int32]:
-    """int32[t]: when the id of each access is accessed next; len(trace) where it never is."""
+    """int32[t]: when the id of each access is accessed next; len(trace) if never."""
     after = np.empty(len(trace), np.int32)
     last = np.full(ids, len(trace), np.int32)
     for t in range(len(trace) - 1, -1, -1):

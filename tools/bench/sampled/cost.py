@@ -1,7 +1,7 @@
-"""Runs of `ooc` from disk, each beside the bound of its own trace: what `compare`, `grow` and `shrink` measure with.
+"""Runs of `ooc` from disk compared with the bound of their own trace; used by other benchmarks.
 
-The clock is that of `tools.bench.sampled.steps`: from the first request to the end of the last step, cold cache, the first
-fill of the pipeline included, under a limit that counts page cache.
+The clock is that of `tools.bench.sampled.steps`: from the first request to the end of the last step, with a cold cache,
+including the first fill of the pipeline, under a limit that counts page cache.
 """
 
 import json
@@ -146,4 +146,4 @@ def plot(path: Path, at: list[float], results: list[Result], x: str) -> None:
         "ooc from disk": values(lambda run: run["bytes_per_batch"] / 1e6),
         "bound's pages": values(lambda run: run["bound"]["page_bytes"] / run["bound"]["batches"] / 1e6),
     }
-    lines(path, [Panel(at, seconds, x, "seconds a batch"), Panel(at, mb, x, "MB a batch")])
+    lines(path, [Panel(at, seconds, x, "seconds per batch"), Panel(at, mb, x, "MB a batch")])

@@ -1,9 +1,9 @@
-"""Training on a GPU from disk: batches copied when they are asked for, or a batch ahead, compiled, and in bfloat16.
+"""Training on a GPU from disk: batches copied on demand or one ahead, compiled, and in bfloat16.
 
     python -m tools.bench.sampled.gpu STORE --out gpu-bench --fanout 10,10 --batch-size 1024 --batches 50 --memory 4GB
 
-Writes OUT/gpu.json and OUT/gpu.png, and prints the JSON. The clock runs from batch `WARM` on, so that compiling and the
-pipeline's first fill do not count; both are given beside it. Where torch sees no CUDA device it says so and does nothing.
+Writes OUT/gpu.json and OUT/gpu.png, and prints the JSON. The clock starts at batch `WARM`, so that compilation and the first
+fill of the pipeline do not count; both are reported separately. Without a CUDA device it says so and does nothing.
 """
 
 import argparse
@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def measure(ds: Any, a: argparse.Namespace, *, ahead: bool = True, compiled: bool = False, precision: str = "fp32") -> Any:
-    """Seconds a batch, of which waited for batches; the stages' work; the losses."""
+    """Seconds per batch, of which waited for batches; the stages' work; the losses."""
     device = torch.device("cuda", torch.cuda.current_device())
     fanout = [int(count) for count in a.fanout.split(",")]
     options = {"device": device} if ahead else {"pin_memory": True}
@@ -84,7 +84,7 @@ def measure(ds: Any, a: argparse.Namespace, *, ahead: bool = True, compiled: boo
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Bars: seconds a batch, and what of them was waiting for the batch."""
+    """Bars: seconds per batch, and what of them was waiting for the batch."""
     figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
     axes.barh(list(results), [each["seconds_per_batch"] for each in results.values()], label="a batch")
     axes.barh(list(results), [each["waited_per_batch"] for each in results.values()], label="of it waiting and copying")

@@ -1,10 +1,10 @@
-"""Bytes that an epoch of a three-layer model moves, from histories beside sampled neighborhoods: both under one memory limit.
+"""Bytes moved by an epoch of a three-layer model, with histories and with sampled neighborhoods, under one memory limit.
 
     python -m tools.bench.sampled.history_bytes STORE WORK --limit 2GB --fanout 15,10,5 --parts 2500
 
-Every node that the store's training split has is trained on. Arms: `ooc train --mode history` on groups of parts, and
-`tools.bench.sampled.steps` on sampled batches; each runs for some steps, and what a step moves is taken for all steps of the
-epoch. Features, edges, and histories read and written count; of the sampled arm features and edges. Prints JSON. Needs root.
+Trains on every node of the store's training split. Arms: `ooc train --mode history` on groups of parts, and
+`tools.bench.sampled.steps` on sampled batches; each runs some steps, which are extrapolated to the epoch. Counts features,
+edges, and histories read and written; for the sampled arm features and edges. Prints JSON. Needs root.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--limit", default="2GB", help="of memory, page cache counted")
-    parser.add_argument("--memory", help="the budget given to ooc; default: the limit")
+    parser.add_argument("--memory", help="memory budget of ooc; default: the limit")
     parser.add_argument("--fanout", default="15,10,5", help="of the sampled arm; the model has as many layers")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=1024, help="of the sampled arm")

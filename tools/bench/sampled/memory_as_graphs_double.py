@@ -2,8 +2,8 @@
 
     python -m tools.bench.sampled.memory_as_graphs_double WORK --nodes 2000000 --memory 1.5GB
 
-Prints JSON: peak RSS of both runs (the median of --rounds), how much it grew, and the growth that indptr (8 bytes a node)
-and labels explain.
+Prints JSON: peak RSS of both runs (the median of --rounds), their difference, and the growth explained by indptr (8 bytes per
+node) and labels.
 """
 
 import argparse

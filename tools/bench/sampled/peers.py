@@ -1,15 +1,15 @@
-"""`ooc` beside PyG's NeighborLoader and DGL GraphBolt: the same graph, fan-out, batch and model, arms interleaved in one run.
+"""`ooc` compared with PyG's NeighborLoader and DGL GraphBolt: same graph, fan-out, batch and model, interleaved in one run.
 
     python -m tools.bench.sampled.peers WORK --peers DIR --pyg-python PY --graphbolt-python PY --limit 2GB --plot compare.png
 
-WORK holds (or receives) the graph and its store. DIR holds `pyg_neighborloader.py` and `graphbolt.py`, which take --x --y
---indptr --indices --features --limit --fanout --batches and print a JSON line; their interpreters need those packages.
+WORK has (or receives) the graph and its store. DIR has `pyg_neighborloader.py` and `graphbolt.py`, which take --x --y --indptr
+--indices --features --limit --fanout --batches and print a JSON line; their interpreters need those packages.
 
-Arms: ooc with everything in RAM and from disk under the limit; both peers in RAM, and on a memory map with MADV_RANDOM under
-the same limit, in bytes. Before every run the page cache is dropped and the disk measured. `ooc`'s clock runs from the first
-request to the end of the last step; a peer's leaves out its first batch, and on a memory map it runs --memmap-batches only.
-Prints JSON: each arm's seconds a batch (median over --rounds), the bound of ooc's own trace (`tools.bench.sampled.bound`), the
-ratios. Needs root for the limit and the cold cache.
+Arms: ooc in RAM and from disk under the limit; both peers in RAM, and on a memory map with MADV_RANDOM under the same limit, in
+bytes. Before every run the page cache is dropped and the disk measured. `ooc`'s clock runs from the first request to the end of
+the last step; a peer's excludes its first batch, and on a memory map it runs --memmap-batches only. Prints JSON: each arm's
+seconds per batch (median over --rounds), the bound of ooc's own trace (`tools.bench.sampled.bound`), and the ratios. Needs root
+for the limit and the cold cache.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def run_all(a: argparse.Namespace, store: Path, rates: Rates) -> dict[str, list[
 
 
 def medians(runs: dict[str, list[Result]]) -> dict[str, float]:
-    """Seconds a batch of every arm whose runs all ended well.
+    """Seconds per batch of every arm whose runs all ended well.
 
     >>> medians({"pyg-ram": [{"seconds_per_batch": s} for s in (0.3, 0.9, 0.5)], "pyg-memmap": [{"failed": -9}]})
     {'pyg-ram': 0.5}
@@ -188,7 +188,7 @@ def main() -> None:
     summary = summarize(a, store, runs, rates)
     if a.plot:
         least = {"bound of ooc-disk": summary[OOC_DISK]["bound"]["seconds_per_batch"]} if summary[OOC_DISK] else {}
-        bars(a.plot, summary["seconds_per_batch"] | least, "seconds a batch")
+        bars(a.plot, summary["seconds_per_batch"] | least, "seconds per batch")
     graph = {"nodes": a.nodes, "edges": a.edges, "width": a.width, "kind": a.kind, "order": a.order}
     settings = {
         "graph": graph,

@@ -1,10 +1,10 @@
-"""Predictions beside what happens: `ooc train` on several configurations, each with the plan that it makes before it begins.
+"""Predictions compared with measurements: `ooc train` on several configurations, each with the plan made before it starts.
 
     python -m tools.bench.sampled.predictions STORE WORK --memory 2GB --steps 240 --rounds 3 --plot plan.png
 
 The store needs a training split; `--steps` ends every run. Arms: features on disk under --memory; all in memory; small fan-out;
-a wide model of another kind with a smaller memory. Rounds are interleaved. Prints JSON: of every arm and quantity the predicted
-value by the actual one, in every round.
+a wide model of another kind with less memory. Rounds are interleaved. Prints JSON: for every arm and quantity, the ratio of
+predicted to actual in every round.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python -m tools.bench.sampled.soak WORK --batches 10000 --memory 1.2GB --limit 1.2GB --plot soak.png
 
-Trains on a graph (made below WORK where it is missing) whose features do not fit the memory, so that every window reads, and
-samples the resident memory every --every batches. Prints JSON: the slope of a line fitted to the samples, once the caches have
-filled (the first tenth is left out), what it makes over the rest, and the threads and descriptors that were not there before.
-Exit status 1 where memory grew by more than 1 % of what was given, or where anything is left. --limit needs root.
+Trains on a graph (made below WORK if missing) whose features do not fit the memory, and samples the resident memory every
+--every batches. Prints JSON: the slope of a line fitted to the samples without the first tenth, its growth over the rest, and
+threads and descriptors that were not there before. Exits with 1 if memory grew by more than 1 % of the given memory, or if
+anything is left. --limit needs root.
 """
 
 import argparse

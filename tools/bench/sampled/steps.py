@@ -1,9 +1,9 @@
-"""Seconds a batch of `ooc` itself: GraphSAGE steps on a store, everything in RAM or from disk under a limit.
+"""Seconds per batch of `ooc`: GraphSAGE steps on a store, everything in RAM or from disk under a limit.
 
     python -m tools.bench.sampled.steps STORE --features disk --limit 2GB --fanout 10,10 --batches 20
 
-Prints one JSON line. The clock runs from the first request to the end of the last step: the pipeline's first fill counts.
-Kernels are compiled beforehand on a tiny graph. `--limit` needs root; it counts page cache.
+Prints one JSON line. The clock runs from the first request to the end of the last step, including the first fill of the
+pipeline. Kernels are compiled beforehand on a tiny graph. `--limit` needs root and counts page cache.
 """
 
 import argparse
@@ -155,14 +155,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
     parser.add_argument("--features", choices=["ram", "disk"], default="disk")
-    parser.add_argument("--memory", help="the budget given to ooc; default: the limit")
+    parser.add_argument("--memory", help="memory budget of ooc; default: the limit")
     parser.add_argument("--limit", help="memory limit counting page cache, such as 2GB")
     parser.add_argument("--fanout", default="10,10")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--engine", default="auto")
-    parser.add_argument("--gap", type=int, help="KiB between rows that share a read; default: what the disk's profile says")
+    parser.add_argument("--gap", type=int, help="KiB between rows that share a read; default: that of the disk profile")
     parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
     parser.add_argument("--seed", type=int, default=0)
     a = parser.parse_args()

@@ -1,6 +1,5 @@
-"""The trace of a run of `tools.bench.sampled.steps`, drawn again: batches are a function of (seed, epoch, step), windows of
-those and the division of the memory. So nothing is recorded while the run is timed, and what was planned is known to the row.
-"""
+"""The trace of a run of `tools.bench.sampled.steps`, recomputed: batches are a function of (seed, epoch, step), and
+superbatches of those and the memory division. So nothing is recorded during the timed run."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
