@@ -12,7 +12,7 @@ import pytest
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 from stores.growth import compact as compact_module
-from stores.growth import delta, grow, lineage, place
+from stores.growth import delta, grow, lineage
 from stores.growth.append import append
 from stores.growth.compact import compact
 from stores.growth.delta import DELTA
@@ -272,12 +272,12 @@ def test_a_second_append_says_that_another_is_under_way(tmp_path: Path) -> None:
 def test_readers_of_a_store_that_cannot_be_written_are_told_to_compact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = store(tmp_path)
     append(more(path))
-    monkeypatch.setattr(place.os, "access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(StoreError, match="run `ooc compact"):
         Dataset.open(path)
     monkeypatch.undo()
     Dataset.open(path).close()
-    monkeypatch.setattr(place.os, "access", lambda *_: False)  # somebody merged it
+    monkeypatch.setattr("os.access", lambda *_: False)  # somebody merged it
     Dataset.open(path).close()
 
 
