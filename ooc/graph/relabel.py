@@ -80,16 +80,16 @@ def _bits(table: NDArray[np.int32]) -> int:
 
 
 @kernel
-def _home(bits: int, wanted: int) -> np.int64:
+def _home(bits: int, node_id: int) -> np.int64:
     """Home position of a node (Fibonacci hashing: the high bits of the product)."""
-    return np.int64((np.uint64(wanted) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
+    return np.int64((np.uint64(node_id) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
 
 
 @kernel
-def _place(table: NDArray[np.int32], node: NDArray[np.int64], bits: int, wanted: int) -> np.int64:
+def _place(table: NDArray[np.int32], node: NDArray[np.int64], bits: int, node_id: int) -> np.int64:
     """Position of a node, or the empty position where it belongs (linear probing)."""
-    at = _home(bits, wanted)
-    while table[at] != 0 and node[table[at] - 1] != wanted:
+    at = _home(bits, node_id)
+    while table[at] != 0 and node[table[at] - 1] != node_id:
         at = (at + 1) & (len(table) - 1)
     return at
 

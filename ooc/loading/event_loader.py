@@ -36,7 +36,21 @@ PREFETCH = 8
 BLOCK_EVENTS, BLOCK_BYTES = 2**16, 2**23
 """read at once, of which batches are parts: so many events, or fewer where these are wide"""
 FIELDS = frozenset(
-    ("src", "dst", "t", "neg_dst", "e_id", "n_id", "x", "entry", "entry_t", "entry_query", "query", "wanted", "edge_index")
+    (
+        "src",
+        "dst",
+        "t",
+        "neg_dst",
+        "e_id",
+        "n_id",
+        "x",
+        "entry",
+        "entry_t",
+        "entry_query",
+        "query",
+        "memory_request",
+        "edge_index",
+    )
 ) | {"index", "edge_id", "id", "num_nodes", "num_sampled_nodes", "num_sampled_edges"}
 """of a batch, beside the events' columns; or edge_FIELD is one"""
 

@@ -180,8 +180,8 @@ def run_layers(
     """
     if len(layers) != len(blocks):
         square = all(block.num_src == block.num_dst for block in blocks)  # parts, subgraphs or the whole graph
-        wanted = f"num_layers={len(layers)}" if square else f"one fan-out for each layer, {len(layers)} in all"
-        raise ConfigError(f"the model has {len(layers)} layers but the batch has {len(blocks)} blocks: give {wanted}")
+        advice = f"num_layers={len(layers)}" if square else f"one fan-out for each layer, {len(layers)} in all"
+        raise ConfigError(f"the model has {len(layers)} layers but the batch has {len(blocks)} blocks: give {advice}")
     if x.size(0) != blocks[0].num_src:
         raise InputError(
             f"x has {x.size(0)} rows but the first block has {blocks[0].num_src} sources: pass those of batch.n_id"

@@ -31,10 +31,10 @@ class _TwoProducts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         neighbor, self_row, weight_neighbor, weight_self = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
+        needed = ctx.needs_input_grad
         return (
-            grad @ weight_neighbor if wanted[0] else None,
-            grad @ weight_self if wanted[1] else None,
+            grad @ weight_neighbor if needed[0] else None,
+            grad @ weight_self if needed[1] else None,
             grad.t() @ neighbor,
             grad.sum(0),
             grad.t() @ self_row,

@@ -91,12 +91,12 @@ class Buffers:
             buffer = self._waiting(nbytes)
             if buffer is None:
                 room = None if self._max_bytes is None else (self._max_bytes - self.nbytes) // PAGE_BYTES * PAGE_BYTES
-                wanted = -(-nbytes * 9 // 8 // PAGE_BYTES) * PAGE_BYTES  # batches differ in size a little
-                wanted = wanted if room is None else min(wanted, room)
-                if wanted < nbytes:
+                needed = -(-nbytes * 9 // 8 // PAGE_BYTES) * PAGE_BYTES  # batches differ in size a little
+                needed = needed if room is None else min(needed, room)
+                if needed < nbytes:
                     self.refused += 1
                     return None
-                buffer = _unforked(wanted) if self._direct else _aligned(wanted, self.pinned)
+                buffer = _unforked(needed) if self._direct else _aligned(needed, self.pinned)
             self._number = number = self._number + 1
             self._out[number] = buffer.ctypes.data, buffer.nbytes
         lease: NDArray[np.uint8] = leased(buffer, _end, self._out, self._free, self._most_kept, number, buffer)

@@ -86,22 +86,22 @@ class HistoricalNegatives:
         out = self.otherwise.draw(block, past, key).reshape(-1)
         stream = np.uint64(~key & (2**64 - 1))
         first, count = self._slots.before("edge_id", block.src.astype(np.int64), past)
-        wanted = np.flatnonzero(np.repeat(count > 0, self.ratio))  # position in out; position // ratio is the event
+        pending = np.flatnonzero(np.repeat(count > 0, self.ratio))  # position in out; position // ratio is the event
         for attempts in _ROUNDS:
-            event = np.repeat(wanted // self.ratio, len(attempts))
-            column, attempt = np.repeat(wanted % self.ratio, len(attempts)), np.tile(attempts, len(wanted))
+            event = np.repeat(pending // self.ratio, len(attempts))
+            column, attempt = np.repeat(pending % self.ratio, len(attempts)), np.tile(attempts, len(pending))
             slot = np.empty(len(event), np.int64)
             _drawn(block.first, event, column, attempt, stream, first[event], count[event], slot)
             node, other = (each.reshape(-1, len(attempts)) for each in self._others(slot, block, event))
             choice, found = other.argmax(axis=1), other.any(axis=1)
-            out[wanted[found]] = node[found, choice[found]]
-            wanted = wanted[~found]
-            if not len(wanted):
+            out[pending[found]] = node[found, choice[found]]
+            pending = pending[~found]
+            if not len(pending):
                 break
-        parts = [wanted[start : start + _AT_ONCE] for start in range(0, len(wanted), _AT_ONCE)]
+        parts = [pending[start : start + _AT_ONCE] for start in range(0, len(pending), _AT_ONCE)]
         filled = sum(self._from_latest(block, part, first, count, stream, out) for part in parts)
         self.drawn += len(out)
-        self.random += int(np.count_nonzero(count == 0)) * self.ratio + len(wanted) - filled
+        self.random += int(np.count_nonzero(count == 0)) * self.ratio + len(pending) - filled
         return out.reshape(-1, self.ratio)
 
     def _others(self, slot: Ids, block: EventBlock, event: Ids) -> tuple[AnyArray, NDArray[np.bool_]]:
@@ -110,16 +110,16 @@ class HistoricalNegatives:
         self._source.read(self._slots.edge_ids(slot), source)
         return node, (source == block.src[event]) & (node != block.dst[event])
 
-    def _from_latest(self, block: EventBlock, wanted: Ids, first: Ids, count: Ids, stream: np.uint64, out: Ids) -> int:
-        """Fill out[wanted] from the latest events of the sources; returns how many were found."""
-        event, inverse = np.unique(wanted // self.ratio, return_inverse=True)
+    def _from_latest(self, block: EventBlock, pending: Ids, first: Ids, count: Ids, stream: np.uint64, out: Ids) -> int:
+        """Fill out[pending] from the latest events of the sources; returns how many were found."""
+        event, inverse = np.unique(pending // self.ratio, return_inverse=True)
         length = np.minimum(count[event], LATEST)
         begin = np.cumsum(length) - length
         slot = np.repeat(first[event] + count[event] - length - begin, length) + np.arange(int(length.sum()))
         node, other = self._others(slot, block, np.repeat(event, length))
         many = np.add.reduceat(other, begin, dtype=np.int64)
         some = many[inverse] > 0
-        position = wanted[some]
+        position = pending[some]
         at, attempt = np.empty(len(position), np.int64), np.full(len(position), _DRAWS)
         begin = np.cumsum(many) - many
         _drawn(

@@ -67,39 +67,39 @@ def _read_union(arrays: Sequence[Rows], flat: Ids, at_once: int) -> tuple[list[A
     """Return the values [n] of the rows `flat` in each array, and the bytes read."""
     order = np.argsort(flat, kind="stable")  # timsort benefits from the slots of a node being sorted
     values = [np.empty(len(flat), rows.dtype) for rows in arrays]
-    wanted = np.empty(min(at_once, len(flat)), np.int64)
+    distinct = np.empty(min(at_once, len(flat)), np.int64)
     begin = nbytes = 0
     while begin < len(flat):
-        stop, count = _distinct(flat, order, begin, wanted)
+        stop, count = _distinct(flat, order, begin, distinct)
         for rows, out in zip(arrays, values, strict=True):
             got = np.empty(count, rows.dtype)
-            nbytes += rows.read(wanted[:count], got)
-            _spread(flat, order, begin, stop, wanted, got, out)
+            nbytes += rows.read(distinct[:count], got)
+            _spread(flat, order, begin, stop, distinct, got, out)
         begin = stop
     return values, nbytes
 
 
 @kernel
-def _distinct(flat: Ids, order: Ids, begin: int, wanted: Ids) -> tuple[int, int]:
-    """Collect the distinct ids of flat[order[begin:stop]] in wanted[:count], up to its length; returns (stop, count)."""
+def _distinct(flat: Ids, order: Ids, begin: int, distinct: Ids) -> tuple[int, int]:
+    """Collect the distinct ids of flat[order[begin:stop]] in distinct[:count], up to its length; returns (stop, count)."""
     count = 0
     for position in range(begin, len(order)):
         value = flat[order[position]]
-        if count == 0 or value != wanted[count - 1]:
-            if count == len(wanted):
+        if count == 0 or value != distinct[count - 1]:
+            if count == len(distinct):
                 return position, count
-            wanted[count] = value
+            distinct[count] = value
             count += 1
     return len(order), count
 
 
 @kernel
-def _spread(flat: Ids, order: Ids, begin: int, stop: int, wanted: Ids, got: NDArray[Any], values: NDArray[Any]) -> None:
+def _spread(flat: Ids, order: Ids, begin: int, stop: int, distinct: Ids, got: NDArray[Any], values: NDArray[Any]) -> None:
     """Set values[i] to the row of id flat[i], for i in order[begin:stop]."""
     at = 0
     for position in range(begin, stop):
         i = order[position]
-        at += int(wanted[at] != flat[i])
+        at += int(distinct[at] != flat[i])
         values[i] = got[at]
 
 

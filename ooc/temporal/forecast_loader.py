@@ -55,16 +55,16 @@ class WindowPair(NamedTuple):
     """no later step needs events before this one"""
 
 
-def aheads(windows: TimeWindows | CountWindows, events: Events, foresee: bool = True) -> Iterator[WindowPair]:
+def window_pairs(windows: TimeWindows | CountWindows, events: Events, with_targets: bool = True) -> Iterator[WindowPair]:
     """Yield every window that has events, with the new events of the next one; windows without new events are skipped.
 
     New are events later than all of the window: for windows by count, events of its last time that it does not contain are
-    nobody's targets. Without `foresee`, all windows are yielded without targets.
+    nobody's targets. Without `with_targets`, all windows are yielded without targets.
 
-    >>> [(each.window.last, each.first, each.last) for each in aheads(CountWindows(100, 50), ds.events)][:2]
+    >>> [(each.window.last, each.first, each.last) for each in window_pairs(CountWindows(100, 50), ds.events)][:2]
     [(100, 100, 150), (150, 150, 200)]
     """
-    if not foresee:
+    if not with_targets:
         for step, window in enumerate(windows.of(events)):
             yield WindowPair(step, window, window.last, window.last, window.first)
         return
@@ -246,7 +246,7 @@ class ForecastLoader(Loader):
     """Yields forecasts of a store's events in time order: `run(first, last)` gives those of steps first..last-1.
 
     `history` is the state of the nodes or None; forecasts are moved to `device` except this state, which `History.pull` returns
-    at the step. At most `in_flight` bytes and `prefetch` windows are ahead. Without `foresee`, all windows come without
+    at the step. At most `in_flight` bytes and `prefetch` windows are ahead. Without `with_targets`, all windows come without
     targets.
 
     >>> for forecast in loader.run(0, 100, negatives=RandomNegatives(0, ds.num_nodes), key=7):
@@ -261,15 +261,15 @@ class ForecastLoader(Loader):
         in_flight: int,
         device: torch.device,
         prefetch: int = PREFETCH,
-        foresee: bool = True,
+        with_targets: bool = True,
     ) -> None:
         super().__init__(in_flight, device, prefetch)
         self.work, self.windows, self.history = work, windows, history
         self._foresee = foresee
 
-    def aheads(self) -> Iterator[WindowPair]:
+    def window_pairs(self) -> Iterator[WindowPair]:
         """Yield all steps."""
-        return aheads(self.windows, self.work.events, self._foresee)
+        return window_pairs(self.windows, self.work.events, self._with_targets)
 
     def run(
         self, first: int, last: int, *, negatives: Negatives | None = None, key: int = 0, base: int = 0

@@ -77,7 +77,7 @@ class NodeMemory:
     Raises InputError for a directed store, in which an event is not among those of its source.
 
     >>> memory = NodeMemory.create("run/memory", ds, 100, columns=["msg"], max_bytes=2**28)
-    >>> batch.wanted = memory.ahead(batch)                     # for each batch in order, ahead of training
+    >>> batch.memory_request = memory.ahead(batch)                     # for each batch in order, ahead of training
     >>> rows = memory.pull(batch, torch.device("cpu"))         # at the batch's turn
     >>> memory.push(batch, new_rows, rows.time)
     """
@@ -141,7 +141,7 @@ class NodeMemory:
 
     def pull(self, batch: Any, device: torch.device) -> BatchMemory:
         """Return the memory of the batch's nodes after all earlier batches; call once per batch, in order."""
-        request: MemoryRequest = batch.wanted
+        request: MemoryRequest = batch.memory_request
         values, times = unpack_time(self.history.pull(request.fetched)[0], self._events.dtype)
         rows, at = torch.from_numpy(values), torch.from_numpy(times)
         own, other = torch.from_numpy(request.own), torch.from_numpy(request.other)
@@ -153,7 +153,7 @@ class NodeMemory:
 
     def push(self, batch: Any, memory: Tensor, updated: Tensor) -> None:
         """Store the new rows [n, d] and times [n] of those of the batch's nodes that have events in it."""
-        request: MemoryRequest = batch.wanted
+        request: MemoryRequest = batch.memory_request
         rows = memory.detach().cpu().numpy()[request.at]
         at = (updated.detach().cpu().numpy()[request.at] - self.origin).astype(self._events.dtype)
         self.history.push(
@@ -197,7 +197,7 @@ def flat(values: Tensor) -> Tensor:
 
 
 class MemoryLoader(EventLoader):
-    """`EventLoader` that prefetches the nodes' memory: `batch.wanted` is the argument of `NodeMemory.pull`.
+    """`EventLoader` that prefetches the nodes' memory: `batch.memory_request` is the argument of `NodeMemory.pull`.
 
     Set `memory` before the first batch, and call `NodeMemory.end_pass` after a pass that ends early.
     """
@@ -214,7 +214,7 @@ class MemoryLoader(EventLoader):
         return [*super()._stages(epoch), Stage("memory", self._ahead)]
 
     def _ahead(self, item: tuple[int, Any]) -> tuple[int, Any]:
-        item[1].wanted = self.memory.ahead(item[1])
+        item[1].memory_request = self.memory.ahead(item[1])
         return item
 
 

@@ -70,7 +70,7 @@ class SnapshotMode(TimeMode):
         self.windows = windows(events, *config.span, config.by)
         self.borders = chronological(events, config.val, config.test)
         self.loaders = {each: self._loader(inputs, learning=each == "train") for each in ("train", "score")}
-        self.splits = split_steps(self.loaders["train"].aheads(), self.borders["train"][1], self.borders["val"][1])
+        self.splits = split_steps(self.loaders["train"].window_pairs(), self.borders["train"][1], self.borders["val"][1])
         self.rate = ("events", self.borders["train"][1] / max(self.steps_per_epoch, 1))
         self.parts = ("windows", {split: last - first for split, (first, last) in self.splits.items()})
         self.negatives = {split: self._draw_negatives(split) for split in (("train", "val") if self.task is None else ())}
@@ -143,14 +143,14 @@ class SnapshotMode(TimeMode):
             max_bytes=self.budget.window,
             max_activations=self.budget.window_activations,
         )
-        foresee = self.task is None
-        return ForecastLoader(work, self.windows, None, 3 * self.budget.window, self.device, foresee=foresee)
+        with_targets = self.task is None
+        return ForecastLoader(work, self.windows, None, 3 * self.budget.window, self.device, with_targets=with_targets)
 
     def _score_baselines(self) -> dict[str, dict[str, Scores]]:
         if self.task is not None:
             return {}
         draws, most = key(self.config.seed, Purpose.EVALUATE), self.budget.pairs
-        steps, negatives = self.loaders["score"].aheads(), self.negatives["val"]
+        steps, negatives = self.loaders["score"].window_pairs(), self.negatives["val"]
         found = edgebank(self.dataset, steps, self.splits, negatives, draws, most, self.pace, self.config.out)
         return {"EdgeBank": found}
 
@@ -242,7 +242,7 @@ class SnapshotMode(TimeMode):
             self._live = make_optimizer(self.config, self.net)
         nodes = None
         if self.task is not None:
-            steps = (each.window for each in islice(self.loaders["score"].aheads(), first, last))
+            steps = (each.window for each in islice(self.loaders["score"].window_pairs(), first, last))
             most = sum(min(2 * (each.last - each.first), self.dataset.num_nodes) for each in steps)
             nodes = NodeScores(self.task, self._classes, most, self.device)
         links = LinkScores(folder=self.config.out)
@@ -283,7 +283,7 @@ class SnapshotMode(TimeMode):
 
     def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
         """See `TimeMode`."""
-        last = next(islice(self.loaders["train"].aheads(), -(-step // self.config.updates) - 1, None))
+        last = next(islice(self.loaders["train"].window_pairs(), -(-step // self.config.updates) - 1, None))
         if last is None:
             return {}
         borders = [last.window.first, last.window.last, last.first, last.last]

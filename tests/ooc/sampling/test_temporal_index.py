@@ -78,7 +78,7 @@ def batches(store: Path, folder: Path, read: bool, patch: pytest.MonkeyPatch) ->
         assert loader._work.sampler._slots.mapped != read
         loader.memory = NodeMemory.create(folder, ds, 4, columns=("msg",), max_bytes=2**20)
         for batch in loader:
-            wanted = batch.wanted
+            wanted = batch.memory_request
             loader.memory.pull(batch, torch.device("cpu"))
             loader.memory.push(batch, torch.ones(len(batch.n_id), 4), torch.from_numpy(wanted.time))
             parts = {name: getattr(wanted, name) for name in ("own", "other", "time", "known", "write", "at")}

@@ -18,7 +18,7 @@ from ooc.loading.feature_gather import Gather
 from ooc.runtime.buffers import Buffers
 from ooc.sampling.negatives import RandomNegatives, negatives_of
 from ooc.sampling.time_windows import windows
-from ooc.temporal.forecast_loader import ForecastLoader, ForecastWork, aheads
+from ooc.temporal.forecast_loader import ForecastLoader, ForecastWork, window_pairs
 from ooc.temporal.node_state import carried, hand_on
 from ooc.temporal.window_inputs import Inputs
 from ooc.temporal.window_models import window_model
@@ -99,7 +99,7 @@ def test_forecasts_are_the_events_behind_each_window(
         window, stride = (each if each is None else f"{each * last // 1000}ms" for each in (window, stride))  # type: ignore[assignment]
     with ooc.open(store) as ds:
         loader = make_loader(ds, window, stride, None)
-        every = list(aheads(loader.windows, ds.events))
+        every = list(window_pairs(loader.windows, ds.events))
         with closing(loader.run(0, len(every), negatives=RandomNegatives(0, 30, 2), key=3)) as found:
             seen = list(found)
         assert len(seen) == len(every) > 3
@@ -218,7 +218,7 @@ def test_carrying_on_disk_is_carrying_in_memory_to_the_bit(store: Path, tmp_path
 def test_the_future_changes_nothing(edges: Edges, store: Path, tmp_path: Path, family: str, window: Any, stride: Any) -> None:
     """Ends and columns of the events behind a window's end are others: all that came before is the same to the bit."""
     with ooc.open(store) as ds:
-        every = list(make_loader(ds, window, stride, None).aheads())
+        every = list(make_loader(ds, window, stride, None).window_pairs())
         step = len(every) // 2
         known = every[step].last
         other = Edges(span=10**6)

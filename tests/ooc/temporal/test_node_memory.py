@@ -82,7 +82,7 @@ def test_a_batch_counts_all_that_its_nodes_bring(tmp_path: Path) -> None:
     loader = MemoryLoader(ds, 24, width=WIDTH, num_neighbors=[LATEST])
     memory = loader.memory = NodeMemory.create(tmp_path / "memory", ds, WIDTH, columns=("msg", "more"), max_bytes=10**6)
     for batch in loader:
-        wanted = batch.wanted
+        wanted = batch.memory_request
         held = memory.pull(batch, CPU)
         arrays = [wanted.own, wanted.other, wanted.time, wanted.known, *wanted.columns.values(), wanted.write, wanted.at]
         taken = sum(each.nbytes for each in [*arrays, held.memory, held.updated, held.other, held.time, held.msg])

@@ -232,7 +232,7 @@ def test_the_future_changes_nothing_before_it(tmp_path: Path, model: str, seed: 
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                rows = [] if stream.memory is None else [torch.from_numpy(each) for each in batch.wanted.fetched.rows]
+                rows = [] if stream.memory is None else [torch.from_numpy(each) for each in batch.memory_request.fetched.rows]
                 seen += [loss.detach(), *rows, *(each.detach().clone() for each in stream.model.parameters())]
             batches.close()  # type: ignore[attr-defined]
             stream.close()

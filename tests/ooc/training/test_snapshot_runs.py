@@ -19,7 +19,7 @@ from ooc.report.page import write_report
 from ooc.runtime.pace import Pace
 from ooc.sampling.negatives import RandomNegatives
 from ooc.sampling.time_windows import CountWindows, TimeWindow
-from ooc.temporal.forecast_loader import WindowPair, aheads, draw
+from ooc.temporal.forecast_loader import WindowPair, draw, window_pairs
 from ooc.temporal.window_task import edgebank, parts, split_steps, task_of
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
@@ -145,7 +145,7 @@ def test_splits_of_windows_keep_to_their_events(sizes: list[int], one: int, two:
 
 def test_edgebank_knows_pairs_up_to_each_windows_end(store: Path, edges: Edges) -> None:
     with ooc.open(store) as ds:
-        steps = list(aheads(CountWindows(40, 25), ds.events))
+        steps = list(window_pairs(CountWindows(40, 25), ds.events))
         splits = split_steps(steps, 200, 300)
         negatives = RandomNegatives(0, 30, 3)
         found = edgebank(ds, steps, splits, negatives, 7, 10**9, SILENT)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import ooc
-from ooc.temporal.node_memory import NodeMemory, apart
+from ooc.temporal.node_memory import NodeMemory, unpack_time
 from tests.ooc.temporal_stores import Edges
 from tools.bench.full.node_memory import fill, train
 
@@ -19,7 +19,7 @@ def test_every_row_is_written_beforehand(tmp_path: Path) -> None:
         assert fill(memory.history, 5) >= 700 * (5 * 4 + 8 + 4)
         assert memory.history.log.total == log
         found = memory.history.fetch(0, np.arange(700))
-        rows, times = apart(found.rows[0], ds.events.dtype)
+        rows, times = unpack_time(found.rows[0], ds.events.dtype)
         assert (rows != 0).all()
         assert (times == 0).all()
         assert (found.steps == 0).all()
