@@ -265,7 +265,7 @@ class ForecastLoader(Loader):
     ) -> None:
         super().__init__(in_flight, device, prefetch)
         self.work, self.windows, self.history = work, windows, history
-        self._foresee = foresee
+        self._with_targets = with_targets
 
     def window_pairs(self) -> Iterator[WindowPair]:
         """Yield all steps."""
@@ -283,4 +283,4 @@ class ForecastLoader(Loader):
         stages = [Stage("read", partial(work.read, reader, negatives, key)), Stage("make", work.make, nbytes=work.nbytes)]
         if self.history is not None:
             stages.append(Stage("pull", partial(fetch, self.history, base)))
-        return self._batches(islice(self.aheads(), first, last), stages)
+        return self._batches(islice(self.window_pairs(), first, last), stages)
