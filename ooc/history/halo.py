@@ -92,8 +92,8 @@ class Halo:
     parts: Ids
     met: int = 0
     """rows that the layers after the first met, a node's of all layers counting once"""
-    told: bool = False
-    """that the drift is not measured"""
+    drift_reported: bool = False
+    """whether it was reported that the drift is not measured"""
 
     def forward(self, model: nn.Module, batch: Any, checkpoint: bool) -> Tensor:
         """The model's rows for the batch's own nodes; what they passed between the layers is pushed."""
@@ -125,7 +125,7 @@ class Halo:
             self.history.begin_epoch()
 
     def make_room(self) -> None:
-        """Before a sweep: see `History.make_room`."""
+        """Before a layer-wise pass: see `History.make_room`."""
         if self.history is not None:
             self.history.make_room()
 

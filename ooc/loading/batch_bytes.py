@@ -7,7 +7,6 @@ import numpy as np
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Subgraph
 from ooc.loading.collate import Collator, SampledBatch
-from ooc.loading.scan_size import ScanSize
 from ooc.runtime.memory_plan import PIECE_SHARE, BatchRoom
 from stores.dataset import Dataset
 
@@ -16,6 +15,11 @@ PIECES, PIECE_BYTES = 3, 8 * 2**20
 and a piece's bytes at most"""
 _WIDTHS_ALIVE = 3
 """Rows of a layer's width that a step holds at once for each node of the batch, for each layer, gradients included"""
+
+COPIES = 2
+"""Batches of a scan that have their own copy of their destinations' rows: at the model, and ahead of it"""
+_ENTRY_COPIES = 3
+"""of a scan's entries: those under way; of the next scan the batches', or one copy, being put in order into another"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,46 @@ class BatchBytes:
         if self.pre_aggregation is not None:
             return self.pre_aggregation.step_bytes(drawn.subgraph.num_nodes, self.channels)
         return max(self.nbytes(drawn), _WIDTHS_ALIVE * 4 * self.model_width * len(drawn.subgraph.node))
+
+
+@dataclass(frozen=True)
+class ScanSize:
+    """What two scans (`ooc.loading.shared_scan_plan`) take, one serving batches while the other is made. Bytes."""
+
+    sums: int
+    """of a scan's batches, the destinations' own rows left out"""
+    self_rows: int
+    """those rows, each once: batches share them"""
+    entries: int
+    """of what its batches want of the rows"""
+    activations: int
+    """of the largest batch"""
+    besides: int
+    """what is drawn and read meanwhile"""
+    copied: int = 0
+    """the destinations' own rows of the largest batch"""
+    batches: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return self.kept + self.fixed
+
+    @property
+    def fixed(self) -> int:
+        """What more batches do not add to. The first one of a scan needs no copy of its destinations' rows."""
+        return self.activations + self.besides + min(COPIES, self.batches - 1) * self.copied
+
+    @property
+    def kept(self) -> int:
+        """Of the batches that wait, in both."""
+        return 2 * (self.sums + self.self_rows) + _ENTRY_COPIES * self.entries
+
+    def joined(self, other: "ScanSize", self_rows: int) -> "ScanSize":
+        """With more batches; self_rows: of both together."""
+        activations, besides = max(self.activations, other.activations), max(self.besides, other.besides)
+        copied, batches = max(self.copied, other.copied), self.batches + other.batches
+        return ScanSize(self.sums + other.sums, self_rows, self.entries + other.entries, activations, besides, copied, batches)
 
 
 @dataclass(frozen=True)

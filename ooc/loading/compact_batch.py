@@ -1,4 +1,4 @@
-"""Sampled batches that wait for their window: the same in a third of the memory."""
+"""Sampled batches that wait for their superbatch: the same in a third of the memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,12 @@ _WIDE = {"edge_id": np.int64}
 
 @dataclass(frozen=True)
 class CompactBatch:
-    """A sampled batch in a window, in a third of its size: nodes are rows of the window, and numbers are int32."""
+    """A sampled batch in a superbatch, in a third of its size: nodes are rows of the superbatch, and numbers are int32."""
 
     drawn: SampledBatch
     """its subgraph has no arrays"""
     row: NDArray[np.int32]
-    """int32[n]: where its nodes stand among the window's"""
+    """int32[n]: positions of its nodes among the superbatch's"""
     indptr: NDArray[Any]
     source: NDArray[Any]
     slot: NDArray[Any]
@@ -35,7 +35,7 @@ class CompactBatch:
         return sum(array.nbytes for array in arrays if array is not None)
 
     def unpack(self, node: NDArray[Any]) -> SampledBatch:
-        """The batch as it was drawn, but for slots that nobody needs; node: [u], the window's."""
+        """The batch as it was drawn, but for slots that nobody needs; node: [u], the superbatch's."""
         bare = self.drawn.subgraph
         node, indptr, source, slot = (array.astype(np.int64) for array in (node[self.row], self.indptr, self.source, self.slot))
         columns = {name: array.astype(_WIDE.get(name, array.dtype)) for name, array in self.columns.items()}
@@ -43,12 +43,12 @@ class CompactBatch:
         return SampledBatch(self.drawn.step, self.drawn.last, self.drawn.position, subgraph)
 
     def renumbered(self, rank: NDArray[np.int32]) -> "CompactBatch":
-        """The batch with its nodes numbered anew: row r of the window is now rank[r] (int32[u])."""
+        """The batch with its nodes numbered anew: row r of the superbatch is now rank[r] (int32[u])."""
         return CompactBatch(self.drawn, rank[self.row], self.indptr, self.source, self.slot, self.columns)
 
 
 def pack(drawn: SampledBatch, row: NDArray[np.int32], slots: bool) -> CompactBatch:
-    """The batch with its nodes at `row` (int32[n]) of the window; slots: whether anybody needs those it was drawn from."""
+    """The batch with its nodes at `row` (int32[n]) of the superbatch; slots: whether those it was drawn from are needed."""
     full = drawn.subgraph
     bare = Subgraph(_NOTHING, _NOTHING, _NOTHING, _NOTHING, full.num_nodes, full.num_edges, full.stands_for)
     indptr, source, slot = (narrow(array) for array in (full.indptr, full.source, full.slot if slots else _NOTHING))

@@ -1,6 +1,6 @@
-"""Feature rows in memory, between windows and between epochs: the slots they lie in, and which of them to give up.
+"""Feature rows in memory, between superbatches and between epochs: which slots they are in, and which of them are evicted.
 
-Decisions are made ahead, while windows are put together (`CachedNodes`, pure); reading only carries them out. So which rows are
+Decisions are made ahead, while superbatches are planned (`CachedNodes`, pure); reading only carries them out. So which rows are
 read is a function of the batches and the budget, never of timing.
 """
 
@@ -18,9 +18,9 @@ from stores.jit import kernel
 
 Slots = NDArray[np.int32]
 STOPPING_SECONDS = 60.0
-"""that the next pipeline waits for one that was told to stop; it ends the reads under way first"""
+"""that the next pipeline waits for one that is stopping, which ends the reads under way first"""
 _AGE = np.float32(0.5)
-"""what a row's uses still count after one more window"""
+"""what a row's uses still count after one more superbatch"""
 
 
 class Stopped(Exception):
@@ -95,24 +95,24 @@ class RowPool:
 
 @dataclass(frozen=True)
 class CacheChange:
-    """What one window does to the rows in memory."""
+    """What one superbatch does to the rows in memory."""
 
     carried: NDArray[np.int32]
-    """int32[u]: where each row of the window stands among the rows in memory before it, -1 where it must be read"""
+    """int32[u]: positions of the superbatch's rows among the rows in memory before it, -1 where they are read"""
     evicted: NDArray[Any]
-    """nodes to give up for it, ascending"""
+    """nodes evicted for it, ascending"""
     idle: NDArray[np.int32]
-    """those of them that the window before does not use, as positions among the rows in memory before: to give up at once"""
+    """positions, among the rows in memory before, of those that the superbatch before does not use: evicted at once"""
     source: NDArray[np.int32]
-    """where the rows in memory afterwards come from: position p before, or ~r for row r of the window"""
+    """where the rows in memory afterwards come from: position p before, or ~r for row r of the superbatch"""
 
 
 @dataclass(frozen=True)
 class CachedNodes:
-    """PURE: the nodes whose rows are in memory once the windows so far are read.
+    """PURE: the nodes whose rows are in memory once the superbatches so far are read.
 
-    A window may give up what it does not need itself, the least used of late first. (With the next window known only,
-    Belady's rule keeps what that one needs; how often a row was used, halved with every window, stands for the rest.)
+    A superbatch may evict what it does not need itself, the least used of late first. (With only the next superbatch known,
+    Belady's rule keeps what that one needs; how often a row was used, halved with every superbatch, stands for the rest.)
 
     >>> residents, change = CachedNodes.none().take(np.array([3, 7]), np.ones(2, np.float32), limit=2, before=np.empty(0, int))
     >>> residents.take(np.array([5, 7]), np.ones(2, np.float32), limit=2, before=np.array([3, 7]))[1].evicted
@@ -121,7 +121,7 @@ class CachedNodes:
 
     node: NDArray[Any]
     """[r], ascending; int32 where that is enough"""
-    heat: NDArray[np.float32]
+    recent_uses: NDArray[np.float32]
 
     @classmethod
     def none(cls) -> "CachedNodes":
@@ -131,10 +131,10 @@ class CachedNodes:
     def take(
         self, node: NDArray[Any], uses: NDArray[np.float32], limit: int, before: NDArray[Any]
     ) -> tuple["CachedNodes", CacheChange]:
-        """The rows in memory with a window's, and how that comes about.
+        """The rows in memory with a superbatch's, and what changes for them.
 
-        node: [u], the window's, ascending; uses: float32[u], batches that use each; limit: rows in memory at most,
-        u or more; before: the nodes of the window before, ascending, whose rows are given up by and by.
+        node: [u], the superbatch's, ascending; uses: float32[u], batches that use each; limit: rows in memory at most,
+        u or more; before: the nodes of the superbatch before, ascending, whose rows go one by one.
         """
         carried, wanted = np.empty(len(node), np.int32), np.empty(len(self.node), np.int32)
         shared = int(shared_rows(node, self.node, carried))
@@ -143,35 +143,35 @@ class CachedNodes:
         evicted = self.node[out]
         used_before = np.empty(len(evicted), np.int32)
         shared_rows(evicted, before, used_before)
-        heat = self.heat * _AGE
-        heat[wanted >= 0] += uses[wanted[wanted >= 0]]
+        recent_uses = self.recent_uses * _AGE
+        recent_uses[wanted >= 0] += uses[wanted[wanted >= 0]]
         keep = np.ones(len(self.node), bool)
         keep[out] = False
         stay, new = np.flatnonzero(keep).astype(np.int32), np.flatnonzero(carried < 0).astype(np.int32)
         merged = np.concatenate([self.node[stay], node[new]])
         order = np.argsort(merged, kind="stable")  # two ascending runs
         change = CacheChange(carried, evicted, out[used_before < 0], np.concatenate([stay, ~new])[order])
-        return CachedNodes(merged[order], np.concatenate([heat[stay], uses[new]])[order]), change
+        return CachedNodes(merged[order], np.concatenate([recent_uses[stay], uses[new]])[order]), change
 
     def _coldest(self, may_go: NDArray[np.bool_], count: int) -> NDArray[np.int32]:
         """int32[max(0, count)], ascending: positions of so many rows that may go, the coldest."""
         if count <= 0:
             return np.empty(0, np.int32)
         candidates = np.flatnonzero(may_go).astype(np.int32)
-        assert count <= len(candidates), "a window must fit the limit"
+        assert count <= len(candidates), "a superbatch must fit the limit"
         if count == len(candidates):
             return candidates
-        return np.sort(candidates[np.argsort(self.heat[candidates], kind="stable")[:count]])
+        return np.sort(candidates[np.argsort(self.recent_uses[candidates], kind="stable")[:count]])
 
 
 @dataclass
 class RowCache:
-    """The pool with what lies in it; lives as long as the data set, lent to one pipeline at a time."""
+    """The pool with what is in it; lives as long as the data set, lent to one pipeline at a time."""
 
     pool: RowPool
     residents: CachedNodes = field(default_factory=CachedNodes.none)
     slot: Slots = field(default_factory=lambda: np.empty(0, np.int32))
-    """int32[r]: where the rows of `residents` lie"""
+    """int32[r]: where the rows of `residents` are"""
 
     def clear(self) -> None:
         """Forget all rows, whoever left slots taken."""
@@ -198,7 +198,7 @@ class CacheLease:
                 self.cache.pool.close()
 
     def end(self, residents: CachedNodes | None, slot: Slots) -> None:
-        """Give the cache back with what lies in it; None: nobody knows (the pipeline was stopped halfway). Once: later it
+        """Give the cache back with what is in it; None: nobody knows (the pipeline was stopped halfway). Once: later it
         may be another's."""
         with self._lock:
             if self._over:
@@ -264,10 +264,10 @@ class CacheRegistry:
             self._scans.add(begun)
             return begun
 
-    def leave(self, scanning: ScanLease) -> None:
+    def leave(self, lease: ScanLease) -> None:
         """One that began has ended."""
         with self._changed:
-            self._scans.discard(scanning)
+            self._scans.discard(lease)
             self._changed.notify_all()
 
     def _settled(self) -> bool:
@@ -281,8 +281,8 @@ class CacheRegistry:
             self._changed.notify_all()
 
 
-_shelves: "weakref.WeakKeyDictionary[Rows, CacheRegistry]" = weakref.WeakKeyDictionary()
-_shelves_lock = threading.Lock()
+_registries: "weakref.WeakKeyDictionary[Rows, CacheRegistry]" = weakref.WeakKeyDictionary()
+_registries_lock = threading.Lock()
 
 
 def own_cache(count: int, rows: Rows) -> CacheLease:
@@ -291,9 +291,9 @@ def own_cache(count: int, rows: Rows) -> CacheLease:
 
 
 def registry_of(rows: Rows) -> CacheRegistry:
-    """The shelf of these rows, the same for all loaders over them; it goes with them."""
-    with _shelves_lock:
-        return _shelves.setdefault(rows, CacheRegistry())
+    """The registry of these rows, the same for all loaders over them; it goes with them."""
+    with _registries_lock:
+        return _registries.setdefault(rows, CacheRegistry())
 
 
 @kernel

@@ -21,12 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats, scale_rows, scatter_aggregates
-from ooc.loading.batch_bytes import PIECES, ScanBytes
+from ooc.loading.batch_bytes import COPIES, PIECES, ScanBytes
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import Stopped, registry_of
 from ooc.loading.load_stage import BatchStages
 from ooc.loading.read_strategy import ReadStrategy, ServedBatch, chained, clocks_of, read_all_or_each
-from ooc.loading.scan_size import COPIES
 from ooc.loading.shared_scan_plan import BatchRemainder, ScanPiece, SharedScan, WaitingBatch, pieces, shared_scans, waiting
 from ooc.runtime.buffers import Buffers, leased
 from ooc.runtime.clock import Clock
@@ -241,7 +240,7 @@ class ScanReader:
                 of_row = piece.first - piece.first[0]
                 target, edge = scan.target[entries], scan.edge[entries]
                 scatter_aggregates(values, *self._decoder, piece.row_at, of_row, target, edge, neighbor, self_rows)
-                del values, read  # before the next one is asked for
+                del values, read  # before the next one is submitted
                 for piece in islice(todo, 1):
                     under_way.append((piece, self._submit(piece)))
         finally:

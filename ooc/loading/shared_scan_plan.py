@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats
 from ooc.graph.relabel import RelabelTable
-from ooc.loading.batch_bytes import ScanBytes
+from ooc.loading.batch_bytes import ScanBytes, ScanSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.compact_batch import narrow
 from ooc.loading.load_stage import BatchStages
 from ooc.loading.read_strategy import grouped
-from ooc.loading.scan_size import ScanSize
 from ooc.runtime.buffers import Buffers
 from stores.arrays.rows import AnyArray, Rows
 from stores.arrays.zarr_rows import ShardedRows

@@ -36,16 +36,16 @@ class Upkeep:
     lag: int = 0
     """pushes to histories that are still to be written at the end"""
     fills: int = 0
-    """times that histories' hot rows are read: before the second epoch, and after every sweep"""
+    """times that histories' hot rows are read: before the second epoch, and after every layer-wise pass"""
     refresh_read: int = 0
-    """by all refreshes, but not by those that share a sweep with scores"""
+    """by all refreshes, but not by those that share a layer-wise pass with scores"""
     refresh_written: int = 0
     drift_read: int = 0
     """by measuring the drift of histories, behind every epoch"""
     emptied: float = 0.0
-    """of the epochs after the first, the share before which a sweep has driven the rows out of memory"""
+    """of the epochs after the first, the share before which a layer-wise pass has driven the rows out of memory"""
     scan_peak: int = 0
-    """of the process in a sweep over all nodes, where there are any"""
+    """of the process in a layer-wise pass, where there are any"""
 
 
 @dataclass(frozen=True)
@@ -252,10 +252,10 @@ def peak_bytes(profile: RunProfile, run: RunFacts) -> int:
     for split, each in profile.evaluations.items():
         if run.scored.get(split) and each.simulated is not None:
             most.append(each.simulated.peak_bytes(profile.costs, each.batches, run.row_bytes))
-    exchange, held = profile.exchange, 0
+    exchange, histories = profile.exchange, 0
     if exchange is not None:
-        held = exchange.held + (exchange.resident_hot if run.steps > run.steps_per_epoch else 0)
-    return max(profile.resident + profile.unmapped + max(most, default=0) + held, run.upkeep.scan_peak)
+        histories = exchange.held + (exchange.resident_hot if run.steps > run.steps_per_epoch else 0)
+    return max(profile.resident + profile.unmapped + max(most, default=0) + histories, run.upkeep.scan_peak)
 
 
 def bottleneck(stages: Mapping[str, float]) -> str:

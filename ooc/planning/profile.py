@@ -40,7 +40,7 @@ from stores.sizes import format_bytes
 EVALUATED = 3
 """Batches of evaluation that the model runs on, the first to warm up"""
 CHEAP_SECONDS = 0.3
-"""What trying another setting may take where nobody asked for it"""
+"""What trying another setting may take where the user did not want it"""
 
 FREE = ReadCost(0.0, 1e-18)
 

@@ -37,7 +37,7 @@ class SimulatedReads(Protocol):
         """Whether enough batches were simulated to extrapolate from."""
 
     def peak_bytes(self, costs: "BatchCosts", steps: float, row_bytes: int) -> int:
-        """The most bytes of rows or aggregates in memory, and of what keeps order among them. row_bytes: of a stored row."""
+        """The most bytes in memory of rows or aggregates and their tables. row_bytes: of a stored row."""
 
 
 @dataclass(frozen=True)

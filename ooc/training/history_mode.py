@@ -157,9 +157,9 @@ class HistoryMode(BatchMode):
             if self.config.refresh == "auto":
                 raise
             assert self.halo is not None
-            if not self.halo.told:
+            if not self.halo.drift_reported:
                 self.run.watchers.note(f"the histories' drift is not measured: {error}")
-            self.halo.told = True
+            self.halo.drift_reported = True
             return None
 
     def _refresh(self, history: History, at: Refresh, scored: bool) -> None:

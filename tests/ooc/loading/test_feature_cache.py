@@ -93,9 +93,9 @@ def test_whoever_waits_for_slots_gets_them_or_learns_of_the_end():
 
 def test_a_shelf_lends_its_cache_once_at_a_time():
     rows = ArrayRows(np.zeros((9, 2), np.float32))
-    shelf = registry_of(rows)
-    lease = shelf.lend(5, rows)
-    assert shelf.lend(5, rows) is None
+    registry = registry_of(rows)
+    lease = registry.lend(5, rows)
+    assert registry.lend(5, rows) is None
     slot = lease.cache.pool.take(2, 2, 5)
     residents, _ = CachedNodes.none().take(ascending({3, 8}), np.ones(2, np.float32), 5, np.empty(0, np.int32))
     lease.end(residents, slot)
@@ -104,17 +104,17 @@ def test_a_shelf_lends_its_cache_once_at_a_time():
     assert again.cache.residents.node.tolist() == [3, 8]
     again.end(None, slot)
     assert again.cache.pool.used == 0
-    assert len(shelf.lend(6, rows).cache.pool.rows) == 6
+    assert len(registry.lend(6, rows).cache.pool.rows) == 6
 
 
 def test_the_next_pipeline_waits_for_one_that_stops():
     rows = ArrayRows(np.zeros((9, 2), np.float32))
-    shelf = registry_of(rows)
-    lease = shelf.lend(5, rows)
+    registry = registry_of(rows)
+    lease = registry.lend(5, rows)
     lease.stop()
     ending = threading.Timer(0.2, lease.end, (None, np.empty(0, np.int32)))
     ending.start()
-    again = shelf.lend(5, rows)
+    again = registry.lend(5, rows)
     assert again is not None
     assert not ending.is_alive() or lease._over
     lease.stop()  # another's by now

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading import shared_scan_plan as sweepplan
-from ooc.loading.batch_bytes import PIECE_BYTES, PIECES, ScanBytes
+from ooc.loading.batch_bytes import PIECE_BYTES, PIECES, ScanBytes, ScanSize
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.scan_size import ScanSize
 from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, SharedScan, WaitingBatch, pieces, shared_scans, waiting
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor

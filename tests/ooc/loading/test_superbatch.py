@@ -148,7 +148,7 @@ def test_an_iterator_dropped_at_any_batch_gives_the_rows_back(ds, taken):
     """Also one that nobody took a batch of, though windows are read by then."""
     with Dataset.open(ds.path) as fresh:
         loader = NeighborLoader(fresh, [2], batch_size=20, budget=budget(10**8))
-        shelf = registry_of(fresh.rows("x"))
+        registry = registry_of(fresh.rows("x"))
         for _ in range(3):
             epoch = iter(loader)
             for _ in range(taken):
@@ -157,8 +157,8 @@ def test_an_iterator_dropped_at_any_batch_gives_the_rows_back(ds, taken):
             del epoch
             gc.collect()
             assert no_threads()
-            assert shelf._lease is None
-            assert shelf._cache.pool.used == len(shelf._cache.slot) == len(shelf._cache.residents.node)
+            assert registry._lease is None
+            assert registry._cache.pool.used == len(registry._cache.slot) == len(registry._cache.residents.node)
 
 
 def foreign_features(path, array):

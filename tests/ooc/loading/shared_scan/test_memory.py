@@ -152,23 +152,23 @@ def test_a_batch_that_only_fits_all_the_memory_is_refused_or_halved_beside_anoth
 
 
 def test_a_loader_of_rows_beside_one_of_sums_shares_the_memory_too(ds: Dataset) -> None:
-    shelf = registry_of(ds.stored("x"))
+    registry = registry_of(ds.stored("x"))
     sums, rows = iter(loader_of(ds)), iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
     next(sums), next(rows)
-    assert (len(shelf._scans), shelf._lease) == (1, None)  # the rows' pipeline has a smaller cache of its own
+    assert (len(registry._scans), registry._lease) == (1, None)  # the rows' pipeline has a smaller cache of its own
     sums.close(), rows.close()
     rows = iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
     next(rows)
-    second = shelf.begin_scans()
+    second = registry.begin_scans()
     assert not second.alone  # and a sweep would have to do with less
     second.end()
     rows.close()
-    first = shelf.begin_scans()
+    first = registry.begin_scans()
     assert first.alone
     first.end()
 
 
 def test_a_sweep_that_an_interrupt_took_from_its_owner_stands_in_nobodys_way() -> None:
-    shelf = CacheRegistry()
-    shelf.begin_scans()
-    assert shelf.begin_scans().alone
+    registry = CacheRegistry()
+    registry.begin_scans()
+    assert registry.begin_scans().alone
