@@ -4,9 +4,9 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from stores.errors import ConfigError
 from stores.sizes import parse_bytes
@@ -37,8 +37,18 @@ def _pairs(value: object) -> object:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
+def _size(value: object) -> object:
+    """Check a number of bytes, such as "2GB", and return it as text."""
+    if value is not None:
+        parse_bytes(value if isinstance(value, int) else str(value))
+    return None if value is None else str(value)
+
+
 Settings = TypeVar("Settings", bound=BaseModel)
 Numbers = Annotated[list[int], BeforeValidator(_numbers)]
+Size = Annotated[str, BeforeValidator(_size)]
+
+
 Words = Annotated[list[str], BeforeValidator(_numbers)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -85,7 +95,7 @@ class RunConfig(BaseModel):
     patience: Positive | None = Field(None, description="Stop after this many evaluations without improvement.")
     # machine
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
-    memory: str | None = Field(None, description="Memory limit of the process, such as 2GB.")
+    memory: Size | None = Field(None, description="Memory limit of the process, such as 2GB.")
     engine: Literal["auto", "uring", "pread", "mmap", "gds"] = Field(
         "auto", description="How rows are read: auto, uring, pread, mmap, or gds (needs CUDA and the extra ooc[gds])."
     )
@@ -100,14 +110,6 @@ class RunConfig(BaseModel):
     )
     tensorboard: bool = Field(False, description="Write TensorBoard events (needs the extra ooc[tensorboard]).")
 
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _size(cls, value: object) -> object:
-        if value is not None:
-            parse_bytes(value if isinstance(value, int) else str(value))
-            return str(value)
-        return value
-
     @property
     def memory_bytes(self) -> int | None:
         """`memory` in bytes."""
@@ -120,6 +122,29 @@ class RunConfig(BaseModel):
             for key in type(self).model_fields
             if key not in FREE_TO_CHANGE and getattr(self, key) != getattr(other, key, None)
         ]
+
+
+class TimeConfig(RunConfig):
+    """Settings that all runs on temporal graphs share."""
+
+    columns: Words | None = Field(None, description="Event columns the model uses (none: []); by default all.")
+    val: Fraction = Field(0.15, description="Share of the events for validation, before the test events.")
+    test: Fraction = Field(0.15, description="Share of the events for testing, the last ones.")
+    negatives: Literal["random", "historical"] = Field(
+        "random", description="Training negatives: random, or historical (earlier destinations of the source)."
+    )
+    ratio: Positive = Field(1, description="Training negatives per event.")
+    destinations: Annotated[Numbers, Field(max_length=2)] = Field(
+        default_factory=list, description="FIRST,LAST: range of nodes for random negatives; by default all."
+    )
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        if len(self.destinations) == 1:
+            raise ValueError("destinations must be two numbers: the first and the last node")
+        if self.val + self.test >= 1:
+            raise ValueError("val and test must be shares of the events that sum to less than 1")
+        return self
 
 
 def read_config(path: Path) -> dict[str, Any]:

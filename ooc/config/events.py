@@ -1,11 +1,11 @@
 """Settings of `ooc train --mode events`. Imports nothing heavy; see `ooc.config.nodes`."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ooc.config.base import Fraction, Numbers, Positive, RunConfig, Words, changed, check_model
+from ooc.config.base import Fraction, Numbers, Positive, TimeConfig, changed, check_model
 
 MODELS = ("tgn", "tgat", "graphmixer")
 OF_MODEL = {"memory_dim": ("tgn",), "past": ("tgn",), "strategy": ("tgn", "tgat"), "heads": ("tgn", "tgat"), "raw": MODELS}
@@ -16,7 +16,7 @@ _NEIGHBORS = {"tgn": [10], "tgat": [10, 10], "graphmixer": [20]}
 """defaults of the papers, or of PyG's example"""
 
 
-class EventsConfig(RunConfig):
+class EventsConfig(TimeConfig):
     """Settings of training on a stream of events: predicting each event's destination.
 
     >>> EventsConfig(store="messages.ooc", out="runs/tgn").num_neighbors
@@ -41,22 +41,12 @@ class EventsConfig(RunConfig):
         default_factory=list, description="Past events sampled per node, one number per hop: tgn 10, tgat 10,10, graphmixer 20."
     )
     strategy: Literal["last", "uniform"] = Field("last", description="Which past events of a node to sample: last or uniform.")
-    columns: Words | None = Field(None, description="Event columns the model uses (none: []); by default all.")
     raw: bool = Field(False, description="Use the columns' values unchanged instead of their asinh.")
     batch_size: Positive = Field(200, description="Events per batch; events of equal time stay together.")
-    val: Fraction = Field(0.15, description="Share of the events for validation, before the test events.")
-    test: Fraction = Field(0.15, description="Share of the events for testing, the last ones.")
-    negatives: Literal["random", "historical"] = Field(
-        "random", description="Training negatives: random, or historical (earlier destinations of the source)."
-    )
-    ratio: Positive = Field(1, description="Training negatives per event.")
     eval_negatives: str = Field(
         "random", description="Evaluation negatives: random, historical, or an npy file (a row per event from validation on)."
     )
     eval_ratio: Positive = Field(1, description="Evaluation negatives per event (a file has its own number).")
-    destinations: Annotated[Numbers, Field(max_length=2)] = Field(
-        default_factory=list, description="FIRST,LAST: range of nodes for random negatives; by default all."
-    )
     epochs: Positive = Field(50, description="Epochs: passes over the training events, starting from an empty memory.")
     lr: float = Field(0.0005, gt=0, description="Learning rate.")
     monitor: Literal["ap", "auroc", "mrr"] | None = Field(
@@ -78,15 +68,11 @@ class EventsConfig(RunConfig):
         object.__setattr__(self, "num_neighbors", counts)  # the model is frozen otherwise
         if self.model in ("tgn", "graphmixer") and len(self.num_neighbors) != 1:
             raise ValueError(f"num_neighbors must be one number for model {self.model}, which uses one hop")
-        if len(self.destinations) == 1:
-            raise ValueError("destinations must be two numbers: the first and the last node")
         for name in changed(self, *OF_MODEL):
             if self.model not in OF_MODEL[name] and not (own and name in OF_OWN):
                 raise ValueError(f"{name} does not apply to model {self.model}: leave it out")
         if self.hidden % self.heads and self.model in OF_MODEL["heads"]:
             raise ValueError(f"hidden = {self.hidden} is divided among {self.heads} heads: give a multiple")
-        if self.val + self.test >= 1:
-            raise ValueError("val and test must be shares of the events that sum to less than 1")
         if self.negatives_file is not None and self.eval_ratio != 1:
             raise ValueError("eval_ratio does not apply to negatives from a file: leave it out")
         return self

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
+from ooc.config.base import Size
 from ooc.config.nodes import NodeConfig
 from stores.sizes import parse_bytes
 
@@ -19,15 +20,7 @@ class FullConfig(NodeConfig):
     placement: Literal["planned", "retained", "host", "disk", "recomputed"] = Field(
         "planned", description="Where intermediates are kept for the backward pass: planned, or one placement for all."
     )
-    disk: str | None = Field(None, description="Disk space for intermediates, such as 50GB; by default what is free.")
-
-    @field_validator("disk", mode="before")
-    @classmethod
-    def _disk_size(cls, value: object) -> object:
-        if value is not None:
-            parse_bytes(value if isinstance(value, int) else str(value))
-            return str(value)
-        return value
+    disk: Size | None = Field(None, description="Disk space for intermediates, such as 50GB; by default what is free.")
 
     @property
     def disk_bytes(self) -> int | None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ooc.config.base import Fraction, Numbers, Positive, RunConfig, Words, changed, check_model
+from ooc.config.base import Fraction, Positive, TimeConfig, changed, check_model
 
 
 def _text(value: object) -> object:
@@ -21,7 +21,7 @@ OF_TASK = {"links": ("negatives", "ratio", "eval_negatives", "eval_ratio", "dest
 """settings that apply to that task only"""
 
 
-class SnapshotsConfig(RunConfig):
+class SnapshotsConfig(TimeConfig):
     """Settings of training on time windows.
 
     >>> SnapshotsConfig(store="messages.ooc", out="runs/weeks", window="7d").model
@@ -50,20 +50,10 @@ class SnapshotsConfig(RunConfig):
     dropout: Fraction = Field(0.0, description="Dropout between layers.")
     identity: Annotated[int, Field(ge=0)] = Field(32, description="Random identity features of a node (0: none).")
     both_ways: bool = Field(True, description="Convolve in both directions, or (--no-both-ways) from src to dst only.")
-    columns: Words | None = Field(None, description="Event columns the model uses (none: []); by default all.")
     live: bool = Field(False, description="Also learn from validation and test windows, after each has been scored.")
     updates: Positive = Field(1, description="Optimizer steps per window.")
-    val: Fraction = Field(0.15, description="Share of the events for validation, before the test events.")
-    test: Fraction = Field(0.15, description="Share of the events for testing, the last ones.")
-    negatives: Literal["random", "historical"] = Field(
-        "random", description="Training negatives: random, or historical (earlier destinations of the source)."
-    )
-    ratio: Positive = Field(1, description="Training negatives per event.")
     eval_negatives: Literal["random", "historical"] = Field("random", description="Evaluation negatives: random or historical.")
     eval_ratio: Positive = Field(1, description="Evaluation negatives per event.")
-    destinations: Annotated[Numbers, Field(max_length=2)] = Field(
-        default_factory=list, description="FIRST,LAST: range of nodes for random negatives; by default all."
-    )
     epochs: Positive = Field(20, description="Epochs: passes over the training windows, from the first.")
     lr: float = Field(0.003, gt=0, description="Learning rate.")
     monitor: str | None = Field(
@@ -80,10 +70,6 @@ class SnapshotsConfig(RunConfig):
         unused = changed(self, *(name for task, names in OF_TASK.items() if task != self.task for name in names))
         if unused:
             raise ValueError(f"{unused[0]} does not apply to task {self.task}: leave it out")
-        if len(self.destinations) == 1:
-            raise ValueError("destinations must be two numbers: the first and the last node")
-        if self.val + self.test >= 1:
-            raise ValueError("val and test must be shares of the events that sum to less than 1")
         return self
 
     @property

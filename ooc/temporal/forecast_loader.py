@@ -267,6 +267,11 @@ class ForecastLoader(Loader):
         self.work, self.windows, self.history = work, windows, history
         self._with_targets = with_targets
 
+    @property
+    def moved(self) -> EventBytes:
+        """What was read from the disk so far."""
+        return self.work.moved
+
     def window_pairs(self) -> Iterator[WindowPair]:
         """Yield all steps."""
         return window_pairs(self.windows, self.work.events, self._with_targets)

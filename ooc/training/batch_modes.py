@@ -22,6 +22,7 @@ from ooc.loading.arguments import weight_column_of
 from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
+from ooc.metrics.nodes import Scores as NodeScores
 from ooc.metrics.nodes import out_channels
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model
@@ -36,7 +37,6 @@ from ooc.runtime.memory import keep_large_blocks
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.trace import write_trace
 from ooc.training import checkpoint, summary
-from ooc.training.evaluate import evaluate
 from ooc.training.mode import RunContext, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode
 from ooc.training.setup import make_model, make_optimizer, model_bytes
@@ -112,7 +112,6 @@ class BatchMode(NodeMode):
 
     @property
     def steps_per_epoch(self) -> int:
-        """See `Mode`."""
         return len(self.loader)
 
     @property
@@ -132,7 +131,6 @@ class BatchMode(NodeMode):
         return 0
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
-        """See `Mode`."""
         self.run = run
         if saved:
             self.scaler.load_state_dict(saved["scaler"])
@@ -148,7 +146,6 @@ class BatchMode(NodeMode):
             self.run.watchers.note(f"plan: {made}")
 
     def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
-        """See `Mode`."""
         self._begin_batches()
         self.loader.load_state_dict({"epoch": epoch, "step": step})
         self.loader.stop_before(stop)
@@ -169,21 +166,25 @@ class BatchMode(NodeMode):
         return self.loss_of(logits, batch.y[: batch.batch_size], getattr(batch, "node_norm", None))
 
     def score(self, split: str, epoch: int) -> Scores | None:
-        """See `NodeMode`."""
         if self.exact is not None:
             return super().score(split, epoch)
         loader = self.evaluators.get(split)
         if loader is None:
             return None
-        how: dict[str, Any] = {"device": self.device, "precision": self.config.precision}
-        return evaluate(self.model, loader, self.task, self.classes, loader.num_seeds, epoch=epoch, **how)
+        scores = NodeScores(self.task, self.classes, loader.num_seeds, self.device)
+        loader.set_epoch(epoch)
+        with evaluating(self.model):
+            for batch in loader:
+                batch = batch.to(self.device, non_blocking=True)
+                with autocast(self.device, self.config.precision):
+                    logits = forward_batch(self.model, batch)
+                scores.update(logits, batch.y[: batch.batch_size])
+        return scores.compute()
 
     def state(self, cursor: RunState) -> dict[str, Any]:
-        """See `Mode`."""
         return {"scaler": self.scaler.state_dict(), "halo": None, "refresh": None}
 
     def counts(self) -> dict[str, Any]:
-        """See `Mode`."""
         return {
             "bytes_read": self.loader.bytes_read,
             "edge_bytes_read": self.loader.topology_bytes_read,
@@ -193,7 +194,6 @@ class BatchMode(NodeMode):
         }
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        """See `Mode`."""
         planned = checkpoint.read_plan(self.config.out)
         write_trace(self.config.out, self.loader.spans())
         return {
@@ -307,7 +307,6 @@ class SampledMode(BatchMode):
 
     @property
     def seeds_per_step(self) -> int:
-        """See `Mode`."""
         return self.config.batch_size
 
 
@@ -323,7 +322,6 @@ class ClusterMode(BatchMode):
 
     @classmethod
     def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:
-        """See `BatchMode`."""
         return part_choices(dataset)
 
     def met(self, subgraph: Subgraph) -> tuple[int, int]:
@@ -363,7 +361,6 @@ class SaintMode(BatchMode):
         return not (self.config.model == "gat" or ":" in self.config.model)
 
     def close(self) -> None:
-        """See `Mode`."""
         self.loader.close()
         super().close()
 

@@ -11,10 +11,9 @@ from ooc.config.base import changed
 from ooc.config.events import MODELS, EventsConfig
 from ooc.history.grown import Growth, extend_history
 from ooc.history.history import History
-from ooc.loading.event_loader import EventBytes, EventLoader
+from ooc.loading.event_loader import EventLoader
 from ooc.metrics.edgebank import EdgeBank
 from ooc.metrics.links import PAIR_BYTES, LinkScores
-from ooc.runtime.clock import Span
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling.negatives import GivenNegatives, Negatives
@@ -30,13 +29,14 @@ from stores.errors import ConfigError
 
 FOLDER = "memory"
 KEPT_A_NODE = 6
-"""bytes in memory for every node: when its row was written, and how often it was asked for"""
+"""bytes in memory for every node: when its row was written, and how often it was read"""
 
 
 class EventMode(TimeMode):
     """Batches of events, a model that scores links, its memory, and EdgeBank beside it; see `Mode`."""
 
     config: EventsConfig
+    loaders: dict[str, EventLoader]
 
     def __init__(self, config: EventsConfig, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -64,7 +64,6 @@ class EventMode(TimeMode):
 
     @property
     def steps_per_epoch(self) -> int:
-        """See `Mode`."""
         return len(self.loaders["train"])
 
     @property
@@ -155,8 +154,8 @@ class EventMode(TimeMode):
 
     def _scored(self, batch: Any) -> tuple[Tensor, Tensor]:
         """(scores [k], [k, r]) of a batch; the memory takes up what came before it."""
-        held = None if self.memory is None else self.memory.pull(batch, self.device)
-        positive, negative, updated = self.model(batch, held)
+        rows = None if self.memory is None else self.memory.pull(batch, self.device)
+        positive, negative, updated = self.model(batch, rows)
         if self.memory is not None:
             self.memory.push(batch, *updated)
         return positive, negative
@@ -176,20 +175,7 @@ class EventMode(TimeMode):
         return {"memory": None if self.history is None else self.history.state(), "loader": self.loaders["train"].state_dict()}
 
     def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
-        """See `TimeMode`."""
         return prefix(self.dataset.events, int(state["loader"]["event"]))
-
-    def moved(self) -> Iterator[EventBytes]:
-        """See `TimeMode`."""
-        return (loader.moved for loader in self.loaders.values())
-
-    def times(self) -> dict[str, dict[str, float]]:
-        """See `TimeMode`."""
-        return self.loaders["train"].times()
-
-    def spans(self) -> dict[str, list[Span]]:
-        """See `TimeMode`."""
-        return self.loaders["train"].spans()
 
 
 def edgebank(mode: EventMode) -> dict[str, dict[str, Scores]]:

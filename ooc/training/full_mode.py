@@ -90,7 +90,6 @@ class FullMode(NodeMode):
 
     @property
     def seeds_per_step(self) -> int:
-        """See `Mode`."""
         return self.dataset.num_nodes
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
@@ -138,7 +137,6 @@ class FullMode(NodeMode):
         return steps_left <= 0 or super().is_scored(epoch, steps_left)
 
     def score(self, split: str, epoch: int) -> Scores | None:
-        """See `NodeMode`."""
         assert self.exact is not None
         if not self._both_fit:
             if self.exact.beside:
@@ -153,11 +151,9 @@ class FullMode(NodeMode):
         return {}
 
     def counts(self) -> dict[str, Any]:
-        """See `Mode`."""
         return {"bytes_read": self.full.traffic.bytes_read, "stages": {}}
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        """See `Mode`."""
         traffic = self.full.traffic
         found = {
             **super().finish(result),
@@ -197,7 +193,6 @@ class FullMode(NodeMode):
 
     @classmethod
     def planned(cls, config: RunConfig) -> RunConfig:
-        """See `Mode`."""
         return config.model_copy(update={"plan": True})
 
     def predict(self, seconds: float, variants: bool) -> FullPlan:
@@ -206,6 +201,5 @@ class FullMode(NodeMode):
         return FullPlan(self.full.program, self.plan)
 
     def close(self) -> None:
-        """See `Mode`."""
         self.full.close()
         super().close()

@@ -91,7 +91,6 @@ class HistoryMode(BatchMode):
         return None if self.halo is None else self.halo.history
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
-        """See `Mode`."""
         super().open(run, saved, growth)
         config = self.config
         settings: dict[str, Any] = {"dtype": config.history_dtype, "lag": config.history_lag, "engine": self.engine}
@@ -107,12 +106,10 @@ class HistoryMode(BatchMode):
         self.refresh = None
 
     def forward(self, batch: Any) -> Tensor:
-        """See `BatchMode`."""
         assert self.halo is not None
         return self.halo.forward(self.model, batch, self.config.activation_checkpointing)
 
     def score(self, split: str, epoch: int) -> Scores | None:
-        """See `NodeMode`."""
         if self.exact is not None and self.halo is not None:
             self.halo.make_room()
         return super().score(split, epoch)
@@ -192,17 +189,14 @@ class HistoryMode(BatchMode):
         return {**super().state(cursor), "halo": self.halo.state(), "refresh": under_way}
 
     def commit(self) -> None:
-        """See `Mode`."""
         if self.halo is not None:
             self.halo.commit()
 
     def counts(self) -> dict[str, Any]:
-        """See `Mode`."""
         assert self.halo is not None
         return {**super().counts(), **self.halo.spent()}
 
     def close(self) -> None:
-        """See `Mode`."""
         if self.halo is not None:
             self.halo.close()
         super().close()
@@ -218,7 +212,6 @@ class HistoryMode(BatchMode):
         return self.config.history == "kept" and self.halo is not None and len(self.halo.widths) > 0
 
     def histories(self) -> HistoryShape | None:
-        """See `BatchMode`."""
         config, halo, count = self.config, self.halo, self.dataset.num_nodes
         if halo is None or not self._keeps_histories:
             return None
@@ -282,7 +275,6 @@ class HistoryMode(BatchMode):
 
     @classmethod
     def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:
-        """See `BatchMode`."""
         return part_choices(dataset)
 
     def met(self, subgraph: Subgraph) -> tuple[int, int]:

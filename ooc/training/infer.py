@@ -1,4 +1,4 @@
-"""What a trained model says of all nodes: predictions as a Parquet file, embeddings as a Zarr array, by `ooc.layerwise.sweep`.
+"""What a trained model says of all nodes: predictions as a Parquet file, embeddings as a Zarr array, by a layer-wise pass.
 
 Both are exact and resumable: while they are made a folder beside the output holds what is finished; the output appears whole.
 """
@@ -42,7 +42,7 @@ EMBEDDINGS = "x"
 
 @dataclass(frozen=True)
 class WrittenRows:
-    """What was written: rows, of so many columns, and the bytes that the sweep read and wrote for it."""
+    """What was written: rows, of so many columns, and the bytes read and written for it."""
 
     path: Path
     rows: int
@@ -66,10 +66,10 @@ def infer(
     >>> infer(Path("papers.ooc"), Path("run"), Path("predictions.parquet"), memory="2GB").rows
     111059956
     """
-    with _sweep(store, run, out, memory, engine, None) as (sweep, task):
+    with _open_pass(store, run, out, memory, engine, None) as (layers_pass, task):
         if not out.exists():
-            _write_parquet(out, sweep.dataset, sweep.run(*_shown(progress)), task)
-        return _made(out, sweep)
+            _write_parquet(out, layers_pass.dataset, layers_pass.run(*_shown(progress)), task)
+        return _made(out, layers_pass)
 
 
 def embed(
@@ -91,15 +91,15 @@ def embed(
     layer = max(1, layers - 1) if layer is None else layer
     if not 1 <= layer <= layers:
         raise ConfigError(f"layer {layer}: the model of {run} has layers 1 to {layers}")
-    with _sweep(store, run, out, memory, engine, layer) as (sweep, _):
+    with _open_pass(store, run, out, memory, engine, layer) as (layers_pass, _):
         if not out.exists():
-            _write_zarr(out, sweep.run(*_shown(progress)))
-        return _made(out, sweep)
+            _write_zarr(out, layers_pass.run(*_shown(progress)))
+        return _made(out, layers_pass)
 
 
-def _made(out: Path, sweep: LayerwisePass) -> WrittenRows:
-    moved = sweep.spent.read, sweep.spent.written
-    return WrittenRows(out, sweep.shape.num_nodes, sweep.shape.out, *moved, sweep.dataset.reading("x"))
+def _made(out: Path, layers_pass: LayerwisePass) -> WrittenRows:
+    moved = layers_pass.spent.read, layers_pass.spent.written
+    return WrittenRows(out, layers_pass.shape.num_nodes, layers_pass.shape.out, *moved, layers_pass.dataset.reading("x"))
 
 
 def _shown(progress: Progress | None) -> list[Progress]:
@@ -117,12 +117,12 @@ def _config(run: Path) -> NodeConfig:
 
 
 @contextmanager
-def _sweep(
+def _open_pass(
     store: Path, run: Path, out: Path, memory: str | None, engine: str, upto: int | None
 ) -> Iterator[tuple[LayerwisePass, str]]:
-    """The sweep of the model of `run` over `store`, and the task; its folder, beside `out`, goes once `out` is there.
+    """The layer-wise pass of the model of `run` over `store`, and the task; its folder, beside `out`, goes once `out` is there.
 
-    An `out` beside the folder of the same sweep was finished, but the process killed before the folder was gone.
+    An `out` beside the folder of the same pass was finished, but the process killed before the folder was gone.
     """
     config, folder = _config(run), out.with_name(f"{out.name}.sweep")
     if not folder.exists():
@@ -135,7 +135,7 @@ def _sweep(
         model = make_model(config, dataset.num_features, out_channels(task, classes))
         _load(model, run)
         engine = "auto" if engine == "gds" else engine
-        sweep = LayerwisePass(
+        layers_pass = LayerwisePass(
             model,
             dataset,
             folder,
@@ -144,14 +144,14 @@ def _sweep(
             engine=engine,
         )
         try:
-            sweep.files.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
-            if not sweep.was_begun():
+            layers_pass.files.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
+            if not layers_pass.was_begun():
                 check_absent(out)
-            yield sweep, task
+            yield layers_pass, task
         except BaseException:
-            sweep.close()
+            layers_pass.close()
             raise
-        sweep.discard()
+        layers_pass.discard()
 
 
 def _task(dataset: Dataset, config: NodeConfig) -> tuple[str, int]:
@@ -161,9 +161,9 @@ def _task(dataset: Dataset, config: NodeConfig) -> tuple[str, int]:
     try:
         trained_on = read_manifest(config.store)
     except OocError as error:
-        raise ConfigError(f"{dataset.path} has no labels to tell the task by, nor is there {config.store}: {error}") from None
+        raise ConfigError(f"{dataset.path} has no labels that give the task, nor is there {config.store}: {error}") from None
     if trained_on.task is None:
-        raise ConfigError(f"neither {dataset.path} nor {config.store} has labels to tell the task by")
+        raise ConfigError(f"neither {dataset.path} nor {config.store} has labels that give the task")
     return trained_on.task, trained_on.num_classes or 2
 
 

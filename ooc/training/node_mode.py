@@ -71,13 +71,11 @@ class NodeMode(Mode):
         return saved | {"state": asdict(state), "refresh": None}, Growth(touched, state.epoch)
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        """See `Mode`."""
         moved = None if self.exact is None else {"read": self.exact.bytes_read, "written": self.exact.bytes_written}
         if self.exact is not None:
             self.exact.close(keep=False)
         return {"sweeps": moved, "budget": asdict(self.batch_budget), "reading": self.dataset.reading("x")}
 
     def close(self) -> None:
-        """See `Mode`."""
         if self.exact is not None:
             self.exact.close()

@@ -19,12 +19,10 @@ from ooc.config.base import changed
 from ooc.config.snapshots import MODELS, SnapshotsConfig
 from ooc.history.grown import Growth, extend_history
 from ooc.history.history import History
-from ooc.loading.event_loader import EventBytes
 from ooc.loading.feature_gather import Gather
 from ooc.metrics.links import PAIR_BYTES, LinkScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, metric_names, out_channels
 from ooc.metrics.nodes import Scores as NodeScores
-from ooc.runtime.clock import Span
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling.time_splits import chronological, prefix
@@ -43,7 +41,7 @@ from stores.errors import ConfigError
 
 FOLDER = "carried"
 KEPT_A_NODE = 6
-"""bytes in memory for every node that carries something: when it was written, and how often it was asked for"""
+"""bytes in memory for every node that carries something: when it was written, and how often it was read"""
 PAIRS_AT_ONCE = 2**16
 """scored together where nothing is learned from them"""
 _LAYER_ROWS, _PAIR_ROWS = 14, 10
@@ -54,6 +52,7 @@ class SnapshotMode(TimeMode):
     """Windows, a model that is carried through them, and EdgeBank beside it; see `Mode`."""
 
     config: SnapshotsConfig
+    loaders: dict[str, ForecastLoader]
 
     def __init__(self, config: SnapshotsConfig, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -282,24 +281,11 @@ class SnapshotMode(TimeMode):
         return {"history": kept, "handed_on": self._handed_on, "trained": self._trained}
 
     def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
-        """See `TimeMode`."""
         last = next(islice(self.loaders["train"].window_pairs(), -(-step // self.config.updates) - 1, None))
         if last is None:
             return {}
         borders = [last.window.first, last.window.last, last.first, last.last]
         return {"borders": borders, **prefix(self.dataset.events, max(last.window.last, last.last))}
-
-    def moved(self) -> Iterator[EventBytes]:
-        """See `TimeMode`."""
-        return (loader.work.moved for loader in self.loaders.values())
-
-    def times(self) -> dict[str, dict[str, float]]:
-        """See `TimeMode`."""
-        return self.loaders["train"].times()
-
-    def spans(self) -> dict[str, list[Span]]:
-        """See `TimeMode`."""
-        return self.loaders["train"].spans()
 
 
 def _activations(row: int, layers: int, most: int | None, nodes: int, pairs: int) -> int:

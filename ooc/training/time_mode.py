@@ -6,7 +6,7 @@ checkpoint is taken inside the training's time and right behind it: a run killed
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,12 +18,12 @@ from ooc.config.events import EventsConfig
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.history.grown import Growth
 from ooc.history.history import History
-from ooc.loading.event_loader import EventBytes
+from ooc.loading.event_loader import EventLoader
 from ooc.models.contexts import evaluating
-from ooc.runtime.clock import Span
 from ooc.runtime.pace import Pace
 from ooc.runtime.trace import write_trace
 from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of
+from ooc.temporal.forecast_loader import ForecastLoader
 from ooc.training.mode import Mode, RunContext, Scores, next_epoch
 from ooc.training.state import RunState
 from stores.arrays.rows import Ids
@@ -39,6 +39,8 @@ class TimeMode(Mode):
     config: EventsConfig | SnapshotsConfig
     parts: tuple[str, dict[str, int]]
     """("events", split -> how many of them it has)"""
+    loaders: Mapping[str, EventLoader | ForecastLoader]
+    """"train" is the training's"""
     negatives: dict[str, Negatives]
     """by split; empty where nothing is drawn"""
     baselines: dict[str, dict[str, Scores]]
@@ -138,7 +140,6 @@ class TimeMode(Mode):
         return why
 
     def state(self, cursor: RunState) -> dict[str, Any]:
-        """See `Mode`."""
         kept = {**self._kept(), "baselines": self.baselines}
         seen = self.seen(cursor.step, kept) if 0 < cursor.step < self.steps_per_epoch else None
         return {"mode": kept, "scores": self.scores, "seen": seen}
@@ -178,37 +179,23 @@ class TimeMode(Mode):
         return taken, Growth(touched, state.epoch, f"{dataset.path} has grown since this run last saw it: {why}")
 
     def commit(self) -> None:
-        """See `Mode`."""
         if self.history is not None:
             self.history.commit()
 
-    @abstractmethod
-    def moved(self) -> Iterable[EventBytes]:
-        """What each loader has read."""
-
     def counts(self) -> dict[str, Any]:
         """See `Mode`; rows of the nodes' state count as history."""
-        moved = list(self.moved())
+        moved = [loader.moved for loader in self.loaders.values()]
         rows = sum(each.rows for each in moved)
         found: dict[str, Any] = {"bytes_read": sum(each.events + each.gathered for each in moved)}
         found |= fallback_counts(self.negatives.values())
-        found |= {"rows_read": rows, "rows_asked": rows, "stages": self.times()}
+        found |= {"rows_read": rows, "rows_asked": rows, "stages": self.loaders["train"].times()}
         if self.history is not None:
             counts = replace(self.history.counts, bytes_logged=self.history.log.total)
             found |= {f"history_{name}": value for name, value in asdict(counts).items()}
         return found
 
-    @abstractmethod
-    def times(self) -> dict[str, dict[str, float]]:
-        """Of the training's pipeline; see `ooc.loading.base.Loader.times`."""
-
-    @abstractmethod
-    def spans(self) -> dict[str, list[Span]]:
-        """The same; see `ooc.loading.base.Loader.spans`."""
-
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        """See `Mode`."""
-        write_trace(self.config.out, self.spans())
+        write_trace(self.config.out, self.loaders["train"].spans())
         (unit, per_step), each = self.rate, result["seconds_per_batch"]
         return {
             "unscored": self.unscored(),
@@ -218,7 +205,6 @@ class TimeMode(Mode):
         }
 
     def close(self) -> None:
-        """See `Mode`."""
         if self.history is not None:
             self.history.close()
 

@@ -274,7 +274,7 @@ def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, cap
     for more, words in (
         ({"fanout": "3,3"}, "fanout does not apply to mode events"),
         ({"model": "tgat", "memory_dim": 8}, "memory_dim does not apply to model tgat"),
-        ({"num_neighbors": "3,3"}, "one number for the model tgn"),
+        ({"num_neighbors": "3,3"}, "one number for model tgn"),
         ({"val": 0.5, "test": 0.5}, "sum to less than 1"),
         ({"hidden": 7}, "give a multiple"),
         ({"mode": "event"}, "mode = 'event' is invalid: expected 'sampled'"),
