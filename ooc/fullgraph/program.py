@@ -2,8 +2,8 @@
 
 Layer l reads its rows (layer 0 the store's features, where nothing is to be done to them first) and, where it maps before it
 sums, what the destination adds beside. A layer that sums makes sums of the rows. A layer with a norm over all nodes stops
-before it. In the backward pass there are gradients of sums and of destinations' own rows, of the rows of a layer that gathers, of what
-stands before a norm, and of the first rows, which later layers return to. (See `ooc.layerwise.ir.ValueRef`.)
+before it. In the backward pass there are gradients of sums and of destinations' own rows, of the rows of a layer that gathers,
+of the input of a norm, and of the first rows, which later layers return to. (See `ooc.layerwise.ir.ValueRef`.)
 """
 
 from collections.abc import Iterable, Sequence

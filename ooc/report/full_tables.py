@@ -21,9 +21,9 @@ def step_tables(program: Program, plan: StepPlan) -> list[Table]:
 def _values(program: Program, plan: StepPlan) -> Table:
     table = plain_table("intermediates", "value", "kind", "size", "placement")
     for value in program.values:
-        fate = plan.placement.fate(value.name)
-        text = str(fate)
-        if fate is TensorPlacement.RECOMPUTED and value.kind == "rows":
+        placement = plan.placement.fate(value.name)
+        text = str(placement)
+        if placement is TensorPlacement.RECOMPUTED and value.kind == "rows":
             text += f", via {TIER_NAMES[plan.placement.standing(value.name)]}"
         table.add_row(value.name, value.kind, format_bytes(plan.sizes[value.name]), text)
     return table
