@@ -205,7 +205,7 @@ CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert"
 CHANGES |= {"update"}
 SHARED = {
     "ooc.graph.mapped_topology._touched": "counts which pages the process has mapped, for all loaders of a graph",
-    "ooc.loading.feature_cache._registries": "rows in memory that wait for the next pipeline: which are read, not what they are",
+    "ooc.loading.feature_cache._registries": "rows kept in memory for the next pipeline: which are read, not what they are",
     "ooc.runtime.pipeline._RUNNING": "pipelines to end before the interpreter does",
     "ooc.sampling.temporal_index._shared": "open columns of a data set, the same for all its loaders",
 }
