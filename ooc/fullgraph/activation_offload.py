@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ooc.fullgraph.ops import Tensors
+from ooc.layerwise.ops import Tensors
 from ooc.layerwise.row_files import Noted
+from ooc.layerwise.scans import MOST_KEPT
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.write_behind import WriteBehind
 from stores.io.pages import PageFile
 
 SEGMENT_BYTES = 64 * 2**20
-MOST_KEPT = 64 * 2**20
-"""of a buffer that waits for its next use, as those of chunks do; those of gathered ranges take what memory there is"""
 _PENDING, _WAITING = 4, 2
 _PIECE_BYTES = 8 * 2**20
 """copied and written at a time: a range of a layer that gathers keeps tensors of a hundred megabytes"""

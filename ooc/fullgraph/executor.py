@@ -10,15 +10,17 @@ from torch import Tensor
 
 from ooc.fullgraph.activation_offload import OffloadFile, PendingChunk, PendingChunks
 from ooc.fullgraph.gradients import SUMMED_GRADIENT, arriving, before_norm, inputs_of, wanted_of
-from ooc.fullgraph.io_stats import COMPUTE, IoStats
 from ooc.fullgraph.ir import Placement, Program, TensorPlacement, ValueKind
-from ooc.fullgraph.ops import Moments, RangeOfNodes, StepModules, Tensors
+from ooc.fullgraph.ops import Moments, StepModules
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.resume import StepLog, StepPosition, statistics_of
-from ooc.fullgraph.scans import NodeChunk, NodeScans, SumRequest, sum_rows
 from ooc.fullgraph.shape import hidden_norms, norm_of
 from ooc.fullgraph.value_store import ValueStore, nothing
+from ooc.layerwise.executor import ForwardExecutor
+from ooc.layerwise.io_stats import COMPUTE, IoStats
 from ooc.layerwise.ir import Op, ValueRef
+from ooc.layerwise.ops import RangeOfNodes, Tensors
+from ooc.layerwise.scans import NodeChunk, NodeScans, SumRequest, sum_rows
 from ooc.models.layers import recording_nothing
 from stores.errors import BudgetError, StoreError
 
@@ -29,7 +31,7 @@ LossOf = Callable[[int, Tensor], Tensor | None]
 """loss(first, logits [n, C]) -> the share of nodes first, first + 1, ... in the loss, None where none of them counts"""
 
 
-class Executor:
+class Executor(ForwardExecutor):
     """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; held: values that an earlier
     step made and that are good still, added to.
 
@@ -52,8 +54,9 @@ class Executor:
         notes: StepLog | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
+        super().__init__(parts, store, node_scans, traffic)
         self.program, self.placement, self.shape, self.parts = program, placement, shape, parts
-        self.store, self.node_scans, self.spool, self.traffic = store, node_scans, spool, traffic
+        self.store, self.spool, self.traffic = store, spool, traffic
         self.room, self.held = room, held
         self.loss = 0.0
         self._notes, self._progress = notes, progress
@@ -65,8 +68,7 @@ class Executor:
         self._waiting = PendingChunks()
         self._uses = program.uses(placement)
         self._values = {value.name: value for value in program.values}
-        modules = [part for part in (parts.encoder, *parts.layers, parts.decoder) if part is not None]
-        self._own = {p.untyped_storage().data_ptr() for module in modules for p in module.parameters()}
+        self._own = {p.untyped_storage().data_ptr() for module in parts.present for p in module.parameters()}
 
     def run(self, loss: LossOf) -> float:
         """The whole step: gradients are added to the parameters'; the loss."""
@@ -156,17 +158,18 @@ class Executor:
             self.store.open(name)
         before = ValueRef("pre_norm", op.layer).name
         moments = Moments(state) if loss is not None and before in rows else None
-        for chunk in self._scan(op, inputs, sums in writes and self._stored(sums), [], {}, start):
-            with self.traffic.timed(COMPUTE):
-                given = self._given(inputs, chunk)
-                if op.turns and loss is not None:
-                    self._turn(op, chunk, given, loss)
-                else:
-                    outputs = self._forward(op, chunk.place, given, loss is None)
+
+        def compute(chunk: NodeChunk) -> Tensors:
+            given = self._given(inputs, chunk)
+            if op.turns and loss is not None:
+                self._turn(op, chunk, given, loss)
+                return {}
+            return self._forward(op, chunk.place, given, loss is None)
+
+        chunks = self._scan(op, inputs, sums in writes and self._stored(sums), [], {}, start)
+        for chunk, outputs in self.forward(chunks, compute, rows):
             if moments is not None:
                 moments.add(outputs[before])
-            for name in rows:
-                self.store.put(name, chunk.place.first, outputs[name].numpy())
             if loss is not None:
                 self._note(op, chunk, moments)
         if moments is not None:
@@ -331,10 +334,10 @@ class Executor:
         if up.kind == "gather":
             memory = self.placement.ranges.get(up.name, self.room // 2)  # the rest is for what autograd keeps
             others = [name for part, name in inputs.items() if part != "rows"]
-            ranges = self.node_scans.ranges(up.layer, memory)
-            if len(ranges) > 1 and hidden_norms(self.parts.layers[up.layer]):
+            ranges = self.node_scans.ranges(up.layer, memory, start)
+            if ranges not in ([], [(0, model.num_nodes)]) and hidden_norms(self.parts.layers[up.layer]):
                 raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
-            return self.node_scans.gathered(up.summed, [*others, *more], [own for own in ranges if own[0] >= start], lives)
+            return self.node_scans.gathered(up.summed, [*others, *more], ranges, lives)
         stay = [
             each for each in summed if each.keep and self.placement.fate(each.name) is not TensorPlacement.DISK
         ]  # made where they are
@@ -357,18 +360,12 @@ class Executor:
         self.traffic.sample(
             self.store.memory_bytes + self._waiting.nbytes + self.node_scans.sum_bytes, self.store.disk.nbytes + spooled
         )
-        return {part: torch.from_numpy(chunk.read["rows" if part == "rows" else name]) for part, name in inputs.items()}
+        return self.given(inputs, chunk)
 
     def _function(self, op: Op, place: RangeOfNodes) -> Callable[[Tensors], Tensors]:
-        parts = self.parts
-        made: dict[str, Callable[[Tensors], Tensors]] = {
-            "map": lambda given: parts.map(given, place),
-            "norm": lambda given: parts.norm(op.layer, given, place),
-        }
-
         def function(given: Tensors) -> Tensors:
-            with parts.draws.fixed(op.name, place.first):
-                return made[op.kind](given) if op.kind in made else parts.layer(op.layer, given, place)
+            with self.parts.draws.fixed(op.name, place.first):
+                return self.parts.norm(op.layer, given, place) if op.kind == "norm" else self.compute(op, place, given)
 
         return function
 

@@ -6,9 +6,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.fullgraph.ops import StepModules, Tensors
+from ooc.fullgraph.ops import StepModules
 from ooc.fullgraph.program import FullShape
-from ooc.layerwise.ir import FEATURES, Op, ValueRef
+from ooc.layerwise.ir import Op, ValueRef
+from ooc.layerwise.ops import Tensors
+from ooc.layerwise.ops import inputs_of as forward_inputs
 
 Array = NDArray[Any]
 SUMMED_GRADIENT = "gsum"
@@ -16,17 +18,11 @@ SUMMED_GRADIENT = "gsum"
 
 
 def inputs_of(shape: FullShape, op: Op) -> dict[str, str]:
-    """The inputs of an op's row-wise part, by value."""
-    index, model = op.layer, shape.model
-    if op.kind == "map":
-        return {"x": FEATURES.name}
-    if op.kind == "norm":
-        own = {"self": model.self_rows(index).name} if shape.layers[index].residual else {}
-        return {"pre_norm": ValueRef("pre_norm", index).name, **own}
-    initial = {"initial": model.initial.name} if model.layers[index].needs_initial else {}
-    if op.kind == "gather":
-        return {"rows": model.rows(index).name, **initial}
-    return {"sums": ValueRef("sums", index).name, "self": model.self_rows(index).name, **initial}
+    """The inputs of an op's row-wise part: values by role."""
+    if op.kind != "norm":
+        return forward_inputs(shape.model, op)
+    own = {"self": shape.model.self_rows(op.layer).name} if shape.layers[op.layer].residual else {}
+    return {"pre_norm": ValueRef("pre_norm", op.layer).name, **own}
 
 
 def wanted_of(shape: FullShape, op: Op) -> list[str]:

@@ -1,45 +1,19 @@
-"""The row-wise parts of a step: what an op makes of a chunk's inputs, as a function that autograd can go back through.
-
-Inputs and outputs go by the names of `ooc.fullgraph.program`, inputs without the layer's number. What a layer reads leaves the
-layer before as that one wants it: dropped out, and narrowed where it maps before it sums.
-"""
+"""What a step adds to the row-wise parts of a forward pass (`ooc.layerwise.ops`): norms over all nodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ooc.fullgraph.program import FullShape
 from ooc.fullgraph.shape import norm_of
 from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.graph.blocks import Block
-from ooc.graph.range_blocks import own_block
 from ooc.layerwise.ir import ValueRef
-from ooc.models.dropout import DropoutKeys, Of, dropout
-from stores.graph import Graph
-
-Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class RangeOfNodes:
-    """Destinations first:stop. at: int64[n], where sources' rows and edges' stand in those of all (see
-    `ooc.models.dropout.DropoutKeys`)."""
-
-    first: int
-    stop: int
-    at: dict[Of, NDArray[np.int64]]
-    block: Block | None = None
-
-
-def own_place(graph: Graph, first: int, stop: int, device: torch.device, *, edges: bool) -> RangeOfNodes:
-    """Of a chunk that needs no other rows; edges: whether its layer asks for what the graph says of its nodes."""
-    block = own_block(graph, first, stop, device) if edges else None
-    return RangeOfNodes(first, stop, {"sources": np.arange(first, stop)}, block)
+from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors
+from ooc.layerwise.shape import Parts
+from ooc.models.dropout import DropoutKeys, dropout
 
 
 @dataclass
@@ -50,48 +24,28 @@ class Statistics:
     var: Tensor
 
 
-class StepModules:
-    """A model's parts, in the order of a step. draws: the step's dropout.
+class StepModules(LayerModules):
+    """A model's parts in training, in the order of a step."""
 
-    >>> modules.layer(0, {"sums": sums, "self": own}, place)["rows1"]
-    """
-
-    def __init__(
-        self, parts: tuple[nn.Module | None, list[Any], nn.Module | None], shape: FullShape, draws: DropoutKeys
-    ) -> None:
-        self.encoder, self.layers, self.decoder = parts
-        self.shape, self.draws = shape, draws
+    def __init__(self, parts: Parts, shape: FullShape, draws: DropoutKeys) -> None:
+        super().__init__(parts, shape.model, draws)
+        self.shape = shape
         self.statistics: dict[int, Statistics] = {}
 
-    def map(self, given: Tensors, place: RangeOfNodes) -> Tensors:
-        """given: "x". What stands before the first layer."""
-        h = given["x"]
-        if self.encoder is not None:
-            with self.draws.part("encoder", place.at):
-                h = self.encoder(h)
-        made = self._read(0, h, place)
-        return {**made, "initial": h} if self.shape.model.initial_apart else made
-
     def layer(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
-        """given: "sums" and "self", or "rows" of all sources; perhaps "initial"."""
+        """See `LayerModules.layer`; a layer with a norm over all nodes stops before it."""
+        if not self.shape.layers[index].norm:
+            return super().layer(index, given, place)
         layer, block = self.layers[index], place.block
-        assert block is not None
         extra = (given["initial"],) if "initial" in given else ()
-        split = bool(self.shape.layers[index].norm)
-        before = ValueRef("pre_norm", index).name
         if "sums" not in given:
             with self.draws.part(f"layer{index}", place.at):
-                if not split:
-                    return self._after(index, layer(given["rows"], block, *extra), place)
-                x = dropout(given["rows"], layer.dropout, layer.training)
-                return {before: layer.convolved(x, block, *extra)}
-        if self.shape.model.narrows(index):
-            own = layer.conv_joined if split else layer.joined
-            h = own(given["sums"], given["self"], block)
+                h = layer.convolved(dropout(given["rows"], layer.dropout, layer.training), block, *extra)
+        elif self.model.narrows(index):
+            h = layer.conv_joined(given["sums"], given["self"], block)
         else:
-            own = layer.convolved if split else layer
-            h = own(FirstLayerAggregates(given["sums"], given["self"]), block, *extra)
-        return {before: h} if split else self._after(index, h, place)
+            h = layer.convolved(FirstLayerAggregates(given["sums"], given["self"]), block, *extra)
+        return {ValueRef("pre_norm", index).name: h}
 
     def norm(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
         """given: "pre_norm", and "self" with a residual."""
@@ -102,31 +56,6 @@ class StepModules:
                 own = dropout(own, layer.dropout, layer.training)
         h = layer.finished(given["pre_norm"], own, normaliser(layer, found))
         return self._after(index, h, place)
-
-    def _after(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
-        """Rows of a layer as the next one reads them, or as the loss does."""
-        if index + 1 < len(self.layers):
-            return self._read(index + 1, h, place)
-        if self.decoder is None:
-            return {"out": h}
-        with self.draws.part("decoder", self._own(place)):
-            return {"out": self.decoder(h)}
-
-    def _read(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
-        layer, model = self.layers[index], self.shape.model
-        if not self.shape.sums(index):
-            return {model.rows(index).name: h}
-        with self.draws.part(f"layer{index}", self._own(place)):
-            h = dropout(h, layer.dropout, layer.training)
-        if not model.narrows(index):
-            return {model.rows(index).name: h}
-        neighbor, own = layer.conv.narrowed(h)
-        made = {model.rows(index).name: neighbor}
-        return made if own is neighbor else {**made, model.self_rows(index).name: own}
-
-    @staticmethod
-    def _own(place: RangeOfNodes) -> dict[Of, NDArray[np.int64]]:
-        return {"sources": place.at["sources"][: place.stop - place.first]}
 
 
 def normaliser(layer: nn.Module, found: Statistics) -> Callable[[Tensor], Tensor]:

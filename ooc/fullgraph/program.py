@@ -7,11 +7,12 @@ of the input of a norm, and of the first rows, which later layers return to. (Se
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ooc.fullgraph.ir import Program, TensorPlacement, Value, ValueKind
 from ooc.layerwise.ir import FEATURES, Op, OpKind, ValueRef
 from ooc.layerwise.plan import ModelShape, cell_rows
+from ooc.layerwise.program import layer_op
 
 KEPT = (TensorPlacement.RETAINED, TensorPlacement.DISK)
 ANY = (*KEPT, TensorPlacement.RECOMPUTED)
@@ -137,20 +138,10 @@ class _Builder:
         return self._forward_op(index, [*sums, *after], turns)
 
     def _forward_op(self, index: int, writes: Sequence[ValueRef | None], turns: bool) -> Op:
-        model, kind = self.model, self._kind(index)
-        own = model.self_rows(index) if kind == "sum" else None
-        reads = self._names(own, model.initial if model.layers[index].needs_initial else None)
-        scattered = self._name(self.shape.own_gradient(index)) if turns and kind == "gather" else ""
-        return Op(
-            f"layer{index}",
-            kind,
-            index,
-            summed=self._name(model.rows(index)),
-            reads=reads,
-            writes=self._names(*writes),
-            scatters=scattered,
-            turns=turns,
-        )
+        model, op = self.model, layer_op(self.model, index)
+        self._names(model.rows(index), model.self_rows(index), model.initial)
+        scattered = self._name(self.shape.own_gradient(index)) if turns and op.kind == "gather" else ""
+        return replace(op, writes=self._names(*writes), scatters=scattered, turns=turns)
 
     def _norm(self, index: int) -> Op:
         turns, before = index == self._last, ValueRef("pre_norm", index)

@@ -8,17 +8,17 @@ from torch import nn
 
 from ooc.fullgraph.activation_offload import OffloadFile
 from ooc.fullgraph.executor import Executor, LossOf, Progress
-from ooc.fullgraph.io_stats import IoStats
 from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.ops import StepModules
 from ooc.fullgraph.program import FullShape, build
 from ooc.fullgraph.resume import StepLog, key_of
-from ooc.fullgraph.scans import NodeScans
 from ooc.fullgraph.shape import dtype_of, full_shape, hidden_norms
 from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise.edge_order import EdgeTiles
 from ooc.layerwise.edge_tiles import Tiles
+from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.plan import CHUNK_ROWS, cell_rows
+from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import ALLOWED, besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of, room_in
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.memory import Tidy, keep_large_blocks
@@ -76,7 +76,7 @@ class FullGraph:
         self.disk: int | None = None
         """bytes that values may take on disk at a time; None: as many as all that stand there in a step"""
         self._held: set[str] = set()
-        self._tiles: tuple[Tiles, Tiles] | None = None
+        self._tiles: tuple[Tiles, ...] = ()
         self._spool = None if folder is None else OffloadFile(folder / "saved", self.traffic.written, self.traffic.read)
         self._node_scans: NodeScans | None = None
         self._check(dtype_of(model))
@@ -193,7 +193,8 @@ class FullGraph:
             self._tiles = edges.forth(done), edges.back(done)
             self.traffic.bytes_read += edges.bytes_read
             self.traffic.bytes_written += edges.bytes_written
-        self._node_scans = NodeScans(self.dataset, self.shape, self.store, self._tiles, self.traffic, torch.device("cpu"))
+        device = torch.device("cpu")
+        self._node_scans = NodeScans(self.dataset, model, self.store, self._tiles, self.traffic, device, keyed=True)
         return self._node_scans
 
     @property
@@ -226,7 +227,7 @@ class FullGraph:
         if self._node_scans is not None:
             self._node_scans.close()
             self._node_scans = None
-        self._tiles = None
+        self._tiles = ()
         self._held = {name for name in self._held if self.store.on_disk(name)}
         self.store.make_room()
 

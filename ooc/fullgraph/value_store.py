@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.fullgraph.activation_offload import MOST_KEPT
-from ooc.fullgraph.io_stats import IoStats
 from ooc.fullgraph.ir import Placement, Program, TensorPlacement
+from ooc.layerwise.io_stats import IoStats
+from ooc.layerwise.pass_store import RowReader
 from ooc.layerwise.row_files import Files, Kept, RowWriter
+from ooc.layerwise.scans import MOST_KEPT
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.memory import Tidy, return_freed
 from ooc.runtime.range_io import MemoryRows, read_range
@@ -24,7 +25,7 @@ _ADDED_ROWS = 8192
 """read, added to and written at a time: whole pages"""
 
 
-class ValueStore:
+class ValueStore(RowReader):
     """Where every value stands. dtype: of rows, sums and gradients; tidy: to be called now and then, see
     `ooc.runtime.memory.Tidy`.
 
@@ -42,6 +43,7 @@ class ValueStore:
         traffic: IoStats,
         tidy: Tidy,
     ) -> None:
+        super().__init__(dataset, dtype, traffic, Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT))
         self.memory = Files(None, engine, in_ram=True)
         self.disk = Files(folder, engine)
         self.placement = Placement({})
@@ -50,11 +52,9 @@ class ValueStore:
         op that was killed can add once more to what was there before"""
         self.frees = False
         """whether files go with their values, where the disk has no room for all of a step"""
-        self.dtype, self._dataset, self._traffic, self._tidy = dtype, dataset, traffic, tidy
+        self._traffic, self._tidy = traffic, tidy
         self._nodes, self._columns = program.num_nodes, {value.name: value.columns for value in program.values}
-        self._buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT)
         self._writer = RowWriter(traffic.written)
-        self._x: Rows = dataset.stored("x")
         self._x_read = False
         self._spare: list[NDArray[np.uint8]] = []
         self.left: Callable[[], int] = nothing
@@ -168,29 +168,10 @@ class ValueStore:
         """Wait until all is written. Raises StoreError where something could not be."""
         self._writer.drain()
 
-    def read(self, name: str, first: int, stop: int) -> NDArray[Any]:
-        """Rows first:stop in the step's dtype; a view where they are in memory so. Thread-safe."""
-        began = perf_counter()
-        values, nbytes = read_range(self.rows(name), first, stop, self._buffers)
-        self._traffic.read(nbytes, began)
-        encoding = self._dataset.encoding("x")
-        if name == "x" and encoding.is_short:
-            held = values
-            values = self._buffers.empty(held.shape, np.dtype(np.float32))
-            encoding.gather(held, np.arange(len(held)), values)
-        return values.astype(self.dtype, copy=False)
-
     def gather(self, name: str, node: NDArray[np.int64]) -> NDArray[Any]:
-        """The rows of some nodes (int64[n]), in the step's dtype. Thread-safe."""
-        rows, encoding, began = self.rows(name), self._dataset.encoding("x"), perf_counter()
-        self._tidy(len(node) * rows.row_bytes)
-        values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
-        self._traffic.read(rows.read(node, values), began)
-        if name == "x" and encoding.is_short:
-            x = np.empty(values.shape, np.float32)
-            encoding.gather(values, np.arange(len(node)), x)
-            values = x
-        return values.astype(self.dtype, copy=False)
+        """See `RowReader.gather`."""
+        self._tidy(len(node) * self.rows(name).row_bytes)
+        return super().gather(name, node)
 
     def add(self, name: str, node: NDArray[np.int64], values: NDArray[Any]) -> None:
         """Add to the rows of some nodes, each named once; done when it returns."""

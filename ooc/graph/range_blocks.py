@@ -1,4 +1,4 @@
-"""The blocks that a sweep's layers run on: of destinations whose sums are made, or with all their in-edges."""
+"""The blocks that layers run on in a pass over all nodes: of destinations whose sums are made, or with all their in-edges."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 def own_block(graph: Graph, first: int, stop: int, device: torch.device) -> Block:
-    """Destinations first:stop without edges, with what the whole graph says of them: beside `Sums` of all their neighbors."""
+    """Destinations first:stop without edges, with what the whole graph says of them: beside the sums of all their neighbors."""
     count = stop - first
     indptr = np.zeros(count + 1, np.int64)
     edges = np.empty((2, 0), np.int64), np.empty(0, np.float32)
@@ -53,13 +53,3 @@ def _block(graph: Graph, node: Ints, num_dst: int, edges: tuple[Any, Any], indpt
         tensor(np.asarray(graph.weight_sum[node], np.float32)) if graph.weight_sum is not None else None,
         None if loop is None else tensor(loop),
     )
-
-
-def columns_of(width: int, blocks: int) -> list[slice]:
-    """The columns of each of so many blocks, as even as `ooc.layerwise.plan` reckons.
-
-    >>> columns_of(10, 3)
-    [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
-    """
-    columns = -(-width // blocks)
-    return [slice(at, min(at + columns, width)) for at in range(0, width, columns)]

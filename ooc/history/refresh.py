@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.history.history import History
-from ooc.layerwise.stages import LayerObserver
+from ooc.layerwise.ops import LayerObserver
 
 STAMP_ROWS = 2**20
 
@@ -32,7 +32,7 @@ class Refresh:
 
 @dataclass
 class Refresher:
-    """Shown what a sweep computes (see `ooc.layerwise.stages.LayerObserver`), overwrites the histories by it.
+    """Shown what a sweep computes (see `ooc.layerwise.ops.LayerObserver`), overwrites the histories by it.
 
     commit: takes a checkpoint; before the sweep notes its progress, so that what it will not compute again is not undone.
     """
@@ -55,8 +55,8 @@ class Refresher:
 class LayerwiseRunner(Protocol):
     """What computes every inner layer: `ooc.layerwise.sweep.LayerwisePass`, `ooc.layerwise.scores.ExactScores`."""
 
-    def run(self, *, tap: LayerObserver | None, anew: bool) -> Any:
-        """Sweep, shown to `tap`; anew: whatever the sweep's folder holds, else from where it was interrupted on."""
+    def run(self, *, observer: LayerObserver | None, anew: bool) -> Any:
+        """Sweep, shown to `observer`; anew: whatever the sweep's folder holds, else from where it was interrupted on."""
 
 
 def refresh(sweep: LayerwiseRunner, refresher: Refresher) -> None:
@@ -66,7 +66,9 @@ def refresh(sweep: LayerwiseRunner, refresher: Refresher) -> None:
     """
     history, at = refresher.history, refresher.at
     history.begin_refresh()
-    sweep.run(tap=refresher, anew=not at.notes)  # by the same parameters another sweep may have come far, not shown to this one
+    sweep.run(
+        observer=refresher, anew=not at.notes
+    )  # by the same parameters another sweep may have come far, not shown to this one
     for first in range(0, history.steps.shape[0], STAMP_ROWS):
         history.stamp(np.arange(first, min(first + STAMP_ROWS, history.steps.shape[0])))
     at.done = True

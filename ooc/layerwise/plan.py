@@ -255,3 +255,13 @@ def _cheapest(shape: ModelShape, memory: int, width: int, row_bytes: int, theirs
             f"give at least {format_bytes(cell * least * _FLOAT - memory)} more"
         )
     return best
+
+
+def columns_of(width: int, blocks: int) -> list[slice]:
+    """The columns of each of so many blocks, as even as they can be.
+
+    >>> columns_of(10, 3)
+    [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
+    """
+    columns = -(-width // blocks)
+    return [slice(at, min(at + columns, width)) for at in range(0, width, columns)]

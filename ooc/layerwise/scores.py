@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ooc.layerwise.ops import LayerObserver
 from ooc.layerwise.plan import ram_bytes
-from ooc.layerwise.stages import LayerObserver
 from ooc.layerwise.sweep import LayerwisePass
 from ooc.metrics.nodes import Scores
 from ooc.runtime.memory_plan import MemoryPlan
@@ -61,15 +61,15 @@ class ExactScores:
             scores.update(torch.from_numpy(logits), torch.from_numpy(np.asarray(labels[node])))
         return scores.compute()
 
-    def run(self, *, tap: LayerObserver | None = None, anew: bool = False) -> Rows:
-        """The outputs of all nodes: a sweep's, or those there are for the parameters, where no `tap` is to be shown the way.
+    def run(self, *, observer: LayerObserver | None = None, anew: bool = False) -> Rows:
+        """The outputs of all nodes: of a new pass, or those there are for the parameters where there is no observer.
 
-        Of `tap` and `anew` see `LayerwisePass.run`.
+        Of `observer` and `anew` see `LayerwisePass.run`.
         """
         key = self._sweep.fingerprint()
-        if tap is not None or self._swept is None or self._swept[0] != key:
+        if observer is not None or self._swept is None or self._swept[0] != key:
             self._swept = None
-            self._swept = key, self._sweep.run(tap=tap, anew=anew)
+            self._swept = key, self._sweep.run(observer=observer, anew=anew)
         return self._swept[1]
 
     @property

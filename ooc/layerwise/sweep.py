@@ -19,12 +19,19 @@ from torch import nn
 
 from ooc.layerwise.edge_order import FORTH, EdgeTiles
 from ooc.layerwise.edge_tiles import Tiles
+from ooc.layerwise.executor import ForwardExecutor
+from ooc.layerwise.io_stats import IoStats
+from ooc.layerwise.ir import Op
+from ooc.layerwise.ops import LayerModules, LayerObserver
+from ooc.layerwise.pass_store import PassStore
 from ooc.layerwise.plan import CHUNK_ROWS, LayerwisePlan, cell_rows, plan_layerwise
+from ooc.layerwise.program import forward_ops
 from ooc.layerwise.row_files import Files
+from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, piece_rows_of, room_in, shape_of
-from ooc.layerwise.stages import LayerObserver, LayerStage, Runner
 from ooc.loading.feature_cache import registry_of
 from ooc.models.contexts import evaluating
+from ooc.models.dropout import DropoutKeys
 from ooc.runtime.memory_plan import MemoryPlan
 from stores.arrays.rows import Rows
 from stores.dataset import Dataset
@@ -129,23 +136,16 @@ class LayerwisePass:
         return hashed.hexdigest()
 
     @property
-    def stages(self) -> list[LayerStage]:
+    def ops(self) -> tuple[Op, ...]:
         """What is done, in order, after the edges are put in order."""
-        stages = [LayerStage("map", 0)] if self.plan.mapped else []
-        for index, (layer, plan) in enumerate(zip(self.shape.layers, self.plan.layers, strict=True)):
-            if layer.kind is None:
-                stages.append(LayerStage("gather", index))
-                continue
-            stages += [LayerStage("sum", index, block) for block in range(plan.blocks)] if plan.blocks > 1 else []
-            stages.append(LayerStage("layer", index))
-        return stages
+        return forward_ops(self.shape, self.plan)
 
     def run(
-        self, progress: Progress = lambda what, done, total: None, *, tap: LayerObserver | None = None, anew: bool = False
+        self, progress: Progress = lambda what, done, total: None, *, observer: LayerObserver | None = None, anew: bool = False
     ) -> Rows:
-        """Sweep, from where an earlier process was interrupted on; float32 Rows [N, columns], good until the next run.
+        """Run, from where an earlier process was interrupted on; float32 Rows [N, columns], good until the next run.
 
-        tap: is shown every layer's rows; anew: from the beginning in any case, as one that was not shown to `tap` must be.
+        observer: is shown every layer's rows; anew: from the beginning in any case, as a pass that was not observed must be.
         Raises StoreError where the disk is full or fails (what was finished is kept), or another process is at a sweep in the
         folder.
         """
@@ -159,31 +159,49 @@ class LayerwisePass:
             at, node = going_on or (0, 0)
             if self._tiles is None and any(layer.kind for layer in self.shape.layers):
                 self._tiles = self._open_tiles(progress)
-            runner = Runner(self._parts, self.shape, self.plan, self.dataset, self.files, self._tiles, tap)
+            stats = IoStats()
+            store = PassStore(self.files, self.dataset, self.shape, self.plan, stats)
+            modules = LayerModules(self._parts, self.shape, DropoutKeys(), observer)
+            tiles = () if self._tiles is None else (self._tiles,)
+            scans = NodeScans(self.dataset, self.shape, store, tiles, stats, modules.device)
+            executor = ForwardExecutor(modules, store, scans, stats)
             try:
                 with evaluating(self.model):
-                    for number, stage in list(enumerate(self.stages))[at:]:
-                        self._run_stage(runner, number, stage, node if number == at else 0, key, progress)
-                rows: Rows = runner.open("out", self.shape.out)
+                    for number in range(at, len(self.ops)):
+                        self._run_op(executor, store, number, node if number == at else 0, key, progress)
+                rows: Rows = store.open("out")
                 self.files.keep_only({"out", *FORTH})
                 return rows
             finally:
-                runner.close()
-                self.spent.read += runner.bytes_read
-                self.spent.written += runner.bytes_written
+                scans.close()
+                store.close()
+                self.spent.read += stats.bytes_read
+                self.spent.written += stats.bytes_written
         finally:
             sweeping.end()
 
-    def _run_stage(self, runner: Runner, number: int, stage: LayerStage, node: int, key: str, progress: Progress) -> None:
-        self.files.keep_only({*FORTH, *runner.wanted(stage)})
-        if node >= self.shape.num_nodes:
+    def _run_op(
+        self, executor: ForwardExecutor, store: PassStore, number: int, start: int, key: str, progress: Progress
+    ) -> None:
+        """Run an op from node `start` on, and note how far it came where it can go on later."""
+        op = self.ops[number]
+        self.files.keep_only({*FORTH, *self._needed_files(store, number)})
+        if start >= self.shape.num_nodes:
             return
-        for stop in runner.run(stage, node):
-            if runner.tap is not None:
-                runner.tap.note()
-            written = [rows for rows in map(self.files.held, runner.names(stage)) if rows is not None]
+        for stop in executor.run_op(op, self.plan, start):
+            store.drain()
+            if executor.modules.observer is not None:
+                executor.modules.observer.note()
+            written = [rows for rows in map(self.files.held, store.files_of(op.writes)) if rows is not None]
             self.files.note({"key": key, "plan": self.plan.asdict(), "stage": number, "next": stop}, written)
-            progress(stage.text, stop, self.shape.num_nodes)
+            progress(_words(op), stop, self.shape.num_nodes)
+
+    def _needed_files(self, store: PassStore, number: int) -> set[str]:
+        """Files that an op and those after it read of what is made, and those that it writes."""
+        ops = self.ops
+        made = store.files_of(name for op in ops[: number + 1] for name in op.writes)
+        read = store.files_of(name for op in ops[number:] for name in (op.summed, *op.reads) if name)
+        return {"out", *store.files_of(ops[number].writes), *(made & read)}
 
     def _open_tiles(self, progress: Progress) -> Tiles:
         """The edges in the sweep's order: those an earlier sweep left in the folder, or dealt out now."""
@@ -215,3 +233,10 @@ class LayerwisePass:
                 remove_tree(self._folder)  # before another process may have it
         finally:
             self.close()
+
+
+def _words(op: Op) -> str:
+    """What an op does, for people."""
+    if op.kind == "add":
+        return f"layer {op.layer}, sums {op.name.partition('.')[2]}"
+    return "features" if op.kind == "map" else f"layer {op.layer}"

@@ -24,20 +24,21 @@ from torch import nn
 from ooc.fullgraph.activation_offload import PendingChunk
 from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.gradients import inputs_of, wanted_of
-from ooc.fullgraph.io_stats import IoStats
 from ooc.fullgraph.ir import Placement, TensorPlacement
-from ooc.fullgraph.ops import Moments, RangeOfNodes, StepModules, Tensors, own_place
+from ooc.fullgraph.ops import Moments, StepModules
 from ooc.fullgraph.placement.costs import OpCost, RangeBytes, StepProfile, kept_bytes
 from ooc.fullgraph.placement.disk_speed import PIECE_BYTES, TRIED_BYTES, PieceReader, disk_speed, tried
 from ooc.fullgraph.placement.plan import StepPlan, TierRoom, plan_step, settled
-from ooc.fullgraph.scans import NodeScans
 from ooc.fullgraph.step import FullGraph
 from ooc.fullgraph.value_store import copy
 from ooc.graph.aggregation import Kind, RowDecoder
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
+from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ir import Op
+from ooc.layerwise.ops import RangeOfNodes, Tensors, own_place
 from ooc.layerwise.plan import CHUNK_ROWS
+from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.range_io import MemoryRows
@@ -88,7 +89,7 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
     >>> profile(full, Path("run")).tiers[TensorPlacement.DISK].read
     2100000000.0
     """
-    node_scans = NodeScans(full.dataset, full.shape, full.store, None, IoStats(), torch.device("cpu"))
+    node_scans = NodeScans(full.dataset, full.shape.model, full.store, (), IoStats(), torch.device("cpu"), keyed=True)
     encoder, layers, decoder = parts_of(full.model)
     parts = StepModules((encoder, layers, decoder), full.shape, DropoutKeys())
     modules = [part for part in (encoder, *layers, decoder) if part is not None]
@@ -201,10 +202,6 @@ class _Trial(Executor):
         live = PendingChunk(function, given, wanted, self._own, None)
         results({name: rows for name, rows in live.outputs.items() if name != "out"})
         return live, given, results
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.float64 if self.shape.itemsize == 8 else torch.float32
 
     def _gathered_place(self, op: Op) -> RangeOfNodes:
         """The first destinations that a modest memory has room for, with all their sources."""

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from ooc.fullgraph import resume as notes
-from ooc.fullgraph import scans as node_scans
 from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.resume import StepLog
 from ooc.fullgraph.step import FullGraph
 from ooc.fullgraph.value_store import ValueStore
+from ooc.layerwise import scans as node_scans
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, cut_into, gradients, make, store_of

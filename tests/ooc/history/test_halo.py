@@ -18,8 +18,8 @@ from ooc.history.halo import Halo, HaloLoader
 from ooc.history.history import History
 from ooc.history.refresh import Refresher
 from ooc.layerwise import plan as layerplan
+from ooc.layerwise import scans as node_scans
 from ooc.layerwise import shape as sweepshape
-from ooc.layerwise import stages as sweepstages
 from ooc.layerwise.sweep import LayerwisePass
 from ooc.models.builders import full_blocks
 from ooc.models.contexts import evaluating
@@ -149,7 +149,7 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of these graphs do not fit the memory."""
     for module in ("training.history_mode", "layerwise.scores"):
         monkeypatch.setattr(f"ooc.{module}.LayerwisePass", partial(LayerwisePass, room=1500))
-    for changed in (layerplan, sweepstages):
+    for changed in (layerplan, node_scans):
         monkeypatch.setattr(changed, "CHUNK_ROWS", 16)
     monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
     monkeypatch.setattr(sweepshape, "PIECE_BYTES", 1)

@@ -1,38 +1,61 @@
-"""Walks through all destinations: sums made range by range, chunks read ahead, or the rows of a range's sources gathered."""
+"""Scans of all destinations: sums made range by range, chunks read ahead, or the rows of a range's sources gathered."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.fullgraph.activation_offload import MOST_KEPT, PendingChunk
-from ooc.fullgraph.io_stats import ADD, IoStats
-from ooc.fullgraph.ops import RangeOfNodes, own_place
-from ooc.fullgraph.program import FullShape
-from ooc.fullgraph.value_store import ValueStore
 from ooc.graph.aggregation import Kind, RowDecoder
 from ooc.graph.range_blocks import gathered_block
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import Tiles, rows_over
-from ooc.layerwise.plan import CHUNK_ROWS, cell_rows
+from ooc.layerwise.io_stats import ADD, IoStats
+from ooc.layerwise.ops import RangeOfNodes, own_place
+from ooc.layerwise.plan import CHUNK_ROWS, ModelShape, cell_rows
+from ooc.layerwise.row_files import Kept
 from ooc.layerwise.shape import gather_ranges
+from ooc.models.dropout import Of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.prefetch import ahead, one_ahead
 from ooc.runtime.range_io import MemoryRows, read_range
 from stores.arrays.encoding import Encoding
+from stores.arrays.rows import Rows
 from stores.dataset import Dataset
 from stores.errors import BudgetError
 from stores.sizes import format_bytes
 
 Array = NDArray[Any]
 UNIT_CELLS = 64
-"""Cells of the grid between two nodes that a walk without sums can begin at"""
+"""Cells of the grid between two nodes that a scan without sums can begin at"""
+MOST_KEPT = 64 * 2**20
+"""of a buffer that waits for its next use, as those of chunks do; those of gathered ranges take what memory there is"""
 _DEPTH = 2
 """Chunks whose inputs are read ahead"""
+
+
+class RowStore(Protocol):
+    """Where values are read and put, by name; see `ooc.layerwise.pass_store` and `ooc.fullgraph.value_store`."""
+
+    dtype: np.dtype[Any]
+
+    def rows(self, name: str) -> Rows: ...
+    def open(self, name: str) -> Kept: ...
+    def read(self, name: str, first: int, stop: int) -> Array: ...
+    def gather(self, name: str, node: NDArray[np.int64]) -> Array: ...
+    def put(self, name: str, first: int, values: Array) -> None: ...
+    def take(self, shape: tuple[int, ...]) -> Array: ...
+    def give(self, array: Array) -> None: ...
+
+
+class Pending(Protocol):
+    """A chunk between its forward and its backward."""
+
+    def fetch(self) -> None:
+        """Read what of it is on disk; in any thread."""
 
 
 class SumRequest(NamedTuple):
@@ -46,29 +69,35 @@ class SumRequest(NamedTuple):
 
 
 class NodeChunk(NamedTuple):
-    """Destinations, what was read for them by names of values, and what waits for its way down. ends: whether a walk can begin
+    """Destinations, what was read for them by names of values, and what waits for its backward. ends: whether a scan can begin
     behind it."""
 
     place: RangeOfNodes
     read: dict[str, Array]
-    live: PendingChunk | None
+    live: Any
     ends: bool
 
 
 class NodeScans:
-    """Goes through the nodes. tiles: the edges both ways, of a graph whose layers sum."""
+    """Goes through the nodes.
+
+    tiles: the edges, of a graph whose layers sum; and the transposed ones, where sums go back. keyed: whether dropout needs to
+    know which edges a range has.
+    """
 
     def __init__(
         self,
         dataset: Dataset,
-        shape: FullShape,
-        store: ValueStore,
-        tiles: tuple[Tiles, Tiles] | None,
+        shape: ModelShape,
+        store: RowStore,
+        tiles: Sequence[Tiles],
         traffic: IoStats,
         device: torch.device,
+        *,
+        keyed: bool = False,
     ) -> None:
         self._dataset, self._graph, self._shape, self._store = dataset, dataset.graph, shape, store
-        self._tiles, self._traffic, self._device = tiles, traffic, device
+        self._tiles, self._traffic, self._device, self._keyed = tiles, traffic, device, keyed
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
         self._buffers = Buffers(kept=4, direct=True, least_bytes=1, most_kept=MOST_KEPT)
         self._threads = torch.get_num_threads()
@@ -88,15 +117,15 @@ class NodeScans:
     # --- row by row ---
 
     def rows(
-        self, names: list[str], sums: list[SumRequest], rows: int, live: Mapping[int, PendingChunk], start: int, *, edges: bool
+        self, names: list[str], sums: list[SumRequest], rows: int, live: Mapping[int, Pending], start: int, *, edges: bool
     ) -> Iterator[NodeChunk]:
         """Destinations from `start` on, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a
-        time; live: what waits, by first destination; edges: whether the layer asks for what the graph says of its nodes."""
-        nodes = self._shape.model.num_nodes
+        time; live: what waits, by first destination; edges: whether the layer needs what the graph says of its nodes."""
+        nodes = self._shape.num_nodes
         if not sums:
             yield from self._chunks(names, {}, start, nodes, live, edges)
             return
-        cell = cell_rows(self._shape.model)
+        cell = cell_rows(self._shape)
         step = max(cell, min(rows // cell * cell, -(-nodes // cell) * cell))
         step = -(-nodes // (-(-nodes // step) * cell)) * cell  # equal ranges
         adders = [self._adder(each) for each in sums]
@@ -122,7 +151,6 @@ class NodeScans:
                 self._store.give(buffer)
 
     def _adder(self, sums: SumRequest) -> SumKernel:
-        assert self._tiles is not None
         tiles = self._tiles[sums.back]
         return SumKernel(tiles, self._graph, sums.kind, self._threads, self._store.dtype, self._traffic.read)
 
@@ -137,7 +165,7 @@ class NodeScans:
         return own[-1]
 
     def _sum(self, sums: SumRequest, adder: SumKernel, buffer: Array, first: int, stop: int) -> Array:
-        whole = len(buffer) == self._shape.model.num_nodes
+        whole = len(buffer) == self._shape.num_nodes
         made: Array = buffer[first:stop] if whole else buffer[: stop - first]
         encoding = self._dataset.encoding("x") if sums.source == "x" else Encoding.plain(np.dtype(np.float32))
         with self._traffic.timed(ADD):
@@ -146,9 +174,9 @@ class NodeScans:
         return made
 
     def _chunks(
-        self, names: list[str], made: dict[str, Array], first: int, stop: int, live: Mapping[int, PendingChunk], edges: bool
+        self, names: list[str], made: dict[str, Array], first: int, stop: int, live: Mapping[int, Pending], edges: bool
     ) -> Iterator[NodeChunk]:
-        cell = cell_rows(self._shape.model)
+        cell = cell_rows(self._shape)
 
         def read(at: int) -> NodeChunk:
             end = min(at + CHUNK_ROWS, stop)
@@ -164,18 +192,18 @@ class NodeScans:
 
     # --- from the rows of all sources ---
 
-    def ranges(self, layer: int, memory: int) -> list[tuple[int, int]]:
+    def ranges(self, layer: int, memory: int, start: int) -> list[tuple[int, int]]:
         """Ranges of destinations whose sources' rows fit; see `ooc.layerwise.shape.gather_ranges`."""
-        return list(gather_ranges(self._graph, self._shape.model.layers[layer], memory, 0))
+        return list(gather_ranges(self._graph, self._shape.layers[layer], memory, start))
 
     def gathered(
-        self, source: str, names: list[str], ranges: list[tuple[int, int]], live: Mapping[int, PendingChunk]
+        self, source: str, names: list[str], ranges: list[tuple[int, int]], live: Mapping[int, Pending]
     ) -> Iterator[NodeChunk]:
         """Range by range, with the rows of all sources under "rows". source: value; names: others to read."""
 
         def read(own: tuple[int, int]) -> NodeChunk:
             first, stop = own
-            whole = stop - first == self._shape.model.num_nodes  # not the last range alone, where a step goes on
+            whole = stop - first == self._shape.num_nodes  # not the last range alone, where a step goes on
             place = self.place(first, stop, whole)
             found = {name: self._store.read(name, first, stop) for name in names}
             if whole:
@@ -196,9 +224,11 @@ class NodeScans:
             return place
         graph = self._graph
         node, block = gathered_block(graph, first, stop, *self._slots(first, stop), self._device)
-        slots = np.arange(int(graph.indptr[first]), int(graph.indptr[stop]))
-        edges = np.concatenate([slots, graph.num_edges + np.arange(first, stop)])
-        place = RangeOfNodes(first, stop, {"sources": node, "edges": edges}, block)
+        at: dict[Of, NDArray[np.int64]] = {"sources": node}
+        if self._keyed:
+            slots = np.arange(int(graph.indptr[first]), int(graph.indptr[stop]))
+            at["edges"] = np.concatenate([slots, graph.num_edges + np.arange(first, stop)])
+        place = RangeOfNodes(first, stop, at, block)
         if whole:
             self._whole["place"] = place
         return place

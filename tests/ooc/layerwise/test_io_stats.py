@@ -2,7 +2,7 @@
 
 import time
 
-from ooc.fullgraph.io_stats import IoStats
+from ooc.layerwise.io_stats import IoStats
 
 
 def test_an_ops_seconds_leave_out_what_was_run_again_meanwhile() -> None:

@@ -1,0 +1,133 @@
+"""The row-wise parts of a forward pass: what an op makes of a chunk's inputs.
+
+Inputs go by their roles, outputs by the names of values (`ooc.layerwise.ir`). What a layer reads leaves the layer before as
+that one wants it: dropped out, and narrowed where it maps before it sums.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ooc.graph.aggregation import FirstLayerAggregates, Floats
+from ooc.graph.blocks import Block
+from ooc.graph.range_blocks import own_block
+from ooc.layerwise.ir import FEATURES, Op, ValueRef
+from ooc.layerwise.plan import ModelShape
+from ooc.models.dropout import DropoutKeys, Of, dropout
+from ooc.models.layers import as_input
+from stores.graph import Graph
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RangeOfNodes:
+    """Destinations first:stop. at: int64[n], where sources' rows and edges' stand in those of all (see
+    `ooc.models.dropout.DropoutKeys`)."""
+
+    first: int
+    stop: int
+    at: dict[Of, NDArray[np.int64]]
+    block: Block | None = None
+
+
+def own_place(graph: Graph, first: int, stop: int, device: torch.device, *, edges: bool) -> RangeOfNodes:
+    """Of a chunk that needs no other rows; edges: whether its layer needs what the graph says of its nodes."""
+    block = own_block(graph, first, stop, device) if edges else None
+    return RangeOfNodes(first, stop, {"sources": np.arange(first, stop)}, block)
+
+
+class LayerObserver(Protocol):
+    """Is shown what every layer gives, as it is made: each layer's rows in ascending order, chunk by chunk."""
+
+    def rows(self, layer: int, first: int, values: Floats) -> None:
+        """Rows first, first + 1, ... of a layer: float32[n, width]."""
+
+    def note(self) -> None:
+        """Before a pass notes how far it came: what was shown up to here is not shown again after a crash."""
+
+
+def inputs_of(shape: ModelShape, op: Op) -> dict[str, str]:
+    """The inputs of a forward op's row-wise part: values by role."""
+    if op.kind == "map":
+        return {"x": FEATURES.name}
+    initial = {"initial": shape.initial.name} if shape.layers[op.layer].needs_initial else {}
+    if op.kind == "gather":
+        return {"rows": shape.rows(op.layer).name, **initial}
+    return {"sums": ValueRef("sums", op.layer).name, "self": shape.self_rows(op.layer).name, **initial}
+
+
+class LayerModules:
+    """A model's parts, in the order of a pass. parts: encoder, layers, decoder; draws: the dropout of a pass in training.
+
+    >>> modules.layer(0, {"sums": sums, "self": own}, place)["rows1"]
+    """
+
+    def __init__(
+        self,
+        parts: tuple[nn.Module | None, list[Any], nn.Module | None],
+        shape: ModelShape,
+        draws: DropoutKeys,
+        observer: LayerObserver | None = None,
+    ) -> None:
+        self.encoder, self.layers, self.decoder = parts
+        self.model, self.draws, self.observer = shape, draws, observer
+        self.present = [part for part in (self.encoder, *self.layers, self.decoder) if part is not None]
+        parameter = next((p for part in self.present for p in part.parameters()), None)
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+
+    def tensor(self, array: NDArray[Any]) -> Tensor:
+        """An input as the modules take it."""
+        found: Tensor = as_input(torch.from_numpy(array).to(self.device), *self.present)
+        return found
+
+    def map(self, given: Tensors, place: RangeOfNodes) -> Tensors:
+        """given: "x". What stands before the first layer."""
+        h = given["x"]
+        if self.encoder is not None:
+            with self.draws.part("encoder", place.at):
+                h = self.encoder(h)
+        made = self._read(0, h, place)
+        return {**made, self.model.initial.name: h} if self.model.initial_apart else made
+
+    def layer(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
+        """given: "sums" and "self", or "rows" of all sources; perhaps "initial"."""
+        layer, block = self.layers[index], place.block
+        extra = (given["initial"],) if "initial" in given else ()
+        if "sums" not in given:
+            with self.draws.part(f"layer{index}", place.at):
+                return self._after(index, layer(given["rows"], block, *extra), place)
+        if self.model.narrows(index):
+            return self._after(index, layer.joined(given["sums"], given["self"], block), place)
+        return self._after(index, layer(FirstLayerAggregates(given["sums"], given["self"]), block, *extra), place)
+
+    def _after(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
+        """Rows of a layer as the next one reads them; of the last one the model's output."""
+        if self.observer is not None:
+            self.observer.rows(index, place.first, h.float().cpu().numpy())
+        if index + 1 < len(self.layers):
+            return self._read(index + 1, h, place)
+        if self.decoder is None:
+            return {"out": h}
+        with self.draws.part("decoder", self._own(place)):
+            return {"out": self.decoder(h)}
+
+    def _read(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
+        layer, model = self.layers[index], self.model
+        if model.layers[index].kind is None:
+            return {model.rows(index).name: h}
+        with self.draws.part(f"layer{index}", self._own(place)):
+            h = dropout(h, layer.dropout, layer.training)
+        if not model.narrows(index):
+            return {model.rows(index).name: h}
+        neighbor, own = layer.conv.narrowed(h)
+        made = {model.rows(index).name: neighbor}
+        return made if own is neighbor else {**made, model.self_rows(index).name: own}
+
+    @staticmethod
+    def _own(place: RangeOfNodes) -> dict[Of, NDArray[np.int64]]:
+        return {"sources": place.at["sources"][: place.stop - place.first]}
