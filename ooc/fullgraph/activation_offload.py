@@ -1,8 +1,8 @@
-"""What autograd keeps of a chunk, between the way up and the way down: in memory, or on disk.
+"""What autograd keeps of a chunk, between the forward pass and the backward pass: in memory, or on disk.
 
-A chunk's function is run under saved-tensor hooks. Parameters are left where they are; the chunk's inputs, which have fates of
-their own, are put in again on the way down; only the rest is kept. Its gradients are caught where they enter, so that no input
-is held for them. (torch's saved-tensor hooks; offloaded asynchronously as in FlexGNN and SSDTrain.)
+A chunk's function is run under saved-tensor hooks. Parameters are left where they are; the chunk's inputs, which have
+placements of their own, are put in again in the backward pass; only the rest is kept. Its gradients are caught where they
+enter, so that no input is kept for them. (torch's saved-tensor hooks; offloaded asynchronously as in FlexGNN and SSDTrain.)
 """
 
 import shutil
@@ -41,8 +41,8 @@ class OffloadedTensor(NamedTuple):
 class OffloadFile:
     """Tensors on disk, in files of 64 MB below `folder` that are written front to back and used again after `clear`.
 
-    >>> held = spool.put(tensor)
-    >>> spool.get(held)
+    >>> offloaded = spool.put(tensor)
+    >>> spool.get(offloaded)
     """
 
     def __init__(self, folder: Path, written: Noted, read: Noted) -> None:
@@ -100,17 +100,17 @@ class OffloadFile:
         """Wait until all is written. Raises StoreError where something could not be."""
         self._writes.drain()
 
-    def get(self, held: OffloadedTensor) -> Tensor:
+    def get(self, offloaded: OffloadedTensor) -> Tensor:
         """Read it, once `drain` has returned. Thread-safe."""
         began = perf_counter()
-        buffer = self._buffers.empty((sum(count for _, _, count in held.pieces),), np.dtype(np.uint8))
+        buffer = self._buffers.empty((sum(count for _, _, count in offloaded.pieces),), np.dtype(np.uint8))
         done = 0
-        for number, at, count in held.pieces:
+        for number, at, count in offloaded.pieces:
             self._files[number].load(at, buffer[done : done + count])
             done += count
         self._read(done, began)
-        size = held.shape.numel() * held.dtype.itemsize
-        return torch.from_numpy(buffer[:size]).view(held.dtype).view(held.shape)
+        size = offloaded.shape.numel() * offloaded.dtype.itemsize
+        return torch.from_numpy(buffer[:size]).view(offloaded.dtype).view(offloaded.shape)
 
     def clear(self) -> None:
         """What was put may be overwritten."""
@@ -140,7 +140,7 @@ class _Entry(torch.autograd.Function):
 
 
 class _Exit(torch.autograd.Function):
-    """Ends a graph in nothing, so that no output is held for its way down; what goes down is handed over by name."""
+    """Ends a graph in nothing, so that no output is kept for its backward pass; gradients are handed over by name."""
 
     @staticmethod
     def forward(ctx: Any, handed: Tensors, names: list[str], *rows: Tensor) -> Tensor:
@@ -153,13 +153,13 @@ class _Exit(torch.autograd.Function):
 
 
 class PendingChunk:
-    """A chunk on its way: what it gave, and what autograd keeps for its way down.
+    """A chunk on its way: what it gave, and what autograd keeps for its backward pass.
 
     compute: of the inputs `given`; wanted: those that a gradient is asked of; own: storages of parameters, by address; spool:
-    where what is kept goes, None for memory. After `run`, `down` is to be called once, with the inputs again.
+    where what is kept goes, None for memory. After `run`, `backward` is to be called once, with the inputs again.
 
-    >>> live = PendingChunk(function, {"near": near}, {"near"}, own, None)
-    >>> live.down({"near": near}, {"rows1": gradient})["near"]
+    >>> live = PendingChunk(function, {"sums": sums}, {"sums"}, own, None)
+    >>> live.backward({"sums": sums}, {"rows1": gradient})["sums"]
     """
 
     def __init__(
@@ -174,8 +174,8 @@ class PendingChunk:
         self._kept: list[Tensor | OffloadedTensor] = []
         self._caught: Tensors = {}
         self._handed: Tensors = {}
-        self.asked: set[str] = set()
-        """inputs that the way down needs"""
+        self.needed_inputs: set[str] = set()
+        """inputs that the backward pass needs"""
         self.nbytes = 0
         """of memory that what is kept takes"""
         anchor = torch.zeros((), requires_grad=True)
@@ -199,7 +199,7 @@ class PendingChunk:
             return tensor
         for name, rows in self._given.items():
             if at == rows.untyped_storage().data_ptr() and tensor.dtype == rows.dtype and tensor.numel():
-                self.asked.add(name)
+                self.needed_inputs.add(name)
                 return name, tensor.storage_offset() - rows.storage_offset(), tensor.size(), tensor.stride()
         if self._spool is None:
             self.nbytes += tensor.numel() * tensor.element_size()
@@ -223,11 +223,11 @@ class PendingChunk:
         return rows.as_strided(size, stride, rows.storage_offset() + offset)
 
     def fetch(self) -> None:
-        """Read what is on disk; in any thread, before `down`."""
+        """Read what is on disk; in any thread, before `backward`."""
         if self._spool is not None:
             self._kept = [self._spool.get(kept) if isinstance(kept, OffloadedTensor) else kept for kept in self._kept]
 
-    def down(self, given: Tensors, grads: Tensors) -> Tensors:
+    def backward(self, given: Tensors, grads: Tensors) -> Tensors:
         """Gradients of the inputs that wanted one, from those of the outputs (others have none); parameters' are added up."""
         self._given = dict(given)
         if self._end is not None and grads:
@@ -246,9 +246,9 @@ class PendingChunk:
 
 
 class PendingChunks:
-    """Chunks between their way up and their way down. nbytes: of memory that all of them take.
+    """Chunks between their forward and their backward. nbytes: of memory that all of them take.
 
-    >>> waiting.add("layer0", 8192, live); waiting.of("layer0")[8192].down(given, grads)
+    >>> waiting.add("layer0", 8192, live); waiting.of("layer0")[8192].backward(given, grads)
     """
 
     def __init__(self) -> None:
@@ -256,7 +256,7 @@ class PendingChunks:
         self._of: dict[str, dict[int, PendingChunk]] = {}
 
     def add(self, op: str, first: int, live: PendingChunk) -> None:
-        """One that came up."""
+        """One whose forward is done."""
         self._of.setdefault(op, {})[first] = live
         self.nbytes += live.nbytes
 
@@ -264,13 +264,13 @@ class PendingChunks:
         """An op's, by their first destination."""
         return self._of.get(op, {})
 
-    def down(self, live: PendingChunk) -> None:
-        """One goes down now."""
+    def begin_backward(self, live: PendingChunk) -> None:
+        """Its backward begins."""
         self.nbytes -= live.nbytes
         live.nbytes = 0
 
     def end(self, op: str) -> None:
-        """Let an op's go, those too that did not go down."""
+        """Let an op's go, those too whose backward did not begin."""
         for live in self._of.pop(op, {}).values():
             self.nbytes -= live.nbytes
             live.end()

@@ -1,4 +1,4 @@
-"""One exact step, op by op: the way up, the loss, and the way down."""
+"""One exact step, op by op: the forward pass, the loss, and the backward pass."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
@@ -32,10 +32,10 @@ LossOf = Callable[[int, Tensor], Tensor | None]
 
 
 class Executor(ForwardExecutor):
-    """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; held: values that an earlier
-    step made and that are good still, added to.
+    """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; constant: values that an
+    earlier step made and that are good still, added to.
 
-    >>> Executor(program, placement, shape, parts, store, node_scans, spool, traffic, room, held).run(loss)
+    >>> Executor(program, placement, shape, parts, store, node_scans, spool, traffic, room, constant).run(loss)
     0.693
     """
 
@@ -50,18 +50,18 @@ class Executor(ForwardExecutor):
         spool: OffloadFile | None,
         traffic: IoStats,
         room: int,
-        held: set[str],
-        notes: StepLog | None = None,
+        constant: set[str],
+        log: StepLog | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
         super().__init__(parts, store, node_scans, traffic)
         self.program, self.placement, self.shape, self.parts = program, placement, shape, parts
         self.store, self.spool, self.traffic = store, spool, traffic
-        self.room, self.held = room, held
+        self.room, self.constant = room, constant
         self.loss = 0.0
-        self._notes, self._progress = notes, progress
+        self._log, self._progress = log, progress
         self._number, self._resumed_op = 0, ""
-        self._made = {*held, *(v.name for v in program.values if v.kind in ("features", "edges"))}
+        self._made = {*constant, *(v.name for v in program.values if v.kind in ("features", "edges"))}
         self._begun: set[str] = set()
         self._adds: set[str] = set()
         """gradients that this op adds to what others left, chunk by chunk"""
@@ -81,10 +81,10 @@ class Executor(ForwardExecutor):
                 self._adds = {name for name in op.writes if name in self._begun}
                 with self.traffic.op(op.name):
                     if op.backward:
-                        self._down(op, start)
+                        self._run_backward(op, start)
                     else:
                         moments = state.moments if number == state.op else None
-                        self._up(op, self._of(op.writes, "rows", "sums", "gradient"), loss, start, moments)
+                        self._run_forward(op, self._of(op.writes, "rows", "sums", "gradient"), loss, start, moments)
                     self._drain()
                 self._let_go(op)
             return self.loss
@@ -93,11 +93,11 @@ class Executor(ForwardExecutor):
 
     def _resumed(self) -> StepPosition:
         """Where to begin: at a note of this very step, with what it speaks of."""
-        state = None if self._notes is None else self._notes.found()
+        state = None if self._log is None else self._log.found()
         self.store.halves.clear()
         if state is None:
-            if self._notes is not None:
-                self._notes.forget()
+            if self._log is not None:
+                self._log.forget()
             return StepPosition()
         self.loss = state.loss
         self._made |= set(state.made)
@@ -106,11 +106,11 @@ class Executor(ForwardExecutor):
         state.put_back(self.parts)
         return state
 
-    def _note(self, op: Op, chunk: NodeChunk, moments: Moments | None = None) -> None:
+    def _record(self, op: Op, chunk: NodeChunk, moments: Moments | None = None) -> None:
         """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
         self.store.tidy()
         self._progress(op.name, chunk.place.stop, self.shape.model.num_nodes)
-        if self._notes is None or not chunk.ends or op.scatters or not self._notes.due():
+        if self._log is None or not chunk.ends or op.scatters or not self._log.due():
             return
         later = self.program.ops[self._number :]
         named = (name for each in later for name in (each.summed, *each.reads, *each.writes, each.scatters))
@@ -135,16 +135,18 @@ class Executor(ForwardExecutor):
             None if moments is None else moments.state,
             dict(self.store.halves),
         )
-        self._notes.keep(state)
+        self._log.keep(state)
 
     def _drain(self) -> None:
         self.store.drain()
         if self.spool is not None:
             self.spool.drain()
 
-    # --- the way up ---
+    # --- forward ---
 
-    def _up(self, op: Op, writes: list[str], loss: LossOf | None, start: int = 0, state: list[Any] | None = None) -> None:
+    def _run_forward(
+        self, op: Op, writes: list[str], loss: LossOf | None, start: int = 0, state: list[Any] | None = None
+    ) -> None:
         """Run an op for the values `writes`, from node `start` on; loss: None where they were made before, and are made again;
         state: of the moments gathered before `start`."""
         inputs = inputs_of(self.shape, op)
@@ -171,7 +173,7 @@ class Executor(ForwardExecutor):
             if moments is not None:
                 moments.add(outputs[before])
             if loss is not None:
-                self._note(op, chunk, moments)
+                self._record(op, chunk, moments)
         if moments is not None:
             self._normed(op.layer, moments)
         if loss is not None:
@@ -180,20 +182,20 @@ class Executor(ForwardExecutor):
         self._made |= {name for name in done if not start or self.store.on_disk(name)}
 
     def _comes(self, name: str) -> bool:
-        """Whether an op's value is put anywhere, for later ops or for the way down."""
+        """Whether an op's value is put anywhere, for later ops or for the backward pass."""
         kind = self._values[name].kind
         return kind != "saved" and (kind != "sums" or self._stored(name))
 
     def _stored(self, name: str) -> bool:
-        """Whether a value is kept for the way down."""
-        return self.placement.fate(name) is not TensorPlacement.RECOMPUTED and bool(self._uses[name])
+        """Whether a value is kept for the backward pass."""
+        return self.placement.of(name) is not TensorPlacement.RECOMPUTED and bool(self._uses[name])
 
     def _forward(self, op: Op, place: RangeOfNodes, given: Tensors, again: bool) -> Tensors:
         saved = next(iter(self._of(op.writes, "saved")), "")
         if again or not saved or not self._stored(saved):
             with torch.no_grad(), self._quiet(op, again):
                 return self._function(op, place)(given)
-        spool = self.spool if self.placement.fate(saved) is TensorPlacement.DISK else None
+        spool = self.spool if self.placement.of(saved) is TensorPlacement.DISK else None
         live = PendingChunk(self._function(op, place), given, wanted_of(self.shape, op), self._own, spool)
         self._waiting.add(op.name, place.first, live)
         self.store.trim(self._left())
@@ -209,24 +211,24 @@ class Executor(ForwardExecutor):
             self.loss += float(value.detach())
             (gradient,) = torch.autograd.grad(value, out)
             grads = {"out": gradient}
-        self._leave(op, chunk, live.down(given, grads))
+        self._leave(op, chunk, live.backward(given, grads))
 
     def _normed(self, index: int, moments: Moments) -> None:
         dtype = torch.float64 if self.shape.itemsize == 8 else torch.float32
         self.parts.statistics[index] = moments.statistics(dtype)
         moments.record(norm_of(self.parts.layers[index]))
 
-    # --- the way down ---
+    # --- backward ---
 
-    def _down(self, op: Op, start: int) -> None:
+    def _run_backward(self, op: Op, start: int) -> None:
         if op.kind == "add":
             self._add(op, start)
             return
         up = self.program.op(op.repeats)
         lives = self._waiting.of(up.name)
         whole = lives and up.name != self._resumed_op  # of an op that was gone on with, the first chunks are computed again
-        asked = set().union(*(live.asked for live in lives.values())) if whole else None
-        inputs = {part: name for part, name in inputs_of(self.shape, up).items() if asked is None or part in asked}
+        needed = set().union(*(live.needed_inputs for live in lives.values())) if whole else None
+        inputs = {part: name for part, name in inputs_of(self.shape, up).items() if needed is None or part in needed}
         more = self._of(op.reads, "gradient")
         if before_norm(self.shape, op):
             more.append(ValueRef("pre_norm", op.layer).name)
@@ -239,15 +241,15 @@ class Executor(ForwardExecutor):
                     given = self._given(inputs, chunk)
                     live = chunk.live
                     if live is not None:
-                        self._waiting.down(live)
+                        self._waiting.begin_backward(live)
                     else:
                         with self._quiet(up, True):
                             live = PendingChunk(
                                 self._function(up, chunk.place), given, wanted_of(self.shape, up), self._own, None
                             )
-                    caught = live.down(given, arriving(self.shape, self.parts, op, chunk.read))
+                    caught = live.backward(given, arriving(self.shape, self.parts, op, chunk.read))
                 self._leave(op, chunk, caught)
-                self._note(op, chunk)
+                self._record(op, chunk)
                 del chunk, given, live, caught  # before the next one comes
         finally:
             self._waiting.end(up.name)
@@ -258,7 +260,7 @@ class Executor(ForwardExecutor):
         (name,) = op.writes
         for chunk in self._scan(op, {}, False, [], {}, start, op):
             self.store.put(name, chunk.place.first, chunk.read[SUMMED_GRADIENT])
-            self._note(op, chunk)
+            self._record(op, chunk)
         self._added(op)
 
     def _begin(self, op: Op) -> None:
@@ -267,8 +269,8 @@ class Executor(ForwardExecutor):
             return
         if op.scatters not in self._begun:
             self.store.clear(op.scatters)
-        elif self._notes is not None:
-            self._notes.forget()
+        elif self._log is not None:
+            self._log.forget()
 
     def _added(self, op: Op) -> None:
         """An op's gradients stand there."""
@@ -304,7 +306,7 @@ class Executor(ForwardExecutor):
             else:
                 self.store.put(name, place.first, gradient.numpy())
 
-    # --- both ways ---
+    # --- both passes ---
 
     def _scan(
         self,
@@ -339,7 +341,7 @@ class Executor(ForwardExecutor):
                 raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
             return self.node_scans.gathered(up.summed, [*others, *more], ranges, lives)
         stay = [
-            each for each in summed if each.keep and self.placement.fate(each.name) is not TensorPlacement.DISK
+            each for each in summed if each.keep and self.placement.of(each.name) is not TensorPlacement.DISK
         ]  # made where they are
         columns = sum(self.store.rows(each.source).shape[1] for each in summed if each not in stay)
         rows = model.num_nodes
@@ -380,7 +382,7 @@ class Executor(ForwardExecutor):
         op = self.program.op(self.program.value(name).made_by)
         wanted = [each for each in self._of(op.writes, "rows") if each not in self._made]
         with self.traffic.op(f"{op.name} again"):
-            self._up(op, wanted, None)
+            self._run_forward(op, wanted, None)
             self._drain()
 
     def _let_go(self, op: Op) -> None:
@@ -389,12 +391,12 @@ class Executor(ForwardExecutor):
             name, uses = value.name, self._uses[value.name]
             if value.kind in ("features", "edges", "saved"):
                 continue
-            kept = bool(uses) and (op.backward or self.placement.fate(name) is not TensorPlacement.RECOMPUTED)
+            kept = bool(uses) and (op.backward or self.placement.of(name) is not TensorPlacement.RECOMPUTED)
             last = uses[-1] if kept else value.last_forward
             if last == op.name and not (value.constant and self._stored(name)):
                 self.store.drop(name)
                 self._made.discard(name)
-        self.held |= {v.name for v in self.program.values if v.constant and v.name in self._made and v.kind == "sums"}
+        self.constant |= {v.name for v in self.program.values if v.constant and v.name in self._made and v.kind == "sums"}
 
     def _release(self) -> None:
         """Let all go but what the next step can use."""
@@ -403,7 +405,7 @@ class Executor(ForwardExecutor):
             self._drain()
         self._waiting.end_all()
         for value in self.program.values:
-            if value.kind in ("rows", "sums", "gradient") and value.name not in self.held:
+            if value.kind in ("rows", "sums", "gradient") and value.name not in self.constant:
                 self.store.drop(value.name)
         if self.spool is not None:
             self.spool.clear()

@@ -1,8 +1,8 @@
 """PURE: what an exact training step makes, what needs it, and where each of it stands until then.
 
-A step is a walk through a program: its forward ops, layer by layer, then its backward ops in the opposite order. Most values
-are made on the way up and needed again on the way down; lifetimes are nested like brackets. In between a value is in memory,
-on disk, or gone and computed again. (The four fates of FlexGNN; nothing here computes anything.)
+A step is a scan through a program: its forward ops, layer by layer, then its backward ops in the opposite order. Most values
+are made in the forward pass and needed again in the backward pass; lifetimes are nested like brackets. In between a value is in
+memory, on disk, or gone and computed again. (The four placements of FlexGNN; nothing here computes anything.)
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from ooc.layerwise.ir import Op, ValueRef
 
 
 class TensorPlacement(StrEnum):
-    """Where a value is from its last use on the way up to its use on the way down."""
+    """Where a value is from its last use in the forward pass to its use in the backward pass."""
 
     RETAINED = "retained"
     """in the memory of the device that computes; RAM on a machine without a GPU"""
@@ -32,14 +32,14 @@ ValueKind = Literal["features", "edges", "rows", "sums", "saved", "gradient"]
 class Value:
     """Something with a row for every node that an op writes and others read.
 
-    name: as in `Op.reads`; layer: that reads it on the way up (the number of layers: none does); kind: "features" (the store's
-    own: on disk already, never written), "edges" (in the two orders that sums meet them in; made once), "rows" (what a layer
-    reads), "sums" (over neighbors), "saved" (what autograd keeps of an op's row-wise part beside its inputs; nbytes is an
-    estimate until it is measured), "gradient" (of rows or sums; only within the way down). columns: of a row, 0 for "saved" and
-    "edges". nbytes: of all rows. made_by: op, "" for features and edges. last_forward: the last op on the way up that reads it
-    ("" for gradients and saved: none does). backward: ops on the way down that read it, in order; () where none does, and then
-    it is gone after `last_forward`. constant: the same in every epoch, so what is kept of it is made once. fates: that it may
-    have.
+    name: as in `Op.reads`; layer: that reads it in the forward pass (the number of layers: none does); kind: "features" (the
+    store's own: on disk already, never written), "edges" (in the two orders that sums meet them in; made once), "rows" (what a
+    layer reads), "sums" (over neighbors), "saved" (what autograd keeps of an op's row-wise part beside its inputs; nbytes is an
+    estimate until it is measured), "gradient" (of rows or sums; only within the backward pass). columns: of a row, 0 for
+    "saved" and "edges". nbytes: of all rows. made_by: op, "" for features and edges. last_forward: the last op in the forward
+    pass that reads it ("" for gradients and saved: none does). backward: ops in the backward pass that read it, in order; ()
+    where none does, and then it is gone after `last_forward`. constant: the same in every epoch, so what is kept of it is made
+    once. placements: that it may have.
 
     >>> program.value("near0").nbytes
     """
@@ -52,7 +52,7 @@ class Value:
     made_by: str
     last_forward: str
     backward: tuple[str, ...]
-    fates: tuple[TensorPlacement, ...]
+    placements: tuple[TensorPlacement, ...]
     constant: bool = False
 
 
@@ -93,11 +93,11 @@ class Program:
         return (*own, *op.reads)
 
     def uses(self, placement: "Placement") -> dict[str, tuple[str, ...]]:
-        """By value the ops on the way down that need it, in order: that read it, or something that is RECOMPUTED of it."""
+        """By value the ops in the backward pass that need it, in order: that read it, or something that is RECOMPUTED of it."""
         order = {op.name: number for number, op in enumerate(self.ops)}
         found = {value.name: set(value.backward) for value in self.values}
         for value in reversed(self.values):  # each after those that it is made of
-            if placement.fate(value.name) is TensorPlacement.RECOMPUTED and value.kind in ("rows", "sums"):
+            if placement.of(value.name) is TensorPlacement.RECOMPUTED and value.kind in ("rows", "sums"):
                 for name in self.inputs(value.name):
                     found[name] |= found[value.name]
         return {name: tuple(sorted(ops, key=order.__getitem__)) for name, ops in found.items()}
@@ -117,22 +117,22 @@ class Program:
 
 @dataclass(frozen=True)
 class Placement:
-    """A fate for every value that has a choice. passing: where a RECOMPUTED value stands while it is used, RETAINED or DISK
-    (DISK where it is not named). ranges: bytes for the two ranges of a "gather" op that are in memory at a time, without what
-    autograd keeps of them, by op; where an op is not named, half the room.
+    """A placement for every value that has a choice. passing: where a RECOMPUTED value stands while it is used, RETAINED or
+    DISK (DISK where it is not named). ranges: bytes for the two ranges of a "gather" op that are in memory at a time, without
+    what autograd keeps of them, by op; where an op is not named, half the room.
 
     >>> Placement({"rows1": TensorPlacement.DISK, "near1": TensorPlacement.RECOMPUTED}).standing("near1")
     """
 
-    fates: Mapping[str, TensorPlacement]
+    placements: Mapping[str, TensorPlacement]
     passing: Mapping[str, TensorPlacement] = field(default_factory=dict)
     ranges: Mapping[str, int] = field(default_factory=dict)
 
-    def fate(self, name: str) -> TensorPlacement:
+    def of(self, name: str) -> TensorPlacement:
         """Of a value; RETAINED where none is given."""
-        return self.fates.get(name, TensorPlacement.RETAINED)
+        return self.placements.get(name, TensorPlacement.RETAINED)
 
     def standing(self, name: str) -> TensorPlacement:
         """The tier that a value is in while it is used: RETAINED, HOST or DISK."""
-        fate = self.fate(name)
-        return self.passing.get(name, TensorPlacement.DISK) if fate is TensorPlacement.RECOMPUTED else fate
+        where = self.of(name)
+        return self.passing.get(name, TensorPlacement.DISK) if where is TensorPlacement.RECOMPUTED else where

@@ -1,4 +1,5 @@
-"""Exact training on the whole graph: a step's gradient is that of all labelled nodes, by sweeps in bounded memory."""
+"""Exact training on the whole graph: a step's gradient is that of all labelled nodes, by passes over all nodes in bounded
+memory."""
 
 from pathlib import Path
 
@@ -30,8 +31,8 @@ from stores.process import resident_bytes
 from stores.sizes import format_bytes
 
 
-def way_down_bytes(shape: FullShape) -> int:
-    """Memory that a step takes beside what a sweep does (measured): a chunk's activations and gradients, chunks on their way to
+def backward_bytes(shape: FullShape) -> int:
+    """Memory that a step takes beside what a pass does (measured): a chunk's activations and gradients, chunks on their way to
     and from the disk, and entries of both orders of the edges."""
     model = shape.model
     widest = max([model.x_width, model.encoded, model.out, *[max(layer.width, layer.out) for layer in model.layers]])
@@ -43,8 +44,8 @@ class FullGraph:
 
     folder: for what does not fit the memory; None where all is to be in memory. memory: bytes for the whole process, None:
     what `budget` (by default the data set's) leaves to batches, less `beside`; room: for values and sums alone, where that is
-    known. placement: a fate for every value; by default all are retained where they fit, and else on disk. Raises ConfigError
-    for a model that is no list of layers, BudgetError where the memory is too little.
+    known. placement: a placement for every value; by default all are retained where they fit, and else on disk. Raises
+    ConfigError for a model that is no list of layers, BudgetError where the memory is too little.
 
     >>> with closing(FullGraph(model, ds, Path("run/full"))) as full:
     ...     loss = full.step(loss_of)  # gradients are in the parameters' .grad
@@ -70,12 +71,12 @@ class FullGraph:
         self.room = self._room_in(memory, beside) if room is None else room
         self.program = build(self.shape)
         self.traffic = IoStats()
-        tidy = Tidy(self._whole(memory, room) - way_down_bytes(self.shape))  # that much is allocated between two looks
+        tidy = Tidy(self._whole(memory, room) - backward_bytes(self.shape))  # that much is allocated between two looks
         dtype = np.dtype(f"float{8 * self.shape.itemsize}")
         self.store = ValueStore(folder, engine, dataset, self.program, dtype, self.traffic, tidy)
         self.disk: int | None = None
         """bytes that values may take on disk at a time; None: as many as all that stand there in a step"""
-        self._held: set[str] = set()
+        self._constant: set[str] = set()
         self._tiles: tuple[Tiles, ...] = ()
         self._spool = None if folder is None else OffloadFile(folder / "saved", self.traffic.written, self.traffic.read)
         self._node_scans: NodeScans | None = None
@@ -104,7 +105,7 @@ class FullGraph:
     @property
     def _besides(self) -> int:
         """Memory that a step takes beside values and sums."""
-        return besides_bytes(self.shape.model, self.dataset.graph) + way_down_bytes(self.shape)
+        return besides_bytes(self.shape.model, self.dataset.graph) + backward_bytes(self.shape)
 
     def _check(self, dtype: torch.dtype) -> None:
         check_hub(self.dataset.graph, self.shape.model, self.room // 2)
@@ -128,8 +129,10 @@ class FullGraph:
             return Placement({value.name: TensorPlacement.RETAINED for value in self.program.values})
         if self._folder is None:
             raise BudgetError(f"{format_bytes(total)} do not fit {format_bytes(self.room)}: give exact training a folder")
-        fates = {v.name: TensorPlacement.RECOMPUTED if v.kind == "saved" else TensorPlacement.DISK for v in self.program.values}
-        return Placement(fates)
+        placements = {
+            v.name: TensorPlacement.RECOMPUTED if v.kind == "saved" else TensorPlacement.DISK for v in self.program.values
+        }
+        return Placement(placements)
 
     def step(self, loss: LossOf, progress: Progress = lambda what, done, total: None) -> float:
         """One step over the whole graph: the loss; its gradient is added to the parameters' `.grad`.
@@ -145,11 +148,11 @@ class FullGraph:
         if self._spool is not None:
             self._spool.begin()
         if self.placement != self.store.placement:
-            self._held.clear()
+            self._constant.clear()
         self.store.place(self.placement)
         self.store.frees = self.disk is not None and self._disk_bytes > self.disk
         node_scans = self._open_scans(progress)
-        notes = None if self._folder is None else StepLog(self._folder, self.model, key_of(self.model, self._placed))
+        log = None if self._folder is None else StepLog(self._folder, self.model, key_of(self.model, self._placed))
         self.traffic.restart()
         parts = StepModules(self._parts, self.shape, DropoutKeys())
         stepper = Executor(
@@ -162,22 +165,23 @@ class FullGraph:
             self._spool,
             self.traffic,
             self.room,
-            self._held,
-            notes,
+            self._constant,
+            log,
             progress,
         )
         found = stepper.run(loss)
         self.store.trim(self.most_bytes - self.held_bytes)  # what is done between steps relies on no more (`both_fit`)
-        if notes is not None:
-            notes.forget()
+        if log is not None:
+            log.forget()
         return found
 
     @property
     def _placed(self) -> str:
-        """What a step that was killed can go on with: data, fates, and the ranges of ops that gather, which memory decides."""
+        """What a step that was killed can go on with: data, placements, and the ranges of ops that gather, which memory
+        decides."""
         placement, gathering = self.placement, [op.name for op in self.program.forward if op.kind == "gather"]
         ranges = [(name, placement.ranges.get(name, self.room // 2)) for name in gathering]
-        return f"{self.dataset.fingerprint} {sorted(placement.fates.items())} {sorted(placement.passing.items())} {ranges}"
+        return f"{self.dataset.fingerprint} {sorted(placement.placements.items())} {sorted(placement.passing.items())} {ranges}"
 
     def _open_scans(self, progress: Progress) -> NodeScans:
         if self._node_scans is not None:
@@ -228,7 +232,7 @@ class FullGraph:
             self._node_scans.close()
             self._node_scans = None
         self._tiles = ()
-        self._held = {name for name in self._held if self.store.on_disk(name)}
+        self._constant = {name for name in self._constant if self.store.on_disk(name)}
         self.store.make_room()
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class ValueStore(RowReader):
     def place(self, placement: Placement) -> None:
         """Where values are put from now on."""
         self.placement = placement
-        retained = placement.fates.get("x") in (TensorPlacement.RETAINED, TensorPlacement.HOST)
+        retained = placement.placements.get("x") in (TensorPlacement.RETAINED, TensorPlacement.HOST)
         stored = self._dataset.stored("x")
         if retained and not isinstance(self._x, ArrayRows):  # else it is in the data set's memory already
             self.trim()
@@ -90,8 +90,8 @@ class ValueStore(RowReader):
         """The same of one that is written. half: of a gradient that is added to, see `halves`."""
         half = self.halves.get(name, 0) if half is None else half
         named, shape, files = f"{name}.{half}" if half else name, (self._nodes, self._columns[name]), self.files(name)
-        if files is self.memory and files.held(named) is None:
-            files.hold(named, MemoryRows(self.take(shape)))
+        if files is self.memory and files.opened(named) is None:
+            files.add_rows(named, MemoryRows(self.take(shape)))
         return files.rows(named, shape, str(self.dtype))
 
     def take(self, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -126,11 +126,11 @@ class ValueStore(RowReader):
 
     def has(self, name: str) -> bool:
         """Whether a value stands there."""
-        return name == "x" or self.files(name).held(name) is not None
+        return name == "x" or self.files(name).opened(name) is not None
 
     def drop(self, name: str) -> None:
         """Let a value go: from memory; files stay, to be overwritten by the next step, unless the disk has no room for all."""
-        rows = self.memory.held(name)
+        rows = self.memory.opened(name)
         self.memory.drop(name)
         if self.frees:
             for named in (name, f"{name}.1"):
@@ -160,7 +160,7 @@ class ValueStore(RowReader):
         for name in names:
             if name not in ("x", "edges") and self.on_disk(name):
                 for half in (0, 1):
-                    rows = self.disk.held(f"{name}.{half}" if half else name)
+                    rows = self.disk.opened(f"{name}.{half}" if half else name)
                     if rows is not None:
                         rows.sync()
 
@@ -182,11 +182,11 @@ class ValueStore(RowReader):
         if _dense(node, rows.row_bytes):
             self._add_through(rows, node, values)
             return
-        held = np.empty(values.shape, rows.dtype)
-        self._traffic.read(rows.read(node, held), began)
-        held += values
+        stored = np.empty(values.shape, rows.dtype)
+        self._traffic.read(rows.read(node, stored), began)
+        stored += values
         began = perf_counter()
-        self._traffic.written(rows.write(node, held), began)
+        self._traffic.written(rows.write(node, stored), began)
 
     def _add_through(self, rows: Kept, node: NDArray[np.int64], values: NDArray[Any]) -> None:
         """The same through all rows from the first of them to the last: one is written while the next ones are read."""
@@ -197,10 +197,10 @@ class ValueStore(RowReader):
             low, high = np.searchsorted(node, (first, stop))
             if low < high:
                 began = perf_counter()
-                held, nbytes = read_range(rows, first, stop, self._buffers)
+                stored, nbytes = read_range(rows, first, stop, self._buffers)
                 self._traffic.read(nbytes, began)
-                held[node[low:high] - first] += values[order[low:high]]
-                self._writer.put(rows, first, held)
+                stored[node[low:high] - first] += values[order[low:high]]
+                self._writer.put(rows, first, stored)
         self._writer.drain()
 
     def clear(self, name: str) -> None:

@@ -89,7 +89,7 @@ class SquaredNorms(NamedTuple):
     """|a - b|^2"""
     size: float
     """|a|^2"""
-    held: float
+    stored: float
     """|h|^2"""
     xx: float
     """x^2, where a node's drift with draw c for its history is share * x - y: x = |c|^2 + (|a|^2 + |b|^2) / 2"""
@@ -114,7 +114,7 @@ class SquaredNorms(NamedTuple):
         size = max(self.size, 1e-24)
         share = max(0.0, 1 - self.apart / (2 * size))  # |n|^2 / |a|^2
         variance = max(0.0, share**2 * self.xx - 2 * share * self.xy + self.yy)
-        return self.error / size, self.apart * (1 + self.held / size) / (2 * size), _CHANCE * variance**0.5 / size
+        return self.error / size, self.apart * (1 + self.stored / size) / (2 * size), _CHANCE * variance**0.5 / size
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,9 @@ class Drift:
         return made
 
     def _read(self, rows: Rows, ids: Ids) -> Tensor:
-        held = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
-        self.history.counts.bytes_read += rows.read(ids, held)
-        return torch.from_numpy(held)
+        stored = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+        self.history.counts.bytes_read += rows.read(ids, stored)
+        return torch.from_numpy(stored)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class History:
         self._waiting: dict[int, int] = {}  # step -> version of the rows fetched for it
         self._hot: ResidentSubset | None = None
         self._resident = resident
-        self._chosen: Ids | None = None  # the hot rows' nodes while their rows are not held
+        self._chosen: Ids | None = None  # the hot rows' nodes while their rows are not in memory
         self._asked: NDArray[np.uint16] | None = np.zeros(steps.shape[0], np.uint16) if resident is None else None
         self._changed = threading.Condition()
         self._closed = False
@@ -92,8 +92,8 @@ class History:
         ]
         steps = DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap")  # one more than the step is kept
         log = UndoLog.open(path / "undo.log", [*rows, steps], 0)
-        held = ResidentRows(rows, steps, empty=True) if resident and ResidentRows.nbytes(rows, steps) <= max_bytes else None
-        return cls(rows, steps, log, lag, max_bytes, 0, resident=held)
+        kept = ResidentRows(rows, steps, empty=True) if resident and ResidentRows.nbytes(rows, steps) <= max_bytes else None
+        return cls(rows, steps, log, lag, max_bytes, 0, resident=kept)
 
     @classmethod
     def open(
@@ -111,8 +111,8 @@ class History:
         rows = [DiskRows.open(path / f"layer{layer}", engine) for layer in range(layers)]
         steps = DiskRows.open(path / "steps", "mmap")
         log = UndoLog.open(path / "undo.log", [*rows, steps], int(state["generation"]))
-        held = ResidentRows(rows, steps, empty=False) if resident and ResidentRows.nbytes(rows, steps) <= max_bytes else None
-        history = cls(rows, steps, log, lag, max_bytes, int(state["step"]), int(state["floor"]), held)
+        kept = ResidentRows(rows, steps, empty=False) if resident and ResidentRows.nbytes(rows, steps) <= max_bytes else None
+        history = cls(rows, steps, log, lag, max_bytes, int(state["step"]), int(state["floor"]), kept)
         for each in state["pending"]:
             pushed = tuple(np.asarray(part) for part in each["rows"])
             history._pushes.append(Push(int(each["step"]), np.asarray(each["ids"]), pushed))
@@ -130,8 +130,8 @@ class History:
             version = self._waiting[step] = self._written
         if self._asked is not None:
             self._asked[ids] += self._asked[ids] < np.iinfo(np.uint16).max
-        found, held = self._read(ids) if self._resident is None else self._resident.read(ids)
-        steps = held.astype(np.int64) - 1
+        found, kept = self._read(ids) if self._resident is None else self._resident.read(ids)
+        steps = kept.astype(np.int64) - 1
         if (forgotten := steps < self._floor).any():
             steps[forgotten] = NEVER
             for out in found:
@@ -208,7 +208,7 @@ class History:
         self.counts.bytes_written += self.log.write([(self.rows[layer], ids, stored)])
 
     def begin_refresh(self) -> None:
-        """Before `overwrite`: what is pending is not to be seen any more, and hot rows make room for the sweep."""
+        """Before `overwrite`: what is pending is not to be seen any more, and hot rows make room for the pass."""
         self.make_room()
         self._drop()
 
@@ -232,15 +232,15 @@ class History:
             self._written = self._next - 1 - self.lag
 
     def make_room(self) -> None:
-        """Between two epochs: hot rows leave the memory to a sweep. Pushes that the lag holds back stay, of `max_bytes`."""
+        """Between two epochs: hot rows leave the memory to a pass. Pushes that the lag holds back stay, of `max_bytes`."""
         self._settle()
         if self._hot is not None:
             self._chosen, self._hot = self._hot.ids, None
 
     def begin_epoch(self) -> None:
-        """Before rows are fetched: the hot ones are read, where they are not held any more or were chosen anew."""
+        """Before rows are fetched: the hot ones are read, where they are not in memory any more or were chosen anew."""
         if self._chosen is not None:
-            self._hot, self._chosen = self._held(self._chosen), None
+            self._hot, self._chosen = self._read_hot(self._chosen), None
 
     def stamp(self, ids: Ids) -> None:
         """Note that all layers of these rows were refreshed before the next step."""
@@ -257,11 +257,11 @@ class History:
             ids = most_asked(asked, self._max_bytes // (sum(rows.row_bytes for rows in self.rows) + 8))
             self._chosen = ids if len(ids) else None
 
-    def _held(self, ids: Ids) -> ResidentSubset:
-        held = [np.empty((len(ids), *rows.shape[1:]), rows.dtype) for rows in self.rows]
-        for rows, out in zip(self.rows, held, strict=True):
+    def _read_hot(self, ids: Ids) -> ResidentSubset:
+        kept = [np.empty((len(ids), *rows.shape[1:]), rows.dtype) for rows in self.rows]
+        for rows, out in zip(self.rows, kept, strict=True):
             self.counts.bytes_read += rows.read(ids, out)
-        return ResidentSubset(ids, held)
+        return ResidentSubset(ids, kept)
 
     def close(self) -> None:
         """End the writer, without what it has not written, and give everything back; idempotent."""

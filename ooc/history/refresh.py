@@ -1,7 +1,7 @@
-"""Refreshing histories by an exact sweep of all nodes, layer by layer.
+"""Refreshing histories by an exact pass over all nodes, layer by layer.
 
-The sweep (`ooc.layerwise.sweep`) computes layer l of every node from the exact rows of layer l - 1; what it computes goes into
-the histories too. Before it notes how far it came a checkpoint is taken, so a killed refresh goes on there. A sweep that goes
+The pass (`ooc.layerwise.sweep`) computes layer l of every node from the exact rows of layer l - 1; what it computes goes into
+the histories too. Before it notes how far it came a checkpoint is taken, so a killed refresh goes on there. A pass that goes
 on to the model's outputs serves the scores of the same parameters too.
 """
 
@@ -20,8 +20,8 @@ STAMP_ROWS = 2**20
 
 @dataclass
 class Refresh:
-    """A refresh under way, or behind which the epoch has not ended yet: what a checkpoint keeps of it; where its sweep stands,
-    the sweep's folder knows."""
+    """A refresh under way, or behind which the epoch has not ended yet: what a checkpoint keeps of it; where its pass stands,
+    the pass's folder knows."""
 
     notes: int = 0
     """of progress so far"""
@@ -32,9 +32,9 @@ class Refresh:
 
 @dataclass
 class Refresher:
-    """Shown what a sweep computes (see `ooc.layerwise.ops.LayerObserver`), overwrites the histories by it.
+    """Shown what a pass computes (see `ooc.layerwise.ops.LayerObserver`), overwrites the histories by it.
 
-    commit: takes a checkpoint; before the sweep notes its progress, so that what it will not compute again is not undone.
+    commit: takes a checkpoint; before the pass notes its progress, so that what it will not compute again is not undone.
     """
 
     history: History
@@ -56,19 +56,19 @@ class LayerwiseRunner(Protocol):
     """What computes every inner layer: `ooc.layerwise.sweep.LayerwisePass`, `ooc.layerwise.scores.ExactScores`."""
 
     def run(self, *, observer: LayerObserver | None, anew: bool) -> Any:
-        """Sweep, shown to `observer`; anew: whatever the sweep's folder holds, else from where it was interrupted on."""
+        """Run, shown to `observer`; anew: whatever the pass's folder holds, else from where it was interrupted on."""
 
 
-def refresh(sweep: LayerwiseRunner, refresher: Refresher) -> None:
+def refresh(runner: LayerwiseRunner, refresher: Refresher) -> None:
     """Overwrite all histories by exact rows, beginning where a killed refresh by the same parameters came to.
 
-    A checkpoint is taken when it is through. Raises as the sweep does.
+    A checkpoint is taken when it is through. Raises as the pass does.
     """
     history, at = refresher.history, refresher.at
     history.begin_refresh()
-    sweep.run(
+    runner.run(
         observer=refresher, anew=not at.notes
-    )  # by the same parameters another sweep may have come far, not shown to this one
+    )  # by the same parameters another pass may have come far, not shown to this one
     for first in range(0, history.steps.shape[0], STAMP_ROWS):
         history.stamp(np.arange(first, min(first + STAMP_ROWS, history.steps.shape[0])))
     at.done = True

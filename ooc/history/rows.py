@@ -16,15 +16,15 @@ NEVER = -1
 """the step of a row that was never written"""
 
 
-def common(ids: Ids, held: Ids) -> tuple[Ids, Ids]:
-    """(places in `ids`, places in `held`) of the ids that are in both; each ascending, no id twice.
+def common(ids: Ids, kept: Ids) -> tuple[Ids, Ids]:
+    """(places in `ids`, places in `kept`) of the ids that are in both; each ascending, no id twice.
 
     >>> common(np.array([1, 4, 6]), np.array([0, 4, 5, 6]))
     (array([1, 2]), array([1, 3]))
     """
-    at = np.searchsorted(held, ids)
-    there = at < len(held)
-    there[there] = held[at[there]] == ids[there]
+    at = np.searchsorted(kept, ids)
+    there = at < len(kept)
+    there[there] = kept[at[there]] == ids[there]
     return np.flatnonzero(there), at[there]
 
 
@@ -45,8 +45,8 @@ class Push:
     def patch(self, ids: Ids, rows: Sequence[AnyArray], steps: NDArray[np.int64] | None = None) -> None:
         """Put this push's rows in the places of `rows` ([k, width] a layer) whose nodes `ids` (int64[k], ascending) it has."""
         to, source = common(ids, self.ids)
-        for held, own in zip(rows, self.rows, strict=True):
-            held[to] = own[source]
+        for kept, own in zip(rows, self.rows, strict=True):
+            kept[to] = own[source]
         if steps is not None:
             steps[to] = self.step
 
@@ -83,10 +83,10 @@ class ResidentRows:
 
     def __init__(self, rows: Sequence[DiskRows], steps: DiskRows, empty: bool) -> None:
         self._disk = (*rows, steps)
-        self._held = [np.zeros(each.shape, each.dtype) for each in self._disk]
+        self._kept = [np.zeros(each.shape, each.dtype) for each in self._disk]
         self._changed = np.zeros(steps.shape[0], np.bool_)
         if not empty:
-            for each, out in zip(self._disk, self._held, strict=True):
+            for each, out in zip(self._disk, self._kept, strict=True):
                 each.read(np.arange(each.shape[0]), out)
 
     @staticmethod
@@ -96,13 +96,13 @@ class ResidentRows:
 
     def read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
         """(every layer's rows, the steps as stored) of nodes `ids`."""
-        *rows, steps = (held[ids] for held in self._held)
+        *rows, steps = (kept[ids] for kept in self._kept)
         return rows, steps
 
     def put(self, push: Push) -> None:
         """Take up a push."""
-        for held, rows in zip(self._held, (*push.rows, push.step + 1), strict=True):
-            held[push.ids] = rows
+        for kept, rows in zip(self._kept, (*push.rows, push.step + 1), strict=True):
+            kept[push.ids] = rows
         self._changed[push.ids] = True
 
     def writes(self) -> Iterator[list[tuple[DiskRows, Ids, AnyArray]]]:
@@ -110,7 +110,7 @@ class ResidentRows:
         changed = np.flatnonzero(self._changed)
         for first in range(0, len(changed), _TOGETHER):
             ids = changed[first : first + _TOGETHER]
-            yield [(each, ids, held[ids]) for each, held in zip(self._disk, self._held, strict=True)]
+            yield [(each, ids, kept[ids]) for each, kept in zip(self._disk, self._kept, strict=True)]
         self._changed[:] = False
 
 
@@ -128,7 +128,7 @@ class HistoryCounts:
     bytes_written: int = 0
     """of rows and steps, without the undo log"""
     bytes_logged: int = 0
-    """of what they held before: the log reads it and writes it"""
+    """of what stood there before: the log reads it and writes it"""
 
 
 def most_asked(asked: NDArray[np.uint16], most: int) -> Ids:

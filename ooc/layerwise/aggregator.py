@@ -44,11 +44,11 @@ class RowPiece(NamedTuple):
 
 class SumKernel:
     """Adds rows to the sums of their out-neighbors. kind: "mean", "sum" or "gcn", as of `ooc.graph.aggregation.PreAggregation`;
-    threads: that add; dtype: of the sums, float32 or float64; noted: is told of what was read, in the threads that read.
+    threads: that add; dtype: of the sums, float32 or float64; noted: is called with what was read, in the threads that read.
 
     >>> adder = SumKernel(tiles, graph, "mean", threads=2)
-    >>> adder.add(rows, RowDecoder.of(encoding), 0, 8192, near)  # float32[8192, f]
-    >>> adder.scale(0, near)
+    >>> adder.add(rows, RowDecoder.of(encoding), 0, 8192, sums)  # float32[8192, f]
+    >>> adder.scale(0, sums)
     """
 
     def __init__(
@@ -70,29 +70,29 @@ class SumKernel:
         self._lock = threading.Lock()
         self.bytes_read = self.edge_bytes_read = 0
 
-    def add(self, rows: Rows, code: RowDecoder, first: int, stop: int, near: NDArray[Any]) -> None:
-        """Fill near [stop - first, f] with the sums of destinations first:stop over `rows` [N, f], all pieces of them.
+    def add(self, rows: Rows, code: RowDecoder, first: int, stop: int, sums: NDArray[Any]) -> None:
+        """Fill sums [stop - first, f] with the sums of destinations first:stop over `rows` [N, f], all pieces of them.
 
         first: a multiple of the grid's cells. Mind `scale`.
         """
-        near[:] = 0
+        sums[:] = 0
         spans = self._tiles.spans(first, stop)
         for piece in ahead(self._readers, lambda span: self._read(rows, *span), spans, AHEAD):
             factor: NDArray[Any] = _ONES
             if self.kind == "gcn":
                 factor = self._factors(piece.first, min(piece.first + self._tiles.grid.piece_rows, rows.shape[0]))
-            self._scatter(piece, code, factor, first, near)
+            self._scatter(piece, code, factor, first, sums)
 
-    def scale(self, first: int, near: NDArray[Any]) -> None:
+    def scale(self, first: int, sums: NDArray[Any]) -> None:
         """The factor of each destination first, first + 1, ... onto its sum ([d, f]): its mean, or GCN's."""
         if self.kind == "mean":
-            degree = self._graph.degree(np.arange(first, first + len(near)))
-            near *= (1 / np.maximum(degree, 1)).astype(near.dtype)[:, None]
+            degree = self._graph.degree(np.arange(first, first + len(sums)))
+            sums *= (1 / np.maximum(degree, 1)).astype(sums.dtype)[:, None]
         elif self.kind == "gcn":
-            factor = self._factors(first, first + len(near))
+            factor = self._factors(first, first + len(sums))
             with np.errstate(invalid="ignore"):
-                near *= factor[:, None]
-            near[factor == 0] = 0  # also where an infinite weight was added
+                sums *= factor[:, None]
+            sums[factor == 0] = 0  # also where an infinite weight was added
 
     def _factors(self, first: int, stop: int) -> NDArray[Any]:
         """GCN's factors of nodes first:stop."""
@@ -109,8 +109,8 @@ class SumKernel:
             row_at = np.zeros(piece_rows, np.int64)
             row_at[offset] = at
         else:
-            held, nbytes = read_range(rows, begin, end, self._buffers)
-            values, row_at = held.reshape(-1), np.arange(piece_rows) * width
+            stored, nbytes = read_range(rows, begin, end, self._buffers)
+            values, row_at = stored.reshape(-1), np.arange(piece_rows) * width
         self._noted(nbytes + edge_bytes, began)
         with self._lock:
             self.bytes_read += nbytes
@@ -128,7 +128,7 @@ class SumKernel:
         nbytes = rows.read(ids, values)
         return values.reshape(-1), np.arange(len(ids)) * rows.shape[1], nbytes
 
-    def _scatter(self, piece: RowPiece, code: RowDecoder, factor: NDArray[Any], first: int, near: NDArray[Any]) -> None:
+    def _scatter(self, piece: RowPiece, code: RowDecoder, factor: NDArray[Any], first: int, sums: NDArray[Any]) -> None:
         """Add a piece along its edges, the destinations shared out among threads."""
         entry, weight = piece.entry, piece.weight
         cuts = [_cut(entry, len(entry) * k // self._threads) for k in range(self._threads)] + [len(entry)]
@@ -136,7 +136,7 @@ class SumKernel:
         def run(k: int) -> None:
             part = slice(cuts[k], cuts[k + 1])
             own = weight[part] if len(weight) else weight
-            scatter_entries(piece.value, *code, piece.row_at, entry[part], own, factor, piece.first, first, near)
+            scatter_entries(piece.value, *code, piece.row_at, entry[part], own, factor, piece.first, first, sums)
 
         for future in [self._adders.submit(run, k) for k in range(self._threads) if cuts[k] < cuts[k + 1]]:
             future.result()
@@ -168,14 +168,14 @@ def scatter_entries(
     factor: Floats,
     piece_first: int,
     first: int,
-    near: Floats,
+    sums: Floats,
 ) -> None:
-    """near[destination - first] += weight * factor * row, for every entry (see `ooc.layerwise.edge_tiles`) in order.
+    """sums[destination - first] += weight * factor * row, for every entry (see `ooc.layerwise.edge_tiles`) in order.
 
     values, tag, scale: see `ooc.graph.aggregation.scatter_aggregates`; weight: float32[k] or [0] for ones; factor:
     float32[piece rows], a source's of GCN's sum, which leaves self-loops and factors of 0 out, or [0] for ones.
     """
-    width = near.shape[1]
+    width = sums.shape[1]
     mask = (1 << SOURCE_BITS) - 1
     for k in range(len(entry)):
         offset = entry[k] & mask
@@ -183,10 +183,10 @@ def scatter_entries(
         row = values[row_at[offset] : row_at[offset] + width]
         if len(factor) == 0:
             for f in range(width):
-                near[to, f] += value(row, f, tag, scale)
+                sums[to, f] += value(row, f, tag, scale)
         elif to + first != piece_first + offset and factor[offset] != 0:
             by = factor[offset]
             if len(weight) > 0:
                 by = by * weight[k]
             for f in range(width):
-                near[to, f] += by * value(row, f, tag, scale)
+                sums[to, f] += by * value(row, f, tag, scale)

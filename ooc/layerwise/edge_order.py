@@ -1,4 +1,4 @@
-"""The edges of a sweep, in the order in which it meets them, both ways: found in its folder, or dealt out once."""
+"""The edges of a pass, in the order in which it meets them, both ways: found in its folder, or dealt out once."""
 
 import io
 import json
@@ -74,7 +74,7 @@ class EdgeTiles:
             sync_dir(folder)
         tiles = self._deal(names, order, progress)
         if folder is not None:
-            for rows in map(self._files.held, names):
+            for rows in map(self._files.opened, names):
                 if rows is not None:
                     rows.sync()
             content = io.BytesIO()

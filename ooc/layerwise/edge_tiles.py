@@ -1,6 +1,6 @@
-"""Edges in the order in which a sweep meets them: by piece of source rows, within it by destination.
+"""Edges in the order in which a pass meets them: by piece of source rows, within it by destination.
 
-A sweep reads rows in file order, a piece at a time, and adds each to the sums of its out-neighbors. The store has the edges by
+A pass reads rows in file order, a piece at a time, and adds each to the sums of its out-neighbors. The store has the edges by
 destination; here they stand by (piece of sources, destination, source), dealt out once in bounded memory: going through the
 destinations in order, every edge goes to the end of its source's piece, so each piece comes out sorted. For a destination, the
 order of summation is ascending by source, equal ones in the order of their slots (as in `ooc.graph.aggregation`), however
@@ -32,7 +32,7 @@ MOST_PIECE_ROWS = 1 << SOURCE_BITS
 ENTRIES_AT_ONCE = 1 << 21
 """Entries in memory at a time: a hub's piece may have any number"""
 _SLOTS_AT_ONCE = 1 << 20
-_HANDS_BYTES = 64 * 2**20
+_BUFFER_BYTES = 64 * 2**20
 _STEP = 1024
 """entries: pieces begin at multiples, so that they are whole pages in the file"""
 _GRID = 1024
@@ -171,26 +171,26 @@ class Tiles:
         """Deal all edges out, in one reading of the slots; returns the bytes written. progress: of edges done."""
         pieces = self.grid.num_pieces
         wide = 12 if self.weight is not None else 8
-        hand = max(_STEP, min(16 * _STEP, _HANDS_BYTES // (wide * max(1, pieces)) // _STEP * _STEP))
-        hands = self._buffers.empty((pieces, hand), np.dtype(np.int64))
-        weights = self._buffers.empty((pieces if self.weight is not None else 0, hand), np.dtype(np.float32))
+        size = max(_STEP, min(16 * _STEP, _BUFFER_BYTES // (wide * max(1, pieces)) // _STEP * _STEP))
+        buffers = self._buffers.empty((pieces, size), np.dtype(np.int64))
+        weights = self._buffers.empty((pieces if self.weight is not None else 0, size), np.dtype(np.float32))
         filled, put = np.zeros(pieces, np.int64), np.array(self.grid.first[:, 0])
         shift, written, done = self.grid.piece_rows.bit_length() - 1, 0, 0
         for first, indptr, source, weight in slots.parts():
             at = np.zeros(2, np.int64)  # destination and slot to go on from
-            while (full := _deal(first, indptr, source, weight, shift, at, filled, hands, weights)) >= 0:
-                written += self._flush(full, hand, put, hands, weights)
+            while (full := _deal(first, indptr, source, weight, shift, at, filled, buffers, weights)) >= 0:
+                written += self._flush(full, size, put, buffers, weights)
                 filled[full] = 0
             progress(done := done + len(source))
         for piece in np.flatnonzero(filled).tolist():
             count = -(-int(filled[piece]) // _STEP) * _STEP
-            hands[piece, filled[piece] : count] = 0
-            written += self._flush(piece, count, put, hands, weights)
+            buffers[piece, filled[piece] : count] = 0
+            written += self._flush(piece, count, put, buffers, weights)
         return written
 
-    def _flush(self, piece: int, count: int, put: Ints, hands: Ints, weights: Floats) -> int:
+    def _flush(self, piece: int, count: int, put: Ints, buffers: Ints, weights: Floats) -> int:
         first = int(put[piece])
-        written = write_range(self.entry, first, hands[piece, :count])
+        written = write_range(self.entry, first, buffers[piece, :count])
         if self.weight is not None:
             written += write_range(self.weight, first, weights[piece, :count])
         put[piece] += count
@@ -236,7 +236,7 @@ def sort_slots(indptr: Ints, source: Ints, weight: Floats) -> None:
             continue
         for k in range(first + 1, stop):
             own, place = source[k], k
-            heft = weight[k] if weighted else np.float32(0)
+            own_weight = weight[k] if weighted else np.float32(0)
             while place > first and source[place - 1] > own:
                 source[place] = source[place - 1]
                 if weighted:
@@ -244,7 +244,7 @@ def sort_slots(indptr: Ints, source: Ints, weight: Floats) -> None:
                 place -= 1
             source[place] = own
             if weighted:
-                weight[place] = heft
+                weight[place] = own_weight
 
 
 @kernel
@@ -267,22 +267,23 @@ def _deal(
     shift: int,
     at: Ints,
     filled: Ints,
-    hands: Ints,
+    buffers: Ints,
     weights: Floats,
 ) -> int:
-    """Go on from destination at[0] and slot at[1]: entries into their pieces' hands. The piece whose hand is full, or -1."""
+    """Go on from destination at[0] and slot at[1]: entries into their pieces' buffers. The piece whose buffer is full, or
+    -1."""
     mask = (1 << shift) - 1
     k = at[1]
     for v in range(at[0], len(indptr) - 1):
         while k < indptr[v + 1]:
             piece = source[k] >> shift
             place = filled[piece]
-            hands[piece, place] = ((first + v) << SOURCE_BITS) | (source[k] & mask)
+            buffers[piece, place] = ((first + v) << SOURCE_BITS) | (source[k] & mask)
             if len(weight) > 0:
                 weights[piece, place] = weight[k]
             filled[piece] = place + 1
             k += 1
-            if place + 1 == hands.shape[1]:
+            if place + 1 == buffers.shape[1]:
                 at[0], at[1] = v, k
                 return piece
     at[0], at[1] = len(indptr) - 1, k

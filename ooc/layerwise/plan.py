@@ -1,4 +1,4 @@
-"""PURE: a model's widths, the graph's size and the memory -> how each layer of a sweep over all nodes is computed.
+"""PURE: a model's widths, the graph's size and the memory -> how each layer of a pass over all nodes is computed.
 
 A layer that sums over neighbors can have its sums made while its input goes by once in file order, for as many destinations as
 memory has sums for; the input is read again for the next ones. Where sums are wide that is many passes, and then it is
@@ -7,7 +7,6 @@ wait on disk until all blocks are done. A layer that maps to fewer columns may m
 themselves (attention, the user's own) gets them for a range of destinations at a time. Every choice is by bytes.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -138,7 +137,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class LayerwisePlan:
-    """How a sweep goes. memory: bytes for sums, or for the rows of a gathering layer; in_ram: everything stays in memory;
+    """How a pass goes. memory: bytes for sums, or for the rows of a gathering layer; in_ram: everything stays in memory;
     mapped: the features pass a map of their own first (encoder, narrowing, or a dtype that is not summed)."""
 
     memory: int
@@ -148,7 +147,7 @@ class LayerwisePlan:
     map_bytes: int
     """read and written by the map"""
     tile_bytes: int
-    """read and written to put the edges in the sweep's order"""
+    """read and written to put the edges in the pass's order"""
 
     @property
     def nbytes(self) -> int:
@@ -156,7 +155,7 @@ class LayerwisePlan:
         return self.map_bytes + self.tile_bytes + sum(layer.read + layer.written for layer in self.layers)
 
     def moved(self, shape: "ModelShape") -> tuple[int, int]:
-        """(bytes read, bytes written): of a sweep in memory the features, and twice the sources of all edges."""
+        """(bytes read, bytes written): of a pass in memory the features, and twice the sources of all edges."""
         summed = any(layer.kind for layer in shape.layers)
         if self.in_ram:
             return shape.num_nodes * shape.x_bytes + 2 * 4 * shape.num_edges * summed, 0
@@ -176,23 +175,22 @@ class LayerwisePlan:
 
 
 def plan_layerwise(shape: ModelShape, memory: int) -> LayerwisePlan:
-    """The cheapest sweep in `memory` bytes, beside what reading and writing need anyway.
+    """The cheapest pass in `memory` bytes, beside what reading and writing need anyway.
 
     Which layers narrow first does not depend on the memory, nor does any result of layers that sum. Raises BudgetError where
     not even the sums of a few thousand nodes fit.
 
     >>> plan_layerwise(shape, memory=10**9).nbytes
     """
-    mapped, narrow = shape.mapped, [shape.narrows(index) for index in range(len(shape.layers))]
+    layers = range(len(shape.layers))
     if ram_bytes(shape) <= memory:
         every = -(-max(1, shape.num_nodes) // cell_rows(shape)) * cell_rows(shape)
-        plans = [LayerPlan(each, 1, every if layer.kind else 0, 0, 0) for layer, each in zip(shape.layers, narrow, strict=True)]
-        return LayerwisePlan(memory, True, mapped, tuple(plans), 0, 0)
-    layers = tuple(_plan_layer(shape, memory, narrow, index, mapped) for index in range(len(shape.layers)))
-    columns = _stored(shape, 0, narrow) + (shape.encoded or shape.x_width) * (narrow[0] and shape.needs_initial)
-    map_bytes = shape.num_nodes * (shape.x_bytes + columns * _FLOAT) if mapped else 0
+        plans = tuple(LayerPlan(shape.narrows(at), 1, every if shape.layers[at].kind else 0, 0, 0) for at in layers)
+        return LayerwisePlan(memory, True, shape.mapped, plans, 0, 0)
+    map_bytes = shape.num_nodes * (shape.x_bytes + _stored(shape, 0) * _FLOAT) if shape.mapped else 0
+    plans = tuple(_plan_layer(shape, memory, index) for index in layers)
     tiles = shape.num_edges * (2 * 8 + shape.slot_bytes) if any(layer.kind for layer in shape.layers) else 0
-    return LayerwisePlan(memory, False, mapped, layers, map_bytes, tiles)
+    return LayerwisePlan(memory, False, shape.mapped, plans, map_bytes, tiles)
 
 
 def cell_rows(shape: ModelShape) -> int:
@@ -201,34 +199,30 @@ def cell_rows(shape: ModelShape) -> int:
 
 
 def ram_bytes(shape: ModelShape) -> int:
-    """Bytes of a sweep that keeps everything in memory: sums, two layers' rows, the features, the edges."""
+    """Bytes of a pass that keeps everything in memory: sums, two layers' rows, the features, the edges."""
     widest = max([shape.x_width, shape.encoded, shape.out, *[max(layer.width, layer.out) for layer in shape.layers]])
     kept = shape.num_nodes * _FLOAT * 4 * widest
     rows = max([shape.num_nodes * layer.source_bytes + shape.num_edges * layer.edge_bytes for layer in shape.layers])
     return kept + rows + shape.num_nodes * shape.x_bytes + 3 * shape.num_edges * shape.slot_bytes
 
 
-def _plan_layer(shape: ModelShape, memory: int, narrow: Sequence[bool], index: int, mapped: bool) -> LayerPlan:
-    layer, nodes = shape.layers[index], shape.num_nodes
-    theirs = index == 0 and not mapped
-    near, root = layer.narrow if narrow[index] and layer.narrow is not None else (layer.width, 0)
-    row = shape.x_bytes if theirs else near * _FLOAT
-    beside = nodes * (shape.encoded or shape.x_width) * _FLOAT if layer.needs_initial else 0
-    written = nodes * _stored(shape, index + 1, narrow) * _FLOAT
+def _plan_layer(shape: ModelShape, memory: int, index: int) -> LayerPlan:
+    layer, nodes, stored = shape.layers[index], shape.num_nodes, shape.rows(index) == FEATURES
+    columns, narrow = shape.columns(shape.rows(index)), shape.narrows(index)
+    row = shape.x_bytes if stored else columns * _FLOAT
+    beside = nodes * shape.columns(ValueRef("initial")) * _FLOAT if layer.needs_initial else 0
+    written = nodes * _stored(shape, index + 1) * _FLOAT
     if layer.kind is None:
         passes = -(-nodes // max(1, memory // max(1, layer.source_bytes)))
         return LayerPlan(False, 1, 0, passes * nodes * row + shape.num_edges * 8 + beside, written)
-    own = nodes * (root * _FLOAT if root else row)
-    blocks, rows, read, summed = _cheapest(shape, memory, near, row, theirs)
-    return LayerPlan(narrow[index], blocks, rows, read + own + beside, written + summed)
+    own = row if shape.self_rows(index) == shape.rows(index) else shape.columns(shape.self_rows(index)) * _FLOAT
+    blocks, rows, read, summed = _cheapest(shape, memory, columns, row, stored)
+    return LayerPlan(narrow, blocks, rows, read + nodes * own + beside, written + summed)
 
 
-def _stored(shape: ModelShape, index: int, narrow: Sequence[bool]) -> int:
+def _stored(shape: ModelShape, index: int) -> int:
     """Columns that are written for layer `index` to read; the result's beyond the last."""
-    if index == len(shape.layers):
-        return shape.out
-    layer = shape.layers[index]
-    return sum(layer.narrow) if narrow[index] and layer.narrow is not None else layer.width
+    return sum(shape.columns(ref) for ref in shape.made(index))
 
 
 def _cheapest(shape: ModelShape, memory: int, width: int, row_bytes: int, theirs: bool) -> tuple[int, int, int, int]:

@@ -1,4 +1,4 @@
-"""What a sweep keeps: rows by name, on disk or in memory, and how far it came."""
+"""What a pass keeps: rows by name, on disk or in memory, and how far it came."""
 
 import fcntl
 import json
@@ -47,16 +47,16 @@ class Files:
             return
         with disk_errors(self._own):
             self._own.mkdir(parents=True, exist_ok=True)
-            held = os.open(self._own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(self._own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process, however it ends
-                taken = not os.path.samestat(os.fstat(held), os.stat(self._own))  # removed meanwhile
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process, however it ends
+                taken = not os.path.samestat(os.fstat(descriptor), os.stat(self._own))  # removed meanwhile
             except (BlockingIOError, FileNotFoundError):
                 taken = True
         if taken:
-            os.close(held)
-            raise StoreError(f"{self._own}: another process is at a sweep there; wait for it, or choose another name")
-        self._lock = held
+            os.close(descriptor)
+            raise StoreError(f"{self._own}: another process computes there; wait for it, or choose another name")
+        self._lock = descriptor
 
     def rows(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Kept:
         """The rows of that name, those an earlier process left where there are any. StoreError where the disk is full."""
@@ -73,18 +73,18 @@ class Files:
             try:
                 found = DiskRows.open(path, self._engine)
             except StoreError as error:
-                raise StoreError(f"{error}: remove {self.folder}, and the sweep begins anew") from error
+                raise StoreError(f"{error}: remove {self.folder}, and it begins anew") from error
             if (found.shape, found.dtype) == (shape, np.dtype(dtype)):
                 return found
             found.close()
             remove_tree(path)
         return DiskRows.create(path, shape, dtype, self._engine)
 
-    def hold(self, name: str, rows: Kept) -> None:
+    def add_rows(self, name: str, rows: Kept) -> None:
         """Have rows of that name that were made elsewhere."""
         self._rows[name] = rows
 
-    def held(self, name: str) -> Kept | None:
+    def opened(self, name: str) -> Kept | None:
         """The rows of that name where this process has opened them."""
         return self._rows.get(name)
 
@@ -110,7 +110,7 @@ class Files:
                     remove_tree(path)
 
     def progress(self) -> dict[str, Any] | None:
-        """What `note` kept last; None where there is nothing (or nothing that can be read: the sweep begins anew)."""
+        """What `note` kept last; None where there is nothing (or nothing that can be read: the pass begins anew)."""
         if self.folder is None or not (self.folder / PROGRESS).exists():
             return None
         try:
@@ -120,7 +120,7 @@ class Files:
             return None
 
     def note(self, progress: dict[str, Any], written: list[Kept]) -> None:
-        """Keep how far the sweep came, once the rows that were written for it are durable."""
+        """Keep how far the pass came, once the rows that were written for it are durable."""
         if self.folder is None:
             return
         for rows in written:

@@ -237,8 +237,8 @@ class NodeScans:
         """(sources, weights) of the in-edges of destinations first:stop."""
         graph, found = self._graph, []
         for name in ["indices", *(["weight"] if "weight" in graph.columns else [])]:
-            held, began = graph.indices if name == "indices" else graph.columns[name], perf_counter()
-            rows = rows_over(held, lambda name=name: self._dataset.edge_rows(name))  # type: ignore[misc]
+            column, began = graph.indices if name == "indices" else graph.columns[name], perf_counter()
+            rows = rows_over(column, lambda name=name: self._dataset.edge_rows(name))  # type: ignore[misc]
             values, nbytes = read_range(rows, int(graph.indptr[first]), int(graph.indptr[stop]), self._buffers)
             self._traffic.read(nbytes, began)
             found.append(values)

@@ -1,4 +1,4 @@
-"""Exact scores of all splits from one sweep over all nodes, in place of sampled batches of each split."""
+"""Exact scores of all splits from one pass over all nodes, in place of sampled batches of each split."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 2**17, 2**24
 
 
 class ExactScores:
-    """Scores of a model by its outputs over all in-edges of every node; a sweep serves all splits till the parameters change.
+    """Scores of a model by its outputs over all in-edges of every node; a pass serves all splits till the parameters change.
 
     folder: for what does not fit the memory; beside: bytes of it that others keep meanwhile; budget: the run's. Raises as
     `LayerwisePass` does.
@@ -39,8 +39,8 @@ class ExactScores:
         budget: MemoryPlan | None = None,
     ) -> None:
         self._dataset, self.beside = dataset, beside
-        self._sweep = LayerwisePass(model, dataset, folder, engine=engine, beside=beside, budget=budget)
-        self._swept: tuple[str, Rows] | None = None
+        self._pass = LayerwisePass(model, dataset, folder, engine=engine, beside=beside, budget=budget)
+        self._scored: tuple[str, Rows] | None = None
 
     @property
     def splits(self) -> list[str]:
@@ -66,36 +66,36 @@ class ExactScores:
 
         Of `observer` and `anew` see `LayerwisePass.run`.
         """
-        key = self._sweep.fingerprint()
-        if observer is not None or self._swept is None or self._swept[0] != key:
-            self._swept = None
-            self._swept = key, self._sweep.run(observer=observer, anew=anew)
-        return self._swept[1]
+        key = self._pass.fingerprint()
+        if observer is not None or self._scored is None or self._scored[0] != key:
+            self._scored = None
+            self._scored = key, self._pass.run(observer=observer, anew=anew)
+        return self._scored[1]
 
     @property
     def memory_bytes(self) -> int | None:
-        """Of a sweep whose rows all stay in memory; None where they do not fit."""
-        return ram_bytes(self._sweep.shape) if self._sweep.plan.in_ram else None
+        """Of a pass whose rows all stay in memory; None where they do not fit."""
+        return ram_bytes(self._pass.shape) if self._pass.plan.in_ram else None
 
     def make_room(self) -> None:
-        """Before batches: what a sweep kept in memory goes, so that the next score makes it again."""
-        if self._sweep.plan.in_ram:
-            self._swept = None
-            self._sweep.make_room()
+        """Before batches: what a pass kept in memory goes, so that the next score makes it again."""
+        if self._pass.plan.in_ram:
+            self._scored = None
+            self._pass.make_room()
 
     @property
     def bytes_read(self) -> int:
-        """By all sweeps."""
-        return self._sweep.spent.read
+        """By all passes."""
+        return self._pass.spent.read
 
     @property
     def bytes_written(self) -> int:
-        """By all sweeps."""
-        return self._sweep.spent.written
+        """By all passes."""
+        return self._pass.spent.written
 
     def close(self, keep: bool = True) -> None:
-        """Close the sweep's rows, and with `keep` False remove them; idempotent."""
+        """Close the pass's rows, and with `keep` False remove them; idempotent."""
         if keep:
-            self._sweep.close()
+            self._pass.close()
         else:
-            self._sweep.discard()
+            self._pass.discard()

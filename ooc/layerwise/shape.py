@@ -1,4 +1,4 @@
-"""What a sweep needs to know of a model and a data set before it is planned: widths, kinds of sums, and the room in memory."""
+"""What a pass needs to know of a model and a data set before it is planned: widths, kinds of sums, and the room in memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -52,7 +52,7 @@ def parts_of(model: nn.Module) -> Parts:
     own = type(model).forward is not Model.forward
     if not isinstance(getattr(model, "layers", None), nn.ModuleList) or (own and kind_of(model) != "layers"):
         raise ConfigError(
-            f"a sweep goes layer by layer, and {type(model).__name__} has its own forward: give it a ModuleList `layers` and "
+            f"a pass goes layer by layer, and {type(model).__name__} has its own forward: give it a ModuleList `layers` and "
             "no forward, or evaluate it on sampled batches"
         )
     layers: Any = model.layers
@@ -76,7 +76,7 @@ def over_rows(module: nn.Module) -> str:
 
 
 def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> ModelShape:
-    """The shape of a sweep that ends with layer `upto` (its own output), by default with the model's.
+    """The shape of a pass that ends with layer `upto` (its own output), by default with the model's.
 
     Widths are those of a graph of two nodes, on which the model runs once. Raises ConfigError where the model or the features
     do not fit.
@@ -150,7 +150,7 @@ def piece_rows_of(shape: ModelShape) -> int:
 
 
 def besides_bytes(shape: ModelShape, graph: Graph) -> int:
-    """Memory that a sweep takes beside the sums: pieces and chunks on their way, edges, pointers, what is computed on."""
+    """Memory that a pass takes beside the sums: pieces and chunks on their way, edges, pointers, what is computed on."""
     widest = max([shape.x_width, shape.encoded, shape.out, *[max(layer.width, layer.out) for layer in shape.layers]])
     pieces = (AHEAD + 2) * piece_rows_of(shape) * max(shape.x_bytes, 4 * widest)
     entries = (AHEAD + 2) * min(ENTRIES_AT_ONCE, shape.num_edges) * shape.slot_bytes

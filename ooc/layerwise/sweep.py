@@ -1,9 +1,9 @@
-"""Sweeps over all nodes, layer by layer and range by range of destinations: exact outputs in bounded memory.
+"""Passes over all nodes, layer by layer and range by range of destinations: exact outputs in bounded memory.
 
 Every layer's input is read as Rows and its output written as Rows, so a model of any depth needs no more memory than one layer,
 and no node is computed twice. How each layer goes is planned (`ooc.layerwise.plan`): by sums made while its input goes by
 (`ooc.layerwise.aggregator`), or on the gathered rows of a range's sources. What comes next is read while one chunk is
-computed, and the last ones are written. A sweep in a folder that was killed goes on after its last finished range, whose rows
+computed, and the last ones are written. A pass in a folder that was killed goes on after its last finished range, whose rows
 were synced before it was noted. (Layer-wise inference as of GraphSAGE's and DGL's examples; passes as of GridGraph, their
 number chosen by bytes.)
 """
@@ -42,7 +42,7 @@ from stores.sizes import format_bytes
 Progress = Callable[[str, int, int], None]
 """progress(what, nodes done, nodes in all)"""
 _SAME_MEMORY = 1.1
-"""A sweep goes on by its old plan where that wants at most so much of what there is now: processes differ a little"""
+"""A pass goes on by its old plan where that needs at most so much of what there is now: processes differ a little"""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class PassBytes:
 
 
 class LayerwisePass:
-    """Sweeps of a model over a data set; `run` gives the rows of all nodes.
+    """Passes of a model over a data set; `run` gives the rows of all nodes.
 
     folder: where rows and progress are kept, unless everything fits the memory; None: in memory. memory: bytes for the whole
     process, None: what `budget` (by default the data set's) leaves to batches, less `beside`; room: for sums and what is kept
@@ -62,8 +62,8 @@ class LayerwisePass:
     In evaluation mode, float32. Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too
     little.
 
-    >>> with closing(LayerwisePass(model, ds, Path("run/sweep"))) as sweep:
-    ...     rows = sweep.run()  # Rows [N, classes]
+    >>> with closing(LayerwisePass(model, ds, Path("run/sweep"))) as whole:
+    ...     rows = whole.run()  # Rows [N, classes]
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LayerwisePass:
         self.plan = plan_layerwise(self.shape, self._room)
         check_hub(dataset.graph, self.shape, self.plan.memory)
         if folder is None and not self.plan.in_ram:
-            raise BudgetError(f"a sweep in memory does not fit {format_bytes(self._room)}: give it a folder")
+            raise BudgetError(f"a pass in memory does not fit {format_bytes(self._room)}: give it a folder")
         self.files = Files(folder, engine, in_ram=self.plan.in_ram)
         self._folder = folder
         if folder is not None:
@@ -102,16 +102,18 @@ class LayerwisePass:
             found = over_rows(self.model)
         if found and self.dataset.num_nodes > CHUNK_ROWS:
             raise ConfigError(
-                f"{type(self.model).__name__} has a {found}, which sees all nodes, and a sweep computes rows in parts: "
+                f"{type(self.model).__name__} has a {found}, which sees all nodes, and a pass computes rows in parts: "
                 "score it on sampled batches"
             )
 
     def _room_in(self, memory: int | None, beside: int, budget: MemoryPlan | None) -> int:
         """Bytes for sums, or for the rows of a layer that gathers."""
-        return room_in(self.dataset, besides_bytes(self.shape, self.dataset.graph), "a sweep", memory, beside, budget)
+        return room_in(
+            self.dataset, besides_bytes(self.shape, self.dataset.graph), "a pass over all nodes", memory, beside, budget
+        )
 
     def _resumed(self, key: str) -> tuple[int, int] | None:
-        """(stage, node) to go on from, None to begin; takes over the plan of the sweep that was interrupted, where it does not
+        """(stage, node) to go on from, None to begin; takes over the plan of the pass that was interrupted, where it does not
         need more."""
         before = self.files.progress()
         if before is None or before.get("key") != key:
@@ -123,12 +125,12 @@ class LayerwisePass:
         return before["stage"], before["next"]
 
     def was_begun(self) -> bool:
-        """Whether the folder holds what an earlier process came to in this sweep: same parameters, same data."""
+        """Whether the folder holds what an earlier process came to in this pass: same parameters, same data."""
         before = Files(self._folder, "auto").progress()  # also where this process needs no folder
         return before is not None and before.get("key") == self.fingerprint()
 
     def fingerprint(self) -> str:
-        """Tells a sweep from one with other parameters or over other data."""
+        """Tells a pass from one with other parameters or over other data."""
         hashed = hashlib.sha256(f"{self.dataset.fingerprint} {self._upto} {self.model}".encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             hashed.update(name.encode())
@@ -146,11 +148,11 @@ class LayerwisePass:
         """Run, from where an earlier process was interrupted on; float32 Rows [N, columns], good until the next run.
 
         observer: is shown every layer's rows; anew: from the beginning in any case, as a pass that was not observed must be.
-        Raises StoreError where the disk is full or fails (what was finished is kept), or another process is at a sweep in the
+        Raises StoreError where the disk is full or fails (what was finished is kept), or another process computes in the
         folder.
         """
         self.files.lock()
-        sweeping = registry_of(self.dataset.stored("x")).begin_scans()  # the rows that wait in memory for the next batches go
+        scoring = registry_of(self.dataset.stored("x")).begin_scans()  # the rows that wait in memory for the next batches go
         try:
             key = self.fingerprint()
             going_on = None if anew else self._resumed(key)
@@ -178,7 +180,7 @@ class LayerwisePass:
                 self.spent.read += stats.bytes_read
                 self.spent.written += stats.bytes_written
         finally:
-            sweeping.end()
+            scoring.end()
 
     def _run_op(
         self, executor: ForwardExecutor, store: PassStore, number: int, start: int, key: str, progress: Progress
@@ -192,7 +194,7 @@ class LayerwisePass:
             store.drain()
             if executor.modules.observer is not None:
                 executor.modules.observer.note()
-            written = [rows for rows in map(self.files.held, store.files_of(op.writes)) if rows is not None]
+            written = [rows for rows in map(self.files.opened, store.files_of(op.writes)) if rows is not None]
             self.files.note({"key": key, "plan": self.plan.asdict(), "stage": number, "next": stop}, written)
             progress(_words(op), stop, self.shape.num_nodes)
 
@@ -204,7 +206,7 @@ class LayerwisePass:
         return {"out", *store.files_of(ops[number].writes), *(made & read)}
 
     def _open_tiles(self, progress: Progress) -> Tiles:
-        """The edges in the sweep's order: those an earlier sweep left in the folder, or dealt out now."""
+        """The edges in the pass's order: those an earlier pass left in the folder, or dealt out now."""
         edges = EdgeTiles(
             self.dataset, self.files, piece_rows_of(self.shape), cell_rows(self.shape), weighted=self.shape.slot_bytes > 8
         )
@@ -220,7 +222,7 @@ class LayerwisePass:
         self.files.close_rows()
 
     def close(self) -> None:
-        """Close all rows; idempotent. What is on disk stays, so that a sweep can go on."""
+        """Close all rows; idempotent. What is on disk stays, so that a pass can go on."""
         self._tiles = None
         self.files.close()
 

@@ -21,7 +21,7 @@ def step_tables(program: Program, plan: StepPlan) -> list[Table]:
 def _values(program: Program, plan: StepPlan) -> Table:
     table = plain_table("intermediates", "value", "kind", "size", "placement")
     for value in program.values:
-        placement = plan.placement.fate(value.name)
+        placement = plan.placement.of(value.name)
         text = str(placement)
         if placement is TensorPlacement.RECOMPUTED and value.kind == "rows":
             text += f", via {TIER_NAMES[plan.placement.standing(value.name)]}"

@@ -31,8 +31,8 @@ NOTHING = RangeBytes()
 
 @dataclass(frozen=True)
 class OpCost:
-    """Seconds of an op, all nodes once. rows_s: of the row-wise part (on the way down, of its gradients alone); sums_s: to add
-    rows along the edges, and pass_s: to go through all rows for that, once a range of destinations; 0 of "gather".
+    """Seconds of an op, all nodes once. rows_s: of the row-wise part (in the backward pass, of its gradients alone); sums_s: to
+    add rows along the edges, and pass_s: to go through all rows for that, once a range of destinations; 0 of "gather".
     Of "gather", gathered: what the ranges in memory at a time take; kept: what autograd keeps of one range; hub: bytes of the
     node with the most edges. workspace: bytes that an op takes whatever the ranges are."""
 
@@ -227,7 +227,7 @@ class StepCosts:
         return rows_s, sum(sums_s for sums_s, _ in adding), sum(pass_s for _, pass_s in adding)
 
     def adding_s(self, added: str) -> tuple[float, float]:
-        """Seconds of adding a value along the edges on the way up, once in all and once a range."""
+        """Seconds of adding a value along the edges in the forward pass, once in all and once a range."""
         cost = next(self.profile.op(op.name) for op in self.program.forward if op.summed == added)
         return cost.sums_s, cost.pass_s
 
@@ -276,23 +276,23 @@ class StepCosts:
         op, saved = run.op, [name for name in (*run.op.reads, *run.op.writes) if self.values[name].kind == "saved"]
         if run.again or not saved:
             return int(op.turns)
-        return self.kept_of(op, placement.fate(saved[0]))
+        return self.kept_of(op, placement.of(saved[0]))
 
     @staticmethod
-    def kept_of(op: Op, fate: TensorPlacement) -> int:
-        """The same by the fate of what it keeps: on its way down it is there for the range under way, and, where it is read,
-        for the next one; on its way up until it is written."""
-        if fate is TensorPlacement.RECOMPUTED:
+    def kept_of(op: Op, where: TensorPlacement) -> int:
+        """The same by the placement of what it keeps: in its backward pass it is there for the range under way, and, where it
+        is read, for the next one; in its forward pass until it is written."""
+        if where is TensorPlacement.RECOMPUTED:
             return int(op.backward)
-        return 0 if fate is TensorPlacement.RETAINED else 1 + op.backward
+        return 0 if where is TensorPlacement.RETAINED else 1 + op.backward
 
     def gathered(self, op: Op, kept: int) -> Ranges:
         """Of an op that gathers; kept: ranges of which what autograd keeps is in memory beside the values."""
         cost = self.profile.op(op.name)
-        (bare, bare_own), near = cost.gathered, min(1 + self.met, self.program.num_nodes)
+        (bare, bare_own), rows = cost.gathered, min(1 + self.met, self.program.num_nodes)
         source, own = bare + kept * cost.kept.source, bare_own + kept * cost.kept.own
-        hub = cost.hub * (near * source + own) / max(1.0, near * bare + bare_own)
-        return Ranges(self.units(op), near * source + own, near * source, self.program.num_nodes * source, hub, self.met_of(op))
+        hub = cost.hub * (rows * source + own) / max(1.0, rows * bare + bare_own)
+        return Ranges(self.units(op), rows * source + own, rows * source, self.program.num_nodes * source, hub, self.met_of(op))
 
     def met_of(self, op: Op) -> float:
         """See `Ranges`: sources bring those rows with them that share a page."""

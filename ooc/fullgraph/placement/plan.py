@@ -1,9 +1,9 @@
 """PURE: program + profile + room by tier -> where every intermediate of an exact step goes, and what a step then takes.
 
-`plan_step` finds the fates that take the least time (`ooc.fullgraph.placement.search`) and `predict` says what any fates take,
-run by run: both go by `ooc.fullgraph.placement.schedule`, as the executor does. (FlexGNN's four fates; chosen by dynamic
-programming as in Checkmate's and Capuchin's line of work, but over layers whose lifetimes are brackets, where it is exact and
-fast.)
+`plan_step` finds the placements that take the least time (`ooc.fullgraph.placement.search`) and `predict` says what any
+placements take, run by run: both go by `ooc.fullgraph.placement.schedule`, as the executor does. (FlexGNN's four placements;
+chosen by dynamic programming as in Checkmate's and Capuchin's line of work, but over layers whose lifetimes are brackets, where
+it is exact and fast.)
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ STATIC = {
     "all on disk": (TensorPlacement.DISK, TensorPlacement.RETAINED),
     "all recomputed": (TensorPlacement.RECOMPUTED, TensorPlacement.DISK, TensorPlacement.RETAINED),
 }
-"""Plans that treat all values alike: the first of these fates that a value may have"""
+"""Plans that treat all values alike: the first of these placements that a value may have"""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class TierRoom:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run as predicted. again: on the way down, an op of the way up once more; backward: whether the op is one of the way
-    down. start, stop: seconds; parts: seconds of computing, of the host tier and of the disk, which go on at once; passes:
-    walks over what is added; memory: bytes by tier (`TIERS`), the sums' included; read, written: bytes by tier of `MOVED`."""
+    """A run as predicted. again: in the backward pass, an op of the forward pass once more; backward: whether the op is one of
+    the backward pass. start, stop: seconds; parts: seconds of computing, of the host tier and of the disk, which go on at once;
+    passes: scans over what is added; memory: bytes by tier (`TIERS`), the sums' included; read, written: bytes by tier of
+    `MOVED`."""
 
     op: str
     again: bool
@@ -106,15 +107,19 @@ class StepPlan:
     def asdict(self) -> dict[str, Any]:
         """For JSON, with what follows from the fields."""
         moved = {str(tier): self.moved(tier) for tier in MOVED}
-        return {**asdict(self), "seconds": self.seconds, "peak": self.peak, "moved": moved}
+        found = asdict(self)
+        found["placement"] = {"fates": found["placement"].pop("placements"), **found["placement"]}
+        return {**found, "seconds": self.seconds, "peak": self.peak, "moved": moved}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StepPlan":
         """From what `asdict` gave, and JSON made of it."""
         placed = data["placement"]
-        fates, passing = ({name: TensorPlacement(fate) for name, fate in placed[each].items()} for each in ("fates", "passing"))
+        placements, passing = (
+            {name: TensorPlacement(where) for name, where in placed[each].items()} for each in ("fates", "passing")
+        )
         runs = tuple(PlannedRun(**{name: _tuple(each) for name, each in run.items()}) for run in data["runs"])
-        placement = Placement(fates, passing, placed["ranges"])
+        placement = Placement(placements, passing, placed["ranges"])
         return cls(placement, TierRoom(**data["room"]), runs, dict(data["sizes"]), dict(data["static"]), data["exact"])
 
 
@@ -123,7 +128,7 @@ def _tuple(value: Any) -> Any:
 
 
 def predict(program: Program, profile: StepProfile, placement: Placement, room: TierRoom) -> StepPlan:
-    """What a step takes under given fates. Raises BudgetError, naming the op, where something does not fit `room`.
+    """What a step takes under given placements. Raises BudgetError, naming the op, where something does not fit `room`.
 
     >>> predict(program, profile, Placement({}), room).peak
     (812000000, 0, 0)
@@ -169,7 +174,7 @@ class _Asked(NamedTuple):
 
     @property
     def layer(self) -> str:
-        """The op on the way up of a layer that gathers, "" for other runs."""
+        """The op in the forward pass of a layer that gathers, "" for other runs."""
         return (self.run.op.repeats or self.run.op.name) if self.run.op.kind == "gather" else ""
 
 
@@ -259,16 +264,16 @@ def static_placements(program: Program, profile: StepProfile) -> dict[str, Place
 
 
 def _first(value: Value, wanted: tuple[TensorPlacement, ...]) -> TensorPlacement:
-    return next((fate for fate in wanted if fate in value.fates), value.fates[0])
+    return next((where for where in wanted if where in value.placements), value.placements[0])
 
 
 def plan_step(program: Program, profile: StepProfile, room: TierRoom) -> StepPlan:
-    """The fates that take the least time in `room`.
+    """The placements that take the least time in `room`.
 
     Never slower than a plan that treats all values alike. Raises BudgetError, naming how much more memory or disk would do,
     where nothing fits.
 
-    >>> print(plan_step(program, profile, TierRoom(2 * 10**9, 0, 10**11)).placement.fates)
+    >>> print(plan_step(program, profile, TierRoom(2 * 10**9, 0, 10**11)).placement.placements)
     """
     static = {name: _predicted(program, profile, each, room) for name, each in static_placements(program, profile).items()}
     seconds = {name: None if plan is None else plan.seconds for name, plan in static.items()}

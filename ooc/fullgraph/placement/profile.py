@@ -59,7 +59,7 @@ _RANGES = 4
 """of destinations, in which their edges are tried once more"""
 _BESIDE_SECONDS = 0.4
 _Tried = tuple[PendingChunk, Tensors, "_Results"]
-"""a chunk that went up, its inputs, and where its results go"""
+"""a chunk whose forward is done, its inputs, and where its results go"""
 
 
 def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | None = None) -> StepPlan:
@@ -130,14 +130,14 @@ class _Trial(Executor):
         self._sums: dict[tuple[Kind, int], tuple[float, float]] = {}
         ops: dict[str, OpCost] = {}
         for op in self.program.forward:
-            up_s, down_s, kept = self._rows(op, loss if op.turns else None)
+            forward_s, backward_s, kept = self._rows(op, loss if op.turns else None)
             gathering = self._gathering(op, kept) if op.kind == "gather" else {}
             add_s = self._scatter_s(op) if op.kind == "gather" else 0.0
-            turned = down_s + add_s if op.turns else 0.0
-            ops[op.name] = OpCost(up_s + turned, *self._adding(op), **gathering)
+            turned = backward_s + add_s if op.turns else 0.0
+            ops[op.name] = OpCost(forward_s + turned, *self._adding(op), **gathering)
             for down in self.program.backward:
                 if down.repeats == op.name:
-                    ops[down.name] = OpCost(down_s + add_s, *self._adding(down), **gathering)
+                    ops[down.name] = OpCost(backward_s + add_s, *self._adding(down), **gathering)
         for op in self.program.backward:
             ops.setdefault(op.name, OpCost(0.0, *self._adding(op)))
         disk = {} if folder is None else {TensorPlacement.DISK: disk_speed(folder, nbytes)}
@@ -152,11 +152,11 @@ class _Trial(Executor):
         tries, place = self._chunk(op)
         own, sources = place.stop - place.first, len(place.at["sources"]) if op.kind == "gather" else 0
         usual = self._usual(place) if sources else 1.0
-        ups, downs, kept = [], [], RangeBytes()
+        forwards, backwards, kept = [], [], RangeBytes()
         for run in tries * (1 + REPEATS // len(tries)):
             begun = perf_counter()
             live, given, results = run()
-            ups.append(perf_counter() - begun)
+            forwards.append(perf_counter() - begun)
             saved = next(iter(self._of(op.writes, "saved")), "")
             shared = live.bytes_of(sources) if sources else 0
             kept = RangeBytes(shared / max(1, sources), (live.nbytes - shared) / own * usual)
@@ -169,10 +169,10 @@ class _Trial(Executor):
                 value = loss(place.first, out)
                 if value is not None:
                     grads["out"] = torch.autograd.grad(value, out)[0]
-            results(live.down(given, grads))
-            downs.append(perf_counter() - begun)
-        up_s, down_s = (float(np.median(taken[len(tries) :])) for taken in (ups, downs))
-        return up_s * self.nodes / own, down_s * self.nodes / own, kept
+            results(live.backward(given, grads))
+            backwards.append(perf_counter() - begun)
+        forward_s, backward_s = (float(np.median(taken[len(tries) :])) for taken in (forwards, backwards))
+        return forward_s * self.nodes / own, backward_s * self.nodes / own, kept
 
     def _chunk(self, op: Op) -> tuple[list[Callable[[], _Tried]], RangeOfNodes]:
         """(runs of an op's part on chunks of made-up rows, where those are). Each run has rows and room for results of its own,
@@ -263,15 +263,15 @@ class _Trial(Executor):
         grid = count_entries(slots, piece_rows, cell)
         tiles = Tiles(grid, MemoryRows.create((grid.size,), "int64"), None)
         tiles.fill(slots, lambda done: None)
-        values, near = MemoryRows.create((rows, columns), dtype), np.empty((stop, columns), dtype)
+        values, sums = MemoryRows.create((rows, columns), dtype), np.empty((stop, columns), dtype)
         code = RowDecoder.of(Encoding.plain(np.dtype(np.float32)))
         with closing(SumKernel(tiles, graph, kind, torch.get_num_threads(), dtype)) as adder:
 
             def add(step: int) -> None:
                 for first in range(0, stop, step):
-                    sums = near[first : first + step]
-                    adder.add(values, code, first, first + len(sums), sums)
-                    adder.scale(first, sums)
+                    own = sums[first : first + step]
+                    adder.add(values, code, first, first + len(own), own)
+                    adder.scale(first, own)
 
             ranges = min(_RANGES, -(-stop // cell))
             step = -(-stop // (ranges * cell)) * cell
@@ -290,7 +290,7 @@ class _Trial(Executor):
 
         def compute() -> None:
             live, given, results = next(tries)()
-            results(live.down(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()}))
+            results(live.backward(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()}))
 
         with tried(folder, nbytes) as rows:
             reading = PieceReader(rows)

@@ -1,6 +1,6 @@
-"""PURE: rows that are made again on the way down, as the search remembers them: chains of runs whose turn comes later.
+"""PURE: rows that are made again in the backward pass, as the search remembers them: chains of runs whose turn comes later.
 
-Rows that are gone are made again before the first op on the way down that needs them: that of the highest stage that makes
+Rows that are gone are made again before the first op in the backward pass that needs them: that of the highest stage that makes
 something again of them. Until the search comes to it they are a chain, which grows with every stage.
 """
 
@@ -53,10 +53,10 @@ class RecomputeChains:
         written = tuple(n for n in stage.op.writes if n in known and self._stages.made_again(values[n], known[n]))
         if not written:
             return NO_LINK
-        near = stage.near
-        made = bool(near) and self._stages.kept(values[near], known[near])
-        adds, gathers, reads = met_on_the_way(stage.op, near, made)
-        placement = Placement({n: c.fate for n, c in known.items()}, {n: c.standing for n, c in known.items()})
+        sums = stage.sums
+        made = bool(sums) and self._stages.kept(values[sums], known[sums])
+        adds, gathers, reads = met_on_the_way(stage.op, sums, made)
+        placement = Placement({n: c.where for n, c in known.items()}, {n: c.standing for n, c in known.items()})
         load = self._costs.load(OpRun(stage.op, True, adds, gathers, reads, written, "", ()), placement)
         for name in written:
             size[TIERS.index(known[name].standing)] += self._costs.size(name)
@@ -65,7 +65,7 @@ class RecomputeChains:
         return RecomputeLink(frozenset(written), frozenset((*adds, *gathers, *reads)), run, size)
 
     def grown(self, chain: int, link: RecomputeLink) -> tuple[int, bool]:
-        """(the chain behind a stage, whether the turn of the one before comes with the stage's way down)."""
+        """(the chain behind a stage, whether the turn of the one before comes with the stage's backward pass)."""
         if not link.written:
             return 0, chain > 0
         goes_on = not self._written[chain].isdisjoint(link.met)

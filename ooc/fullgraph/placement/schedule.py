@@ -1,7 +1,7 @@
 """PURE: program + placement -> the runs of a step, in order, and what stands in memory or on disk meanwhile.
 
-A run is a walk of one op. On the way down an op finds what it reads where the placement has it. Rows that are RECOMPUTED are
-made again before the first op that needs them, from the nearest that is kept, and stand until the last one is through. Sums
+A run is a scan of one op. In the backward pass an op finds what it reads where the placement has it. Rows that are RECOMPUTED
+are made again before the first op that needs them, from the nearest that is kept, and stand until the last one is through. Sums
 that are RECOMPUTED are added up once more beside the op that wants them, and never stand anywhere.
 """
 
@@ -14,11 +14,11 @@ from ooc.layerwise.ir import Op
 
 @dataclass(frozen=True)
 class OpRun:
-    """A walk of an op. Names of values.
+    """A scan of an op. Names of values.
 
-    again: on the way down, an op of the way up once more. adds: whose rows are added along the edges; gathers: whose rows are
-    gathered; reads: read once; writes: made; repeated: the op whose row-wise part is computed again for its gradients, "" where
-    what autograd kept is read. alive: all that stands somewhere meanwhile, what is read and written included.
+    again: in the backward pass, an op of the forward pass once more. adds: whose rows are added along the edges; gathers: whose
+    rows are gathered; reads: read once; writes: made; repeated: the op whose row-wise part is computed again for its gradients,
+    "" where what autograd kept is read. alive: all that stands somewhere meanwhile, what is read and written included.
 
     >>> [run.op.name for run in runs(program, placement)]
     """
@@ -44,12 +44,12 @@ def sums_of(program: Program, op: Op) -> str:
     return next((name for name in op.writes if kinds[name] == "sums"), "")
 
 
-def met_on_the_way(op: Op, near: str, made: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """(what an op of the way up adds, gathers, reads). near: its sums; made: whether they are there."""
+def met_on_the_way(op: Op, sums: str, made: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """(what an op of the forward pass adds, gathers, reads). sums: its sums; made: whether they are there."""
     if op.kind == "gather":
         return (), (op.summed,), op.reads
     if made:
-        return (), (), (*op.reads, near)
+        return (), (), (*op.reads, sums)
     return (op.summed,) * bool(op.summed), (), op.reads
 
 
@@ -70,7 +70,7 @@ class Schedule:
         self.values = {value.name: value for value in program.values}
         self.ops = {op.name: op for op in program.ops}
         self.at = {op.name: number for number, op in enumerate(program.ops)}
-        self.near = {op.name: sums_of(program, op) for op in program.forward}
+        self.sums = {op.name: sums_of(program, op) for op in program.forward}
         self.made_at = {value.name: self.at.get(value.made_by, -1) for value in program.values}
         last = [value for value in program.values if value.kind in ("rows", "sums")]
         self._remade = sorted(last, key=lambda value: (self.made_at[value.name], value.kind == "rows"), reverse=True)
@@ -82,47 +82,48 @@ class Schedule:
         op = self.ops[value.made_by]
         if value.kind == "sums":
             return (op.summed,)
-        near = self.near[op.name]
-        return (*op.reads, near or op.summed) if near or op.summed else op.reads
+        sums = self.sums[op.name]
+        return (*op.reads, sums or op.summed) if sums or op.summed else op.reads
 
     def runs(self, placement: Placement, first: bool = False) -> tuple[OpRun, ...]:
         """See `runs`."""
-        return tuple(_Walk(self, placement, first).runs())
+        return tuple(_RunOrder(self, placement, first).runs())
 
     def last_use(self, placement: Placement) -> dict[str, int]:
-        """By value the last op on the way down that needs it, or something that is RECOMPUTED of it; -1 where none does."""
+        """By value the last op in the backward pass that needs it, or something that is RECOMPUTED of it; -1 where none
+        does."""
         uses = {name: set(own) for name, own in self._backward.items()}
         for value in self._remade:
-            if placement.fate(value.name) is TensorPlacement.RECOMPUTED:
+            if placement.of(value.name) is TensorPlacement.RECOMPUTED:
                 for name in self._inputs[value.name]:
                     uses[name] |= uses[value.name]
         return {name: max(own, default=-1) for name, own in uses.items()}
 
 
-class _Walk:
-    """The way up and the way down."""
+class _RunOrder:
+    """The forward pass and the backward pass."""
 
     def __init__(self, schedule: Schedule, placement: Placement, first: bool) -> None:
         self.program, self.placement, self.first = schedule.program, placement, first
-        self.values, self.ops, self.at, self.near = schedule.values, schedule.ops, schedule.at, schedule.near
+        self.values, self.ops, self.at, self.sums = schedule.values, schedule.ops, schedule.at, schedule.sums
         self.made_at, self.last = schedule.made_at, schedule.last_use(placement)
         self.again: list[str] = []
 
     def runs(self) -> Iterator[OpRun]:
         for op in self.program.forward:
-            run = self._up(op)
+            run = self._run_forward(op)
             if run.writes or op.turns:
                 yield run
         for op in self.program.backward:
-            yield from self._down(op)
+            yield from self._run_backward(op)
 
     # --- values ---
 
     def _recomputed(self, name: str) -> bool:
-        return self.placement.fate(name) is TensorPlacement.RECOMPUTED
+        return self.placement.of(name) is TensorPlacement.RECOMPUTED
 
     def _stays(self, value: Value) -> bool:
-        """Whether a value stands from when it is made until it is needed on the way down."""
+        """Whether a value stands from when it is made until it is needed in the backward pass."""
         return not self._recomputed(value.name) and (self.last[value.name] >= 0 or value.constant)
 
     def _there(self, name: str) -> bool:
@@ -145,13 +146,13 @@ class _Walk:
 
     # --- runs ---
 
-    def _up(self, op: Op) -> OpRun:
-        moment, near = self.at[op.name], self.near[op.name]
-        adds, gathers, reads = met_on_the_way(op, near, bool(near) and self._there(near))
+    def _run_forward(self, op: Op) -> OpRun:
+        moment, sums = self.at[op.name], self.sums[op.name]
+        adds, gathers, reads = met_on_the_way(op, sums, bool(sums) and self._there(sums))
         writes = tuple(name for name in op.writes if not self._there(name) and self._stands(self.values[name], moment))
         return OpRun(op, False, adds, gathers, reads, writes, "", tuple(self._alive(moment)))
 
-    def _down(self, op: Op) -> Iterator[OpRun]:
+    def _run_backward(self, op: Op) -> Iterator[OpRun]:
         moment, gone = self.at[op.name], [name for name in op.reads if self._recomputed(name)]
         saved = [name for name in op.reads if self.values[name].kind == "saved"]
         sums = [self.ops[self.values[name].made_by].summed for name in gone if self.values[name].kind == "sums"]
@@ -178,8 +179,8 @@ class _Walk:
         if wanted in before or wanted in self.again:
             return
         op = self.ops[self.values[wanted].made_by]
-        near = self.near[op.name]
-        adds, gathers, reads = met_on_the_way(op, near, near in before)
+        sums = self.sums[op.name]
+        adds, gathers, reads = met_on_the_way(op, sums, sums in before)
         for name in self._ordered((*reads, *adds, *gathers)):
             yield from self._make(name, before)
         writes = tuple(n for n in op.writes if self._recomputed(n) and self.values[n].kind == "rows" and self.last[n] >= 0)

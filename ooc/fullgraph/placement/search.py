@@ -1,11 +1,12 @@
-"""PURE: the fates that take the least time, by dynamic programming over the stages of a step.
+"""PURE: the placements that take the least time, by dynamic programming over the stages of a step.
 
-What is made on the way up stands until the way down has undone it, so while the ops of a stage run, up or down, what was made
-by the stages below stands and nothing else: a state says all that matters by its bytes by tier, the seconds so far, what the
-next stage meets, and the rows that are still to be made again. Of states that are alike in the last two only those that no
-other one beats in bytes and seconds go on; so the result is exact. Two bounds keep it fast: the seconds that the rest takes
-at least, with all memory to itself, and the seconds of a plan that is known. Where more states are left than `MOST`, some are
-given up, and it is said. (As knapsacks are solved by lists of undominated states: Nemhauser and Ullmann, 1969.)
+What is made in the forward pass stands until the backward pass has undone it, so while the ops of a stage run, forward or
+backward, what was made by the stages below stands and nothing else: a state says all that matters by its bytes by tier, the
+seconds so far, what the next stage meets, and the rows that are still to be made again. Of states that are alike in the last
+two only those that no other one beats in bytes and seconds go on; so the result is exact. Two bounds keep it fast: the seconds
+that the rest takes at least, with all memory to itself, and the seconds of a plan that is known. Where more states are left
+than `MOST`, some are given up, and `exact` says so. (As knapsacks are solved by lists of undominated states: Nemhauser and
+Ullmann, 1969.)
 """
 
 from typing import NamedTuple
@@ -63,13 +64,13 @@ class Step(NamedTuple):
     link: Ints
     links: list[RecomputeLink]
     before: tuple[Floats, Ints]
-    """bytes before the first op of the way down: the different ones [b, 3], and which an option has [options]"""
+    """bytes before the first op of the backward pass: the different ones [b, 3], and which an option has [options]"""
 
 
 def search(program: Program, profile: StepProfile, room: Bytes, known: float = np.inf) -> SearchResult | None:
     """The placement that takes the least time, or None where nothing fits `room` or is as fast as `known` seconds.
 
-    >>> search(program, profile, (10**9, 0, 10**11)).placement.fate("rows1")
+    >>> search(program, profile, (10**9, 0, 10**11)).placement.of("rows1")
     """
     searching = _Search(StepCosts(program, profile), room)
     quick, most = searching.run(known, FIRST), max(LEAST_MOST, MOST // len(searching.stages.stages))
@@ -100,7 +101,7 @@ class _Search:
                 most[TIERS.index(tier)] += costs.size(value.name)
         self._binding = [0] + [tier for tier in (1, 2) if most[tier] > self.room[tier]]
 
-    # --- the walk through the stages ---
+    # --- the scan through the stages ---
 
     def run(self, known: float, most: int) -> SearchResult | None:
         """Search for what takes at most `known` seconds."""
@@ -125,7 +126,7 @@ class _Search:
         held = np.zeros((len(options), 3))
         for row, chosen in zip(held, options, strict=True):
             for name, choice in chosen.items():
-                row += self.stages.held(self.costs.values[name], choice)
+                row += self.stages.kept_bytes(self.costs.values[name], choice)
         self._root_options, count = options, len(options)
         first = self.stages.stages[0].known
         known = np.array([self._number(0, tuple(chosen[name] for name in first)) for chosen in options])
@@ -150,7 +151,7 @@ class _Search:
             numbers = [self._number(following, tuple(each.get(n) or known[n] for n in names)) for each in picked]
             link, links = self._links(stage, known)
             tables = self.stages.tables(stage, known)
-            scan = tables.node_scans[:, 1, BEFORE] if stage.downs else np.zeros((len(tables.kept), 3))
+            scan = tables.node_scans[:, 1, BEFORE] if stage.backwards else np.zeros((len(tables.kept), 3))
             before, which = np.unique(scan, axis=0, return_inverse=True)
             self._steps[key] = Step(tables, np.array(numbers)[inverse], link, links, (before, which.reshape(-1)))
         return self._steps[key]
@@ -194,7 +195,11 @@ class _Search:
     def _seconds(self, stage: PlacementStage, step: Step, held: Floats, made: Floats) -> Floats:
         """float64[states, options]: of the stage's ops, up and down, infinite where something does not fit. made:
         float64[states, 3], bytes of rows made again."""
-        hidden, total, ops = self.costs.profile.hidden, np.zeros((len(held), len(step.tables.kept))), (stage.op, *stage.downs)
+        hidden, total, ops = (
+            self.costs.profile.hidden,
+            np.zeros((len(held), len(step.tables.kept))),
+            (stage.op, *stage.backwards),
+        )
         node_scans = []
         for scan, op in enumerate(ops):
             cells, stands = step.tables.node_scans[:, scan], held + made if scan else held
@@ -213,7 +218,7 @@ class _Search:
         return total
 
     def _again(self, step: Step, held: Floats, of: tuple[Ints, Ints], seconds: Floats) -> tuple[Floats, Ints]:
-        """(seconds with rows made again before this stage's way down, where that is their turn; the chains behind the
+        """(seconds with rows made again before this stage's backward pass, where that is their turn; the chains behind the
         stage)."""
         chains, inverse = of
         grown = [[self.chains.grown(int(chain), link) for link in step.links] for chain in chains]
@@ -280,9 +285,9 @@ class _Search:
             chosen |= self.stages.picked(stage, self._options[stage.number][states.option[at]])
             at = int(states.parent[at])
         chosen |= self._root_options[history[0].option[at]]
-        fates = {name: choice.fate for name, choice in chosen.items()}
-        passing = {name: choice.standing for name, choice in chosen.items() if choice.fate is TensorPlacement.RECOMPUTED}
-        return Placement(fates, passing)
+        placements = {name: choice.where for name, choice in chosen.items()}
+        passing = {name: choice.standing for name, choice in chosen.items() if choice.where is TensorPlacement.RECOMPUTED}
+        return Placement(placements, passing)
 
 
 @kernel

@@ -1,7 +1,8 @@
 """PURE: what each choice for each value adds to the loads of the ops that meet it: a step, taken apart for the search.
 
-The ops of the way up are stages. A stage decides the fates of what its op makes, and of the gradients that its ops on the way
-down read last. All that these ops ask for is a sum over values, so a table of all options is a sum of small ones.
+The ops of the forward pass are stages. A stage decides the placements of what its op makes, and of the gradients that its ops
+in the backward pass read last. All that these ops ask for is a sum over values, so a table of all options is a sum of small
+ones.
 """
 
 from collections.abc import Mapping
@@ -24,10 +25,10 @@ those of a unit's sums in the first epoch (infinite: what cannot be); bytes that
 
 
 class ValueChoice(NamedTuple):
-    """A value's fate, and the tier it stands in while it is used. needed: whether the way down needs it; where that hangs on
-    sums that a later stage decides, both are tried, and the later stage refuses what it is not."""
+    """A value's placement, and the tier it stands in while it is used. needed: whether the backward pass needs it; where that
+    hangs on sums that a later stage decides, both are tried, and the later stage refuses what it is not."""
 
-    fate: TensorPlacement
+    where: TensorPlacement
     standing: TensorPlacement
     needed: bool = True
 
@@ -38,13 +39,13 @@ Known = Mapping[str, ValueChoice]
 
 @dataclass(frozen=True)
 class PlacementStage:
-    """An op of the way up with those of the way down that undo it, in order. near: the sums it makes; decides: values; known:
-    names of those decided before that its ops meet, or later ones do."""
+    """An op of the forward pass with those of the backward pass that undo it, in order. sums: what it sums up; decides: values;
+    known: names of those decided before that its ops meet, or later ones do."""
 
     number: int
     op: Op
-    downs: tuple[Op, ...]
-    near: str
+    backwards: tuple[Op, ...]
+    sums: str
     decides: tuple[Value, ...]
     known: tuple[str, ...]
     own: frozenset[str]
@@ -52,14 +53,14 @@ class PlacementStage:
 
 
 class Tables(NamedTuple):
-    """Of all options of a stage, given what is known. node_scans: float64[options, 1 + downs, columns]; kept: float64[options,
-    3], bytes that stand from now on."""
+    """Of all options of a stage, given what is known. node_scans: float64[options, 1 + backwards, columns]; kept:
+    float64[options, 3], bytes that stand from now on."""
 
     node_scans: Floats
     kept: Floats
 
     def load(self, scan: int, units: int, met: float) -> RunLoad:
-        """Of walk 0, the way up, or of one down; arrays by option. units, met: see `Ranges`."""
+        """Of scan 0, the forward pass, or of an op of the backward pass; arrays by option. units, met: see `Ranges`."""
         found = self.node_scans[:, scan].T
         ranges = Ranges(units, found[UNIT], found[SOURCE], found[ALL_SOURCES], found[LEAST], met)
         return RunLoad(
@@ -93,11 +94,11 @@ class Stages:
 
     def _stage(self, number: int) -> PlacementStage:
         op = self.program.forward[number]
-        downs = tuple(each for each in self.program.backward if self._stage_of[each.name] == number)
+        backwards = tuple(each for each in self.program.backward if self._stage_of[each.name] == number)
         decides = tuple(value for value in self.program.values if self.decided[value.name] == number)
         known = tuple(v.name for v in self.program.values if self.decided[v.name] < number <= self._last(v))
         own = frozenset(value.name for value in decides)
-        return PlacementStage(number, op, downs, sums_of(self.program, op), decides, known, own)
+        return PlacementStage(number, op, backwards, sums_of(self.program, op), decides, known, own)
 
     def _last(self, value: Value) -> int:
         """The last stage whose ops meet a value."""
@@ -115,12 +116,12 @@ class Stages:
     def _choices_of(self, value: Value) -> list[ValueChoice]:
         """See `choices`.
 
-        Rows that are needed all the way down, or at once, are not made again where they can be kept: once made they would stand
-        as long, so nothing would be won.
+        Rows that are needed all through the backward pass, or at once, are not made again where they can be kept: once made
+        they would stand as long, so nothing would be won.
         """
         tiers = (TensorPlacement.RETAINED, *self.costs.profile.tiers)
-        found = [ValueChoice(fate, fate) for fate in value.fates if fate in tiers]
-        again = TensorPlacement.RECOMPUTED in value.fates
+        found = [ValueChoice(where, where) for where in value.placements if where in tiers]
+        again = TensorPlacement.RECOMPUTED in value.placements
         if value.kind != "rows":
             found += [ValueChoice(TensorPlacement.RECOMPUTED, TensorPlacement.DISK)] * again
             waits = value.kind not in ("sums", "saved") or value.backward or value.constant
@@ -141,21 +142,21 @@ class Stages:
         return bool(needed) and (needed[0] <= made or max(needed) > made + 1)
 
     def _summed_again(self, value: Value) -> bool:
-        """Whether there are sums of a value that the way down may make again."""
+        """Whether there are sums of a value that the backward pass may make again."""
         found = [sums_of(self.program, op) for op in self.program.forward if op.summed == value.name]
-        return any(near and self.values[near].backward for near in found)
+        return any(sums and self.values[sums].backward for sums in found)
 
     def kept(self, value: Value, choice: ValueChoice) -> bool:
-        """Whether a value stands from when it is made until it is needed on the way down."""
+        """Whether a value stands from when it is made until it is needed in the backward pass."""
         if value.kind == "features":
             return choice.standing is not TensorPlacement.DISK
-        if choice.fate is TensorPlacement.RECOMPUTED or value.kind == "gradient":
+        if choice.where is TensorPlacement.RECOMPUTED or value.kind == "gradient":
             return False
         return value.constant or (choice.needed if value.kind == "rows" else bool(value.backward))
 
     def made_again(self, value: Value, choice: ValueChoice) -> bool:
-        """Whether these are rows that the way down makes again."""
-        return value.kind == "rows" and choice.fate is TensorPlacement.RECOMPUTED and choice.needed
+        """Whether these are rows that the backward pass makes again."""
+        return value.kind == "rows" and choice.where is TensorPlacement.RECOMPUTED and choice.needed
 
     # --- tables ---
 
@@ -169,7 +170,7 @@ class Stages:
             choices = self.choices(value)
             at = (None,) * axis + (slice(None),) + (None,) * (count - axis - 1)
             node_scans = node_scans + np.stack([self._cells(stage, value, choice, known) for choice in choices])[at]
-            kept = kept + np.stack([self.held(value, choice) for choice in choices])[at]
+            kept = kept + np.stack([self.kept_bytes(value, choice) for choice in choices])[at]
             shape.append(len(choices))
         node_scans = np.broadcast_to(node_scans, (*shape, *fixed.shape)).reshape((-1, *fixed.shape)).copy()
         kept = np.broadcast_to(kept, (*shape, 3)).reshape((-1, 3))
@@ -185,7 +186,7 @@ class Stages:
         """The choices of an option: of values by name."""
         return {v.name: self.choices(v)[at] for v, at in zip(stage.decides, option, strict=True)}
 
-    def held(self, value: Value, choice: ValueChoice) -> Floats:
+    def kept_bytes(self, value: Value, choice: ValueChoice) -> Floats:
         found = np.zeros(3)
         if self.kept(value, choice):
             found[TIERS.index(choice.standing)] = self.costs.size(value.name)
@@ -198,20 +199,20 @@ class Stages:
             return
         for number, option in enumerate(self.options(stage)):
             picked = self.picked(stage, option)
-            if all(picked[value.name].fate is not TensorPlacement.RECOMPUTED for value in made):
+            if all(picked[value.name].where is not TensorPlacement.RECOMPUTED for value in made):
                 node_scans[number, 0, ROWS.start : LEAST] = 0
 
     def _anyway(self, stage: PlacementStage) -> Floats:
         """What the ops of a stage ask for whatever is chosen."""
-        cells, profile = np.zeros((1 + len(stage.downs), _COLUMNS)), self.costs.profile
-        for own, op in zip(cells, (stage.op, *stage.downs), strict=True):
+        cells, profile = np.zeros((1 + len(stage.backwards), _COLUMNS)), self.costs.profile
+        for own, op in zip(cells, (stage.op, *stage.backwards), strict=True):
             own[ROWS.start] = profile.op(op.name).rows_s
             own[ALIVE.start] = profile.op(op.name).workspace
             if op.kind == "gather":
                 self._gather(own, self.costs.gathered(op, int(op.turns)))
             if op.backward and not any(self.values[name].kind == "saved" for name in op.reads):
                 own[ROWS.start] += profile.op(op.repeats).rows_s
-            if op.summed and (op.backward or (not stage.near and op.kind != "gather")):
+            if op.summed and (op.backward or (not stage.sums and op.kind != "gather")):
                 own[ADDS.start] += profile.op(op.name).sums_s
                 own[ADD_PASS.start] += profile.op(op.name).pass_s
                 own[UNIT] += self.costs.width(op.summed) * self.program.cell_rows
@@ -222,18 +223,18 @@ class Stages:
     def _gather(cells: Floats, ranges: Ranges) -> None:
         cells[[UNIT, SOURCE, ALL_SOURCES, LEAST]] = ranges[1:5]
 
-    def _keep(self, cells: Floats, op: Op, fate: TensorPlacement) -> None:
+    def _keep(self, cells: Floats, op: Op, where: TensorPlacement) -> None:
         """What autograd keeps of ranges that are gathered, beside what stands as a value."""
-        more, bare = self.costs.gathered(op, self.costs.kept_of(op, fate)), self.costs.gathered(op, 0)
+        more, bare = self.costs.gathered(op, self.costs.kept_of(op, where)), self.costs.gathered(op, 0)
         for column, own, known in zip((UNIT, SOURCE, ALL_SOURCES, LEAST), more[1:5], bare[1:5], strict=True):
             cells[column] += own - known
 
     def _cells(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known) -> Floats:
-        """What a value adds to each walk of a stage."""
-        cells = np.zeros((1 + len(stage.downs), _COLUMNS))
-        self._up(stage, value, choice, known, cells[0])
-        for number, op in enumerate(stage.downs, 1):
-            self._down(stage, op, value, choice, known, cells[number])
+        """What a value adds to each scan of a stage."""
+        cells = np.zeros((1 + len(stage.backwards), _COLUMNS))
+        self._run_forward(stage, value, choice, known, cells[0])
+        for number, op in enumerate(stage.backwards, 1):
+            self._run_backward(stage, op, value, choice, known, cells[number])
         return cells
 
     def _move(self, cells: Floats, columns: slice, name: str, tier: TensorPlacement, read: float, written: float) -> None:
@@ -243,7 +244,7 @@ class Stages:
             cells[at] += self.costs.move_s((read * size, written * size), tier)
 
     def _adds(self, cells: Floats, source: str, known: Known) -> None:
-        """Sums of a value of the way up along the edges."""
+        """Sums of a value of the forward pass along the edges."""
         sums_s, pass_s = self.costs.adding_s(source)
         self._move(cells, ADD_PASS, source, known[source].standing, 1, 0)
         if self.costs.edges:
@@ -252,8 +253,8 @@ class Stages:
         cells[ADDS.start] += sums_s
         cells[ADD_PASS.start] += pass_s
 
-    def _up(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
-        """What a value adds to the way up."""
+    def _run_forward(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
+        """What a value adds to the forward pass."""
         name, tier, op, size = value.name, choice.standing, stage.op, self.costs.space(value.name, choice.standing)
         kept, moment = self.kept(value, choice), stage.number
         fresh = kept and name in stage.own
@@ -265,20 +266,20 @@ class Stages:
             self._move(cells, ROWS, name, tier, 1, 0)
         if name in op.writes and (passes or turned or (fresh and not value.constant)):
             self._move(cells, ROWS, name, tier, 0, 1)
-        if name == op.summed and (op.kind == "gather" or not stage.near):
+        if name == op.summed and (op.kind == "gather" or not stage.sums):
             self._move(cells, ROW_PASS if op.kind == "gather" else ADD_PASS, name, tier, 1, 0)
         if name == op.scatters:
             self._move(cells, ROW_PASS, name, tier, 1, 1)
             self._move(cells, ROWS, name, tier, 0, value.made_by == op.name)  # it begins with zeros
-        if value.name == self.costs.edges and op.summed and op.kind == "sum" and not stage.near:
+        if value.name == self.costs.edges and op.summed and op.kind == "sum" and not stage.sums:
             self._move(cells, ADDS, name, tier, 0.5, 0)
         if name in op.writes and op.kind == "gather" and value.kind == "saved":
-            self._keep(cells, op, choice.fate)
-        if name == stage.near:
-            self._near(stage, value, choice, known, cells)
+            self._keep(cells, op, choice.where)
+        if name == stage.sums:
+            self._sums_forward(stage, value, choice, known, cells)
 
-    def _near(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
-        """What the sums of a stage's op, or their being there, add to its way up."""
+    def _sums_forward(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
+        """What the sums of a stage's op, or their being there, add to its forward pass."""
         kept, source = self.kept(value, choice), stage.op.summed
         width = self.costs.width(source) * self.program.cell_rows
         cells[LEAST] = 0 if kept and choice.standing is TensorPlacement.RETAINED else width
@@ -289,13 +290,15 @@ class Stages:
             cells[UNIT] = cells[LEAST]
         own = self.values[source]
         if own.kind == "rows" and not (own.backward or own.constant):
-            wanted = bool(value.backward) and choice.fate is TensorPlacement.RECOMPUTED
+            wanted = bool(value.backward) and choice.where is TensorPlacement.RECOMPUTED
             cells[LEAST] = np.inf if wanted != known[source].needed else cells[LEAST]
 
-    def _down(self, stage: PlacementStage, op: Op, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
-        """What a value adds to a walk of the way down."""
+    def _run_backward(
+        self, stage: PlacementStage, op: Op, value: Value, choice: ValueChoice, known: Known, cells: Floats
+    ) -> None:
+        """What a value adds to a scan of the backward pass."""
         name, tier, costs = value.name, choice.standing, self.costs
-        moment, gone = self.at[op.name], choice.fate is TensorPlacement.RECOMPUTED
+        moment, gone = self.at[op.name], choice.where is TensorPlacement.RECOMPUTED
         last = self.at[value.backward[-1]] if value.backward else -1
         if value.kind == "gradient":
             stands = self.at[value.made_by] <= moment <= last
@@ -321,7 +324,7 @@ class Stages:
         if value.name == self.costs.edges and op.summed:
             self._move(cells, ADDS, name, tier, 0.5, 0)
         if name in op.reads and op.kind == "gather" and value.kind == "saved":
-            self._keep(cells, op, choice.fate)
+            self._keep(cells, op, choice.where)
         if name in op.reads and gone and value.kind == "saved":
             cells[ROWS.start] += costs.profile.op(op.repeats).rows_s
         if name in op.reads and gone and value.kind == "sums":

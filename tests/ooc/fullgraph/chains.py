@@ -16,7 +16,7 @@ def chain(
     widths: list[int],
     *,
     saved: int = 0,
-    fates: Mapping[str, tuple[TensorPlacement, ...]] | None = None,
+    placements: Mapping[str, tuple[TensorPlacement, ...]] | None = None,
     constant: bool = False,
     initial: bool = False,
     nodes: int = 1 << 13,
@@ -26,7 +26,7 @@ def chain(
 
     initial: every layer also reads rows that a map made of the features. constant: the first layer's sums are.
     """
-    cell, layers, own = nodes // CELLS, len(widths) - 1, dict(fates or {})
+    cell, layers, own = nodes // CELLS, len(widths) - 1, dict(placements or {})
     values: list[Value] = []
 
     def add(name: str, layer: int, kind: Any, columns: int, made: str, last: str, down: tuple[str, ...], **more: Any) -> None:

@@ -95,16 +95,18 @@ def stepped(
     ds: Dataset,
     folder: Path | None,
     seed: int = 7,
-    fates: dict[str, TensorPlacement] | TensorPlacement | None = None,
+    placements: dict[str, TensorPlacement] | TensorPlacement | None = None,
     **settings: Any,
 ) -> tuple[float, dict[str, Tensor]]:
-    """The same of an exact step. fates: one for all values that can have it, or by value, others on disk."""
+    """The same of an exact step. placements: one for all values that can have it, or by value, others on disk."""
     with closing(FullGraph(model, ds, folder, **settings)) as full:
-        if fates is not None:
+        if placements is not None:
             placed = {}
             for value in full.program.values:
-                wanted = fates if isinstance(fates, TensorPlacement) else fates.get(value.name, TensorPlacement.DISK)
-                placed[value.name] = wanted if wanted in value.fates else TensorPlacement.DISK
+                wanted = (
+                    placements if isinstance(placements, TensorPlacement) else placements.get(value.name, TensorPlacement.DISK)
+                )
+                placed[value.name] = wanted if wanted in value.placements else TensorPlacement.DISK
             full.placement = Placement(placed)
         model.zero_grad()
         torch.manual_seed(seed)

@@ -19,7 +19,7 @@ from tests.ooc.fullgraph.exact import LossOf, agree, cut_into, gradients, make, 
 
 def most_on_disk(full: FullGraph) -> int:
     """Bytes of the last step, without the edges, which have room between their pieces."""
-    edges = [full.store.disk.held(name) for name in ("tiles", "tiles-back")]
+    edges = [full.store.disk.opened(name) for name in ("tiles", "tiles-back")]
     taken = sum(rows.dtype.itemsize * int(np.prod(rows.shape)) for rows in edges if rows is not None)
     return max(sample.disk for sample in full.traffic.samples) - taken
 
@@ -33,17 +33,17 @@ def test_files_go_with_their_values_where_the_disk_has_room_for_no_more(
     with Dataset.open(store_of(make_store)) as ds:
         room = TierRoom(10**6, 0, 10**9)
         with closing(FullGraph(model, ds, tmp_path / "all", room=room.device)) as full:
-            fates = {
+            placements = {
                 v.name: TensorPlacement.RECOMPUTED if v.kind == "saved" else TensorPlacement.DISK for v in full.program.values
             }
-            full.placement = Placement(fates)
+            full.placement = Placement(placements)
             unmeasured = StepProfile({}, {TensorPlacement.DISK: Speed(1.0, 1.0)}, 0.0)
             planned = predict(full.program, unmeasured, full.placement, room).peak[2]
             planned -= full.program.value("edges").nbytes
             value, expected = full.step(LossOf(ds)), gradients(model)
             assert most_on_disk(full) > planned, "files that stay for the next step"
         with closing(FullGraph(model, ds, tmp_path / "few", room=room.device)) as full:
-            full.placement, full.disk = Placement(fates), planned
+            full.placement, full.disk = Placement(placements), planned
             for _ in range(2):
                 model.zero_grad()
                 assert full.step(LossOf(ds)) == value

@@ -76,11 +76,13 @@ def gathering() -> nn.Module:
     return Model([Own(FEATURES, WIDTH, nn.RReLU(), nn.Dropout(0.5)), Own(WIDTH, CLASSES)])
 
 
-def step(ds: Dataset, folder: Path, make: Callable[[], nn.Module], fate: TensorPlacement) -> tuple[float, dict[str, Tensor]]:
+def step(ds: Dataset, folder: Path, make: Callable[[], nn.Module], where: TensorPlacement) -> tuple[float, dict[str, Tensor]]:
     torch.manual_seed(1)
     model = make()
     with closing(FullGraph(model, ds, folder, room=10**6)) as full:
-        full.placement = Placement({v.name: fate if fate in v.fates else TensorPlacement.DISK for v in full.program.values})
+        full.placement = Placement(
+            {v.name: where if where in v.placements else TensorPlacement.DISK for v in full.program.values}
+        )
         torch.manual_seed(5)
         return full.step(LossOf(ds)), gradients(model)
 
@@ -92,8 +94,8 @@ def test_torchs_own_dropout_is_replayed_where_rows_are_computed_again(
     cut_into(5, monkeypatch)
     with Dataset.open(store_of(make_store)) as ds:
         value, expected = step(ds, tmp_path / "retained", make, TensorPlacement.RETAINED)
-        for fate in (TensorPlacement.RECOMPUTED, TensorPlacement.DISK):
-            again, found = step(ds, tmp_path / fate, make, fate)
+        for where in (TensorPlacement.RECOMPUTED, TensorPlacement.DISK):
+            again, found = step(ds, tmp_path / where, make, where)
             assert again == value
             agree(found, expected, 1e-6)
 

@@ -116,8 +116,8 @@ def test_gradients_equal_pygs(
         loss.backward()
         theirs = gradients(plain)
         room = {1: ROOM, 3: 700_000, 16: 430_000}[parts] if name == "gat" else ROOM  # its parts are by bytes
-        fate = {1: TensorPlacement.RETAINED, 3: TensorPlacement.DISK, 16: TensorPlacement.RECOMPUTED}[parts]
-        value, ours = stepped(model, ds, tmp_path / "full", fates=fate, room=room)
+        where = {1: TensorPlacement.RETAINED, 3: TensorPlacement.DISK, 16: TensorPlacement.RECOMPUTED}[parts]
+        value, ours = stepped(model, ds, tmp_path / "full", placements=where, room=room)
         assert value == pytest.approx(float(loss.detach()), rel=RELATIVE[dtype])
         agree(ours, {key: theirs[each] for key, each in named.items()}, RELATIVE[dtype])
 
@@ -125,7 +125,7 @@ def test_gradients_equal_pygs(
 HARD: list[dict[str, Any]] = [{"dropout": 0.5}, {"norm": "batch", "residual": True, "dropout": 0.3}]
 
 
-@pytest.mark.parametrize("fate", [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED])
+@pytest.mark.parametrize("where", [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED])
 @pytest.mark.parametrize("settings", HARD)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_fate_with_dropout_and_norms(
@@ -134,7 +134,7 @@ def test_every_fate_with_dropout_and_norms(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     settings: dict[str, Any],
-    fate: TensorPlacement,
+    where: TensorPlacement,
 ) -> None:
     """Against the same model at once on all nodes, with the same seed: the same numbers are dropped."""
     if name in ("appnp", "sgc") and "norm" in settings:
@@ -145,7 +145,7 @@ def test_every_fate_with_dropout_and_norms(
         model = make(name, **settings).to(dtype)
         expected, theirs = whole(model, ds, dtype)
         again = make(name, **settings).to(dtype)
-        value, ours = stepped(again, ds, tmp_path / "full", fates=fate, room=430_000 if name == "gat" else ROOM)
+        value, ours = stepped(again, ds, tmp_path / "full", placements=where, room=430_000 if name == "gat" else ROOM)
         assert value == pytest.approx(expected, rel=1e-10)
         agree(ours, theirs, 1e-10)
         for (key, found), wanted in zip(again.named_buffers(), dict(model.named_buffers()).values(), strict=True):
@@ -165,29 +165,29 @@ def test_a_step_is_the_same_to_the_bit_in_any_memory_and_place(
             "near1": TensorPlacement.RETAINED,
             "rows2": TensorPlacement.RECOMPUTED,
         }
-        for fates, room in (
+        for placements, room in (
             (None, ROOM),
             (TensorPlacement.DISK, 10_000),
             (TensorPlacement.RECOMPUTED, 5_000),
             (mixed, 100_000),
         ):
-            seen.append(stepped(make(name, dropout=0.4), ds, tmp_path / "full", fates=fates, room=room))
+            seen.append(stepped(make(name, dropout=0.4), ds, tmp_path / "full", placements=placements, room=room))
         for value, found in seen[1:]:
             assert value == seen[0][0]
             for key, gradient in found.items():
                 assert torch.equal(gradient, seen[0][1][key]), key
 
 
-@pytest.mark.parametrize("fate", [TensorPlacement.RETAINED, TensorPlacement.DISK])
+@pytest.mark.parametrize("where", [TensorPlacement.RETAINED, TensorPlacement.DISK])
 def test_steps_that_follow_begin_anew(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: TensorPlacement
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: TensorPlacement
 ) -> None:
     """Sums of the features are made once, whatever else stands there is overwritten."""
     cut_into(5, monkeypatch)
     with Dataset.open(store_of(make_store)) as ds:
         model = make("sage", dropout=0.4)
         with closing(FullGraph(model, ds, tmp_path / "full", room=ROOM)) as full:
-            full.placement = type(full.placement)({v.name: fate for v in full.program.values})
+            full.placement = type(full.placement)({v.name: where for v in full.program.values})
             for seed in range(3):
                 with torch.no_grad():
                     for parameter in model.parameters():
@@ -223,9 +223,9 @@ class Users(nn.Module):
         self.layers = nn.ModuleList([UsersLayer(FEATURES, 16), *make("gcn").layers[1:2], UsersLayer(16, 6)])
 
 
-@pytest.mark.parametrize("fate", [TensorPlacement.RETAINED, TensorPlacement.RECOMPUTED])
+@pytest.mark.parametrize("where", [TensorPlacement.RETAINED, TensorPlacement.RECOMPUTED])
 def test_a_users_list_of_layers(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: TensorPlacement
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: TensorPlacement
 ) -> None:
     cut_into(6, monkeypatch)
     model = Users()
@@ -234,7 +234,7 @@ def test_a_users_list_of_layers(
         loss = LossOf(ds)(0, run_model(model, x, full_blocks(edge_index, NODES, 3)))
         loss.backward()
         theirs = gradients(model)
-        value, ours = stepped(model, ds, tmp_path / "full", fates=fate, room=900_000)
+        value, ours = stepped(model, ds, tmp_path / "full", placements=where, room=900_000)
         assert value == pytest.approx(float(loss.detach()), rel=1e-5)
         agree(ours, theirs, 1e-5)
 
@@ -250,7 +250,7 @@ def test_features_of_any_dtype(
     with Dataset.open(store_of(make_store), features=features) as ds:
         model = make(name)
         expected, theirs = whole(model, ds, torch.float32)
-        value, ours = stepped(model, ds, tmp_path / "full", fates=TensorPlacement.DISK, room=ROOM)
+        value, ours = stepped(model, ds, tmp_path / "full", placements=TensorPlacement.DISK, room=ROOM)
         assert value == pytest.approx(expected, rel=1e-5)
         agree(ours, theirs, 1e-5)
 
@@ -267,7 +267,7 @@ def test_edges_of_an_undirected_graph_are_kept_once(
         assert ds.manifest.undirected
         model = make("gcn")
         expected, theirs = whole(model, ds, torch.float32)
-        value, ours = stepped(model, ds, tmp_path / "full", fates=TensorPlacement.DISK, room=ROOM)
+        value, ours = stepped(model, ds, tmp_path / "full", placements=TensorPlacement.DISK, room=ROOM)
         assert value == pytest.approx(expected, rel=1e-5)
         agree(ours, theirs, 1e-5)
         assert not (tmp_path / "full" / "tiles-back").exists()

@@ -46,10 +46,18 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def once(
-    ds: Dataset, folder: Path, made: nn.Module, fates: dict[str, TensorPlacement], other: TensorPlacement, room: int = 430_000
+    ds: Dataset,
+    folder: Path,
+    made: nn.Module,
+    placements: dict[str, TensorPlacement],
+    other: TensorPlacement,
+    room: int = 430_000,
 ) -> float:
     with closing(FullGraph(made, ds, folder, room=room)) as full:
-        placed = {v.name: fates.get(v.name, other if other in v.fates else TensorPlacement.DISK) for v in full.program.values}
+        placed = {
+            v.name: placements.get(v.name, other if other in v.placements else TensorPlacement.DISK)
+            for v in full.program.values
+        }
         full.placement = Placement(placed)
         torch.manual_seed(11)
         return full.step(LossOf(ds))
@@ -73,19 +81,19 @@ def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int, aft
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize(("name", "settings", "fates", "other"), CASES)
+@pytest.mark.parametrize(("name", "settings", "placements", "other"), CASES)
 def test_a_killed_step_goes_on(
     make_store: MakeStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     settings: dict[str, Any],
-    fates: dict[str, TensorPlacement],
+    placements: dict[str, TensorPlacement],
     other: TensorPlacement,
 ) -> None:
     with Dataset.open(store_of(make_store)) as ds:
         whole = make(name, **settings)
-        expected = once(ds, tmp_path / "whole", whole, fates, other)
+        expected = once(ds, tmp_path / "whole", whole, placements, other)
         went_on = 0
         for number, (owner, method, at, after) in enumerate(
             [
@@ -98,10 +106,10 @@ def test_a_killed_step_goes_on(
             folder = tmp_path / str(number)
             with monkeypatch.context() as patched, suppress(Killed):
                 killing(patched, owner, method, at, after)
-                once(ds, folder, make(name, **settings), fates, other)
+                once(ds, folder, make(name, **settings), placements, other)
             went_on += (folder / notes.NOTE).exists()
             model = make(name, **settings)
-            assert once(ds, folder, model, fates, other) == expected
+            assert once(ds, folder, model, placements, other) == expected
             for key, gradient in gradients(whole).items():
                 assert torch.equal(gradients(model)[key], gradient), key
             for (key, buffer), wanted in zip(model.named_buffers(), whole.buffers(), strict=True):
@@ -114,22 +122,22 @@ def test_a_killed_step_goes_on(
 def test_a_step_that_gathers_goes_on_behind_every_range(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, settings, fates, other = CASES[-1]
+    name, settings, placements, other = CASES[-1]
     room, kept, keep = 415_000, [0], StepLog.keep
     with Dataset.open(store_of(make_store)) as ds:
         whole = make(name, **settings)
         with monkeypatch.context() as patched:
             patched.setattr(StepLog, "keep", lambda *arguments: kept.append(kept[-1] + 1) or keep(*arguments))
-            expected = once(ds, tmp_path / "whole", whole, fates, other, room)
+            expected = once(ds, tmp_path / "whole", whole, placements, other, room)
         assert kept[-1] > 8
         for at in some(range(kept[-1]), 4):
             folder = tmp_path / str(at)
             with monkeypatch.context() as patched, suppress(Killed):
                 killing(patched, StepLog, "keep", at, True)
-                once(ds, folder, make(name, **settings), fates, other, room)
+                once(ds, folder, make(name, **settings), placements, other, room)
             assert (folder / notes.NOTE).exists()
             model = make(name, **settings)
-            assert once(ds, folder, model, fates, other, room) == expected
+            assert once(ds, folder, model, placements, other, room) == expected
             for key, gradient in gradients(whole).items():
                 assert torch.equal(gradients(model)[key], gradient), (at, key)
 
@@ -158,18 +166,18 @@ def test_other_parameters_begin_anew(make_store: MakeStore, tmp_path: Path, monk
 def test_a_step_goes_on_in_another_memory_and_skips_nothing(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[Any, ...], room: int
 ) -> None:
-    name, settings, fates, other = case
+    name, settings, placements, other = case
     with Dataset.open(store_of(make_store)) as ds:
         whole = make(name, **settings)
-        expected = once(ds, tmp_path / "whole", whole, fates, other, room)
+        expected = once(ds, tmp_path / "whole", whole, placements, other, room)
         for at in (1, 4):
             folder = tmp_path / str(at)
             with monkeypatch.context() as patched, suppress(Killed):
                 killing(patched, StepLog, "keep", at, True)
-                once(ds, folder, make(name, **settings), fates, other)
+                once(ds, folder, make(name, **settings), placements, other)
             assert (folder / notes.NOTE).exists()
             model = make(name, **settings)
-            assert once(ds, folder, model, fates, other, room) == expected
+            assert once(ds, folder, model, placements, other, room) == expected
             for key, gradient in gradients(whole).items():
                 assert torch.equal(gradients(model)[key], gradient), key
 

@@ -108,8 +108,8 @@ def test_values_and_arrays_that_wait_take_no_more_than_the_room(
     full: FullGraph, monkeypatch: pytest.MonkeyPatch, saved: TensorPlacement, rows: TensorPlacement
 ) -> None:
     ranges = {op.name: _RANGE_BYTES for op in full.program.forward if op.kind == "gather"}
-    fates = {v.name: saved if v.kind == "saved" else rows for v in full.program.values}
-    full.placement = Placement(fates, ranges=ranges)
+    placements = {v.name: saved if v.kind == "saved" else rows for v in full.program.values}
+    full.placement = Placement(placements, ranges=ranges)
     in_use, with_spare, given, forward = [], list[int](), Executor._given, Executor._forward
 
     def noted(made: Any) -> Any:

@@ -256,7 +256,7 @@ def test_histories_leave_their_memory_to_a_sweep(store: Path, tmp_path: Path, mo
         assert (run.mode.exact.beside, lagging.mode.exact.beside) == (0, lagging.mode.loader.kept_bytes)
         train_epoch(run)
         assert run.mode.score("val", 0) is not None
-        files = run.mode.exact._sweep.files
+        files = run.mode.exact._pass.files
         assert files._rows
         run.state.epoch, run.state.step = 1, 0
         train_epoch(run)

@@ -260,7 +260,7 @@ def test_two_sweeps_in_one_folder_at_once(make_store: MakeStore, tmp_path: Path)
         expected, _ = swept(model, ds, tmp_path / "once", 3_000)
 
         def other(what: str, done: int, total: int) -> None:
-            with pytest.raises(StoreError, match="another process is at a sweep there; wait for it"):
+            with pytest.raises(StoreError, match="another process computes there; wait for it"):
                 swept(make("gcn"), ds, tmp_path / "sweep", 3_000)
             refused.append(what)
 

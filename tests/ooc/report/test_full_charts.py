@@ -16,13 +16,13 @@ from tests.ooc.fullgraph.chains import chain, profile
 @pytest.fixture
 def planned() -> tuple[Program, StepPlan]:
     program = chain([8, 16, 16, 4])
-    fates = {
+    placements = {
         "rows1": TensorPlacement.RECOMPUTED,
         "near0": TensorPlacement.RECOMPUTED,
         "x": TensorPlacement.DISK,
         "gnear2": TensorPlacement.DISK,
     }
-    return program, predict(program, profile(program, [3, 5, 2]), Placement(fates), TierRoom(4 * 10**6, 0, 10**8))
+    return program, predict(program, profile(program, [3, 5, 2]), Placement(placements), TierRoom(4 * 10**6, 0, 10**8))
 
 
 def test_the_tables_name_every_value_and_every_run(planned: tuple[Program, StepPlan]) -> None:

@@ -82,7 +82,7 @@ def test_a_run_is_the_same_in_any_memory_and_under_any_placement(store: Path, tm
         "ram": {"in_memory": True},
         "pread": {"engine": "pread"},
         "budget": {"memory": tight()},
-        **{fate: {"placement": fate} for fate in ("retained", "disk", "recomputed")},
+        **{where: {"placement": where} for where in ("retained", "disk", "recomputed")},
     }.items():
         train(configure(store, tmp_path / name, **more))
         assert curve(tmp_path / name) == want

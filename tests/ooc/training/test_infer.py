@@ -116,10 +116,10 @@ def test_two_into_one_output(make_store: MakeStore, tmp_path: Path, monkeypatch:
         real = getattr(infer_module, name)
 
         def writing(*arguments: Any, real: Any = real) -> None:
-            with pytest.raises(StoreError, match="another process is at a sweep"):
+            with pytest.raises(StoreError, match="another process computes there"):
                 write(store, run, tmp_path / "output")
             real(*arguments)
-            with pytest.raises(StoreError, match="another process is at a sweep"):
+            with pytest.raises(StoreError, match="another process computes there"):
                 write(store, run, tmp_path / "output")
 
         monkeypatch.setattr(infer_module, name, writing)

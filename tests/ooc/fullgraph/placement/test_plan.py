@@ -30,9 +30,9 @@ def seconds_of(program: Program, known: StepProfile, placement: Placement, room:
 
 
 def ways(value: Value) -> list[tuple[TensorPlacement, TensorPlacement]]:
-    """(fate, where it stands while it is used) of a value."""
-    kept = [(fate, fate) for fate in value.fates if fate is not TensorPlacement.RECOMPUTED]
-    if TensorPlacement.RECOMPUTED not in value.fates:
+    """(where, where it stands while it is used) of a value."""
+    kept = [(where, where) for where in value.placements if where is not TensorPlacement.RECOMPUTED]
+    if TensorPlacement.RECOMPUTED not in value.placements:
         return kept
     passing = (TensorPlacement.RETAINED, TensorPlacement.DISK) if value.kind == "rows" else (TensorPlacement.DISK,)
     return [*kept, *((TensorPlacement.RECOMPUTED, tier) for tier in passing)]
@@ -43,9 +43,9 @@ def best_of_all(program: Program, known: StepProfile, room: TierRoom) -> float:
     names = [value.name for value in program.values]
     least = inf
     for picked in product(*map(ways, program.values)):
-        fates = {name: fate for name, (fate, _) in zip(names, picked, strict=True)}
-        passing = {name: tier for name, (fate, tier) in zip(names, picked, strict=True) if fate is TensorPlacement.RECOMPUTED}
-        least = min(least, seconds_of(program, known, Placement(fates, passing), room))
+        placements = {name: where for name, (where, _) in zip(names, picked, strict=True)}
+        passing = {name: tier for name, (where, tier) in zip(names, picked, strict=True) if where is TensorPlacement.RECOMPUTED}
+        least = min(least, seconds_of(program, known, Placement(placements, passing), room))
     return least
 
 
@@ -57,17 +57,17 @@ def problems(draw: st.DrawFn) -> tuple[Program, StepProfile, TierRoom]:
     host, initial, saved = draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([0, 4]))
     constant = draw(st.booleans())
     program = chain(widths, saved=saved, constant=constant, initial=initial)
-    fates, count = {}, 1
+    placements, count = {}, 1
     for value in draw(st.permutations(program.values)):
-        allowed = [fate for fate in value.fates if host or fate is not TensorPlacement.HOST]
+        allowed = [where for where in value.placements if host or where is not TensorPlacement.HOST]
         lasts = value.name == "initial"  # read at every layer: never made again where it can be kept
         some = draw(st.lists(st.sampled_from(allowed), min_size=1, max_size=4, unique=True))
         some = [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED] if lasts else some
         number = len(some) + (TensorPlacement.RECOMPUTED in some and value.kind == "rows")
         if count * number > MOST_TRIED:
             some, number = [some[0]], 1 + (some[0] is TensorPlacement.RECOMPUTED and value.kind == "rows")
-        fates[value.name], count = tuple(some), count * number
-    program = chain(widths, saved=saved, constant=constant, initial=initial, fates=fates)
+        placements[value.name], count = tuple(some), count * number
+    program = chain(widths, saved=saved, constant=constant, initial=initial, placements=placements)
     known = profile(
         program, draw(st.lists(st.integers(0, 40), min_size=5, max_size=9)), draw(st.sampled_from([0.0, 0.5, 1.0])), host
     )

@@ -70,12 +70,12 @@ def test_no_placement_drawn_at_random_is_faster(
         plan = plan_step(program, costs, room)
         assert plan.exact or name == "gat"  # of rows that are gathered again the search thinks a little better than it should
         for _ in range(150):
-            fates = {value.name: value.fates[rng.integers(len(value.fates))] for value in program.values}
+            placements = {value.name: value.placements[rng.integers(len(value.placements))] for value in program.values}
             passing = {
                 value.name: (TensorPlacement.RETAINED, TensorPlacement.DISK)[rng.integers(2)] for value in program.values
             }
             try:
-                drawn = predict(program, costs, Placement(fates, passing), room)
+                drawn = predict(program, costs, Placement(placements, passing), room)
             except BudgetError:
                 continue
             tried += 1
@@ -83,15 +83,15 @@ def test_no_placement_drawn_at_random_is_faster(
         assert tried
 
 
-@pytest.mark.parametrize("fate", [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED])
-def test_a_step_moves_the_bytes_that_were_predicted(make_store: MakeStore, tmp_path: Path, fate: TensorPlacement) -> None:
+@pytest.mark.parametrize("where", [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED])
+def test_a_step_moves_the_bytes_that_were_predicted(make_store: MakeStore, tmp_path: Path, where: TensorPlacement) -> None:
     path = make_store(num_nodes=30_000, num_edges=240_000, x=np.ones((30_000, 32), np.float32))
     with Dataset.open(path) as ds:
         torch.manual_seed(1)
         model = build_model("sage", 32, 32, 4, 3)
         with closing(FullGraph(model, ds, tmp_path / "full", room=40_000_000)) as full:
-            fates = {v.name: fate if fate in v.fates else TensorPlacement.DISK for v in full.program.values}
-            full.placement = Placement(fates)
+            placements = {v.name: where if where in v.placements else TensorPlacement.DISK for v in full.program.values}
+            full.placement = Placement(placements)
             costs = profile(full, tmp_path / "full")  # for what autograd keeps
             plan = predict(full.program, costs, full.placement, TierRoom(full.room, 0, 10**9))
             loss = Labelled(ds)
@@ -140,10 +140,10 @@ def test_the_profile_measures_what_autograd_keeps_and_every_op(
 
 
 @pytest.mark.parametrize(
-    ("fate", "at_once"), [(TensorPlacement.RETAINED, 0), (TensorPlacement.DISK, 2), (TensorPlacement.RECOMPUTED, 1)]
+    ("where", "at_once"), [(TensorPlacement.RETAINED, 0), (TensorPlacement.DISK, 2), (TensorPlacement.RECOMPUTED, 1)]
 )
 def test_ranges_of_a_layer_that_gathers_leave_room_for_what_autograd_keeps(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: TensorPlacement, at_once: int
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: TensorPlacement, at_once: int
 ) -> None:
     nodes, room, kept, held, events = 20_000, 50_000_000, list[int](), dict[int, int](), list[tuple[int, int]]()
 
@@ -168,8 +168,8 @@ def test_ranges_of_a_layer_that_gathers_leave_room_for_what_autograd_keeps(
         closing(FullGraph(build_model("gat", 32, 32, 4, 2, heads=2), ds, tmp_path / "full", room=room)) as full,
     ):
         costs = profile(full, tmp_path / "full")
-        placement = Placement({v.name: fate if v.kind == "saved" else TensorPlacement.DISK for v in full.program.values})
-        full.room = room + costs.nbytes["saved0"] * (fate is TensorPlacement.RETAINED)
+        placement = Placement({v.name: where if v.kind == "saved" else TensorPlacement.DISK for v in full.program.values})
+        full.room = room + costs.nbytes["saved0"] * (where is TensorPlacement.RETAINED)
         full.placement = predict(full.program, costs, placement, TierRoom(full.room, 0, 10**9)).placement
         memory = full.placement.ranges["layer0"]
         ranges = len(list(gather_ranges(ds.graph, full.shape.model.layers[0], memory, 0)))
