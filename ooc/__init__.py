@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ooc.runtime.lazy import keep_old_names, lazy_exports
+from ooc.runtime.lazy_imports import keep_old_names, lazy_exports
 from stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from stores.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ooc.planning.choose import ModeChoice
+    from ooc.planning.choose_mode import ModeChoice
 
 app = typer.Typer(
     name="ooc",
@@ -60,7 +60,7 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
         if spec.pyg is None:
             result = from_files(spec, bars)
         else:
-            from ooc.pyg.source import ingest as from_pyg  # imports torch
+            from ooc.pyg.dataset_source import ingest as from_pyg  # imports torch
 
             result = from_pyg(spec, bars)
     left_out = "".join(f"; {_left_out(reason, count)} dropped" for reason, count in result.dropped.items() if count)

@@ -1,6 +1,6 @@
 """Typed settings of every mode, read from flags, TOML or JSON."""
 
-from ooc.runtime.lazy import lazy_exports
+from ooc.runtime.lazy_imports import lazy_exports
 
 __getattr__ = lazy_exports(
     __name__,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ooc.fullgraph.ir import Program, TensorPlacement, Value, ValueKind
 from ooc.layerwise.ir import FEATURES, Op, OpKind, ValueRef
-from ooc.layerwise.plan import ModelShape, cell_rows
+from ooc.layerwise.pass_plan import ModelShape, cell_rows
 from ooc.layerwise.program import layer_op
 
 KEPT = (TensorPlacement.RETAINED, TensorPlacement.DISK)

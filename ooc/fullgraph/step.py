@@ -18,7 +18,7 @@ from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise.edge_order import EdgeTiles
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.io_stats import IoStats
-from ooc.layerwise.plan import CHUNK_ROWS, cell_rows
+from ooc.layerwise.pass_plan import CHUNK_ROWS, cell_rows
 from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import ALLOWED, besides_bytes, check_hub, gather_ranges, parts_of, piece_rows_of, room_in
 from ooc.models.dropout import DropoutKeys

@@ -21,7 +21,7 @@ from ooc.layerwise.shape import probe_widths
 from ooc.loading.part_loader import PartLoader
 from ooc.models.contexts import evaluating
 from ooc.models.layers import run_model
-from ooc.models.user import kind_of
+from ooc.models.user_models import kind_of
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage

@@ -1,8 +1,8 @@
 """Refreshing histories by an exact pass over all nodes, layer by layer.
 
-The pass (`ooc.layerwise.sweep`) computes layer l of every node from the exact rows of layer l - 1; what it computes goes into
-the histories too. Before it notes how far it came a checkpoint is taken, so a killed refresh goes on there. A pass that goes
-on to the model's outputs serves the scores of the same parameters too.
+The pass (`ooc.layerwise.layerwise_pass`) computes layer l of every node from the exact rows of layer l - 1; what it computes
+goes into the histories too. Before it notes how far it came a checkpoint is taken, so a killed refresh goes on there. A pass
+that goes on to the model's outputs serves the scores of the same parameters too.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class Refresher:
 
 
 class LayerwiseRunner(Protocol):
-    """What computes every inner layer: `ooc.layerwise.sweep.LayerwisePass`, `ooc.layerwise.scores.ExactScores`."""
+    """What computes every inner layer: `ooc.layerwise.layerwise_pass.LayerwisePass`, `ooc.layerwise.scores.ExactScores`."""
 
     def run(self, *, observer: LayerObserver | None, anew: bool) -> Any:
         """Run, shown to `observer`; anew: whatever the pass's folder holds, else from where it was interrupted on."""

@@ -8,7 +8,7 @@ import torch
 from ooc.layerwise.io_stats import COMPUTE, IoStats
 from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors, inputs_of
-from ooc.layerwise.plan import LayerwisePlan
+from ooc.layerwise.pass_plan import LayerwisePlan
 from ooc.layerwise.scans import NodeChunk, NodeScans, RowStore, SumRequest
 
 GATHERED_ROWS = "rows"

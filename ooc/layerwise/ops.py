@@ -16,7 +16,7 @@ from ooc.graph.aggregation import FirstLayerAggregates, Floats
 from ooc.graph.blocks import Block
 from ooc.graph.range_blocks import own_block
 from ooc.layerwise.ir import FEATURES, Op, ValueRef
-from ooc.layerwise.plan import ModelShape
+from ooc.layerwise.pass_plan import ModelShape
 from ooc.models.dropout import DropoutKeys, Of, dropout
 from ooc.models.layers import as_input
 from stores.graph import Graph

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ir import FEATURES, ValueRef
-from ooc.layerwise.plan import LayerwisePlan, ModelShape
+from ooc.layerwise.pass_plan import LayerwisePlan, ModelShape
 from ooc.layerwise.program import files_of
 from ooc.layerwise.row_files import Files, Kept, RowWriter
 from ooc.runtime.buffers import Buffers

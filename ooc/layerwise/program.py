@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ooc.layerwise.ir import FEATURES, Op, ValueRef, names_of
-from ooc.layerwise.plan import LayerwisePlan, ModelShape, columns_of
+from ooc.layerwise.pass_plan import LayerwisePlan, ModelShape, columns_of
 
 
 def layer_op(shape: ModelShape, index: int, writes: Sequence[str] = ()) -> Op:

@@ -15,7 +15,7 @@ from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import Tiles, rows_over
 from ooc.layerwise.io_stats import ADD, IoStats
 from ooc.layerwise.ops import RangeOfNodes, own_place
-from ooc.layerwise.plan import CHUNK_ROWS, ModelShape, cell_rows
+from ooc.layerwise.pass_plan import CHUNK_ROWS, ModelShape, cell_rows
 from ooc.layerwise.row_files import Kept
 from ooc.layerwise.shape import gather_ranges
 from ooc.models.dropout import Of

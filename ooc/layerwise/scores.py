@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.ops import LayerObserver
-from ooc.layerwise.plan import ram_bytes
-from ooc.layerwise.sweep import LayerwisePass
+from ooc.layerwise.pass_plan import ram_bytes
 from ooc.metrics.nodes import Scores
 from ooc.runtime.memory_plan import MemoryPlan
 from stores.arrays.rows import Rows

@@ -75,7 +75,7 @@ class BatchLoader(Loader):
 
     @property
     def strategy(self) -> ReadStrategy:
-        """How its batches are sampled, read and collated (`ooc.planning.profile` does some of it beforehand)."""
+        """How its batches are sampled, read and collated (`ooc.planning.run_profile` does some of it beforehand)."""
         return self._strategy
 
     @property

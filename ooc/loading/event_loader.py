@@ -1,8 +1,8 @@
 """`EventLoader`: the events of a temporal graph in order, in batches, each with the past that its nodes are asked about.
 
 Batches are ranges of the events' arrays, read front to back in blocks; for the next ones negatives are drawn, the past is
-sampled (`ooc.sampling.temporal`) and features are gathered while the model computes. What is drawn depends on (seed, epoch,
-event) alone.
+sampled (`ooc.sampling.temporal_neighbor`) and features are gathered while the model computes. What is drawn depends on (seed,
+epoch, event) alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +23,8 @@ from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for
 from ooc.runtime.pipeline import Stage
 from ooc.sampling.negatives import Negatives
-from ooc.sampling.temporal import Strategy, TemporalSampler, TemporalSubgraph
 from ooc.sampling.temporal_index import slots_of
+from ooc.sampling.temporal_neighbor import Strategy, TemporalSampler, TemporalSubgraph
 from ooc.sampling.time_splits import span_of
 from stores.arrays.rows import AnyArray, Rows
 from stores.dataset import Dataset

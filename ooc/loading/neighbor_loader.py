@@ -19,7 +19,7 @@ from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import check_pyg_arguments, fanout_of, input_nodes_of, renamed, weight_column_of
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.batch_bytes import BatchBytes, ScanBytes, row_bytes_of
-from ooc.loading.choose_strategy import choose_strategy, in_memory, on_disk, outgrows, scans
+from ooc.loading.choose_read_strategy import choose_strategy, in_memory, on_disk, outgrows, scans
 from ooc.loading.collate import CollateStage, Collator
 from ooc.loading.feature_gather import Gather
 from ooc.loading.load_stage import BatchStages, Labels, LoadStage, buffers_for

@@ -18,7 +18,7 @@ from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import InputNodes
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.batch_bytes import BatchBytes, row_bytes_of
-from ooc.loading.choose_strategy import choose_strategy
+from ooc.loading.choose_read_strategy import choose_strategy
 from ooc.loading.collate import CollateStage, Collator, LoadedBatch
 from ooc.loading.feature_gather import Gather
 from ooc.loading.load_stage import BatchStages, Labels, LoadStage, buffers_for

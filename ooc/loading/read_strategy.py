@@ -1,7 +1,7 @@
 """How the rows of batches are read: from memory, superbatch by superbatch, or in shared scans of the file.
 
 A `ReadStrategy` says which batches are read together; at work on one epoch it is a `ReadSession`, which `chained` runs as three
-pipelines: sample batches -> read groups of them -> collate batches. `ooc.loading.choose_strategy` chooses.
+pipelines: sample batches -> read groups of them -> collate batches. `ooc.loading.choose_read_strategy` chooses.
 """
 
 from abc import ABC, abstractmethod

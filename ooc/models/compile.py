@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ooc.models.layers import Layer
-from ooc.models.user import kind_of
+from ooc.models.user_models import kind_of
 from stores.errors import ConfigError
 
 VARIANTS = 32

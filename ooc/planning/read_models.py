@@ -16,6 +16,7 @@ from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import SharedScan
 from ooc.loading.superbatch import Superbatches
+from ooc.planning.measure import StandInRows, Step, load_shown, read_cost, run_together, warm_pipeline
 from ooc.planning.scan_trial import try_scan
 from ooc.planning.simulate_history import HistoryShape
 from ooc.planning.simulate_scans import SimulatedScans, simulate_scans
@@ -26,7 +27,6 @@ from ooc.planning.simulate_superbatches import (
     SimulatedSuperbatches,
     simulate_superbatches,
 )
-from ooc.planning.trials import StandInRows, Step, load_shown, read_cost, run_together, warm_pipeline
 
 TOGETHER = 3
 """Batches in the pipeline at once: one sampled, one gathered ahead and one at the model"""

@@ -14,8 +14,8 @@ from ooc.loading.batch_bytes import PIECES
 from ooc.loading.read_strategy import AHEAD, ServedBatch, sampled_batches, serve
 from ooc.loading.shared_scan import FinishedScan, ScanReader, ScanServer, SharedScans
 from ooc.loading.shared_scan_plan import ScanDraft, ScanPiece, SharedScan, WaitingBatch
+from ooc.planning.measure import LEAST_STEPS, PATIENCE, Step, median_of
 from ooc.planning.simulate_superbatches import AggregationSpeed, cost_of
-from ooc.planning.trials import LEAST_STEPS, PATIENCE, Step, median_of
 from ooc.runtime.clock import Clock, noting_waits
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import MemoryMeter

@@ -2,7 +2,7 @@
 
 Batches are a function of the seed, and so are superbatches: grouping the batches of a run without reading a row shows exactly
 which rows it will read. What remains is time: reading, gathering and computing overlap, and rows make room for one another,
-which `simulate` follows superbatch by superbatch. `ooc.planning.profile` measures the costs.
+which `simulate` follows superbatch by superbatch. `ooc.planning.run_profile` measures the costs.
 """
 
 from collections import deque

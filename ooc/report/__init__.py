@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ooc.runtime.lazy import lazy_exports
+from ooc.runtime.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from ooc.report.page import write_report

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from ooc.fullgraph.ir import TensorPlacement
 from ooc.fullgraph.placement.costs import TIERS
-from ooc.fullgraph.placement.plan import PlannedRun, StepPlan
+from ooc.fullgraph.placement.step_plan import PlannedRun, StepPlan
 from ooc.runtime.trace import MemorySample, Spans
 from stores.sizes import format_bytes
 

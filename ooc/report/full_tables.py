@@ -4,7 +4,7 @@ from rich.table import Table
 
 from ooc.fullgraph.ir import Program, TensorPlacement
 from ooc.fullgraph.placement.costs import MOVED, TIERS
-from ooc.fullgraph.placement.plan import TIER_NAMES, StepPlan
+from ooc.fullgraph.placement.step_plan import TIER_NAMES, StepPlan
 from ooc.report.plan_tables import plain_table
 from stores.sizes import format_bytes
 

@@ -75,7 +75,7 @@ def _exact(
     """Figures and schedule of exact training, planned and measured."""
     if plan is None:
         return [], None
-    from ooc.fullgraph.placement.plan import StepPlan
+    from ooc.fullgraph.placement.step_plan import StepPlan
     from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
 
     step, seconds = StepPlan.of(plan), measured["op_seconds"]

@@ -2,8 +2,8 @@
 
 from rich.table import Table
 
-from ooc.planning.choose import ModeChoice
-from ooc.planning.plan import NAMES, Plan
+from ooc.planning.choose_mode import ModeChoice
+from ooc.planning.run_plan import NAMES, Plan
 from stores.sizes import format_bytes
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import TransformerConv
 
-from ooc.models.user import make_module
+from ooc.models.user_models import make_module
 from ooc.temporal.node_memory import BatchMemory, flat
 from stores.errors import ConfigError
 

@@ -16,7 +16,7 @@ from ooc.graph.blocks import Block
 from ooc.models.builders import build_model
 from ooc.models.convs import narrow_first, propagated
 from ooc.models.dropout import dropout
-from ooc.models.user import forward_batch, kind_of, make_module
+from ooc.models.user_models import forward_batch, kind_of, make_module
 from stores.errors import ConfigError
 
 Family = Literal["recurrent", "roland", "evolvegcn"]
@@ -77,7 +77,7 @@ class Recurrent(WindowModel):
 class OwnGNN(WindowModel):
     """A user-defined GNN in place of `Recurrent`'s: [n, in_channels] -> [n, channels].
 
-    `gnn` is any model that `ooc.models.user.load_model` accepts. Raises ConfigError for rows of another shape.
+    `gnn` is any model that `ooc.models.user_models.load_model` accepts. Raises ConfigError for rows of another shape.
 
     >>> model = OwnGNN(torch_geometric.nn.GraphSAGE(16, 64, num_layers=2), 64, num_layers=2)
     """
@@ -107,7 +107,7 @@ def own_window_model(
 ) -> WindowModel:
     """Construct the user's class "package.module:Class": a `WindowModel`, or a GNN as in `OwnGNN`.
 
-    `offered` are in_channels, hidden_channels, out_channels, num_layers and dropout; see `ooc.models.user.load_model`.
+    `offered` are in_channels, hidden_channels, out_channels, num_layers and dropout; see `ooc.models.user_models.load_model`.
     """
     model = make_module(name, offered, required, requested)
     if isinstance(model, WindowModel):

@@ -14,10 +14,10 @@ from ooc.config.base import RunConfig
 from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
 from ooc.history.grown import Growth
-from ooc.layerwise.plan import ram_bytes
+from ooc.layerwise.layerwise_pass import LayerwisePass
+from ooc.layerwise.pass_plan import ram_bytes
 from ooc.layerwise.scores import ExactScores
 from ooc.layerwise.shape import besides_bytes
-from ooc.layerwise.sweep import LayerwisePass
 from ooc.loading.arguments import weight_column_of
 from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
@@ -27,20 +27,20 @@ from ooc.metrics.nodes import out_channels
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model
 from ooc.models.contexts import autocast, evaluating
-from ooc.models.user import forward_batch
-from ooc.planning.plan import Plan, RunFacts, Upkeep, plan
-from ooc.planning.profile import profile
+from ooc.models.user_models import forward_batch
 from ooc.planning.read_models import RunTrial
+from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
+from ooc.planning.run_profile import profile
 from ooc.planning.simulate_history import HistoryShape
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.trace import write_trace
 from ooc.training import checkpoint, summary
+from ooc.training.build import make_model, make_optimizer, model_bytes
 from ooc.training.mode import RunContext, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode
-from ooc.training.setup import make_model, make_optimizer, model_bytes
-from ooc.training.state import RunState
+from ooc.training.run_state import RunState
 from ooc.training.tasks import make_loss
 from stores.dataset import Dataset
 from stores.process import resident_bytes

@@ -73,7 +73,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_plan(run_dir: Path) -> dict[str, Any] | None:
-    """The plan made before the run began (`ooc.planning.plan.Plan.asdict`), None where none was. ConfigError where it is
+    """The plan made before the run began (`ooc.planning.run_plan.Plan.asdict`), None where none was. ConfigError where it is
     damaged."""
     path = run_dir / PLAN
     if not path.exists():

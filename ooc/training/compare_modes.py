@@ -1,4 +1,4 @@
-"""The modes of a run tried one after the other on its store, shortly, for `ooc.planning.choose`; then the one chosen is
+"""The modes of a run tried one after the other on its store, shortly, for `ooc.planning.choose_mode`; then the one chosen is
 planned.
 
 Each is composed as training would compose it and profiled as `ooc plan --mode` does, but for its scores, which all share.
@@ -11,11 +11,11 @@ from typing import Any
 
 from ooc.config.nodes import TrainConfig, in_mode
 from ooc.layerwise.shape import parts_of as layers_of
-from ooc.planning.choose import MODES as TRIED
-from ooc.planning.choose import Candidate, ModeChoice, choose
-from ooc.planning.choose import Mode as Name
-from ooc.planning.plan import Plan
-from ooc.planning.trials import batches_of
+from ooc.planning.choose_mode import MODES as TRIED
+from ooc.planning.choose_mode import Candidate, ModeChoice, choose
+from ooc.planning.choose_mode import Mode as Name
+from ooc.planning.measure import batches_of
+from ooc.planning.run_plan import Plan
 from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode
 from ooc.training.loop import PLAN_SECONDS, planning
 from ooc.training.open_run import open_dataset

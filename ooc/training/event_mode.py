@@ -21,9 +21,9 @@ from ooc.sampling.time_splits import chronological, prefix
 from ooc.sampling.time_windows import NANOSECONDS
 from ooc.temporal.event_models import LinkModel, ModelName, OwnModel, Sizes, build_event_model
 from ooc.temporal.node_memory import MemoryLoader, NodeMemory, check_undirected
+from ooc.training.build import model_bytes
 from ooc.training.mode import Scores
-from ooc.training.setup import model_bytes
-from ooc.training.time_mode import TimeMode, link_loss
+from ooc.training.temporal_mode import TimeMode, link_loss
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ooc.config.base import RunConfig
 from ooc.config.full import FullConfig
 from ooc.fullgraph.ir import Program, TensorPlacement
-from ooc.fullgraph.placement.plan import StepPlan
+from ooc.fullgraph.placement.step_plan import StepPlan
 from ooc.fullgraph.step import FullGraph
 from ooc.history.grown import Growth
 from ooc.metrics.nodes import Loss
@@ -22,11 +22,11 @@ from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pace import Pace
 from ooc.runtime.trace import write_trace
 from ooc.training import checkpoint
+from ooc.training.build import model_bytes
 from ooc.training.full_placement import FOLDER, asked_of, place, scores_beside
 from ooc.training.mode import RunContext, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode
-from ooc.training.setup import model_bytes
-from ooc.training.state import RunState
+from ooc.training.run_state import RunState
 from ooc.training.tasks import labels_of, make_loss
 from stores.dataset import Dataset
 from stores.errors import ConfigError

@@ -10,8 +10,8 @@ from ooc.fullgraph.activation_offload import SEGMENT_BYTES
 from ooc.fullgraph.executor import LossOf
 from ooc.fullgraph.ir import TensorPlacement
 from ooc.fullgraph.placement.costs import Speed, StepProfile
-from ooc.fullgraph.placement.plan import StepPlan, TierRoom, predict, settled, static_placements
-from ooc.fullgraph.placement.profile import plan_full, profile
+from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
+from ooc.fullgraph.placement.step_profile import plan_full, profile
 from ooc.fullgraph.step import FullGraph
 from ooc.layerwise.scores import ExactScores
 from ooc.training import checkpoint

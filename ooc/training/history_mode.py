@@ -19,16 +19,16 @@ from ooc.history.grown import Growth
 from ooc.history.halo import AHEAD, Halo, HaloLoader, open_halo, widths_of
 from ooc.history.history import History
 from ooc.history.refresh import Refresh, Refresher, refresh
-from ooc.layerwise.sweep import LayerwisePass
-from ooc.planning.plan import Upkeep
+from ooc.layerwise.layerwise_pass import LayerwisePass
+from ooc.planning.measure import lengths_of
+from ooc.planning.run_plan import Upkeep
 from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
 from ooc.planning.simulate_superbatches import cost_of
-from ooc.planning.trials import lengths_of
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.training.batch_modes import BatchMode, part_choices
 from ooc.training.mode import RunContext, Scores
-from ooc.training.state import RunState
+from ooc.training.run_state import RunState
 from stores.dataset import Dataset
 from stores.errors import BudgetError
 from stores.io.atomic import remove_tree

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from ooc.config.base import parse
 from ooc.config.modes import class_of
 from ooc.config.nodes import NodeConfig
-from ooc.layerwise.sweep import LayerwisePass, Progress
+from ooc.layerwise.layerwise_pass import LayerwisePass, Progress
 from ooc.metrics.nodes import out_channels
 from ooc.training import checkpoint
+from ooc.training.build import make_model
 from ooc.training.open_run import saved_config
 from ooc.training.run import MODEL
-from ooc.training.setup import make_model
 from stores.arrays.rows import Rows
 from stores.arrays.zarr_write import Appender
 from stores.dataset import Dataset

@@ -37,7 +37,7 @@ def train(config: RunConfig, resume: bool = False, watcher: Watcher | None = Non
         config: The settings of any mode.
         resume: Continue the run that is there, inside its epoch, to the bit.
         watcher: Who is shown progress.
-        grown: With `resume`, continue though the store has grown since (see `ooc.training.grown`).
+        grown: With `resume`, continue though the store has grown since (see `ooc.training.resume_grown`).
 
     Returns:
         The summary, as in RUN/summary.json.
@@ -60,7 +60,7 @@ def plan(config: RunConfig) -> Any:
     """What training by `config` would take; nothing is left on disk.
 
     Returns:
-        `ooc.planning.plan.Plan`, or `ooc.training.full_mode.FullPlan` of exact training.
+        `ooc.planning.run_plan.Plan`, or `ooc.training.full_mode.FullPlan` of exact training.
 
     Raises:
         ConfigError: There is no plan of the mode; else as `train` before its first step.

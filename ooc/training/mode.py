@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ooc.config.base import RunConfig
 from ooc.history.grown import Growth
 from ooc.runtime.memory_plan import MemoryPlan
-from ooc.training.setup import pick_device
-from ooc.training.state import RunState
+from ooc.training.build import pick_device
+from ooc.training.run_state import RunState
 from ooc.training.watchers import BATCHES, Rate, Watchers
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset

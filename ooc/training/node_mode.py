@@ -8,8 +8,8 @@ from ooc.history.grown import Growth
 from ooc.layerwise.scores import ExactScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, out_channels
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.training.build import make_model
 from ooc.training.mode import Mode, Scores, next_epoch
-from ooc.training.setup import make_model
 from ooc.training.tasks import check_task
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset

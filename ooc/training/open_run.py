@@ -12,10 +12,10 @@ from ooc.config.base import RunConfig, parse, read_config
 from ooc.config.modes import class_of
 from ooc.runtime.memory import MemoryMeter
 from ooc.training import checkpoint
-from ooc.training.grown import take_up
+from ooc.training.build import make_optimizer
 from ooc.training.registry import mode_of
+from ooc.training.resume_grown import take_up
 from ooc.training.run import Run, environment
-from ooc.training.setup import make_optimizer
 from ooc.training.watchers import TensorBoardWatcher, Watchers
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError

@@ -13,7 +13,7 @@ from ooc.config.base import RunConfig
 from ooc.runtime.memory import MemoryMeter
 from ooc.training import checkpoint, summary
 from ooc.training.mode import Mode, Scores
-from ooc.training.state import RunState
+from ooc.training.run_state import RunState
 from ooc.training.watchers import Watchers
 from stores.dataset import Dataset
 

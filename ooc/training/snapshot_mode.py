@@ -33,9 +33,9 @@ from ooc.temporal.window_inputs import Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
 from ooc.temporal.window_net import WindowNet, WindowOutput
 from ooc.temporal.window_task import edgebank, parts, split_steps, task_of
+from ooc.training.build import make_optimizer, model_bytes
 from ooc.training.mode import Scores
-from ooc.training.setup import make_optimizer, model_bytes
-from ooc.training.time_mode import TimeMode, link_loss
+from ooc.training.temporal_mode import TimeMode, link_loss
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 

@@ -4,7 +4,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ooc.planning.plan import advise, bottleneck, hit_rate
+from ooc.planning.run_plan import advise, bottleneck, hit_rate
 
 PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
 _SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_seconds")
@@ -110,7 +110,7 @@ def account(spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: d
     """What happened beside what was predicted, and what to change; stages count while at least one of their threads works.
 
     row_bytes: of a row as stored, 0 where rows are in memory; plan: `Plan.asdict`, None where none was made. "actual" has the
-    names of `ooc.planning.plan.Prediction`.
+    names of `ooc.planning.run_plan.Prediction`.
     """
     steps, stages = spent["steps"], spent["stages"]
     work = {name: stage["busy_s"] for name, stage in stages.items() if name != "source"}

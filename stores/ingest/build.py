@@ -62,7 +62,7 @@ def ingest(
     """
     begin = time.perf_counter()
     if spec.pyg is not None and arrays is None:
-        raise ConfigError("PyG data sets are read by ooc.pyg.source.ingest, which imports torch: call that instead")
+        raise ConfigError("PyG data sets are read by ooc.pyg.dataset_source.ingest, which imports torch: call that instead")
     check_absent(spec.out)
     key = fingerprint(_settings(spec, arrays), input_files(spec))
     steps = Steps(spec.out, key)

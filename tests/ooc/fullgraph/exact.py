@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
-from ooc.layerwise import plan as layerplan
+from ooc.layerwise import pass_plan as layerplan
 from ooc.layerwise import scans as node_scans
 from ooc.layerwise import shape as sweepshape
 from ooc.models.builders import build_model, full_blocks

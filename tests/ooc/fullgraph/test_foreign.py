@@ -14,8 +14,8 @@ from ooc.fullgraph import step as fullgraph
 from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.blocks import Block
-from ooc.layerwise import sweep as layerwise
-from ooc.layerwise.sweep import LayerwisePass
+from ooc.layerwise import layerwise_pass as layerwise
+from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.models.builders import full_blocks
 from ooc.models.convs import BlockSAGEConv
 from ooc.models.layers import Layer, run_layers

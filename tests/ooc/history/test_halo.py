@@ -17,10 +17,10 @@ from ooc.history.drift import Drift
 from ooc.history.halo import Halo, HaloLoader
 from ooc.history.history import History
 from ooc.history.refresh import Refresher
-from ooc.layerwise import plan as layerplan
+from ooc.layerwise import pass_plan as layerplan
 from ooc.layerwise import scans as node_scans
 from ooc.layerwise import shape as sweepshape
-from ooc.layerwise.sweep import LayerwisePass
+from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.models.builders import full_blocks
 from ooc.models.contexts import evaluating
 from ooc.models.layers import run_model

@@ -12,7 +12,7 @@ from ooc.graph.aggregation import RowDecoder
 from ooc.layerwise import edge_tiles as tiles
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import SOURCE_BITS, SlotReader, Tiles, count_entries, sort_slots
-from ooc.layerwise.plan import LayerShape, LayerwisePlan, ModelShape, plan_layerwise
+from ooc.layerwise.pass_plan import LayerShape, LayerwisePlan, ModelShape, plan_layerwise
 from ooc.layerwise.row_files import Files
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, read_range, write_range

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ooc.config.nodes import TrainConfig, in_mode
-from ooc.planning.choose import MODES
+from ooc.planning.choose_mode import MODES
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.training import loop
 from ooc.training.batch_modes import BatchMode

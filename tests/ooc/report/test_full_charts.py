@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from ooc.fullgraph.ir import Placement, Program, TensorPlacement
-from ooc.fullgraph.placement.plan import StepPlan, TierRoom, predict
+from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict
 from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
 from ooc.report.full_tables import step_tables
 from ooc.runtime.clock import Span

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ooc.cli.main import main
-from ooc.layerwise.sweep import LayerwisePass
+from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.training import infer as infer_module
 from stores.info import describe
 from stores.integrity import verify

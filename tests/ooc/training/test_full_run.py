@@ -10,13 +10,13 @@ import torch
 
 from ooc.cli.main import main
 from ooc.config.full import FullConfig
-from ooc.fullgraph.placement import profile as fullprofile
+from ooc.fullgraph.placement import step_profile as fullprofile
 from ooc.metrics.nodes import Loss
 from ooc.models.builders import full_blocks
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.trace import read_trace
+from ooc.training.build import make_model
 from ooc.training.loop import train
-from ooc.training.setup import make_model
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore

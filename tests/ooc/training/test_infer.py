@@ -13,13 +13,13 @@ import torch
 import zarr
 
 from ooc.cli.main import main
-from ooc.layerwise.sweep import LayerwisePass
+from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.metrics.nodes import Scores, out_channels
 from ooc.models.builders import full_blocks
 from ooc.training import infer as infer_module
+from ooc.training.build import make_model
 from ooc.training.infer import embed, infer, predictions
 from ooc.training.loop import train
-from ooc.training.setup import make_model
 from stores.arrays.zarr_write import Appender
 from stores.dataset import Dataset
 from stores.errors import ConfigError, StoreError

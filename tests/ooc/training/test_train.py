@@ -14,9 +14,9 @@ from torch_geometric.nn import SAGEConv
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.training import batch_modes, checkpoint
 from ooc.training import run as baserun
+from ooc.training.build import make_model
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
-from ooc.training.setup import make_model
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 from tests.conftest import MakeStore

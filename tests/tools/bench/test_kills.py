@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.row_files import Files
-from ooc.layerwise.sweep import LayerwisePass
 from ooc.training import infer as infer_module
 from ooc.training.infer import infer
 from ooc.training.loop import train

@@ -60,7 +60,7 @@ def sweep(a: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     import ooc
-    from ooc.layerwise.sweep import LayerwisePass
+    from ooc.layerwise.layerwise_pass import LayerwisePass
     from ooc.models.builders import build_model
     from stores.sizes import parse_bytes
 

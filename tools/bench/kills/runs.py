@@ -143,12 +143,12 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     import torch
 
     import ooc.layerwise.scores
-    import ooc.layerwise.sweep
     import ooc.training.infer
     from ooc.cli import main as cli
     from ooc.history import history
     from ooc.history.rows import ResidentRows
     from ooc.layerwise import row_files as sweepfiles
+    from ooc.layerwise.layerwise_pass import LayerwisePass
     from ooc.training import checkpoint, history_mode, loop
     from ooc.training.event_mode import EventMode
     from ooc.training.run import Run
@@ -157,14 +157,24 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     from stores.arrays.undo_log import UndoLog
 
     watched: list[tuple[Any, str, str]] = [
-        (history.History, "_write", "push"), (history_mode, "refresh", "refresh"), (ooc.layerwise.sweep.LayerwisePass, "run",
-        "sweep"), (Run, "checkpoint", "checkpoint"), (UndoLog, "_protect", "undo log"),
-        (DiskRows, "store", "rows"), (sweepfiles, "write_range", "rows"), (UndoLog, "commit", "commit"),
-        (checkpoint, "save", "saving"), (sweepfiles.Files, "note", "noting"), (UndoLog, "_put_back", "roll-back"),
-        (ooc.layerwise.sweep.LayerwisePass, "_open_tiles", "edges"), (ooc.layerwise.sweep.LayerwisePass, "discard", "removal"),
-        (sweepfiles.Files, "keep_only", "removal"), (loop, "fit", case.place if case.place in TEMPORAL else "training"),
-        (EventMode, "score", "scoring"), (SnapshotMode, "score", "scoring"),
-    ]  # fmt: skip
+        (history.History, "_write", "push"),
+        (history_mode, "refresh", "refresh"),
+        (LayerwisePass, "run", "sweep"),
+        (Run, "checkpoint", "checkpoint"),
+        (UndoLog, "_protect", "undo log"),
+        (DiskRows, "store", "rows"),
+        (sweepfiles, "write_range", "rows"),
+        (UndoLog, "commit", "commit"),
+        (checkpoint, "save", "saving"),
+        (sweepfiles.Files, "note", "noting"),
+        (UndoLog, "_put_back", "roll-back"),
+        (LayerwisePass, "_open_tiles", "edges"),
+        (LayerwisePass, "discard", "removal"),
+        (sweepfiles.Files, "keep_only", "removal"),
+        (loop, "fit", case.place if case.place in TEMPORAL else "training"),
+        (EventMode, "score", "scoring"),
+        (SnapshotMode, "score", "scoring"),
+    ]
     if not case.name.endswith("0"):  # rows of the memory are read and written as if they were too many for RAM
         setattr(ResidentRows, "nbytes", lambda *_: 1 << 62)  # noqa: B010 - for mypy
     for owner, function, name in watched:
@@ -173,7 +183,7 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
         24 << 20 if "gat" in " ".join(case.command) else 2 << 20
     )  # memory for a few ranges of nodes: sweeps are of many steps
     for module in (ooc.training.infer, ooc.layerwise.scores, history_mode):
-        setattr(module, "LayerwisePass", partial(ooc.layerwise.sweep.LayerwisePass, room=room))  # noqa: B010 - for mypy
+        setattr(module, "LayerwisePass", partial(LayerwisePass, room=room))  # noqa: B010 - for mypy
     if record is not None:
         remains.record(record)
     torch.set_num_threads(1)

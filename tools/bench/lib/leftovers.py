@@ -18,8 +18,8 @@ _OWN = {"trace.json", "checkpoint.pt", "undo.log", "config.json"}
 
 def record(folder: Path) -> None:
     """Make this process save digests of its state at every checkpoint, and the rows of a layer-wise pass, in `folder`."""
+    from ooc.layerwise.layerwise_pass import LayerwisePass
     from ooc.layerwise.row_files import Files
-    from ooc.layerwise.sweep import LayerwisePass
     from ooc.training import checkpoint
     from ooc.training.run import Run
 

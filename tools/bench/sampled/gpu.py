@@ -24,7 +24,7 @@ import ooc
 from ooc.models.builders import build_model
 from ooc.models.compile import compile_model
 from ooc.models.contexts import autocast
-from ooc.models.user import forward_batch
+from ooc.models.user_models import forward_batch
 from tools.bench.lib.machine import describe
 
 WARM = 5

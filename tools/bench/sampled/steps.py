@@ -54,7 +54,7 @@ def learner(ds: Any, layers: int, hidden: int, seed: int) -> Callable[[Any], flo
     import torch.nn.functional as F
 
     from ooc.models.builders import build_model
-    from ooc.models.user import forward_batch
+    from ooc.models.user_models import forward_batch
 
     torch.manual_seed(seed)
     model = build_model("sage", ds.num_features, hidden, ds.num_classes, layers)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ooc.loading import choose_strategy
+from ooc.loading import choose_read_strategy as choose_strategy
 from ooc.loading import shared_scan as shared_scans
 from stores.build import write_store
 from stores.dataset import Dataset

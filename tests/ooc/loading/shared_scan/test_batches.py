@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.graph.aggregation import PreAggregation
-from ooc.loading import choose_strategy
-from ooc.loading.choose_strategy import scan_pays
+from ooc.loading import choose_read_strategy as choose_strategy
+from ooc.loading.choose_read_strategy import scan_pays
 from ooc.training.loop import train
 from stores.arrays.lmdb_rows import write_lmdb_rows
 from stores.arrays.zarr_rows import ShardedRows

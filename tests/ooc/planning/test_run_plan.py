@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading import choose_strategy
+from ooc.loading import choose_read_strategy as choose_strategy
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.models.builders import build_model, pre_aggregation_of
-from ooc.planning.plan import RunFacts, advise, plan
-from ooc.planning.profile import RunProfile
+from ooc.planning.measure import batches_of, lengths_of
 from ooc.planning.read_models import model_of
+from ooc.planning.run_plan import RunFacts, advise, plan
+from ooc.planning.run_profile import RunProfile
 from ooc.planning.simulate_scans import ScanLoad, SimulatedScans, simulate_timeline
 from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, SimulatedSuperbatches, SuperbatchLoad, simulate
-from ooc.planning.trials import batches_of, lengths_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.training.checkpoint import read_plan
 from ooc.training.loop import plan as plan_of

@@ -13,7 +13,7 @@ from torch_geometric.nn import SAGEConv
 
 from ooc.cli.main import main
 from ooc.config.nodes import TrainConfig, in_mode
-from ooc.planning.choose import LEAST_SECONDS, MODES, MOST_DROPPED, WORTH, Candidate, choose
+from ooc.planning.choose_mode import LEAST_SECONDS, MODES, MOST_DROPPED, WORTH, Candidate, choose
 from ooc.training.compare_modes import compare
 from ooc.training.loop import train
 from tests.conftest import MakeStore
@@ -163,7 +163,7 @@ def test_ooc_plan_compares_unless_it_is_told_the_mode(store: Path, capsys: pytes
 
 
 def test_a_model_with_its_own_forward_has_no_histories(store: Path, tmp_path: Path) -> None:
-    config = TrainConfig(store=store, out=tmp_path / "run", model="tests.ooc.planning.test_choose:Own", hidden=8, epochs=1)
+    config = TrainConfig(store=store, out=tmp_path / "run", model="tests.ooc.planning.test_choose_mode:Own", hidden=8, epochs=1)
     choice, _ = compare(config)
     found = {each.mode: each for each in choice.candidates}
     assert "has its own forward" in str(found["history"].fix)

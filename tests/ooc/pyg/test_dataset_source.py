@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from ooc.pyg.source import arguments, ingest
+from ooc.pyg.dataset_source import arguments, ingest
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
 from stores.ingest import IngestSpec

@@ -25,7 +25,7 @@ from ooc.runtime.trace import write_trace
 from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of
 from ooc.temporal.forecast_loader import ForecastLoader
 from ooc.training.mode import Mode, RunContext, Scores, next_epoch
-from ooc.training.state import RunState
+from ooc.training.run_state import RunState
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset
 from stores.errors import ConfigError

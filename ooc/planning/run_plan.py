@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ooc.planning.profile import Evaluation, RunProfile
+from ooc.planning.run_profile import Evaluation, RunProfile
 from ooc.planning.simulate_superbatches import BatchCosts, Share, SimulatedReads
 from ooc.runtime.memory_plan import MemoryPlan
 from stores.sizes import format_bytes

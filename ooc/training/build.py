@@ -9,7 +9,7 @@ from torch import nn
 from ooc.config.base import RunConfig, changed
 from ooc.config.nodes import NodeConfig, TrainConfig
 from ooc.models.builders import build_model
-from ooc.models.user import kind_of, load_model
+from ooc.models.user_models import kind_of, load_model
 from ooc.runtime.keyed_random import Purpose, key
 from stores.errors import ConfigError
 

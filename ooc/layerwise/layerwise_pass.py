@@ -1,7 +1,7 @@
 """Passes over all nodes, layer by layer and range by range of destinations: exact outputs in bounded memory.
 
 Every layer's input is read as Rows and its output written as Rows, so a model of any depth needs no more memory than one layer,
-and no node is computed twice. How each layer goes is planned (`ooc.layerwise.plan`): by sums made while its input goes by
+and no node is computed twice. How each layer goes is planned (`ooc.layerwise.pass_plan`): by sums made while its input goes by
 (`ooc.layerwise.aggregator`), or on the gathered rows of a range's sources. What comes next is read while one chunk is
 computed, and the last ones are written. A pass in a folder that was killed goes on after its last finished range, whose rows
 were synced before it was noted. (Layer-wise inference as of GraphSAGE's and DGL's examples; passes as of GridGraph, their
@@ -23,8 +23,8 @@ from ooc.layerwise.executor import ForwardExecutor
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import LayerModules, LayerObserver
+from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, cell_rows, plan_layerwise
 from ooc.layerwise.pass_store import PassStore
-from ooc.layerwise.plan import CHUNK_ROWS, LayerwisePlan, cell_rows, plan_layerwise
 from ooc.layerwise.program import forward_ops
 from ooc.layerwise.row_files import Files
 from ooc.layerwise.scans import NodeScans

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.sampling.temporal import TemporalSampler
+from ooc.sampling.temporal_neighbor import TemporalSampler
 from stores.errors import BudgetError, ConfigError, InputError
 from stores.graph import Graph
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from ooc.graph.blocks import Block
-from ooc.layerwise import plan as layerplan
+from ooc.layerwise import pass_plan as layerplan
 from ooc.layerwise import scans as node_scans
 from ooc.layerwise import shape as sweepshape
 from ooc.layerwise.edge_tiles import Tiles
+from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.row_files import Files
-from ooc.layerwise.sweep import LayerwisePass
 from ooc.models.builders import build_model, full_blocks
 from ooc.models.layers import run_model
 from stores.dataset import Dataset

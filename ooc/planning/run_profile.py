@@ -16,10 +16,7 @@ import numpy as np
 from ooc.loading.base import BatchLoader
 from ooc.loading.collate import LoadedBatch, SampledBatch
 from ooc.loading.load_stage import BatchStages, LoadStage
-from ooc.planning.read_models import ReadModel, RunTrial, model_of
-from ooc.planning.simulate_history import HistoryTraffic, simulate_exchange
-from ooc.planning.simulate_superbatches import BatchCosts, Lengths, SimulatedReads
-from ooc.planning.trials import (
+from ooc.planning.measure import (
     BatchSample,
     StandInRows,
     Step,
@@ -30,6 +27,9 @@ from ooc.planning.trials import (
     load_shown,
     run_together,
 )
+from ooc.planning.read_models import ReadModel, RunTrial, model_of
+from ooc.planning.simulate_history import HistoryTraffic, simulate_exchange
+from ooc.planning.simulate_superbatches import BatchCosts, Lengths, SimulatedReads
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import return_freed
 from ooc.runtime.memory_plan import MemoryPlan

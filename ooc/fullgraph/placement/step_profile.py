@@ -28,7 +28,7 @@ from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.ops import Moments, StepModules
 from ooc.fullgraph.placement.costs import OpCost, RangeBytes, StepProfile, kept_bytes
 from ooc.fullgraph.placement.disk_speed import PIECE_BYTES, TRIED_BYTES, PieceReader, disk_speed, tried
-from ooc.fullgraph.placement.plan import StepPlan, TierRoom, plan_step, settled
+from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, settled
 from ooc.fullgraph.step import FullGraph
 from ooc.fullgraph.value_store import copy
 from ooc.graph.aggregation import Kind, RowDecoder
@@ -37,7 +37,7 @@ from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import RangeOfNodes, Tensors, own_place
-from ooc.layerwise.plan import CHUNK_ROWS
+from ooc.layerwise.pass_plan import CHUNK_ROWS
 from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
 from ooc.models.dropout import DropoutKeys
