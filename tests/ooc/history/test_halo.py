@@ -198,10 +198,10 @@ def test_a_refresh_is_final_before_scores(
     if room == "disk":
         on_disk(monkeypatch)
     settings, whole, validate = {**REFRESHED, "evaluate": evaluate}, LayerwisePass.run, HistoryMode.evaluate
-    tapped: list[bool] = []
+    observed: list[bool] = []
 
     def counting(self: LayerwisePass, *arguments: Any, **options: Any) -> Any:
-        tapped.append(options["tap"] is not None)
+        observed.append(options["observer"] is not None)
         return whole(self, *arguments, **options)
 
     def killing(self: HistoryMode) -> Any:
@@ -209,15 +209,15 @@ def test_a_refresh_is_final_before_scores(
 
     monkeypatch.setattr(LayerwisePass, "run", counting)
     train(configure(store, tmp_path / "whole", **settings))
-    assert tapped[:2] == [True, True]
-    assert len(tapped) <= 3, "the last is of the best model, where that is not of the last epoch"
+    assert observed[:2] == [True, True]
+    assert len(observed) <= 3, "the last is of the best model, where that is not of the last epoch"
     monkeypatch.setattr(HistoryMode, "evaluate", killing)
     with pytest.raises(Killed):
         train(configure(store, tmp_path / "cut", **settings))
     monkeypatch.setattr(HistoryMode, "evaluate", validate)
-    tapped.clear()
+    observed.clear()
     train(configure(store, tmp_path / "cut", **settings), resume=True)
-    assert tapped.count(True) == 1
+    assert observed.count(True) == 1
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
 
 
