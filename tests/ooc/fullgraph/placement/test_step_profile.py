@@ -148,11 +148,11 @@ def test_ranges_of_a_layer_that_gathers_leave_room_for_what_autograd_keeps(
     nodes, room, kept, held, events = 20_000, 50_000_000, list[int](), dict[int, int](), list[tuple[int, int]]()
 
     def noted(method: str) -> None:
-        """After each call: (ranges that went down so far, bytes that autograd keeps in memory)."""
+        """After each call: (ranges whose backward is done, bytes that autograd keeps in memory)."""
         real = getattr(PendingChunk, method)
 
         def call(live: PendingChunk, *arguments: Any) -> Any:
-            if method == "down":
+            if method == "backward":
                 kept.append(held[id(live)])
             found = real(live, *arguments)
             held[id(live)] = sum(tensor.nbytes for tensor in live._kept if isinstance(tensor, torch.Tensor))
@@ -173,10 +173,10 @@ def test_ranges_of_a_layer_that_gathers_leave_room_for_what_autograd_keeps(
         full.placement = predict(full.program, costs, placement, TierRoom(full.room, 0, 10**9)).placement
         memory = full.placement.ranges["layer0"]
         ranges = len(list(gather_ranges(ds.graph, full.shape.model.layers[0], memory, 0)))
-        for method in ("__init__", "fetch", "down"):
+        for method in ("__init__", "fetch", "backward"):
             noted(method)
         full.step(Labelled(ds))
-    above, kept = len(kept) - ranges, kept[-ranges:]  # layer 0 goes down last
+    above, kept = len(kept) - ranges, kept[-ranges:]  # layer 0 is the last of the backward pass
     assert ranges > 1
     assert 0.9 < (memory + at_once * max(kept)) / room < 1.02
     if at_once:
