@@ -68,7 +68,12 @@ class KernelCache(NullCache):  # type: ignore[misc]
         target_context.refresh()
         path = self._path(sig, target_context.codegen())
         data = None if path is None else _read(path)
-        return None if data is None else CompileResult._rebuild(target_context, *pickle.loads(data))
+        if data is None:
+            return None
+        try:
+            return CompileResult._rebuild(target_context, *pickle.loads(data))
+        except Exception:  # whatever cannot be loaded is compiled again
+            return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep numba's result, if it has no address of this process in it."""

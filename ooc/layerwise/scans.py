@@ -218,7 +218,7 @@ class NodeScans:
         return one_ahead(self._readers, read, ranges)
 
     def place(self, first: int, stop: int, whole: bool) -> RangeOfNodes:
-        """A range with its edges; that of the whole graph is kept."""
+        """A range with its edges; exact steps cache that of the whole graph."""
         if whole and "place" in self._whole:
             place: RangeOfNodes = self._whole["place"]
             return place
@@ -229,7 +229,7 @@ class NodeScans:
             slots = np.arange(int(graph.indptr[first]), int(graph.indptr[stop]))
             at["edges"] = np.concatenate([slots, graph.num_edges + np.arange(first, stop)])
         place = RangeOfNodes(first, stop, at, block)
-        if whole:
+        if whole and self._keyed:  # a step meets it again; a pass needs its memory for the next layer
             self._whole["place"] = place
         return place
 

@@ -31,7 +31,7 @@ PIECE_BYTES = 16 * 2**20
 _LEAST_PIECE_ROWS = 1024
 _SUMMED = tuple(
     conv.forward for conv in (BlockSAGEConv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockGCN2Conv)
-)  # that take `Sums`
+)  # that take `FirstLayerAggregates`
 ALLOWED = 100 * 2**20
 """for what libraries allocate at first use"""
 GATHERED = 2

@@ -6,7 +6,6 @@ Nothing is silently ignored: an argument either has its effect, or changes nothi
 import difflib
 import functools
 import operator
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ooc.runtime.user_warnings import warn_user
 from stores.arrays.members import Members
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
@@ -72,7 +72,7 @@ def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             for old in names.keys() & given.keys():
                 if names[old] in given:
                     raise ConfigError(f"{names[old]} is given twice: {old} is its old name")
-                warnings.warn(f"{old} is now {names[old]}", DeprecationWarning, stacklevel=2)
+                warn_user(f"{old} is now {names[old]}", DeprecationWarning)
                 given[names[old]] = given.pop(old)
             return function(*positional, **given)
 
@@ -98,7 +98,7 @@ def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader
             raise ConfigError(f"{loader} cannot take {name}={value!r}: {_REFUSED[name][1]}; leave it out")
     if idle:
         text = f"{', '.join(idle)} changes nothing: threads do the work, there are no worker processes"
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warn_user(text)
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -70,8 +70,8 @@ class BatchLoader(Loader):
         self._copier: Copier | None = None
         self._start = self._cursor = Cursor(0, 0)
         self._stop: int | None = None
-        self.keeps_blocks = data.memory is None
-        """whether freed blocks wait for their next use while it is iterated over; see `keep_large_blocks`"""
+        self.keeps_blocks: bool | None = None
+        """whether freed blocks are cached while it is iterated over, see `keep_large_blocks`; None: as the process has it"""
 
     @property
     def strategy(self) -> ReadStrategy:
@@ -148,7 +148,8 @@ class BatchLoader(Loader):
         return {**kept, "world": order.world_size, "num_seeds": self.num_seeds}
 
     def __iter__(self) -> "Epoch":
-        keep_large_blocks(self.keeps_blocks)
+        if self.keeps_blocks is not None:
+            keep_large_blocks(self.keeps_blocks)
         return_freed()  # of the epoch before, or of training where this one is for scores
         start = self._cursor = self._start
         self._start = Cursor(start.epoch + 1, 0)

@@ -6,7 +6,6 @@ the engine; and the memory, but for `split_seeds`, which says what then depends 
 """
 
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
@@ -27,6 +26,7 @@ from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.sample_stage import Order, ReadCounts, SampleStage
 from ooc.runtime.memory_plan import BatchRoom, MemoryPlan, plan_memory
 from ooc.runtime.transfer import pins
+from ooc.runtime.user_warnings import warn_user
 from ooc.sampling import NeighborSampler, OnDiskFrontier
 from stores.arrays.zarr_rows import ShardedRows
 from stores.dataset import Dataset
@@ -104,10 +104,10 @@ class NeighborLoader(BatchLoader):
     split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
     so not with shuffle; where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's fan-out, so
     scores may differ with the memory that decides on halving; where all hops draw alike they don't); budget (a plan of
-    the memory other than `plan_memory(data)`); sample_threads; read_threads (to gather rows that are in memory); summing
-    (`ooc.models.pre_aggregation_of(model)`: the sums that the model's first layer makes of its
-    neighbors are made here, x is `Sums` of its destinations, and no field has the last hop; a tenth of the memory. Where
-    the values of x are no rows of float32, or `dtype` asks for another type, x is the rows all the same).
+    the memory other than `plan_memory(data)`); sample_threads; read_threads (to gather rows that are in memory);
+    pre_aggregation (`ooc.models.pre_aggregation_of(model)`: the loader computes the neighbor sums of the model's first layer,
+    x is the `FirstLayerAggregates` of its destinations and no field has the last hop, in a tenth of the memory; x stays the
+    rows if they are not float32 vectors or `dtype` asks for another type).
     prefetch_factor x num_workers is how many batches of rows in memory are made in advance; rows on disk are read further
     ahead, as far as the memory goes, so there it changes nothing.
 
@@ -177,10 +177,10 @@ class NeighborLoader(BatchLoader):
         strategy = strategy_of(data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads)
         super().__init__(data, strategy, budget, place, prefetch)
         filled = in_memory(strategy.stages.load.x) or outgrows(strategy.disk_rows, budget.batches)
-        self.keeps_blocks |= not filled or strategy.reserves_blocks
+        self.keeps_blocks = data.memory is None or not filled or strategy.reserves_blocks
         if prefetch_factor is not None and strategy.disk_rows is not None:
             text = "prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds"
-            warnings.warn(text, UserWarning, stacklevel=3)
+            warn_user(text)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(fanout={self._sampling[0]}, seeds={self.num_seeds}, batches={len(self)})"

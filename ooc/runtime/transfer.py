@@ -6,7 +6,6 @@ page-locked lease (`ooc.runtime.buffers`: the features) are copied directly; the
 io_uring's registered buffers.)
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch_geometric.data.data import BaseData
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
+from ooc.runtime.user_warnings import warn_user
 
 COPY = "copy"
 """name of the stage in a loader's times"""
@@ -301,5 +301,5 @@ def copied_ahead(batches: Iterable[Any], copier: Copier, clocks: dict[str, Clock
 def pins(pin_memory: bool) -> bool:
     """Whether batches should be in page-locked memory for the user's own copies to CUDA; warns without CUDA."""
     if pin_memory and not torch.cuda.is_available():
-        warnings.warn("pin_memory has no effect: torch finds no CUDA device", UserWarning, stacklevel=5)
+        warn_user("pin_memory has no effect: torch finds no CUDA device")
     return pin_memory and torch.cuda.is_available()

@@ -73,12 +73,19 @@ class BatchMode(NodeMode):
         self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept, self._columns())
         self.loader = self._make_loader()
         self.evaluators = {} if config.evaluate == "layerwise" else self._make_evaluators()
-        for each in self.evaluators.values():
-            each.keeps_blocks = self.loader.keeps_blocks
-        keep_large_blocks(self.loader.keeps_blocks)  # a profile of the run has no epoch that begins
+        self._share_block_policy()
         self.loss_of = make_loss(config, dataset, self.task, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.accumulate = config.accumulate
+
+    def _share_block_policy(self) -> None:
+        """One policy for freed blocks in training and scores: the training loader's, else the scores' loaders'."""
+        loaders = [self.loader, *self.evaluators.values()]
+        keeps = next((each.keeps_blocks for each in loaders if each.keeps_blocks is not None), None)
+        for each in loaders:
+            each.keeps_blocks = keeps
+        if keeps is not None:
+            keep_large_blocks(keeps)  # a profile of the run has no epoch that begins
 
     def _columns(self) -> set[str]:
         """The graph's columns that batches look up: the weights, and what edges are drawn by."""

@@ -35,3 +35,15 @@ def test_old_names_of_arguments_warn_and_work(make_store: MakeStore) -> None:
             ooc.ClusterLoader(ds, 1, num_parts=2, world=1, world_size=1)
     with pytest.warns(DeprecationWarning, match="pre_aggregation_of"):
         assert summing_of(torch.nn.Linear(2, 2)) is None
+
+
+def test_warnings_name_the_line_of_the_call(make_store: MakeStore) -> None:
+    with ooc.open(make_store()) as ds:
+        for make in (
+            lambda **given: ooc.NeighborLoader(ds, [2], **given),
+            lambda **given: ooc.ClusterLoader(ds, 1, num_parts=2, **given),
+            lambda **given: ooc.SaintLoader(ds, "node", batch_size=5, **given),
+        ):
+            with pytest.warns(UserWarning, match="num_workers changes nothing") as caught:
+                make(num_workers=2)
+            assert caught[0].filename == __file__
