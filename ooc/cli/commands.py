@@ -249,7 +249,10 @@ def plan(
 
     Without --mode, all modes are tried briefly and compared, and the recommended one is planned.
     """
+    from ooc.training.registry import mode_of
+
     settings = load_config(config, {"store": store, **flags}, {"out": "run"})
+    mode_of(settings).planned(settings)  # a mode without a plan is refused before the store is merged
     merge_appended(settings.store, settings.memory)
     choice = None
     if isinstance(settings, TrainConfig) and "mode" not in settings.model_fields_set:
