@@ -16,9 +16,12 @@ from ooc.runtime.pipeline import Pipeline, Stage
 from stores.errors import InputError
 from tests.waiting import NoMoreThreads, consumer_waits, eventually
 
+_others: set[threading.Thread] = set()
+"""threads of pools that something else in this process has open"""
+
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("ooc-")]
+    return [each for each in threading.enumerate() if each.name.startswith("ooc-") and each not in _others]
 
 
 def at_rest(pipeline: Pipeline) -> bool:
@@ -31,6 +34,8 @@ def at_rest(pipeline: Pipeline) -> bool:
 
 @pytest.fixture(autouse=True)
 def _no_thread_left() -> Iterator[None]:
+    _others.clear()
+    _others.update(threads())
     yield
     assert not threads()
 
