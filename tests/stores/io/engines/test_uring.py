@@ -92,6 +92,7 @@ def started(engine: UringEngine) -> None:
 
 def held() -> tuple[int, int, int]:
     """Descriptors, mapped rings and ring threads of this process."""
+    gc.collect()  # what other tests left behind has descriptors too
     maps = Path("/proc/self/maps").read_text().count("io_uring")
     threads = sum(thread.name.startswith(UringEngine.threads.name) for thread in threading.enumerate())
     return len(os.listdir("/proc/self/fd")), maps, threads
@@ -249,7 +250,6 @@ def test_a_failed_mapping_gives_the_ring_back(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.alone
 @pytest.mark.parametrize("fail", [False, True])
 def test_closing_leaves_no_descriptor_thread_or_map(segments: Segments, fail: bool) -> None:
-    gc.collect()  # descriptors of what other tests left behind
     before = held()
     engine, other = UringEngine(segments), UringEngine(segments)
     with ThreadPoolExecutor(8) as pool:
