@@ -42,7 +42,7 @@ class Push:
     def nbytes(self) -> int:
         return self.ids.nbytes + sum(rows.nbytes for rows in self.rows)
 
-    def patch(self, ids: Ids, rows: Sequence[AnyArray], steps: NDArray[np.int64] | None = None) -> None:
+    def patch(self, ids: Ids, rows: Sequence[AnyArray], steps: Ids | None = None) -> None:
         """Put this push's rows in the places of `rows` ([k, width] a layer) whose nodes `ids` (int64[k], ascending) it has."""
         to, source = common(ids, self.ids)
         for kept, own in zip(rows, self.rows, strict=True):
@@ -60,7 +60,7 @@ class PrefetchedRows:
     """pushes of steps up to this one are in the rows; others may be"""
     ids: Ids
     rows: tuple[AnyArray, ...]
-    steps: NDArray[np.int64]
+    steps: Ids
     """int64[k]: the step that wrote each row, NEVER before any did"""
 
 

@@ -25,7 +25,7 @@ from ooc.runtime.pipeline import Stage
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.temporal_index import slots_of
 from ooc.sampling.temporal_neighbor import Strategy, TemporalSampler, TemporalSubgraph
-from ooc.sampling.time_splits import span_of
+from ooc.sampling.time_windows import span_of
 from stores.arrays.rows import AnyArray, Rows
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError

@@ -21,8 +21,7 @@ from ooc.loading.feature_gather import Gather
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.memory_plan import MemoryPlan, words_for
 from ooc.runtime.pipeline import Stage
-from ooc.sampling.event_labels import last_labels
-from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, windows
+from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, last_labels, windows
 from stores.arrays.rows import AnyArray, Rows
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.relabel import RelabelTable
+from stores.arrays.rows import AnyArray, Ids
 from stores.errors import ConfigError
-
-Ids = NDArray[np.int64]
 
 
 class EdgeBank:
@@ -39,7 +38,7 @@ class EdgeBank:
     def _pair(self, src: Ids, dst: Ids) -> Ids:
         return np.asarray(src, np.int64) * self._num_nodes + np.asarray(dst, np.int64)
 
-    def update(self, src: Ids, dst: Ids, time: NDArray[Any]) -> None:
+    def update(self, src: Ids, dst: Ids, time: AnyArray) -> None:
         """Record events (each [k], in time order)."""
         number = self._pairs.add(self._pair(src, dst))
         if self._window is None:
@@ -50,7 +49,7 @@ class EdgeBank:
             self._last = grown
         self._last[number] = time  # the last event of a pair wins
 
-    def score(self, src: Ids, dst: Ids, time: NDArray[Any]) -> NDArray[np.float32]:
+    def score(self, src: Ids, dst: Ids, time: AnyArray) -> NDArray[np.float32]:
         """Return 1 for remembered pairs, else 0, float32[k]; time [k] is the current time."""
         number = self._pairs.find(self._pair(src, dst))
         known = number >= 0

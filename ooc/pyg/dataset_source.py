@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stores.arrays.rows import AnyArray
 from stores.errors import ConfigError, InputError
 from stores.ingest import IngestResult, IngestSpec
 from stores.ingest import ingest as build
@@ -46,7 +46,7 @@ def arguments(pairs: list[str]) -> dict[str, Any]:
     return keywords
 
 
-def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, AnyArray]:
     """Return the arrays of item 0 of a PyG data set: x, y, edge_index, edge_weight, masks ([N] or [N, S]) and num_nodes.
 
     `name` is a class of torch_geometric.datasets, or `package.module:Class`, also from the working directory. Raises
@@ -75,7 +75,7 @@ def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     return arrays_of(data, name)
 
 
-def arrays_of(data: Any, name: str) -> dict[str, NDArray[Any]]:
+def arrays_of(data: Any, name: str) -> dict[str, AnyArray]:
     """Return the arrays of a PyG Data that an ingest uses. Raises InputError if it has no edge_index."""
     if data.edge_index is None:
         raise InputError(f"{name} has no edge_index: it cannot be ingested as a graph")

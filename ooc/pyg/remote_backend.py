@@ -22,6 +22,7 @@ from ooc.loading.arguments import fanout_of, weight_column_of
 from ooc.loading.collate import edge_index_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling import NeighborSampler
+from stores.arrays.rows import Ids
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 
@@ -162,7 +163,7 @@ def _refuse_workers() -> None:
         raise ConfigError("a store cannot be read from worker processes: use num_workers=0")
 
 
-def _rows_at(index: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _rows_at(index: Any, count: int) -> Ids:
     """Convert PyG's row index to int64[k]."""
     if isinstance(index, int):
         return np.array([index + count if index < 0 else index])

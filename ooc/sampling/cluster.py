@@ -5,20 +5,19 @@ between its nodes, or all their in-edges with the outside sources (the halo, as 
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from stores.arrays.rows import ArrayRows, Rows
+from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from stores.arrays.segment_rows import read_range
 from stores.errors import BudgetError, ConfigError, StoreError
 from stores.graph import Graph
 from stores.jit import kernel
 from stores.sizes import format_bytes
 
-Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 PIECE_SLOTS = 2**20
@@ -173,7 +172,7 @@ class _Cutting:
             array.resize(self._size, refcheck=False)
         return Subgraph(inner, self._out, self._source, self._slot, num_nodes, (self._size,), columns=self._columns)
 
-    def _read(self, rows: Rows, begin: int, end: int) -> NDArray[Any]:
+    def _read(self, rows: Rows, begin: int, end: int) -> AnyArray:
         values, nbytes = read_range(rows, begin, end)
         self.nbytes += nbytes
         return values
@@ -192,7 +191,7 @@ class _Cutting:
 @kernel
 def _take(
     indptr: Ids,
-    values: NDArray[Any],
+    values: AnyArray,
     begin: int,
     node: int,
     last: int,

@@ -7,14 +7,15 @@ Randomness is counter-based (splitmix64, Steele et al., 2014): number j of a nod
 int64; `indices` may be int32 or int64, memory-mapped or not.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.runtime.keyed_random import mix64
+from stores.arrays.rows import AnyArray, Ids
 from stores.jit import kernel
 from stores.prefetch import AHEAD, prefetch
+
+Ranks = NDArray[np.float64]
 
 LOCAL_BITS = 40
 """a table entry is (node id, stamp << LOCAL_BITS | local id); entries with another stamp are empty"""
@@ -48,9 +49,7 @@ def num_drawn(degree: int, fanout: int, replace: bool) -> int:
 
 
 @kernel
-def count_edges(
-    indptr: NDArray[np.int64], node: NDArray[np.int64], start: int, stop: int, fanout: int, replace: bool
-) -> tuple[int, int, int]:
+def count_edges(indptr: Ids, node: Ids, start: int, stop: int, fanout: int, replace: bool) -> tuple[int, int, int]:
     """Return (edges, hub, degree): edges sampled at `node[start:stop]`, and the node there with the most in-edges.
 
     `edges` is -1 if indptr decreases at `hub` (a damaged store).
@@ -69,7 +68,7 @@ def count_edges(
 
 
 @kernel
-def sort_slots(slot: NDArray[np.int64], start: int, stop: int) -> None:
+def sort_slots(slot: Ids, start: int, stop: int) -> None:
     """Sort `slot[start:stop]` in place; short runs by insertion."""
     if stop - start > _SMALL:
         slot[start:stop].sort()
@@ -84,7 +83,7 @@ def sort_slots(slot: NDArray[np.int64], start: int, stop: int) -> None:
 
 
 @kernel
-def draw_distinct(stream: np.uint64, first: int, degree: int, count: int, slot: NDArray[np.int64], start: int) -> None:
+def draw_distinct(stream: np.uint64, first: int, degree: int, count: int, slot: Ids, start: int) -> None:
     """Sample `count` < `degree` distinct slots of `first:first+degree`, ascending and uniformly, in O(count) draws.
 
     Small ratios use branch-free selection sampling (Knuth's algorithm S); others draw, sort and remove duplicates until `count`
@@ -111,15 +110,7 @@ def draw_distinct(stream: np.uint64, first: int, degree: int, count: int, slot: 
 
 @kernel
 def draw_uniform(
-    indptr: NDArray[np.int64],
-    node: NDArray[np.int64],
-    start: int,
-    stop: int,
-    fanout: int,
-    replace: bool,
-    key: np.uint64,
-    slot: NDArray[np.int64],
-    edge_indptr: NDArray[np.int64],
+    indptr: Ids, node: Ids, start: int, stop: int, fanout: int, replace: bool, key: np.uint64, slot: Ids, edge_indptr: Ids
 ) -> None:
     """Sample slots of `node[start:stop]` into `slot` from `edge_indptr[start]` on; fills `edge_indptr[start+1:stop+1]`."""
     at = edge_indptr[start]
@@ -144,7 +135,7 @@ def draw_uniform(
 
 
 @kernel
-def keep_smallest(rank: NDArray[np.float64], slot: NDArray[np.int64], start: int, size: int, value: float, item: int) -> None:
+def keep_smallest(rank: Ranks, slot: Ids, start: int, size: int, value: float, item: int) -> None:
     """Replace the root of a max-heap by (value, item): ranks `rank[:size]`, items `slot[start:start+size]`."""
     i = 0
     while True:
@@ -161,7 +152,7 @@ def keep_smallest(rank: NDArray[np.float64], slot: NDArray[np.int64], start: int
 
 
 @kernel
-def push(rank: NDArray[np.float64], slot: NDArray[np.int64], start: int, size: int, value: float, item: int) -> None:
+def push(rank: Ranks, slot: Ids, start: int, size: int, value: float, item: int) -> None:
     """Add (value, item) to the max-heap of `size` entries."""
     i = size
     while i > 0 and rank[(i - 1) // 2] < value:
@@ -173,13 +164,13 @@ def push(rank: NDArray[np.float64], slot: NDArray[np.int64], start: int, size: i
 
 @kernel
 def draw_keys(
-    weight: NDArray[Any],
+    weight: AnyArray,
     stream: np.uint64,
     first: int,
     last: int,
     count: int,
-    rank: NDArray[np.float64],
-    slot: NDArray[np.int64],
+    rank: Ranks,
+    slot: Ids,
     at: int,
     stands_for: NDArray[np.float32],
 ) -> int:
@@ -212,13 +203,13 @@ def draw_keys(
 
 @kernel
 def draw_cumulative(
-    weight: NDArray[Any],
+    weight: AnyArray,
     stream: np.uint64,
     first: int,
     last: int,
     count: int,
-    rank: NDArray[np.float64],
-    slot: NDArray[np.int64],
+    rank: Ranks,
+    slot: Ids,
     at: int,
     stands_for: NDArray[np.float32],
 ) -> int:
@@ -247,17 +238,17 @@ def draw_cumulative(
 
 @kernel
 def draw_weighted(
-    indptr: NDArray[np.int64],
-    weight: NDArray[Any],
-    node: NDArray[np.int64],
+    indptr: Ids,
+    weight: AnyArray,
+    node: Ids,
     start: int,
     stop: int,
     fanout: int,
     replace: bool,
     key: np.uint64,
-    rank: NDArray[np.float64],
-    slot: NDArray[np.int64],
-    edge_indptr: NDArray[np.int64],
+    rank: Ranks,
+    slot: Ids,
+    edge_indptr: Ids,
     stands_for: NDArray[np.float32],
 ) -> int:
     """`draw_uniform` by weight (fan-out >= 0); returns -1, or the first slot whose weight is invalid or missing.
@@ -283,9 +274,7 @@ def draw_weighted(
 
 
 @kernel
-def gather(
-    indices: NDArray[Any], slot: NDArray[np.int64], start: int, stop: int, num_nodes: int, source: NDArray[np.int64]
-) -> int:
+def gather(indices: AnyArray, slot: Ids, start: int, stop: int, num_nodes: int, source: Ids) -> int:
     """Set source[e] = indices[slot[e]] for e in start:stop; returns -1, or the first slot without a valid node id."""
     for e in range(start, stop):
         if e + AHEAD < stop:
@@ -306,9 +295,7 @@ def home(node: int, mask: int) -> int:
 
 
 @kernel
-def relabel(
-    table: NDArray[np.int64], stamp: int, ids: NDArray[np.int64], start: int, stop: int, node: NDArray[np.int64], size: int
-) -> int:
+def relabel(table: Ids, stamp: int, ids: Ids, start: int, stop: int, node: Ids, size: int) -> int:
     """Replace `ids[start:stop]` by local ids, appending new ids to `node[:size]`; returns the new size.
 
     `table` is int64[capacity, 2] with a power of two above the number of nodes, open addressing with linear probing. Id and
@@ -331,7 +318,7 @@ def relabel(
 
 
 @kernel
-def insert(table: NDArray[np.int64], stamp: int, node: NDArray[np.int64], size: int) -> None:
+def insert(table: Ids, stamp: int, node: Ids, size: int) -> None:
     """Insert `node[:size]` with their positions; the first of equal ids wins."""
     mask = table.shape[0] - 1
     for i in range(size):

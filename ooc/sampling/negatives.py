@@ -7,21 +7,20 @@ NeurIPS 2022; historical ones per source and files as in the Temporal Graph Benc
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.sampling.kernels import stream_of, uniform
 from ooc.sampling.temporal_index import TemporalIndex, slots_of
-from stores.arrays.rows import AnyArray, ArrayRows, Rows
+from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from stores.arrays.segment_rows import read_range
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
 from stores.events import EventBlock
 from stores.jit import kernel
 
-Ids = NDArray[np.int64]
 _TRIES = 16
 """attempts to find a random negative that is born and not the event's own destination; the last one is used in any case"""
 _ROUNDS: list[Ids] = [np.arange(1), np.arange(1, 3), np.arange(3, 8)]
@@ -52,7 +51,7 @@ class RandomNegatives:
     (200, 1)
     """
 
-    def __init__(self, first: int, last: int, ratio: int = 1, birth: NDArray[Any] | None = None) -> None:
+    def __init__(self, first: int, last: int, ratio: int = 1, birth: AnyArray | None = None) -> None:
         if not 0 <= first < last - 1 or ratio < 1:
             raise ConfigError(
                 f"negatives need at least two nodes and a ratio of at least 1, not nodes {first}..{last - 1} and ratio {ratio}"
@@ -211,7 +210,7 @@ def negatives_of(dataset: Dataset, how: str, ratio: int, destinations: Sequence[
 
 @kernel
 def _random(
-    number: int, dst: NDArray[Any], time: NDArray[Any], birth: NDArray[Any], first: int, last: int, key: np.uint64, out: Ids
+    number: int, dst: AnyArray, time: AnyArray, birth: AnyArray, first: int, last: int, key: np.uint64, out: Ids
 ) -> None:
     for i in range(len(out)):
         stream, counter = stream_of(key, number + i), 0

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.memory_plan import words_for
 from ooc.sampling import kernels
+from stores.arrays.rows import AnyArray, Ids
 from stores.errors import BudgetError, ConfigError, InputError, StoreError
 from stores.graph import Graph
 
-Ids = NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
 
 _TABLE_KEPT = 32 * 2**20
@@ -194,7 +194,7 @@ class NeighborSampler:
         graph: Graph,
         fanout: Sequence[int],
         replace: bool = False,
-        weight: NDArray[Any] | str | None = None,
+        weight: AnyArray | str | None = None,
         max_bytes: int | None = None,
         row_bytes: int = 0,
         expanded_bytes: int = 0,
@@ -207,7 +207,7 @@ class NeighborSampler:
         self.row_bytes, self.expanded_bytes = row_bytes, expanded_bytes
         # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
         self.indptr: Ids = np.asarray(graph.indptr)
-        self._indices: NDArray[Any] = np.asarray(graph.indices)
+        self._indices: AnyArray = np.asarray(graph.indices)
         self.weight = None if weight is None else _weight_column(graph, weight)
 
     def sample(self, seeds: Ids, key: int) -> Subgraph:
@@ -325,7 +325,7 @@ def damaged_slot(slot: int) -> StoreError:
     return StoreError(f"slot {slot} holds no valid node id: the store is damaged; run `ooc verify` on it")
 
 
-def _weight_column(graph: Graph, weight: NDArray[Any] | str) -> NDArray[Any]:
+def _weight_column(graph: Graph, weight: AnyArray | str) -> AnyArray:
     """Return the weights as a plain array float[E]."""
     if isinstance(weight, str):
         if weight not in graph.columns:

@@ -7,20 +7,17 @@ this for features). The subgraphs equal `NeighborSampler.sample`'s.
 
 import mmap
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
 from ooc.sampling.neighbor import HopBound, NeighborSampler, SubgraphBuilder, damaged_slot, scratch, table_capacity
-from stores.arrays.rows import AnyArray, Rows
+from stores.arrays.rows import AnyArray, Ids, Rows
 from stores.errors import ConfigError, OocError
 from stores.io.segments import mapping_of
 from stores.jit import kernel
-
-Ids = NDArray[np.int64]
 
 AT_ONCE = 2**20
 """ids per call of `Rows.read`, which bounds the memory for planning: about 80 MB"""
@@ -94,7 +91,7 @@ def _distinct(flat: Ids, order: Ids, begin: int, distinct: Ids) -> tuple[int, in
 
 
 @kernel
-def _spread(flat: Ids, order: Ids, begin: int, stop: int, distinct: Ids, got: NDArray[Any], values: NDArray[Any]) -> None:
+def _spread(flat: Ids, order: Ids, begin: int, stop: int, distinct: Ids, got: AnyArray, values: AnyArray) -> None:
     """Set values[i] to the row of id flat[i], for i in order[begin:stop]."""
     at = 0
     for position in range(begin, stop):
@@ -123,7 +120,7 @@ def _outside(slot: Ids, first: int, last: int, num_slots: int) -> int:
 
 
 @kernel
-def _adopt(values: NDArray[Any], num_nodes: int, source: Ids, first: int) -> int:
+def _adopt(values: AnyArray, num_nodes: int, source: Ids, first: int) -> int:
     """Set source[first + i] = values[i]; returns -1, or the first i without a valid node id."""
     for i in range(len(values)):
         neighbor = int(values[i])

@@ -4,15 +4,14 @@ Samples are counter-based, so a subgraph is a function of its key. A random walk
 subgraph reads its nodes' runs of slots.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from ooc.sampling.cluster import PIECE_SLOTS, Edges, Ids, InducedSubgraph, Words, members, ones
+from ooc.sampling.cluster import PIECE_SLOTS, Edges, InducedSubgraph, Words, members, ones
 from ooc.sampling.kernels import stream_of, uniform
-from stores.arrays.rows import ArrayRows, Rows
+from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from stores.errors import BudgetError, ConfigError, StoreError
 from stores.graph import Graph
 from stores.jit import kernel
@@ -210,7 +209,7 @@ def _step(indptr: Ids, at: Ids, key: np.uint64, step: int, slot: Ids) -> int:
 
 
 @kernel
-def _moved(indptr: Ids, at: Ids, values: NDArray[Any]) -> Ids:
+def _moved(indptr: Ids, at: Ids, values: AnyArray) -> Ids:
     """New positions of the walks; those at nodes without in-edges stay."""
     out, k = at.copy(), 0
     for i in range(len(at)):
@@ -240,7 +239,7 @@ def _slots(indptr: Ids, node: Ids, start: Ids, row: int, begin: int, slot: Ids) 
 
 @kernel
 def _keep(
-    values: NDArray[Any],
+    values: AnyArray,
     slot: Ids,
     place: tuple[Ids, int, int],
     num_nodes: int,

@@ -20,7 +20,7 @@ from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling.cluster import InducedSubgraph
 from ooc.sampling.saint import SaintSampler
-from stores.arrays.rows import ArrayRows, Rows
+from stores.arrays.rows import ArrayRows, Ids, Rows
 from stores.arrays.segment_rows import SegmentRows
 from stores.errors import StoreError
 from stores.io.atomic import disk_errors, partial_path, publish, write_file
@@ -66,7 +66,7 @@ class SaintCounts:
         node = np.where(edge == _MOST, np.minimum(node, _MOST), node)  # a saturated edge counts for one
         return (node.astype(np.float32) + 1) / (edge.astype(np.float32) + 1), nbytes
 
-    def weights(self, node: NDArray[np.int64]) -> NDArray[np.float32]:
+    def weights(self, node: Ids) -> NDArray[np.float32]:
         """Return the loss weight M / C_v of each node, float32[n], counting the subgraph itself."""
         return np.float32(self.samples + 1) / (self.nodes[node].astype(np.float32) + 1)
 
@@ -127,7 +127,7 @@ def _ahead(draw: Callable[[int], InducedSubgraph], threads: int) -> Iterator[Ind
 
 
 @kernel
-def _add(node: NDArray[np.int64], slot: NDArray[np.int64], nodes: NDArray[np.uint32], edges: NDArray[np.uint16]) -> None:
+def _add(node: Ids, slot: Ids, nodes: NDArray[np.uint32], edges: NDArray[np.uint16]) -> None:
     for i in range(len(node)):
         nodes[node[i]] += np.uint32(1)
     for i in range(len(slot)):

@@ -10,17 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ooc.runtime.memory_plan import TOPOLOGY_SHARE, MemoryPlan
-from stores.arrays.rows import AnyArray, Rows
+from stores.arrays.rows import AnyArray, Ids, Rows
 from stores.dataset import Dataset
 from stores.errors import StoreError
 from stores.graph import Graph
 from stores.io.segments import mapping_of, warm
 from stores.jit import kernel
 
-Ids = NDArray[np.int64]
 LEAF = 256
 """slots read at once instead of bisecting further: half a page of times"""
 

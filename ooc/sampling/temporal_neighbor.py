@@ -8,10 +8,9 @@ later events change neither it nor the sample.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import mix64
@@ -19,11 +18,11 @@ from ooc.runtime.memory_plan import words_for
 from ooc.sampling import kernels
 from ooc.sampling.neighbor import damaged_slot
 from ooc.sampling.temporal_index import TemporalIndex
+from stores.arrays.rows import AnyArray, Ids
 from stores.errors import BudgetError, ConfigError, InputError
 from stores.graph import Graph
 from stores.jit import kernel
 
-Ids = NDArray[np.int64]
 Strategy = Literal["last", "uniform"]
 QUERY_BYTES, EDGE_BYTES = 8 + 8 + 8 + 8, 2 * 8
 """per query (node, time, start of its edges, end of its past), and per edge (source, slot)"""
@@ -33,7 +32,7 @@ QUERY_BYTES, EDGE_BYTES = 8 + 8 + 8 + 8, 2 * 8
 class TemporalSubgraph(Subgraph):
     """A `Subgraph` with times: entry i is node[i] at time[i], for query number query[i]."""
 
-    time: NDArray[Any] = None  # type: ignore[assignment]
+    time: AnyArray = None  # type: ignore[assignment]
     """int64|float64[n]"""
     query: Ids = None  # type: ignore[assignment]
     """int64[n]"""
@@ -88,7 +87,7 @@ class TemporalSampler:
         """Return the events in the given slots, int64[e]."""
         return self._slots.edge_ids(slots)
 
-    def sample(self, nodes: Ids, times: NDArray[Any], key: int) -> TemporalSubgraph:
+    def sample(self, nodes: Ids, times: AnyArray, key: int) -> TemporalSubgraph:
         """Sample the past of queries nodes[i] at times[i] (int64[b], [b]); a sample depends on (key, node, time).
 
         Raises:
@@ -122,7 +121,7 @@ class TemporalSampler:
             start = stop
         return TemporalSubgraph(node, indptr, source, slot, tuple(num_nodes), tuple(num_edges), time=time, query=query)
 
-    def _check(self, nodes: Ids, times: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
+    def _check(self, nodes: Ids, times: AnyArray) -> tuple[Ids, AnyArray]:
         nodes, times = np.asarray(nodes), np.asarray(times)
         if nodes.ndim != 1 or nodes.shape != times.shape or (nodes.dtype.kind not in "iu" and len(nodes)):
             raise InputError(
@@ -147,16 +146,7 @@ class TemporalSampler:
 
 @kernel
 def draw_past(
-    first: Ids,
-    node: Ids,
-    time: NDArray[Any],
-    start: int,
-    past: Ids,
-    fanout: int,
-    last: bool,
-    key: np.uint64,
-    slot: Ids,
-    ends: Ids,
+    first: Ids, node: Ids, time: AnyArray, start: int, past: Ids, fanout: int, last: bool, key: np.uint64, slot: Ids, ends: Ids
 ) -> None:
     """Sample slots of first[i], ..., first[i] + past[i] - 1 into `slot`, the last ones or uniformly; ends[i]: end of query i's.
 

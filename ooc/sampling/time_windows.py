@@ -1,12 +1,16 @@
-"""PURE: parses durations and divides events in time order into windows."""
+"""PURE: durations, windows and chronological splits of events, and the labels of nodes at the end of a window."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from stores.errors import ConfigError
+import numpy as np
+
+from stores.arrays.rows import AnyArray, Ids
+from stores.errors import ConfigError, InputError
+from stores.events import Events
 from stores.manifest import TimeUnit
 
 NANOSECONDS: dict[str, int] = {
@@ -20,26 +24,8 @@ NANOSECONDS: dict[str, int] = {
     "d": 86_400 * 10**9,
     "w": 604_800 * 10**9,
 }
+SPLITS = ("train", "val", "test")
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
-
-
-class EventTimes(Protocol):
-    """The part of `stores.events.Events` that windows use."""
-
-    unit: TimeUnit
-
-    def __len__(self) -> int: ...
-
-    @property
-    def whole(self) -> bool:
-        """Whether times are integers."""
-
-    @property
-    def span(self) -> tuple[Any, Any]: ...
-
-    def at(self, time: Any, side: str = "left") -> int: ...
-
-    def time(self, event: int) -> Any: ...
 
 
 class TimeWindow(NamedTuple):
@@ -104,7 +90,7 @@ class TimeWindows:
             number += 1
         return number + 1
 
-    def of(self, events: EventTimes, empty: bool = False) -> Iterator[TimeWindow]:
+    def of(self, events: Events, empty: bool = False) -> Iterator[TimeWindow]:
         """Yield the windows in order; `empty` includes those without events."""
         if not len(events):
             return
@@ -119,7 +105,7 @@ class TimeWindows:
             else:
                 number = max(number + 1, self._holding(events, last))
 
-    def _holding(self, events: EventTimes, event: int) -> int:
+    def _holding(self, events: Events, event: int) -> int:
         """A window before which none contains `event` or a later one; skips long gaps."""
         time = events.time(event) if event < len(events) else events.span[1]
         return int((time - self.start - self.length) // self.stride) - 1
@@ -132,7 +118,7 @@ class CountWindows:
     length: int
     stride: int
 
-    def of(self, events: EventTimes, empty: bool = False) -> Iterator[TimeWindow]:
+    def of(self, events: Events, empty: bool = False) -> Iterator[TimeWindow]:
         """Yield the windows in order; none is empty."""
         count, number = len(events), 0
         while number * self.stride < count:
@@ -144,7 +130,7 @@ class CountWindows:
 
 
 def windows(
-    events: EventTimes, window: str | float, stride: str | float | None = None, by: str = "time", start: Any = None
+    events: Events, window: str | float, stride: str | float | None = None, by: str = "time", start: Any = None
 ) -> TimeWindows | CountWindows:
     """Return the requested windows, by "time" (durations, from `start` or the first event's time) or by "count".
 
@@ -164,3 +150,69 @@ def windows(
         raise ConfigError(f"windows are by time or by count, not by {by!r}")
     length, step = (duration(each, events.unit, events.whole) for each in (window, stride))
     return TimeWindows(events.span[0] if start is None else start, length, step)
+
+
+def chronological(events: Events, val: float = 0.15, test: float = 0.15) -> dict[str, tuple[int, int]]:
+    """Return (first, last) event of "train", "val" and "test": the last `test` share, the `val` share before it, and the rest.
+
+    Events of equal time are in one split, that of the time at the quantile (PyG's `TemporalData.train_val_test_split`). Raises
+    ConfigError if nothing is left to train on.
+
+    >>> chronological(ds.events)["train"]
+    (0, 41884)
+    """
+    if not (val >= 0 and test >= 0 and val + test < 1):
+        raise ConfigError(f"val and test must be shares of the events that sum to less than 1, not {val} and {test}")
+    ends = [events.at(_quantile(events, share), "right") for share in (1 - val - test, 1 - test)]
+    return dict(zip(SPLITS, zip([0, *ends], [*ends, len(events)], strict=True), strict=True))
+
+
+def prefix(events: Events, last: int) -> dict[str, Any]:
+    """Return a fingerprint of events 0..last-1 that changes if an event is inserted among them.
+
+    >>> prefix(ds.events, 1000)
+    {'last': 1000, 'time': 17, 'before': 990}
+    """
+    time = events.time(last - 1)
+    return {"last": last, "time": np.asarray(time).item(), "before": events.at(time, "left")}
+
+
+def _quantile(events: Events, share: float) -> Any:
+    """numpy's linear interpolation between the two events at that share."""
+    place = share * (len(events) - 1)
+    low = int(np.floor(place))
+    before, after = (np.float64(events.time(min(k, len(events) - 1))) for k in (low, low + 1))
+    value = before + (after - before) * (place - low)
+    return np.floor(value) if events.whole else value
+
+
+def span_of(events: Events, requested: str | tuple[int, int] | None) -> tuple[int, int]:
+    """Return the (first, last) event of a named split, a given range, or all events (None). Raises ConfigError if invalid."""
+    if requested is None:
+        return 0, len(events)
+    if isinstance(requested, str):
+        if requested not in SPLITS:
+            raise ConfigError(f"split {requested!r} is unknown: use {', '.join(SPLITS)}, or (first, last)")
+        return chronological(events)[requested]
+    first, last = requested
+    if not 0 <= first <= last <= len(events):
+        raise ConfigError(f"events {first}..{last - 1} do not exist: the store has {len(events)}")
+    return int(first), int(last)
+
+
+def last_labels(count: int, node: Ids, label: AnyArray) -> Ids:
+    """Return the label of each node's last event, int64[count, ...]; -1 for nodes without one or with a NaN label.
+
+    `node` is int64[k] below `count`, `label` [k], [k, 1] or [k, C], in time order. Raises InputError if one is no integer.
+
+    >>> last_labels(3, np.array([0, 1, 0]), np.array([2.0, 5.0, 3.0]))
+    array([ 3,  5, -1])
+    """
+    label = label[:, 0] if label.shape[1:] == (1,) else label
+    if label.dtype.kind == "f":
+        label = np.where(np.isnan(label), -1, label)
+        if (wrong := label != np.floor(label)).any():
+            raise InputError(f"an event has label {label[wrong][0]}: labels must be whole numbers; choose another column")
+    labels = np.full((count, *label.shape[1:]), -1, np.int64)
+    labels[node] = label  # the last assignment to a node wins
+    return labels

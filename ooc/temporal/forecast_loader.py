@@ -26,9 +26,8 @@ from ooc.runtime.buffers import Buffers
 from ooc.runtime.memory_plan import words_for
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.transfer import OnDevice
-from ooc.sampling.event_labels import last_labels
 from ooc.sampling.negatives import Negatives
-from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows
+from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, last_labels
 from ooc.temporal.window_inputs import Inputs
 from stores.arrays.rows import AnyArray, Ids
 from stores.errors import BudgetError

@@ -22,11 +22,10 @@ from ooc.loading.feature_gather import Gather
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.pipeline import Stage
 from ooc.sampling.temporal_index import slots_of
-from stores.arrays.rows import AnyArray
+from stores.arrays.rows import AnyArray, Ids
 from stores.dataset import Dataset
 from stores.errors import InputError
 
-Ids = NDArray[np.int64]
 _COPIES = 4
 """copies of a node's row in a batch: as read, its own, that of its last event's other end, and the new one"""
 
@@ -46,7 +45,7 @@ class MemoryRequest:
     fetched: PrefetchedRows
     own: Ids
     other: Ids
-    time: NDArray[Any]
+    time: AnyArray
     known: NDArray[np.bool_]
     columns: dict[str, AnyArray]
     write: Ids

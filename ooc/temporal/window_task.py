@@ -9,8 +9,8 @@ import torch
 from ooc.metrics.edgebank import EdgeBank
 from ooc.metrics.links import LinkScores
 from ooc.runtime.pace import Pace
-from ooc.sampling.event_labels import last_labels
 from ooc.sampling.negatives import Negatives
+from ooc.sampling.time_windows import last_labels
 from ooc.temporal.forecast_loader import Forecast, WindowPair, draw
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError

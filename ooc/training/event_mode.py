@@ -17,8 +17,7 @@ from ooc.metrics.links import PAIR_BYTES, LinkScores
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling.negatives import GivenNegatives, Negatives
-from ooc.sampling.time_splits import chronological, prefix
-from ooc.sampling.time_windows import NANOSECONDS
+from ooc.sampling.time_windows import NANOSECONDS, chronological, prefix
 from ooc.temporal.event_models import LinkModel, ModelName, OwnModel, Sizes, build_event_model
 from ooc.temporal.node_memory import MemoryLoader, NodeMemory, check_undirected
 from ooc.training.build import model_bytes

@@ -25,8 +25,7 @@ from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, metric_names, out_channels
 from ooc.metrics.nodes import Scores as NodeScores
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
-from ooc.sampling.time_splits import chronological, prefix
-from ooc.sampling.time_windows import windows
+from ooc.sampling.time_windows import chronological, prefix, windows
 from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork
 from ooc.temporal.node_state import carried, hand_on
 from ooc.temporal.window_inputs import Inputs

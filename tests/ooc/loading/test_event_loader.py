@@ -16,7 +16,7 @@ import ooc
 from ooc.metrics.edgebank import EdgeBank
 from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, negatives_of
 from ooc.sampling.temporal_index import TemporalIndex
-from ooc.sampling.time_splits import chronological
+from ooc.sampling.time_windows import chronological
 from stores.arrays.rows import ArrayRows
 from stores.errors import BudgetError, ConfigError, InputError
 from stores.events import EventBlock

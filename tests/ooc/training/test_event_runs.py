@@ -16,7 +16,7 @@ from ooc.config.modes import load_config
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.metrics.edgebank import EdgeBank
 from ooc.report.page import write_report
-from ooc.sampling.time_splits import chronological
+from ooc.sampling.time_windows import chronological
 from ooc.training.checkpoint import read_metrics
 from ooc.training.event_mode import EventMode
 from ooc.training.loop import train
