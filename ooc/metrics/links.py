@@ -1,4 +1,4 @@
-"""Link prediction scores as in the Temporal Graph Benchmark: each true destination against its negatives.
+"""Link prediction scores as in the Temporal Graph Benchmark, each true destination against its negatives, and EdgeBank.
 
 AP and ROC AUC compare single pairs and need one negative per event; MRR and Hits@k use the rank of the true destination among
 any number of its own negatives. Ties count half, so constant scores gain nothing. (Huang et al., "Temporal Graph Benchmark for
@@ -15,7 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stores.errors import OocError
+from ooc.graph.relabel import RelabelTable
+from ooc.runtime.pace import Pace
+from stores.arrays.rows import AnyArray
+from stores.errors import ConfigError, OocError
+from stores.events import Events
 from stores.io.segments import forget
 
 HITS = (1, 3, 10)
@@ -24,6 +28,8 @@ PAIR_BYTES = 2**24
 _EVENT_BYTES, _SORTED_BYTES = 8, 40
 """for an event's two buffered scores, and for a score being compared"""
 _END = 2**32
+_BLOCK = 2**16
+"""events read at a time"""
 Keys = NDArray[np.uint32]
 
 
@@ -190,3 +196,47 @@ def _sorted(runs: list[Keys], kind: int, first: int, stop: int) -> Keys:
         forget(run)
     keys.sort()
     return keys
+
+
+class EdgeBank:
+    """The memorization baseline: predicts that pairs that were linked before link again. About 25 bytes per pair.
+
+    (Poursafaei et al., "Towards Better Evaluation for Dynamic Link Prediction", NeurIPS 2022, with unlimited memory.) Raises
+    ConfigError for more than 2**31 nodes, whose pairs do not fit one number.
+
+    >>> bank = EdgeBank(ds.num_nodes)
+    >>> bank.update(src, dst)
+    >>> bank.score(src[:, None], negative)  # 1.0 for known pairs
+    """
+
+    def __init__(self, num_nodes: int) -> None:
+        if num_nodes > 2**31:
+            raise ConfigError(f"EdgeBank supports at most {2**31} nodes, not {num_nodes}: leave it out")
+        self._num_nodes, self._pairs = num_nodes, RelabelTable()
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self._pairs.nbytes
+
+    def update(self, src: AnyArray, dst: AnyArray) -> None:
+        """Record events, [k] each."""
+        self._pairs.add(self._pair(src, dst))
+
+    def read(self, events: Events, first: int, last: int, max_bytes: int, progress: Pace) -> bool:
+        """Record events first..last-1; stops and returns False when the pairs take more than `max_bytes`."""
+        for start in range(first, last, _BLOCK):
+            block = events.read(start, min(start + _BLOCK, last), [])
+            self.update(block.src, block.dst)
+            progress("EdgeBank", block.last, len(events), "events")
+            if self.nbytes > max_bytes:
+                return False
+        return True
+
+    def score(self, src: AnyArray, dst: AnyArray) -> Tensor:
+        """Return 1 for recorded pairs, else 0, in float32 of the shape that `src` and `dst` broadcast to."""
+        pair = self._pair(src, dst)
+        return torch.from_numpy(self._pairs.find(pair.reshape(-1)).reshape(pair.shape) >= 0).float()
+
+    def _pair(self, src: AnyArray, dst: AnyArray) -> AnyArray:
+        return src.astype(np.int64) * self._num_nodes + dst.astype(np.int64)

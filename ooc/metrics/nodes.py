@@ -5,33 +5,13 @@ logits [b, C]). Labels below 0 or NaN are unknown and count neither in the loss 
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import (
-    BinaryAccuracy,
-    BinaryAUROC,
-    BinaryAveragePrecision,
-    BinaryF1Score,
-    BinaryPrecision,
-    BinaryRecall,
-    MulticlassAccuracy,
-    MulticlassAUROC,
-    MulticlassAveragePrecision,
-    MulticlassF1Score,
-    MulticlassPrecision,
-    MulticlassRecall,
-    MultilabelAccuracy,
-    MultilabelAUROC,
-    MultilabelAveragePrecision,
-    MultilabelF1Score,
-    MultilabelPrecision,
-    MultilabelRecall,
-)
+from torchmetrics import Metric, MetricCollection, classification
 
 from stores.errors import ConfigError
 
@@ -43,32 +23,15 @@ LOGIT_RANGE = 20.0
 
 DEFAULT_MONITOR = {"multiclass": "accuracy", "binary": "auroc", "multilabel": "auroc"}
 
-_FAMILIES: dict[str, dict[str, Callable[..., Metric]]] = {
-    "multiclass": {
-        "accuracy": MulticlassAccuracy,
-        "precision": MulticlassPrecision,
-        "recall": MulticlassRecall,
-        "f1": MulticlassF1Score,
-        "auroc": MulticlassAUROC,
-        "average_precision": MulticlassAveragePrecision,
-    },
-    "multilabel": {
-        "accuracy": MultilabelAccuracy,
-        "precision": MultilabelPrecision,
-        "recall": MultilabelRecall,
-        "f1": MultilabelF1Score,
-        "auroc": MultilabelAUROC,
-        "average_precision": MultilabelAveragePrecision,
-    },
-    "binary": {
-        "accuracy": BinaryAccuracy,
-        "precision": BinaryPrecision,
-        "recall": BinaryRecall,
-        "f1": BinaryF1Score,
-        "auroc": BinaryAUROC,
-        "average_precision": BinaryAveragePrecision,
-    },
+_METRICS = {
+    "accuracy": "Accuracy",
+    "precision": "Precision",
+    "recall": "Recall",
+    "f1": "F1Score",
+    "auroc": "AUROC",
+    "average_precision": "AveragePrecision",
 }
+"""our names of scores and torchmetrics', whose classes have the task before it"""
 _RANKING = ("auroc", "average_precision")
 _AVERAGED = ("precision", "recall", "f1")
 
@@ -80,7 +43,7 @@ def metric_names(task: str) -> list[str]:
     ['loss', 'accuracy', 'precision', 'recall', 'f1', 'auroc', 'average_precision']
     """
     if task == "binary":
-        return ["loss", *_FAMILIES[task]]
+        return ["loss", *_METRICS]
     averaged = [f"{name}_{average}" for name in _AVERAGED for average in ("macro", "micro")]
     return ["loss", "accuracy", *averaged, "auroc", "average_precision"]
 
@@ -105,8 +68,8 @@ class Loss:
     """
 
     def __init__(self, task: str, class_weights: Tensor | None = None, label_smoothing: float = 0.0) -> None:
-        if task not in _FAMILIES:
-            raise ConfigError(f"task {task!r} has no loss: use one of {', '.join(_FAMILIES)}")
+        if task not in DEFAULT_MONITOR:
+            raise ConfigError(f"task {task!r} has no loss: use one of {', '.join(DEFAULT_MONITOR)}")
         self.task, self.class_weights, self.label_smoothing = task, class_weights, label_smoothing
 
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -181,24 +144,21 @@ def class_weights(setting: str | list[float], task: str, num_classes: int, label
 
 def _metrics(task: str, num_classes: int) -> tuple[MetricCollection, MetricCollection]:
     """Return the metrics of predicted labels, and the exact per-class ranking metrics."""
-    sizes: dict[str, Any] = {"validate_args": False}
+    options: dict[str, Any] = {"validate_args": False}
     if task != "binary":
-        sizes["num_classes" if task == "multiclass" else "num_labels"] = num_classes
+        options["num_classes" if task == "multiclass" else "num_labels"] = num_classes
     if task == "multilabel":
-        sizes["ignore_index"] = -1  # the others drop unknown labels earlier
-    family, chosen = _FAMILIES[task], {}
-    by_class: dict[str, Any] = {} if task == "binary" else {"average": "none"}
-    for name, metric in family.items():
-        if name in _RANKING:
-            continue
-        if task == "binary":
-            chosen[name] = metric(**sizes)
-        elif name == "accuracy":  # over nodes, or over single labels
-            chosen[name] = metric(**sizes, average="micro")
-        else:
-            for average in ("macro", "micro"):
-                chosen[f"{name}_{average}"] = metric(**sizes, average=average)
-    return MetricCollection(dict(chosen)), MetricCollection({name: family[name](**sizes, **by_class) for name in _RANKING})
+        options["ignore_index"] = -1  # the others drop unknown labels earlier
+
+    def metric(name: str, **average: str) -> Metric:
+        return getattr(classification, task.capitalize() + _METRICS[name])(**options, **average)
+
+    if task == "binary":
+        chosen = {name: metric(name) for name in ("accuracy", *_AVERAGED)}
+        return MetricCollection(chosen), MetricCollection({name: metric(name) for name in _RANKING})
+    chosen = {f"{name}_{average}": metric(name, average=average) for name in _AVERAGED for average in ("macro", "micro")}
+    chosen["accuracy"] = metric("accuracy", average="micro")  # over nodes, or over single labels
+    return MetricCollection(chosen), MetricCollection({name: metric(name, average="none") for name in _RANKING})
 
 
 class BinnedRanking:
@@ -252,8 +212,8 @@ class Scores:
         self.task, self._channels = task, out_channels(task, num_classes)
         metrics, exact = _metrics(task, num_classes)
         self._metrics = metrics.to(device)
-        self._exact = exact.to(device) if count * self._channels <= EXACT_SCORES else None
-        self._binned = BinnedRanking(self._channels, device) if self._exact is None else None
+        binned = count * self._channels > EXACT_SCORES
+        self._ranking = BinnedRanking(self._channels, device) if binned else exact.to(device)
         self._loss, self._loss_sum, self._known = Loss(task), 0.0, 0
         self._positives = torch.zeros(self._channels, dtype=torch.int64, device=device)
         self._negatives = torch.zeros_like(self._positives)
@@ -280,10 +240,10 @@ class Scores:
         self._positives += (positive & known).sum(0)
         self._negatives += (~positive & known).sum(0)
         self._metrics.update(probability, target)
-        if self._exact is not None:
-            self._exact.update(probability, target)
-        if self._binned is not None:
-            self._binned.update(probability.view_as(positive), positive, known)
+        if isinstance(self._ranking, BinnedRanking):
+            self._ranking.update(probability.view_as(positive), positive, known)
+        else:
+            self._ranking.update(probability, target)
 
     def compute(self) -> dict[str, float | None]:
         """Return every score, None if it is undefined (no known label, no class with both kinds, or NaN)."""
@@ -292,7 +252,7 @@ class Scores:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # classes absent from a split are excluded from the means
             values = {name: float(value) for name, value in self._metrics.compute().items()}
-            ranking = self._exact.compute() if self._exact is not None else self._binned.compute() if self._binned else {}
+            ranking = self._ranking.compute()
         both = (self._positives > 0) & (self._negatives > 0)
         values |= {name: float(value.view(-1)[both].mean()) for name, value in ranking.items()}
         values["loss"] = self._loss_sum / self._known

@@ -4,10 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from ooc.metrics.edgebank import EdgeBank
-from ooc.metrics.links import LinkScores
+from ooc.metrics.links import EdgeBank, LinkScores
 from ooc.runtime.pace import Pace
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.time_windows import last_labels
@@ -81,18 +79,12 @@ def edgebank(
     events, bank, known = dataset.events, EdgeBank(dataset.num_nodes), 0
     scores = {split: LinkScores(folder=folder) for split, (first, last) in splits.items() if split != "train" and last > first}
     for step in steps:
-        for start in range(known, step.window.last, _BLOCK):
-            block = events.read(start, min(start + _BLOCK, step.window.last), [])
-            bank.update(block.src, block.dst, block.time)
-        known = max(known, step.window.last)
-        progress("EdgeBank", known, len(events), "events")
-        if bank.nbytes > max_bytes:
+        if not bank.read(events, known, step.window.last, max_bytes, progress):
             return {}
+        known = max(known, step.window.last)
         split = next(name for name, (first, last) in splits.items() if first <= step.step < last)
         for start in range(step.first, step.last, _BLOCK) if split in scores else ():
             block = events.read(start, min(start + _BLOCK, step.last), [])
-            wrong = draw(events, negatives, block, step.window.last, key)
-            true = torch.from_numpy(bank.score(block.src, block.dst, block.time))
-            false = [torch.from_numpy(bank.score(block.src, column, block.time)) for column in wrong.T]
-            scores[split].update(true, torch.stack(false, dim=1))
+            negative = draw(events, negatives, block, step.window.last, key)
+            scores[split].update(bank.score(block.src, block.dst), bank.score(block.src[:, None], negative))
     return {split: dict(each.compute()) for split, each in scores.items()}

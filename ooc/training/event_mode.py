@@ -12,8 +12,7 @@ from ooc.config.events import MODELS, EventsConfig
 from ooc.history.grown import Growth, extend_history
 from ooc.history.history import History
 from ooc.loading.event_loader import EventLoader
-from ooc.metrics.edgebank import EdgeBank
-from ooc.metrics.links import PAIR_BYTES, LinkScores
+from ooc.metrics.links import PAIR_BYTES, EdgeBank, LinkScores
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling.negatives import GivenNegatives, Negatives
@@ -180,23 +179,16 @@ class EventMode(TimeMode):
 def edgebank(mode: EventMode) -> dict[str, dict[str, Scores]]:
     """{"EdgeBank": split -> scores}, with unlimited memory of pairs and the negatives that the model meets; none of a split
     without events, and none at all where the pairs do not fit the memory."""
-    events, most = mode.dataset.events, mode.budget.pairs
-    bank, found = EdgeBank(mode.dataset.num_nodes), dict[str, Scores]()
-    first, last = mode.splits["train"]
-    for start in range(first, last, 2**16):
-        block = events.read(start, min(start + 2**16, last), [])
-        bank.update(block.src, block.dst, block.time)
-        mode.pace("EdgeBank", block.last, len(events), "events")
-        if bank.nbytes > most:
-            return {"EdgeBank": {}}
+    events, bank, found = mode.dataset.events, EdgeBank(mode.dataset.num_nodes), dict[str, Scores]()
+    if not bank.read(events, *mode.splits["train"], mode.budget.pairs, mode.pace):
+        return {"EdgeBank": {}}
     for split in ("val", "test"):
         scores = LinkScores(folder=mode.config.out)
         for batch in mode._loader(split, bare=True):
-            source, time = batch.src.numpy(), batch.t.numpy()
+            source, target = batch.src.numpy(), batch.dst.numpy()
             negative = batch.neg_dst.numpy().reshape(len(source), -1)
-            wrong = [torch.from_numpy(bank.score(source, column, time)) for column in negative.T]
-            scores.update(torch.from_numpy(bank.score(source, batch.dst.numpy(), time)), torch.stack(wrong, dim=1))
-            bank.update(source, batch.dst.numpy(), time)
+            scores.update(bank.score(source, target), bank.score(source[:, None], negative))
+            bank.update(source, target)
             mode.pace("EdgeBank", int(batch.e_id[-1]) + 1, len(events), "events")
         found[split] = dict(scores.compute())
     return {"EdgeBank": {split: scores for split, scores in found.items() if scores}}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import TemporalData
 
 import ooc
-from ooc.metrics.edgebank import EdgeBank
+from ooc.metrics.links import EdgeBank
 from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, negatives_of
 from ooc.sampling.temporal_index import TemporalIndex
 from ooc.sampling.time_windows import chronological
@@ -331,20 +331,16 @@ def test_negatives_of_a_file(tmp_path: Path) -> None:
         GivenNegatives(tmp_path / "text.npy", 0, 11)
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_edgebank_is_a_set_of_pairs(edges: Edges, window: int | None) -> None:
-    bank, last = EdgeBank(30, window), dict[tuple[int, int], int]()
+def test_edgebank_is_a_set_of_pairs(edges: Edges) -> None:
+    bank, known = EdgeBank(30), set[tuple[int, int]]()
     rng = np.random.default_rng(1)
     for first in range(0, 400, 37):
-        part = slice(first, first + 37)
-        src, dst, time = edges.src[part], edges.dst[part], edges.time[part]
-        other = rng.integers(0, 30, len(src))
-        for ends in (dst, other):
-            want = [
-                float((s, d) in last and (window is None or t - last[s, d] <= window))
-                for s, d, t in zip(src.tolist(), ends.tolist(), time.tolist(), strict=True)
-            ]
-            np.testing.assert_array_equal(bank.score(src, ends, time), want)
-        bank.update(src, dst, time)
-        last |= {(s, d): t for s, d, t in zip(src.tolist(), dst.tolist(), time.tolist(), strict=True)}
-    assert len(last) > 200
+        src, dst = edges.src[first : first + 37], edges.dst[first : first + 37]
+        others = rng.integers(0, 30, (len(src), 3))
+        want = [[float((s, d) in known) for d in row] for s, row in zip(src.tolist(), others.tolist(), strict=True)]
+        np.testing.assert_array_equal(bank.score(src[:, None], others), want)
+        want = [float(pair in known) for pair in zip(src.tolist(), dst.tolist(), strict=True)]
+        np.testing.assert_array_equal(bank.score(src, dst), want)
+        bank.update(src, dst)
+        known |= set(zip(src.tolist(), dst.tolist(), strict=True))
+    assert len(known) > 200

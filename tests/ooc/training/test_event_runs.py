@@ -14,7 +14,7 @@ from ooc.cli.main import main
 from ooc.config.events import EventsConfig
 from ooc.config.modes import load_config
 from ooc.config.snapshots import SnapshotsConfig
-from ooc.metrics.edgebank import EdgeBank
+from ooc.metrics.links import EdgeBank
 from ooc.report.page import write_report
 from ooc.sampling.time_windows import chronological
 from ooc.training.checkpoint import read_metrics
