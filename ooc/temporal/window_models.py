@@ -22,6 +22,8 @@ from stores.errors import ConfigError
 Family = Literal["recurrent", "roland", "evolvegcn"]
 Update = Literal["gru", "mlp", "average"]
 Conv = Literal["gcn", "sage", "gat", "gin"]
+WindowRows = tuple[Tensor, list[Tensor]]
+"""a window's rows [n, out_channels], and the rows that its nodes carry to the next one"""
 _HEADS = 4
 """attention heads"""
 
@@ -52,11 +54,7 @@ class WindowModel(nn.Module):
 
 
 class Recurrent(WindowModel):
-    """A GNN of `num_layers` layers on the window, then a GRU with the node's rows of its previous window.
-
-    >>> model = Recurrent("gcn", 16, 64, num_layers=2)
-    >>> rows, (state,) = model(x, block, [torch.zeros(n, 64)])
-    """
+    """A GNN of `num_layers` layers on the window, then a GRU with the node's rows of its previous window."""
 
     def __init__(self, conv: Conv, in_channels: int, channels: int, num_layers: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -64,10 +62,7 @@ class Recurrent(WindowModel):
         self.cell = nn.GRUCell(channels, channels)
         self.widths = (channels,)
 
-    def forward(
-        self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, list[Tensor]]:
-        """See `WindowModel`."""
+    def forward(self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> WindowRows:
         for layer in self.layers:
             x = layer(x, block)
         rows = self.cell(x, carried[0])
@@ -78,8 +73,6 @@ class OwnGNN(WindowModel):
     """A user-defined GNN in place of `Recurrent`'s: [n, in_channels] -> [n, channels].
 
     `gnn` is any model that `ooc.models.user_models.load_model` accepts. Raises ConfigError for rows of another shape.
-
-    >>> model = OwnGNN(torch_geometric.nn.GraphSAGE(16, 64, num_layers=2), 64, num_layers=2)
     """
 
     def __init__(self, gnn: nn.Module, channels: int, num_layers: int) -> None:
@@ -88,10 +81,7 @@ class OwnGNN(WindowModel):
         self.cell = nn.GRUCell(channels, channels)
         self.widths = (channels,)
 
-    def forward(
-        self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, list[Tensor]]:
-        """See `WindowModel`."""
+    def forward(self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> WindowRows:
         blocks = [block] * self.num_layers
         batch = SimpleNamespace(x=x, blocks=blocks, edge_index=block.edge_index, batch_size=len(x))
         rows, expected = forward_batch(self.gnn, batch), (len(x), *self.widths)
@@ -135,10 +125,7 @@ class Roland(WindowModel):
         self.updates = nn.ModuleList(_updating(update, channels) for _ in range(num_layers))
         self.widths = (channels,) * num_layers + ((1,) if update == "average" else ())
 
-    def forward(
-        self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, list[Tensor]]:
-        """See `WindowModel`."""
+    def forward(self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> WindowRows:
         now: list[Tensor] = []
         if self.update == "average":
             before, new = carried[-1], block.degree.to(carried[-1].dtype).unsqueeze(1)
@@ -164,7 +151,6 @@ class _Mixed(nn.Module):
         self.nn = nn.Sequential(nn.Linear(2 * channels, channels), nn.ReLU(), nn.Linear(channels, channels))
 
     def forward(self, x: Tensor, old: Tensor) -> Tensor:
-        """Both inputs are [n, channels]."""
         out: Tensor = self.nn(torch.cat([x, old], dim=1))
         return out
 
@@ -191,53 +177,39 @@ class Evolving(nn.Module):
         return out
 
     def forward(self, x: Tensor, block: Block, weight: Tensor) -> Tensor:
-        """Map x [n, in_channels] to [n, out_channels]."""
         if narrow_first(block, *self.initial.shape):
             return propagated(x @ weight, block, rescale=True) + self.bias
         return propagated(x, block, rescale=True) @ weight + self.bias
 
 
 class EvolveGCN(WindowModel):
-    """GCN layers with evolving weights (EvolveGCN-O), stored in buffers so that checkpoints include them.
-
-    >>> model = EvolveGCN(16, 64, num_layers=2)
-    >>> rows, _ = model(x, block, [], model.weights())
-    """
+    """GCN layers with evolving weights (EvolveGCN-O), stored in buffers so that checkpoints include them."""
 
     def __init__(self, in_channels: int, channels: int, num_layers: int, dropout: float = 0.0) -> None:
         super().__init__()
         widths = [in_channels, *[channels] * num_layers]
-        self.layers = nn.ModuleList(map(Evolving, widths[:-1], widths[1:]))
+        self.layers: Any = nn.ModuleList(map(Evolving, widths[:-1], widths[1:]))
         self.dropout = dropout
 
     def weights(self) -> list[Tensor]:
-        """See `WindowModel`."""
-        return [layer.weight() for layer in self._evolving()]
+        return [layer.weight() for layer in self.layers]
 
     def keep(self, weights: Sequence[Tensor]) -> None:
-        """See `WindowModel`."""
         with torch.inference_mode(False):  # training may continue from them
-            for layer, weight in zip(self._evolving(), weights, strict=True):
+            for layer, weight in zip(self.layers, weights, strict=True):
                 layer.carried = weight.detach().clone()  # not in place: backward needs the old ones
                 layer.begun.fill_(True)
 
     def begin(self) -> None:
-        """See `WindowModel`."""
-        for layer in self._evolving():
+        for layer in self.layers:
             layer.begun.fill_(False)
 
-    def forward(
-        self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, list[Tensor]]:
-        """See `WindowModel`."""
+    def forward(self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> WindowRows:
         last = len(self.layers) - 1
         for index, (layer, weight) in enumerate(zip(self.layers, weights, strict=True)):
             x = layer(dropout(x, self.dropout if index else 0.0, self.training), block, weight)
             x = x if index == last else torch.relu(x)
         return x, []
-
-    def _evolving(self) -> list[Evolving]:
-        return [layer for layer in self.layers if isinstance(layer, Evolving)]
 
 
 def _layers(conv: str, in_channels: int, channels: int, num_layers: int, dropout: float) -> nn.ModuleList:

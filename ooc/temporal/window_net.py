@@ -1,4 +1,4 @@
-"""A window model with its head: links of the next window, or classes of the window's nodes."""
+"""A window model with its head (links of the next window, or classes of the window's nodes), and the state it carries."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ooc.graph.blocks import Block
+from ooc.history.history import History
 from ooc.models.builders import full_blocks
 from ooc.temporal.forecast_loader import Forecast
 from ooc.temporal.window_models import WindowModel
@@ -59,7 +59,8 @@ class WindowNet(nn.Module):
         weights, present = self.model.weights(), forecast.present
         rows, now = self.model(forecast.x[:present], forecast.block, [each[:present] for each in carried], weights)
         if present < len(forecast.node):
-            alone = _without_edges(len(forecast.node) - present, forecast.x.device)
+            no_edges = torch.empty((2, 0), dtype=torch.int64, device=forecast.x.device)
+            alone = full_blocks(no_edges, len(forecast.node) - present, 1)[0]
             others, _ = self.model(forecast.x[present:], alone, [each[present:] for each in carried], weights)
             rows = torch.cat([rows, others])
         return WindowOutput(rows, now, weights)
@@ -78,5 +79,17 @@ class WindowNet(nn.Module):
         return out
 
 
-def _without_edges(count: int, device: torch.device) -> Block:
-    return full_blocks(torch.empty((2, 0), dtype=torch.int64, device=device), count, 1)[0]
+def carried(history: History | None, forecast: Forecast) -> list[Tensor]:
+    """Return the state of the forecast's nodes, [n, width] each, on the device of x; call once per step, in order."""
+    if history is None or forecast.fetched is None:
+        return []
+    rows = history.pull(forecast.fetched)
+    return [torch.from_numpy(each).float().to(forecast.x.device)[forecast.order] for each in rows]
+
+
+def hand_on(history: History | None, base: int, net: WindowNet, forecast: Forecast, outcome: WindowOutput) -> None:
+    """Store the new state of the window's nodes and the model's weights, detached; `base` is the history's step of step 0."""
+    net.model.keep(outcome.weights)
+    if history is not None:
+        rows = [each.detach().float().cpu().numpy() for each in outcome.carried]
+        history.push(base + forecast.step, forecast.node[: forecast.present].cpu().numpy(), rows)
