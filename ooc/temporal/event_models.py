@@ -52,7 +52,6 @@ class TimeEncoder(nn.Module):
         self.requires_grad_(learned)
 
     def forward(self, t: Tensor) -> Tensor:
-        """Encode times [n] of any dtype: [n, width]."""
         encoded: Tensor = self.lin(t.to(self.lin.weight.dtype).mul(self.seconds).view(-1, 1)).cos()
         return encoded
 
@@ -70,7 +69,6 @@ class MemoryCell(nn.Module):
         self.gru = nn.GRUCell(2 * width + msg + time, width)
 
     def forward(self, memory_rows: BatchMemory) -> UpdatedMemory:
-        """Return the rows of the batch's nodes after their last events, and the times of these events."""
         encoded = self.time_enc(memory_rows.time - memory_rows.updated)
         message = torch.cat([memory_rows.memory, memory_rows.other, memory_rows.msg, encoded], dim=1)
         memory = self.gru(message * memory_rows.known[:, None], memory_rows.memory)
@@ -80,8 +78,9 @@ class MemoryCell(nn.Module):
 class EventModel(nn.Module):
     """Base class of event stream models; `columns` are the names of the event columns they use.
 
-    Unless `raw`, column values are transformed by asinh, which is close to the identity for small values and limits long tails
-    (amounts, distances) without statistics that would need the future.
+    `forward(batch, memory_rows)` returns rows [queries, hidden] and, of models with a memory, its new rows. Unless `raw`, column
+    values are transformed by asinh, which is close to the identity for small values and limits long tails (amounts, distances)
+    without statistics that would need the future.
     """
 
     def __init__(self, columns: tuple[str, ...]) -> None:
@@ -89,12 +88,17 @@ class EventModel(nn.Module):
         self.columns, self.raw = columns, False
 
     def transform(self, values: Tensor) -> Tensor:
-        """Return the values as the model uses them."""
         return values if self.raw else values.asinh()
 
     def event_columns(self, batch: Any, dtype: torch.dtype) -> list[Tensor]:
         """Return the sampled events' columns, [e, width] each."""
         return [self.transform(flat(batch[f"edge_{name}"]).to(dtype)) for name in self.columns]
+
+    def event_rows(self, batch: Any, time_enc: TimeEncoder) -> Tensor:
+        """Return the sampled events' ages, encoded, and columns, [e, time + msg]."""
+        source, target = batch.edge_index
+        past = time_enc(batch.entry_t[target] - batch.entry_t[source])
+        return torch.cat([past, *self.event_columns(batch, past.dtype)], dim=1)
 
 
 class TGN(EventModel):
@@ -115,7 +119,6 @@ class TGN(EventModel):
         )
 
     def forward(self, batch: Any, memory_rows: BatchMemory | None) -> tuple[Tensor, UpdatedMemory | None]:
-        """Return ([queries, hidden], the nodes' new memory) of a batch of one hop."""
         assert memory_rows is not None, "TGN needs the node memory"
         updated = self.memory(memory_rows._replace(msg=self.transform(memory_rows.msg)))
         rows = updated.memory if "x" not in batch else torch.cat([updated.memory, batch.x.to(updated.memory.dtype)], dim=1)
@@ -131,7 +134,7 @@ class TGN(EventModel):
 
 
 class TGAT(EventModel):
-    """Attention over the events of a node's past, a layer per hop; without features, all nodes start with one learned row."""
+    """Attention over the events of a node's past, a hop per layer; without features, all nodes start with one learned row."""
 
     def __init__(self, sizes: Sizes, columns: tuple[str, ...], layers: int = 2, heads: int = 2, dropout: float = 0.1) -> None:
         super().__init__(columns)
@@ -144,15 +147,12 @@ class TGAT(EventModel):
         )
 
     def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
-        """Return ([queries, hidden], None) of a batch with as many hops as layers."""
-        source, target = batch.edge_index
-        past = self.time_enc(batch.entry_t[target] - batch.entry_t[source])
-        edges = torch.cat([past, *self.event_columns(batch, past.dtype)], dim=1)
+        edges = self.event_rows(batch, self.time_enc)
         if self.encoder is None:
             assert self.start is not None
             rows = self.start.expand(len(batch.entry), -1)
         else:
-            rows = self.encoder(batch.x.to(past.dtype))[batch.entry]
+            rows = self.encoder(batch.x.to(edges.dtype))[batch.entry]
         for layer, conv in enumerate(self.convs):
             hops = len(self.convs) - layer
             count, nodes = sum(batch.num_sampled_edges[:hops]), sum(batch.num_sampled_nodes[:hops])
@@ -174,14 +174,13 @@ class Mixer(nn.Module):
         self.width_norm, self.widths = nn.LayerNorm(width), mlp(width, 4 * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [n, k, width] to the same shape."""
         x = x + self.tokens(self.token_norm(x).transpose(1, 2)).transpose(1, 2)
         mixed: Tensor = x + self.widths(self.width_norm(x))
         return mixed
 
 
 class GraphMixer(EventModel):
-    """A mixer over a node's k latest events with fixed time encodings.
+    """A mixer over a node's `latest` events of one hop with fixed time encodings.
 
     If nodes have features, it adds the node's own and the mean of those at the other ends of the events.
     """
@@ -196,11 +195,9 @@ class GraphMixer(EventModel):
         self.out = nn.Linear(sizes.hidden + sizes.features, sizes.hidden)
 
     def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
-        """Return ([queries, hidden], None) of a batch of one hop with at most `latest` events per query."""
         source, target = batch.edge_index
         queries = batch.num_sampled_nodes[0]
-        past = self.time_enc(batch.entry_t[target] - batch.entry_t[source])
-        links = self.links(torch.cat([past, *self.event_columns(batch, past.dtype)], dim=1))
+        links = self.links(self.event_rows(batch, self.time_enc))
         count = torch.bincount(target, minlength=queries)
         position = torch.arange(len(target), device=target.device) - (count.cumsum(0) - count)[target]
         tokens = links.new_zeros((queries * self.latest, links.size(1)))
@@ -237,7 +234,6 @@ class OwnModel(nn.Module):
             raise ConfigError(f"model {name}.forward{parameters} cannot be called: for events, use forward(batch)") from None
 
     def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
-        """Return ([queries, hidden], None)."""
         rows, expected = self.model(batch), (len(batch.query), self.width)
         shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
         if shape != expected:

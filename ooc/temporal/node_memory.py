@@ -28,7 +28,6 @@ from stores.errors import InputError
 
 _COPIES = 4
 """copies of a node's row in a batch: as read, its own, that of its last event's other end, and the new one"""
-
 _PLACES = 8 * 8
 """bytes per node of `MemoryRequest` besides its row and the columns of its last event"""
 
@@ -53,20 +52,19 @@ class MemoryRequest:
 
 
 class BatchMemory(NamedTuple):
-    """The rows and last events of a batch's nodes n_id (n of them), on its device."""
+    """The rows and last events of a batch's nodes n_id (n of them), on its device.
+
+    `memory` [n, d]: the rows; `updated` [n]: time of the last event in each, `origin` without one; `other` [n, d]: rows of the
+    last event's other end; `time` [n] of that event, `origin` without one; `known` bool[n]: whether there is one; `msg` [n, m]:
+    its columns, concatenated.
+    """
 
     memory: Tensor
-    """[n, d]: the rows"""
     updated: Tensor
-    """[n]: time of the last event in each row, `origin` without one"""
     other: Tensor
-    """[n, d]: rows of the other end of the last event"""
     time: Tensor
-    """[n]: time of the last event, `origin` without one"""
     known: Tensor
-    """bool[n]: whether there is a last event"""
     msg: Tensor
-    """[n, m]: its columns, concatenated"""
 
 
 class NodeMemory:
@@ -155,9 +153,8 @@ class NodeMemory:
         request: MemoryRequest = batch.memory_request
         rows = memory.detach().cpu().numpy()[request.at]
         at = (updated.detach().cpu().numpy()[request.at] - self.origin).astype(self._events.dtype)
-        self.history.push(
-            request.fetched.step, request.write, [pack_time(rows.astype(self.history.rows[0].dtype, copy=False), at)]
-        )
+        rows = rows.astype(self.history.rows[0].dtype, copy=False)
+        self.history.push(request.fetched.step, request.write, [pack_time(rows, at)])
 
     def end_pass(self) -> None:
         """Discard prefetched batches, after a pass over the events or one that was interrupted."""
@@ -177,10 +174,7 @@ def pack_time(rows: AnyArray, time: AnyArray) -> AnyArray:
 
 
 def unpack_time(packed: AnyArray, time: np.dtype[Any]) -> tuple[AnyArray, AnyArray]:
-    """Split the result of `pack_time` into rows [n, width] and times [n].
-
-    >>> unpack_time(pack_time(rows, times), times.dtype)
-    """
+    """Split the result of `pack_time` into rows [n, width] and times [n]."""
     width = packed.shape[1] - _time_columns(packed.dtype)
     return packed[:, :width], np.ascontiguousarray(packed[:, width:]).view(time)[:, 0]
 
