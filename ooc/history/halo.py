@@ -5,7 +5,7 @@ history and the halo's are pulled from it, so a step costs a layer's halo, howev
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ooc.graph.blocks import Block
-from ooc.history.grown import Growth, open_history
-from ooc.history.history import History
-from ooc.history.rows import HistoryCounts, PrefetchedRows
+from ooc.history.history import Growth, History, open_history
+from ooc.history.rows import HistoryCounts
 from ooc.layerwise.shape import probe_widths
 from ooc.loading.part_loader import PartLoader
 from ooc.models.contexts import evaluating
@@ -25,12 +24,11 @@ from ooc.models.user_models import kind_of
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
-from stores.arrays.rows import Ids
 from stores.errors import ConfigError, StoreError
 
 FOLDER = "history"
 AHEAD = 2
-"""Batches whose halo is read before the model asks for them, the one it is at included"""
+"""batches whose halo is read before the model needs it, including the current one"""
 
 
 def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
@@ -53,16 +51,16 @@ def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
 
 
 class HaloLoader(PartLoader):
-    """`PartLoader` with the halo, whose histories are read ahead: `batch.halo` is what `History.pull` takes.
+    """`PartLoader` with the halo, whose histories are read ahead: `batch.halo` is the argument of `History.pull`.
 
-    history: set before the first batch; None gives zeros in place of histories.
+    `history` is set before the first batch; None gives zeros in place of histories.
     """
 
     history: History | None = None
 
     @property
     def kept_bytes(self) -> int:
-        """Room for hot rows, and as much for pushes that wait."""
+        """Limit on the bytes of hot rows, and on those of pushes that wait, each."""
         return self.budget.history
 
     def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
@@ -75,7 +73,7 @@ class HaloLoader(PartLoader):
 
 
 def _fetched(history: History | None, first: int, item: tuple[int, Any]) -> tuple[int, Any]:
-    """The batch with its halo's histories; first: the number of the epoch's first step."""
+    """Add the halo's histories to the batch; `first` is the number of the epoch's first step."""
     done, batch = item
     step = first + done - 1
     batch.step = step
@@ -85,19 +83,22 @@ def _fetched(history: History | None, first: int, item: tuple[int, Any]) -> tupl
 
 @dataclass
 class Halo:
-    """What the mode adds to a run: histories, or zeros in their place, and what is known of them."""
+    """What the mode adds to a run: histories, or zeros in their place (None)."""
 
     widths: Sequence[int]
     history: History | None
-    parts: Ids
     met: int = 0
     """rows that the layers after the first met, a node's of all layers counting once"""
     drift_reported: bool = False
     """whether it was reported that the drift is not measured"""
 
     def forward(self, model: nn.Module, batch: Any, checkpoint: bool) -> Tensor:
-        """The model's rows for the batch's own nodes; what they passed between the layers is pushed."""
-        pulled = self._pulled(batch)
+        """The model's rows for the batch's own nodes; their rows between the layers are pushed."""
+        if self.history is None:
+            outside = len(batch.n_id) - batch.batch_size
+            pulled = [torch.zeros(1, 1).expand(outside, width) for width in self.widths]
+        else:
+            pulled = [torch.from_numpy(rows) for rows in self.history.pull(batch.halo)]
         own: list[Tensor] = []
 
         def between(layer: int, out: Tensor) -> Tensor:
@@ -112,73 +113,31 @@ class Halo:
             self.history.push(batch.step, ids, [rows.float().cpu().numpy() for rows in own])
         return logits
 
-    def _pulled(self, batch: Any) -> list[Tensor]:
-        if self.history is None:
-            outside = len(batch.n_id) - batch.batch_size
-            return [torch.zeros(1, 1).expand(outside, width) for width in self.widths]
-        fetched: PrefetchedRows = batch.halo
-        return [torch.from_numpy(rows) for rows in self.history.pull(fetched)]
-
-    def begin_epoch(self) -> None:
-        """Before its first batch."""
-        if self.history is not None:
-            self.history.begin_epoch()
-
-    def make_room(self) -> None:
-        """Before a layer-wise pass: see `History.make_room`."""
-        if self.history is not None:
-            self.history.make_room()
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
-        return {} if self.history is None else self.history.state()
-
-    def commit(self) -> None:
-        """The checkpoint is saved."""
-        if self.history is not None:
-            self.history.commit()
-
     def spent(self) -> dict[str, int]:
-        """Rows and bytes for the run's account (see `ooc.training.summary`)."""
-        counts = asdict(
-            HistoryCounts() if self.history is None else replace(self.history.counts, bytes_logged=self.history.log.total)
-        )
-        return {"history_met": self.met, **{f"history_{name}": value for name, value in counts.items()}}
-
-    def close(self) -> None:
-        """End what is written in the background."""
-        if self.history is not None:
-            self.history.close()
+        """Rows and bytes for the run's results (see `ooc.training.summary`)."""
+        spent = HistoryCounts().asdict() if self.history is None else self.history.spent()
+        return {"history_met": self.met, **spent}
 
 
 def open_halo(
-    out: Path,
-    loader: HaloLoader,
-    widths: Sequence[int],
-    state: dict[str, Any] | None,
-    growth: Growth | None,
-    *,
-    dtype: str,
-    lag: int,
-    engine: str,
-    zero: bool,
-) -> Halo:
-    """The histories of the run in `out`, anew or as they were at the checkpoint `state`; `loader` reads them ahead.
+    path: Path, loader: HaloLoader, widths: Sequence[int], state: dict[str, Any] | None, growth: Growth | None, **settings: Any
+) -> History:
+    """The histories in `path`, new ones or as they were at the checkpoint `state`; `loader` reads them ahead.
 
-    growth: of the store since the checkpoint, if any.
+    If the store has grown, touched nodes lose theirs. Steps are numbered by the batches of an epoch, which may then be fewer:
+    if the next step's number is less than it was, histories begin anew.
     """
-    if not zero and widths:
-        settings: dict[str, Any] = {"lag": lag, "max_bytes": loader.kept_bytes, "engine": engine}
-        if state is None:
-            loader.history = History.create(out / FOLDER, loader.data.num_nodes, widths, dtype, **settings)
-        elif growth is not None:
-            found = open_history(out / FOLDER, loader.data.num_nodes, widths, dtype, state, len(loader), growth, **settings)
-            loader.history = found
-        else:
-            if not (out / FOLDER).is_dir():
-                raise StoreError(
-                    f"{out / FOLDER} is missing: without its histories the run cannot go on; put the folder back, or start "
-                    "another run with another --out"
-                )
-            loader.history = History.open(out / FOLDER, len(widths), state, **settings)
-    return Halo(widths, loader.history, loader.parts)
+    if state is not None and growth is not None:
+        step = growth.epoch * len(loader)
+        state = None if step < int(state["step"]) else {**state, "step": step, "pending": []}
+    if state is not None and not path.is_dir():
+        raise StoreError(
+            f"{path} is missing: without its histories the run cannot go on; put the path back, or start another run with "
+            "another --out"
+        )
+    settings["max_bytes"] = loader.kept_bytes
+    history = open_history(path, loader.data.num_nodes, widths, state=state, grown=growth is not None, **settings)
+    if state is not None and growth is not None:
+        history.forget_rows(growth.touched)
+    loader.history = history
+    return history

@@ -1,4 +1,4 @@
-"""Histories: what a layer gave for every node when it was last computed, on disk, in the run's directory.
+"""Histories: each layer's output for every node when it was last computed, on disk, in the run's directory.
 
 Training on a batch and its one-hop halo takes the halo's rows between two layers from here (GNNAutoScale, Fey et al., 2021).
 What a pull sees is configuration, never timing: the pull of step s sees the pushes of all steps before s - lag and none later.
@@ -9,6 +9,7 @@ pushed between the reading and the step is patched in from memory, where pushes 
 import shutil
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,41 +25,53 @@ from stores.errors import BudgetError, OocError
 from stores.sizes import format_bytes
 
 
-class History:
-    """The rows [N, width] of every inner layer, and the step that wrote each; use `create` or `open`.
+@dataclass(frozen=True)
+class Growth:
+    """What a resumed run found: a store with more in it than at its checkpoint."""
 
-    Any state of nodes is kept so, that is pushed step by step: "layers" are then what a node has, maybe of several types.
-    lag: see above; max_bytes: of pushes that wait to be written, and of hot rows, each. `fetch` may run in another thread than
-    the rest, for steps in ascending order. After a failed write every call raises it.
+    touched: Ids
+    """int64[k]: nodes whose features or in-edges have changed"""
+    epoch: int
+    """the epoch that the run goes on with"""
+    note: str = ""
+    """what a person should know of it, if anything"""
+
+
+class History:
+    """The rows [N, width] of every inner layer, and the step that wrote each; use `create`, `open` or `open_history`.
+
+    Any state of nodes that is pushed step by step is stored like this; the "layers" are then what a node has, maybe of several
+    types. `fetch` may run in another thread than the rest, for steps in ascending order. After a failed write every call raises
+    its error.
 
     >>> fetched = history.fetch(step, halo)            # ahead
-    >>> rows = history.pull(fetched, layer=0)          # when it is the step's turn
+    >>> rows = history.pull(fetched)[0]                # when it is the step's turn
     >>> history.push(step, own, [rows_of_layer_0])
     """
 
     def __init__(
-        self,
-        rows: Sequence[DiskRows],
-        steps: DiskRows,
-        log: UndoLog,
-        lag: int,
-        max_bytes: int,
-        step: int,
-        floor: int = 0,
-        resident: ResidentRows | None = None,
+        self, path: Path, files: Sequence[DiskRows], state: dict[str, Any], *, lag: int, max_bytes: int, resident: bool = False
     ) -> None:
-        self.rows, self.steps, self.log, self.lag = rows, steps, log, lag
+        *rows, steps = files
+        self.rows, self.steps, self.lag, self._max_bytes = rows, steps, lag, max_bytes
+        generation = int(state["generation"])
+        self.log = UndoLog.open(path / "undo.log", files, generation)
         self.counts = HistoryCounts()
-        self._max_bytes = max_bytes
-        self._next = step  # the step whose push comes next
-        self._floor = floor  # rows of earlier steps are forgotten
-        self._written = step - 1 - lag
-        self._pushes: list[Push] = []  # ascending: those pending, and those rows read before them may want
+        self.next_step = int(state["step"])
+        """the step that pushes next"""
+        self._floor = int(state["floor"])  # rows of earlier steps are forgotten
+        self._written = self.next_step - 1 - lag
+        self._pushes: list[Push] = []  # ascending: those pending, and those that rows read before them may need
+        for each in state["pending"]:
+            pushed = tuple(np.asarray(part) for part in each["rows"])
+            self._pushes.append(Push(int(each["step"]), np.asarray(each["ids"]), pushed))
         self._waiting: dict[int, int] = {}  # step -> version of the rows fetched for it
         self._hot: ResidentSubset | None = None
-        self._resident = resident
+        self._resident: ResidentRows | None = None
+        if resident and ResidentRows.nbytes(rows, steps) <= max_bytes:
+            self._resident = ResidentRows(rows, steps, empty=generation == 0)
         self._chosen: Ids | None = None  # the hot rows' nodes while their rows are not in memory
-        self._asked: NDArray[np.uint16] | None = np.zeros(steps.shape[0], np.uint16) if resident is None else None
+        self._asked: NDArray[np.uint16] | None = None if self._resident else np.zeros(steps.shape[0], np.uint16)
         self._changed = threading.Condition()
         self._closed = False
         self._failure: BaseException | None = None
@@ -73,55 +86,29 @@ class History:
         widths: Sequence[int],
         dtype: str | Sequence[str],
         *,
-        lag: int,
-        max_bytes: int,
         engine: str = "auto",
-        resident: bool = False,
+        **settings: Any,
     ) -> "History":
         """Histories of zeros in the directory `path`, in place of what a run without a checkpoint left there.
 
-        dtype: of all layers, or of each. resident: keep all rows in RAM where `max_bytes` has room for them, and write them at
-        a checkpoint only (not for histories that are refreshed). Raises StoreError where the disk has no room for N x
-        sum(widths) numbers.
+        `dtype` is that of all layers, or of each. Settings are `lag`, the steps before a push is seen; `max_bytes`, the limit
+        on pushes that wait to be written, and on hot rows, each; and `resident`: all rows are in RAM if they fit `max_bytes`,
+        and written at a checkpoint only (not for histories that are refreshed). Raises StoreError if the disk is full.
         """
         shutil.rmtree(path, ignore_errors=True)
         dtypes = [dtype] * len(widths) if isinstance(dtype, str) else dtype
-        rows = [
+        files = [
             DiskRows.create(path / f"layer{layer}", (num_nodes, width), kind, engine)
             for layer, (width, kind) in enumerate(zip(widths, dtypes, strict=True))
         ]
-        steps = DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap")  # one more than the step is kept
-        log = UndoLog.open(path / "undo.log", [*rows, steps], 0)
-        kept = ResidentRows(rows, steps, empty=True) if resident and ResidentRows.nbytes(rows, steps) <= max_bytes else None
-        return cls(rows, steps, log, lag, max_bytes, 0, resident=kept)
+        files.append(DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap"))  # one more than the step is stored
+        return cls(path, files, {"generation": 0, "step": 0, "floor": 0, "pending": []}, **settings)
 
     @classmethod
-    def open(
-        cls,
-        path: Path,
-        layers: int,
-        state: dict[str, Any],
-        *,
-        lag: int,
-        max_bytes: int,
-        engine: str = "auto",
-        resident: bool = False,
-    ) -> "History":
+    def open(cls, path: Path, layers: int, state: dict[str, Any], *, engine: str = "auto", **settings: Any) -> "History":
         """Histories as they were when `state` was taken. Raises StoreError where they are absent or damaged."""
-        rows = [DiskRows.open(path / f"layer{layer}", engine) for layer in range(layers)]
-        steps = DiskRows.open(path / "steps", "mmap")
-        log = UndoLog.open(path / "undo.log", [*rows, steps], int(state["generation"]))
-        kept = ResidentRows(rows, steps, empty=False) if resident and ResidentRows.nbytes(rows, steps) <= max_bytes else None
-        history = cls(rows, steps, log, lag, max_bytes, int(state["step"]), int(state["floor"]), kept)
-        for each in state["pending"]:
-            pushed = tuple(np.asarray(part) for part in each["rows"])
-            history._pushes.append(Push(int(each["step"]), np.asarray(each["ids"]), pushed))
-        return history
-
-    @property
-    def next_step(self) -> int:
-        """The step that pushes next."""
-        return self._next
+        files = [DiskRows.open(path / f"layer{layer}", engine) for layer in range(layers)]
+        return cls(path, [*files, DiskRows.open(path / "steps", "mmap")], state, **settings)
 
     def fetch(self, step: int, ids: Ids) -> PrefetchedRows:
         """Read the rows of nodes `ids` (int64[k], ascending) for step `step`, ahead of it."""
@@ -139,7 +126,7 @@ class History:
         return PrefetchedRows(step, version, ids, tuple(found), steps)
 
     def _read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
-        """(every layer's rows, the steps as stored), from the disk, but for hot rows."""
+        """(every layer's rows, the steps as stored); hot rows are in memory."""
         found = []
         for layer, rows in enumerate(self.rows):
             out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
@@ -166,9 +153,9 @@ class History:
         return fetched.rows
 
     def push(self, step: int, ids: Ids, rows: Sequence[AnyArray]) -> None:
-        """Give the rows of step `step`'s own nodes `ids` (int64[n], ascending), [n, width] a layer; written in the background.
+        """Store the rows of step `step`'s own nodes `ids` (int64[n], ascending), [n, width] a layer, in the background.
 
-        Waits while more than `max_bytes` wait to be written, but for two, which the batches' memory has room for. Raises
+        Waits while more than `max_bytes` wait to be written, except for two, which the batches' memory has room for. Raises
         OocError where a number is too large for float16, BudgetError where the pushes of `lag` steps do not fit `max_bytes`.
         """
         push = Push(step, ids, tuple(self._as_stored(own, to) for own, to in zip(rows, self.rows, strict=True)))
@@ -178,15 +165,15 @@ class History:
                 "take a smaller --history-lag, fewer parts a batch, or more memory"
             )
         with self._changed:
-            assert step == self._next, "steps push once each, in order"
+            assert step == self.next_step, "steps push once each, in order"
             self._changed.wait_for(lambda: self._failure is not None or self._closed or self._fits(push))
             self._check()
             self._pushes.append(push)
-            self._next = step + 1
+            self.next_step = step + 1
             self._changed.notify_all()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps; all it stands for is durable. Call `commit` when it is saved, and nothing between."""
+        """What a checkpoint stores; the rows it refers to are durable. Call `commit` when it is saved, and nothing between."""
         self._settle()
         for group in self._resident.writes() if self._resident is not None else ():
             self.counts.bytes_written += self.log.write(group)
@@ -195,59 +182,67 @@ class History:
         kept = [
             {"step": p.step, "ids": torch.from_numpy(p.ids), "rows": [torch.from_numpy(r) for r in p.rows]} for p in pending
         ]
-        return {"generation": self.log.generation + 1, "step": self._next, "floor": self._floor, "pending": kept}
+        return {"generation": self.log.generation + 1, "step": self.next_step, "floor": self._floor, "pending": kept}
+
+    def spent(self) -> dict[str, int]:
+        """Rows and bytes so far, for the run's results."""
+        return replace(self.counts, bytes_logged=self.log.total).asdict()
 
     def commit(self) -> None:
-        """The state taken last is what a crash leads back to from now on."""
+        """From now on a crash rolls back to the state taken last."""
         self.log.commit()
 
     def overwrite(self, layer: int, ids: Ids, rows: AnyArray) -> None:
-        """Write rows of a layer in place of all that was pushed before, as a refresh does; between steps only."""
+        """Write rows of a layer in place of all pushed before, as a refresh does; between steps only."""
         assert self._resident is None, "what is refreshed is not resident"
         stored = self._as_stored(rows, self.rows[layer])
         self.counts.bytes_written += self.log.write([(self.rows[layer], ids, stored)])
 
     def begin_refresh(self) -> None:
-        """Before `overwrite`: what is pending is not to be seen any more, and hot rows make room for the pass."""
+        """Call before `overwrite`: drops pending pushes and frees the memory of hot rows for the pass."""
         self.make_room()
         self._drop()
 
     def forget(self) -> None:
-        """From the next step on all rows are as if never written: zeros. Nothing is rewritten, and no rows fetched may wait."""
+        """Reset all rows to zeros, as if never written, without writing; no fetched rows may be waiting."""
         self._settle()
         self._drop()
-        self._floor = self._next
+        self._floor = self.next_step
 
     def forget_rows(self, ids: Ids) -> None:
-        """The rows of nodes `ids` (int64[k], distinct) are as if never written, before the first step of all."""
-        assert not self._pushes, "what waits to be written may be theirs"
-        assert self._resident is None, "rows in RAM are others"
+        """Reset the rows of nodes `ids` (int64[k], distinct); only before the first push."""
+        assert not self._pushes, "pending pushes may have rows of these nodes"
+        assert self._resident is None, "rows in RAM would keep theirs"
         self.log.write([(self.steps, ids, np.zeros(len(ids), np.int32))])
 
     def _drop(self) -> None:
-        """Nobody is to see what was pushed and is not on disk."""
+        """Forget pushes that are not on disk."""
         with self._changed:
             assert not self._waiting, "rows are fetched anew after an epoch's end"
             self._pushes.clear()
-            self._written = self._next - 1 - self.lag
+            self._written = self.next_step - 1 - self.lag
 
     def make_room(self) -> None:
-        """Between two epochs: hot rows leave the memory to a pass. Pushes that the lag holds back stay, of `max_bytes`."""
+        """Free the memory of hot rows between two epochs. Pushes that wait for the lag stay, within `max_bytes`."""
         self._settle()
         if self._hot is not None:
             self._chosen, self._hot = self._hot.ids, None
 
     def begin_epoch(self) -> None:
-        """Before rows are fetched: the hot ones are read, where they are not in memory any more or were chosen anew."""
-        if self._chosen is not None:
-            self._hot, self._chosen = self._read_hot(self._chosen), None
+        """Read the hot rows where they are not in memory; call before the epoch's first fetch."""
+        if (ids := self._chosen) is None:
+            return
+        hot = [np.empty((len(ids), *rows.shape[1:]), rows.dtype) for rows in self.rows]
+        for rows, out in zip(self.rows, hot, strict=True):
+            self.counts.bytes_read += rows.read(ids, out)
+        self._hot, self._chosen = ResidentSubset(ids, hot), None
 
     def stamp(self, ids: Ids) -> None:
-        """Note that all layers of these rows were refreshed before the next step."""
-        self.counts.bytes_written += self.log.write([(self.steps, ids, np.full(len(ids), self._next, np.int32))])
+        """Record that all layers of these rows were refreshed before the next step."""
+        self.counts.bytes_written += self.log.write([(self.steps, ids, np.full(len(ids), self.next_step, np.int32))])
 
     def end_epoch(self) -> None:
-        """No rows fetched are waiting any more. After the first epoch the hot rows are chosen: those asked for most often."""
+        """Drop rows fetched and not pulled. After the first epoch, choose the hot rows: those fetched most often."""
         self._settle()
         with self._changed:
             self._waiting.clear()
@@ -257,14 +252,8 @@ class History:
             ids = most_asked(asked, self._max_bytes // (sum(rows.row_bytes for rows in self.rows) + 8))
             self._chosen = ids if len(ids) else None
 
-    def _read_hot(self, ids: Ids) -> ResidentSubset:
-        kept = [np.empty((len(ids), *rows.shape[1:]), rows.dtype) for rows in self.rows]
-        for rows, out in zip(self.rows, kept, strict=True):
-            self.counts.bytes_read += rows.read(ids, out)
-        return ResidentSubset(ids, kept)
-
     def close(self) -> None:
-        """End the writer, without what it has not written, and give everything back; idempotent."""
+        """Stop the writer, dropping what it has not written, and close the files; idempotent."""
         with self._changed:
             first, self._closed = not self._closed, True
             self._changed.notify_all()
@@ -284,17 +273,17 @@ class History:
         return len(pending) < self.lag + 2 or sum(each.nbytes for each in pending) + push.nbytes <= self._max_bytes
 
     def _trim(self) -> None:
-        """Forget pushes that are on disk and in all rows that were fetched."""
+        """Forget pushes that are on disk and in all rows fetched."""
         oldest = min([self._written, *self._waiting.values()])
         while self._pushes and self._pushes[0].step <= oldest:
             del self._pushes[0]
 
     def _due(self) -> Push | None:
-        """The push to be written next: one that every later pull may see."""
-        return next((push for push in self._pushes if self._written < push.step < self._next - self.lag), None)
+        """The next push to write: one that every later pull may see."""
+        return next((push for push in self._pushes if self._written < push.step < self.next_step - self.lag), None)
 
     def _settle(self) -> None:
-        """Wait until all is written that may be."""
+        """Wait until all due pushes are written."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or self._due() is None)
             self._check()
@@ -339,3 +328,18 @@ class History:
                 "a hidden row holds a number that float16 cannot: use --history-dtype float32, or lower --lr if it diverges"
             )
         return stored
+
+
+def open_history(
+    path: Path, num_nodes: int, widths: Sequence[int], dtype: str, state: dict[str, Any] | None, grown: bool, **settings: Any
+) -> History:
+    """The histories of a run in `path`: new ones, or as they were when `state` was taken; for `settings` see `History.create`.
+
+    If the store has grown, they are extended to `num_nodes`; the rows of new nodes were never written.
+    """
+    if state is None:
+        return History.create(path, num_nodes, widths, dtype, **settings)
+    if grown:
+        for name in (*(f"layer{layer}" for layer in range(len(widths))), "steps"):
+            DiskRows.extend(path / name, num_nodes)
+    return History.open(path, len(widths), state, **settings)

@@ -1,7 +1,7 @@
-"""What histories are made of: pushes on their way to the disk, rows read ahead, rows kept in RAM."""
+"""Parts of a history: pushes that wait to be written, rows read ahead, rows in RAM, counts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from stores.arrays.rows import AnyArray, Ids
 
 _PIECE = 2**20
 _TOGETHER = 2**16
-"""rows that go to the disk at once"""
+"""rows written at once"""
 NEVER = -1
 """the step of a row that was never written"""
 
@@ -65,7 +65,7 @@ class PrefetchedRows:
 
 
 class ResidentSubset:
-    """Rows kept in RAM beside those on disk: of the nodes that are pulled most often. ids: int64[h], ascending."""
+    """Rows in RAM of the nodes that are pulled most often, a copy of those on disk. ids: int64[h], ascending."""
 
     def __init__(self, ids: Ids, rows: Sequence[AnyArray]) -> None:
         self.ids, self.rows = ids, rows
@@ -79,7 +79,7 @@ class ResidentSubset:
 
 
 class ResidentRows:
-    """All rows in RAM, with the step of each; the disk sees them at a checkpoint only. empty: nothing was written yet."""
+    """All rows in RAM, with the step of each; written to disk at a checkpoint only. empty: nothing was written yet."""
 
     def __init__(self, rows: Sequence[DiskRows], steps: DiskRows, empty: bool) -> None:
         self._disk = (*rows, steps)
@@ -91,7 +91,7 @@ class ResidentRows:
 
     @staticmethod
     def nbytes(rows: Sequence[DiskRows], steps: DiskRows) -> int:
-        """Bytes of memory that it would take."""
+        """Bytes of memory it would take."""
         return steps.shape[0] * (1 + sum(each.row_bytes for each in (*rows, steps)))
 
     def read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
@@ -100,13 +100,13 @@ class ResidentRows:
         return rows, steps
 
     def put(self, push: Push) -> None:
-        """Take up a push."""
+        """Store a push."""
         for kept, rows in zip(self._kept, (*push.rows, push.step + 1), strict=True):
             kept[push.ids] = rows
         self._changed[push.ids] = True
 
     def writes(self) -> Iterator[list[tuple[DiskRows, Ids, AnyArray]]]:
-        """What the disk does not have, in groups; they count as written."""
+        """Yield what the disk does not have, in groups; they count as written."""
         changed = np.flatnonzero(self._changed)
         for first in range(0, len(changed), _TOGETHER):
             ids = changed[first : first + _TOGETHER]
@@ -116,10 +116,10 @@ class ResidentRows:
 
 @dataclass
 class HistoryCounts:
-    """What histories gave and took."""
+    """Rows and bytes that histories read and wrote."""
 
     pulled: int = 0
-    """rows asked for, a node's of all layers counting once"""
+    """rows pulled, a node's of all layers counting once"""
     written: int = 0
     """of them, rows that had been written"""
     age: int = 0
@@ -128,13 +128,17 @@ class HistoryCounts:
     bytes_written: int = 0
     """of rows and steps, without the undo log"""
     bytes_logged: int = 0
-    """of what stood there before: the log reads it and writes it"""
+    """previous contents, which the undo log reads and writes"""
+
+    def asdict(self) -> dict[str, int]:
+        """The counts, named as in a run's results."""
+        return {f"history_{name}": value for name, value in asdict(self).items()}
 
 
 def most_asked(asked: NDArray[np.uint16], most: int) -> Ids:
-    """int64[k], ascending: the nodes asked for most often (asked: uint16[N], how often), `most` of them where so many were.
+    """Return up to `most` nodes that were asked for most often (asked: uint16[N], how often), int64[k] ascending.
 
-    Of nodes asked for equally often the last ones. Memory: 8 bytes a node that is chosen, and a piece's.
+    Of nodes with equal counts the last ones. Memory: 8 bytes per chosen node, and a piece's counts.
 
     >>> most_asked(np.array([3, 0, 1, 1], np.uint16), 2)
     array([0, 3])

@@ -78,7 +78,7 @@ class MemoryCell(nn.Module):
 class EventModel(nn.Module):
     """Base class of event stream models; `columns` are the names of the event columns they use.
 
-    `forward(batch, memory_rows)` returns rows [queries, hidden] and, of models with a memory, its new rows. Unless `raw`, column
+    `forward(batch, memory_rows)` returns rows [queries, hidden] and, of a model with memory, its new rows. Unless `raw`, column
     values are transformed by asinh, which is close to the identity for small values and limits long tails (amounts, distances)
     without statistics that would need the future.
     """

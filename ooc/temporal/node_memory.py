@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.history.history import History
+from ooc.history.history import History, open_history
 from ooc.history.rows import PrefetchedRows
 from ooc.loading.event_loader import EventLoader
 from ooc.loading.feature_gather import Gather
@@ -96,21 +96,20 @@ class NodeMemory:
         columns: tuple[str, ...] = (),
         max_bytes: int,
         state: dict[str, Any] | None = None,
+        grown: bool = False,
         engine: str = "auto",
         dtype: str = "float32",
         origin: Any = None,
     ) -> "NodeMemory":
         """Create a memory of zeros in the directory `path`, or reopen the one there as it was when `state` was taken.
 
-        `max_bytes` bounds both the rows waiting to be written and those cached in RAM. Raises StoreError if the disk is full.
+        `grown`: the store has more nodes since. `max_bytes` bounds both the rows waiting to be written and those cached in RAM.
+        Raises StoreError if the disk is full.
         """
         check_undirected(data)
         options: dict[str, Any] = {"lag": 0, "max_bytes": max_bytes, "engine": engine, "resident": True}
-        if state is None:
-            history = History.create(Path(path), data.num_nodes, (width + _time_columns(np.dtype(dtype)),), dtype, **options)
-        else:
-            history = History.open(Path(path), 1, state, **options)
-        return cls(data, history, columns, origin)
+        widths = (width + _time_columns(np.dtype(dtype)),)
+        return cls(data, open_history(Path(path), data.num_nodes, widths, dtype, state, grown, **options), columns, origin)
 
     def ahead(self, batch: Any) -> MemoryRequest:
         """Find the last events of a batch's nodes and prefetch the rows it needs; call for every batch in order."""

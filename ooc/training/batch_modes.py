@@ -13,7 +13,7 @@ from torch import Tensor
 from ooc.config.base import RunConfig
 from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
-from ooc.history.grown import Growth
+from ooc.history.history import Growth
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.pass_plan import ram_bytes
 from ooc.layerwise.scores import ExactScores

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ooc.config.base import changed
 from ooc.config.events import MODELS, EventsConfig
-from ooc.history.grown import Growth, extend_history
-from ooc.history.history import History
+from ooc.history.history import Growth, History
 from ooc.loading.event_loader import EventLoader
 from ooc.metrics.links import PAIR_BYTES, EdgeBank, LinkScores
 from ooc.runtime.keyed_random import Purpose, key
@@ -120,16 +119,14 @@ class EventMode(TimeMode):
                 self._resume = self.loaders["train"].state_dict() | {name: state["loader"][name] for name in ("epoch", "event")}
         if not self._has_memory:
             return
-        folder = self.config.out / FOLDER
-        if growth is not None:
-            extend_history(folder, 1, self.dataset.num_nodes)
         self.memory = NodeMemory.create(
-            folder,
+            self.config.out / FOLDER,
             self.dataset,
             self.config.memory_dim,
             columns=self.columns,
             max_bytes=self.budget.history,
             state=None if state is None else state["memory"],
+            grown=growth is not None,
             engine="auto" if self.config.engine == "gds" else self.config.engine,
         )
         for loader in self.loaders.values():

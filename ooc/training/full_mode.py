@@ -15,7 +15,7 @@ from ooc.config.full import FullConfig
 from ooc.fullgraph.ir import Program, TensorPlacement
 from ooc.fullgraph.placement.step_plan import StepPlan
 from ooc.fullgraph.step import FullGraph
-from ooc.history.grown import Growth
+from ooc.history.history import Growth
 from ooc.metrics.nodes import Loss
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import plan_memory

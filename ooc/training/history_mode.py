@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ooc.graph.blocks import Subgraph
 from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
-from ooc.history.grown import Growth
-from ooc.history.halo import AHEAD, Halo, HaloLoader, open_halo, widths_of
-from ooc.history.history import History
+from ooc.history.halo import AHEAD, FOLDER, Halo, HaloLoader, open_halo, widths_of
+from ooc.history.history import Growth, History
 from ooc.history.refresh import Refresh, Refresher, refresh
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.planning.measure import lengths_of
@@ -94,15 +93,18 @@ class HistoryMode(BatchMode):
         super().open(run, saved, growth)
         config = self.config
         settings: dict[str, Any] = {"dtype": config.history_dtype, "lag": config.history_lag, "engine": self.engine}
-        state, zero = saved["halo"] if saved else None, config.history == "zero"
-        self.halo = open_halo(config.out, self.loader, self._widths(), state, growth, zero=zero, **settings)
+        widths, history = self._widths(), None
+        if config.history != "zero" and widths:
+            state = saved["halo"] if saved else None
+            history = open_halo(config.out / FOLDER, self.loader, widths, state, growth, **settings)
+        self.halo = Halo(widths, history)
         if saved and saved.get("refresh") is not None:
             self.refresh = Refresh(**saved["refresh"])
 
     def _begin_batches(self) -> None:
         super()._begin_batches()
-        assert self.halo is not None
-        self.halo.begin_epoch()
+        if self.history is not None:
+            self.history.begin_epoch()
         self.refresh = None
 
     def forward(self, batch: Any) -> Tensor:
@@ -110,8 +112,8 @@ class HistoryMode(BatchMode):
         return self.halo.forward(self.model, batch, self.config.activation_checkpointing)
 
     def score(self, split: str, epoch: int) -> Scores | None:
-        if self.exact is not None and self.halo is not None:
-            self.halo.make_room()
+        if self.exact is not None and self.history is not None:
+            self.history.make_room()
         return super().score(split, epoch)
 
     def end_epoch(self, scored: bool) -> dict[str, Any]:
@@ -184,27 +186,26 @@ class HistoryMode(BatchMode):
 
     def state(self, cursor: RunState) -> dict[str, Any]:
         """See `Mode`. A refresh belongs to the end of its epoch."""
-        assert self.halo is not None
         under_way = asdict(self.refresh) if self.refresh is not None and cursor.step else None
-        return {**super().state(cursor), "halo": self.halo.state(), "refresh": under_way}
+        return {**super().state(cursor), "halo": {} if self.history is None else self.history.state(), "refresh": under_way}
 
     def commit(self) -> None:
-        if self.halo is not None:
-            self.halo.commit()
+        if self.history is not None:
+            self.history.commit()
 
     def counts(self) -> dict[str, Any]:
         assert self.halo is not None
         return {**super().counts(), **self.halo.spent()}
 
     def close(self) -> None:
-        if self.halo is not None:
-            self.halo.close()
+        if self.history is not None:
+            self.history.close()
         super().close()
 
     def _twin(self) -> Self:
         other = super()._twin()
         assert self.halo is not None
-        other.halo = Halo(self.halo.widths, None, self.halo.parts)
+        other.halo = Halo(self.halo.widths, None)
         return other
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.config.base import RunConfig
-from ooc.history.grown import Growth
+from ooc.history.history import Growth
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.training.build import pick_device
 from ooc.training.run_state import RunState

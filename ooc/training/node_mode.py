@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ooc.config.nodes import NodeConfig
-from ooc.history.grown import Growth
+from ooc.history.history import Growth
 from ooc.layerwise.scores import ExactScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, out_channels
 from ooc.runtime.memory_plan import MemoryPlan

@@ -11,7 +11,7 @@ now, and the best model is chosen anew: scores of other events say nothing besid
 
 from typing import Any
 
-from ooc.history.grown import Growth
+from ooc.history.history import Growth
 from ooc.training.mode import Mode
 from stores.errors import ConfigError
 

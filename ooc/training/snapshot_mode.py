@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ooc.config.base import changed
 from ooc.config.snapshots import MODELS, SnapshotsConfig
-from ooc.history.grown import Growth, extend_history
-from ooc.history.history import History
+from ooc.history.history import Growth, History, open_history
 from ooc.loading.feature_gather import Gather
 from ooc.metrics.links import PAIR_BYTES, LinkScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, metric_names, out_channels
@@ -158,14 +157,9 @@ class SnapshotMode(TimeMode):
         if not widths:
             return
         engine = "auto" if self.config.engine == "gds" else self.config.engine
-        settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.window_state, "engine": engine}
-        settings["resident"] = True
-        if growth is not None:
-            extend_history(folder, len(widths), self.dataset.num_nodes)
-        if state is None:
-            self._rows = History.create(folder, self.dataset.num_nodes, widths, "float32", **settings)
-        else:
-            self._rows = History.open(folder, len(widths), state["history"], **settings)
+        settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.window_state, "engine": engine, "resident": True}
+        rows, grown = None if state is None else state["history"], growth is not None
+        self._rows = open_history(folder, self.dataset.num_nodes, widths, "float32", rows, grown, **settings)
         for loader in self.loaders.values():
             loader.history = self._rows
 

@@ -7,7 +7,7 @@ checkpoint is taken inside the training's time and right behind it: a run killed
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,8 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ooc.config.events import EventsConfig
 from ooc.config.snapshots import SnapshotsConfig
-from ooc.history.grown import Growth
-from ooc.history.history import History
+from ooc.history.history import Growth, History
 from ooc.loading.event_loader import EventLoader
 from ooc.models.contexts import evaluating
 from ooc.runtime.pace import Pace
@@ -190,8 +189,7 @@ class TimeMode(Mode):
         found |= fallback_counts(self.negatives.values())
         found |= {"rows_read": rows, "rows_asked": rows, "stages": self.loaders["train"].times()}
         if self.history is not None:
-            counts = replace(self.history.counts, bytes_logged=self.history.log.total)
-            found |= {f"history_{name}": value for name, value in asdict(counts).items()}
+            found |= self.history.spent()
         return found
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
