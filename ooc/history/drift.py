@@ -1,13 +1,13 @@
-"""How far histories have drifted from what the model would make of the features now: measured, not bounded.
+"""Measures how far histories have drifted from what the model would compute from the features now.
 
-For a keyed sample of nodes each layer is computed anew, from the features as far as their field is small enough
-(`FIELD_EDGES`), else from histories as many layers below, and compared with the history it has.
+For a keyed sample of nodes each layer is computed anew, from the features where the nodes' neighborhood is small enough
+(`FIELD_EDGES`), else from histories as many layers below, and compared with its history.
 
-Under dropout two computations differ even by one model. What is pushed was drawn with dropout, so the layer is computed anew
-with dropout too, a few times. With h = m + d the history and a = n + e, b = n + f two draws, where m and n are what the models
-give on average, E|h - a|^2 = |m - n|^2 + Var d + Var e, of which |m - n|^2 is what the model's change did. Var e is half of
-E|a - b|^2; dropout multiplies rows, so Var d is taken to be the same share of |h|^2 as Var e is of |a|^2. It all comes of a few
-hundred nodes; how far chance takes it, each draw in the history's place tells. Without dropout nothing is taken off.
+With dropout two computations differ even with one model. Pushed rows were drawn with dropout, so the layer is computed anew
+with dropout too, a few times. With h = m + d the history and a = n + e, b = n + f two draws, where m and n are the models'
+means, E|h - a|^2 = |m - n|^2 + Var d + Var e, of which |m - n|^2 is due to the model's change. Var e is half of E|a - b|^2;
+dropout multiplies rows, so Var d is taken to be the same share of |h|^2 as Var e is of |a|^2. The sample has a few hundred
+nodes; what chance contributes is estimated with each draw in the history's place. Without dropout nothing is subtracted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,12 +35,12 @@ from stores.errors import BudgetError
 from stores.graph import Graph
 
 DRIFT_NODES = 256
-"""nodes that the drift is measured on, at most"""
+"""most nodes that the drift is measured on"""
 TOGETHER = 32
-"""of them whose neighbors are in memory at once, or half as many where those do not fit"""
+"""of them in memory at once with their neighbors, or half as many if those do not fit"""
 FIELD_EDGES = 2**12, 2**14
-"""Edges around those that a layer is computed anew over: an eighth of the graph's, but no fewer and no more than these. One hop
-is taken in any case. It depends on the graph alone, for a refresh may depend on the drift"""
+"""least and most edges over which a layer is computed anew, an eighth of the graph's within that; at least one hop is taken. It
+depends on the graph alone, because a refresh may depend on the drift"""
 DRIFT_TOLERANCE = 0.1
 """relative error at which `--refresh auto` refreshes, by default"""
 _DRAWS = 3
@@ -58,12 +58,6 @@ class LayerDrift:
     """of what dropout draws, within that: the root of Var d + Var e; 0 without dropout"""
     chance: list[float]
     """drift that may be measured where there is none; 0 without dropout"""
-
-    @classmethod
-    def of(cls, layers: "Sequence[SquaredNorms]") -> "LayerDrift":
-        """By what was summed up over the sample."""
-        squares = np.array([layer.squares() for layer in layers])
-        return cls(*np.sqrt(np.maximum(squares, 0.0)).T.tolist())
 
     @property
     def drift(self) -> list[float]:
@@ -119,9 +113,7 @@ class SquaredNorms(NamedTuple):
 
 @dataclass(frozen=True)
 class Drift:
-    """Measures how far histories are from what the model would make of the features now.
-
-    precision: of autocast, as in training.
+    """Measures the drift of histories; `precision` is that of autocast, as in training.
 
     >>> Drift(model, ds, history, torch.device("cpu"), "fp32").measure(key, max_bytes=2**30).drift
     [0.0213, 0.0388]
@@ -134,10 +126,10 @@ class Drift:
     precision: str
 
     def measure(self, key: int, max_bytes: int) -> LayerDrift:
-        """The error of each inner layer over a sample of nodes, and what of it is dropout's (see above).
+        """The error of each inner layer over a sample of nodes, and dropout's part of it (see above).
 
-        key: of the sample and of what is drawn. Where the memory is so small that fewer nodes are computed together, the draws
-        are others. Raises BudgetError where the neighbors of one node of it do not fit `max_bytes`.
+        `key` determines the sample and the draws, which are others if the memory is so small that fewer nodes are computed
+        together. Raises BudgetError if the neighbors of one sampled node do not fit `max_bytes`.
         """
         layers = len(self.history.rows)
         sums = np.zeros((layers, len(SquaredNorms._fields)))
@@ -146,10 +138,11 @@ class Drift:
         with torch.random.fork_rng(devices), _drawing(self.model), autocast(self.device, self.precision):
             for field in drift_sample(self.ds.graph, key, layers, max_bytes, row_bytes):
                 sums += self._sums(field, key)
-        return LayerDrift.of([SquaredNorms(*layer) for layer in sums.tolist()])
+        squares = np.array([SquaredNorms(*layer).squares() for layer in sums.tolist()])
+        return LayerDrift(*np.sqrt(np.maximum(squares, 0.0)).T.tolist())
 
     def _sums(self, field: Subgraph, key: int) -> NDArray[np.float64]:
-        """float64[layers, 7]: of the field's seeds."""
+        """The `SquaredNorms` of the field's seeds, float64[layers, 7]."""
         seeds = field.node[: field.num_nodes[0]]
         first = moved(block_of(self.ds.graph, field, torch.from_numpy(edge_index_of(field))), self.device)
         blocks = blocks_of(first, field.num_nodes, field.num_edges)
@@ -167,8 +160,8 @@ class Drift:
         return np.array(found)
 
     def _anew(self, blocks: list[Block], x: Tensor, start: int, below: Tensor | None) -> list[Tensor]:
-        """float64[seeds, width] of the layers from `start` on, one for each block: from the features, or from the history
-        `below` of the layer before."""
+        """The seeds' rows of the layers from `start` on, float64[seeds, width] for each block, from the features or from the
+        history `below` of the layer before."""
         layers: Any = self.model.layers
         encoder: Any = getattr(self.model, "encoder", None)
         initial = as_input(x, layers[0]) if encoder is None else encoder(as_input(x, encoder))
@@ -190,8 +183,8 @@ class Drift:
 
 @contextmanager
 def _drawing(model: nn.Module) -> Iterator[None]:
-    """The model in training mode, without gradients, but for its batch norms: the few rows of a sample say nothing of a batch's
-    mean, of which the running ones are averages, and are not to be recorded. Afterwards all is in the mode it was in."""
+    """The model in training mode, without gradients, except for its batch norms, whose running means are of batches, not of a
+    few sampled rows. Restores the modes afterwards."""
     before = [(module, module.training) for module in model.modules()]
     model.train()
     for module, _ in before:
@@ -206,13 +199,13 @@ def _drawing(model: nn.Module) -> Iterator[None]:
 
 
 def drift_row_bytes(features: int, widths: Sequence[int]) -> int:
-    """Of a node of a field: its features, its history in one layer, and the rows that are computed of it."""
+    """Bytes of a node of a field: its features, its history in one layer, and the rows computed for it."""
     return 4 * (features + 2 * max(widths))
 
 
 def drift_sample(graph: Graph, key: int, layers: int, max_bytes: int, row_bytes: int) -> Iterator[Subgraph]:
-    """The nodes that the drift is measured on, a few at a time, with all in-edges of all hops: of as many as there are layers
-    to compute anew, or as deep as FIELD_EDGES allow for each, which the graph alone decides. Raises as `Drift.measure`."""
+    """Yield fields of the nodes that the drift is measured on, a few at a time, with all in-edges of as many hops as there are
+    layers, or as FIELD_EDGES allow for all fields. Raises as `Drift.measure`."""
     seeds = np.sort(KeyedPermutation(graph.num_nodes, key)[: min(DRIFT_NODES, graph.num_nodes)])
     groups = [seeds[first : first + TOGETHER] for first in range(0, len(seeds), TOGETHER)]
     depth = min(_depth(graph, layers, group, key) for group in groups)
@@ -222,7 +215,7 @@ def drift_sample(graph: Graph, key: int, layers: int, max_bytes: int, row_bytes:
 
 
 def _fields(sampler: NeighborSampler, seeds: Ids, key: int) -> Iterator[Subgraph]:
-    """The field of `seeds`, or where it does not fit the memory, of the halves of them."""
+    """Yield the field of `seeds`, or those of their halves if it does not fit the memory."""
     try:
         field = sampler.sample(seeds, key)
     except BudgetError:

@@ -1,27 +1,25 @@
 """Refreshing histories by an exact pass over all nodes, layer by layer.
 
-The pass (`ooc.layerwise.layerwise_pass`) computes layer l of every node from the exact rows of layer l - 1; what it computes
-goes into the histories too. Before it notes how far it came a checkpoint is taken, so a killed refresh goes on there. A pass
-that goes on to the model's outputs serves the scores of the same parameters too.
+The pass (`ooc.layerwise.layerwise_pass`) computes layer l of every node from the exact rows of layer l - 1, and the histories
+get these rows too. A checkpoint is taken before the pass notes its progress, so a killed refresh continues there. A pass that
+goes on to the model's outputs gives the scores of the same parameters too.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.history.history import History
-from ooc.layerwise.ops import LayerObserver
 
 STAMP_ROWS = 2**20
 
 
 @dataclass
 class Refresh:
-    """A refresh under way, or behind which the epoch has not ended yet: what a checkpoint keeps of it; where its pass stands,
-    the pass's folder knows."""
+    """What a checkpoint stores of a refresh, until its epoch has ended; the pass's folder knows where the pass stands."""
 
     notes: int = 0
     """of progress so far"""
@@ -32,9 +30,9 @@ class Refresh:
 
 @dataclass
 class Refresher:
-    """Shown what a pass computes (see `ooc.layerwise.ops.LayerObserver`), overwrites the histories by it.
+    """Overwrites the histories with the rows of a pass (an `ooc.layerwise.ops.LayerObserver`).
 
-    commit: takes a checkpoint; before the pass notes its progress, so that what it will not compute again is not undone.
+    `commit` takes a checkpoint before the pass notes its progress, so what it will not compute again is not rolled back.
     """
 
     history: History
@@ -42,7 +40,7 @@ class Refresher:
     commit: Callable[[], None]
 
     def rows(self, layer: int, first: int, values: NDArray[np.float32]) -> None:
-        """Overwrite rows first, first + 1, ... of a layer; the last one's have no history."""
+        """Overwrite rows first, first + 1, ... of a layer; the last layer has no history."""
         if layer < len(self.history.rows):
             self.history.overwrite(layer, np.arange(first, first + len(values)), values)
 
@@ -52,23 +50,14 @@ class Refresher:
         self.commit()
 
 
-class LayerwiseRunner(Protocol):
-    """What computes every inner layer: `ooc.layerwise.layerwise_pass.LayerwisePass`, `ooc.layerwise.scores.ExactScores`."""
+def refresh(run: Callable[..., Any], refresher: Refresher) -> None:
+    """Overwrite all histories with exact rows, continuing a killed refresh of the same parameters, and take a checkpoint.
 
-    def run(self, *, observer: LayerObserver | None, anew: bool) -> Any:
-        """Run, shown to `observer`; anew: whatever the pass's folder holds, else from where it was interrupted on."""
-
-
-def refresh(runner: LayerwiseRunner, refresher: Refresher) -> None:
-    """Overwrite all histories by exact rows, beginning where a killed refresh by the same parameters came to.
-
-    A checkpoint is taken when it is through. Raises as the pass does.
+    `run` is that of `ooc.layerwise.layerwise_pass.LayerwisePass` or `ooc.layerwise.scores.ExactScores`. Raises as it does.
     """
     history, at = refresher.history, refresher.at
     history.begin_refresh()
-    runner.run(
-        observer=refresher, anew=not at.notes
-    )  # by the same parameters another pass may have come far, not shown to this one
+    run(observer=refresher, anew=not at.notes)  # another pass by these parameters may have come far, without this observer
     for first in range(0, history.steps.shape[0], STAMP_ROWS):
         history.stamp(np.arange(first, min(first + STAMP_ROWS, history.steps.shape[0])))
     at.done = True

@@ -168,14 +168,14 @@ class HistoryMode(BatchMode):
 
         refresher = Refresher(history, at, commit)
         if scored and self.exact is not None and self.config.val_split in self.exact.splits:
-            refresh(self.exact, refresher)
+            refresh(self.exact.run, refresher)
             return
         layers, folder = len(history.rows), self.config.out / REFRESH_FOLDER
         with closing(
             LayerwisePass(self.model, self.dataset, folder, budget=self.budget, upto=layers, engine=self.engine)
         ) as scan:
             try:
-                refresh(scan, refresher)
+                refresh(scan.run, refresher)
             finally:
                 history.counts.bytes_read += scan.spent.read
                 history.counts.bytes_written += scan.spent.written
