@@ -19,6 +19,8 @@ from stores.jit import kernel
 from stores.sizes import format_bytes
 
 Words = NDArray[np.uint64]
+Limit = tuple[int | None, int]
+"""bytes of a subgraph, None for no limit, and feature bytes per node"""
 
 PIECE_SLOTS = 2**20
 """slots read at a time: 4 MiB of int32"""
@@ -74,44 +76,45 @@ def ranges_of(parts: Ids, numbers: Ids) -> Ids:
 def cut(
     graph: Graph, ranges: Ids, halo: bool, edges: Edges | None = None, max_bytes: int | None = None, row_bytes: int = 0
 ) -> InducedSubgraph:
-    """Return the subgraph induced by node ranges.
+    """Return the subgraph induced by node ranges (int64[q, 2], [first, last) each, ascending and disjoint).
 
     Without a halo its nodes are ascending and its edges are those between them: num_nodes (n,), num_edges (e,). With a halo it
     has all their in-edges, and the outside sources follow in ascending order: num_nodes (n, h). `indptr` is int64[n+1] and
-    edges are in slot order.
-
-    Args:
-        ranges: int64[q, 2], [first, last) each, ascending and disjoint.
-        halo: Whether to include the sources outside the ranges.
-        edges: Read the edges from these Rows, PIECE_SLOTS at a time, instead of from the graph's arrays.
-        max_bytes: Limit on the subgraph's bytes, features included.
-        row_bytes: Feature bytes per node.
-
-    Raises:
-        BudgetError: If the subgraph exceeds `max_bytes`.
-        StoreError: If the topology is damaged.
+    edges are in slot order. They are read from `edges`, PIECE_SLOTS at a time, or from the graph's arrays. Raises BudgetError
+    if the subgraph with `row_bytes` of features per node exceeds `max_bytes`, StoreError if the topology is damaged.
 
     >>> found = cut(graph, ranges_of(graph.parts, np.array([0, 3])), halo=True).subgraph
     >>> found.node[found.source]  # int64[e]: the source of every edge
     """
-    indptr, own = np.asarray(graph.indptr), np.ascontiguousarray(ranges, np.int64)
+    own = np.ascontiguousarray(ranges, np.int64)
     assert (own[:, 0] <= own[:, 1]).all(), "a range ends before it starts"
     assert (own[1:, 0] >= own[:-1, 1]).all(), "ranges overlap or are not ascending"
-    builder = _Cutting(graph, indptr, own, halo, edges, max_bytes, row_bytes)
+    builder = _Cutting(graph, own, halo, edges or edges_of(graph), (max_bytes, row_bytes))
     for index in range(len(own)):
         builder.take(index)
     return InducedSubgraph(builder.finish(), builder.nbytes)
 
 
+def edges_of(graph: Graph) -> Edges:
+    """The graph's own arrays as Rows."""
+    return Edges(ArrayRows(np.asarray(graph.indices)), {})
+
+
+def check_bytes(limit: Limit, edges: Edges, num_nodes: int, num_edges: int, what: str, advice: str) -> None:
+    """Raise BudgetError if an induced subgraph with so many nodes and edges exceeds the limit."""
+    max_bytes, row_bytes = limit
+    per_edge = 16 + sum(rows.dtype.itemsize for rows in edges.columns.values())
+    need = (16 + row_bytes) * num_nodes + per_edge * num_edges
+    if max_bytes is not None and need > max_bytes:
+        raise BudgetError(f"{what} needs at least {format_bytes(need)} of {format_bytes(max_bytes)}; {advice}")
+
+
 class _Cutting:
     """Builds a subgraph. Edge buffers have space for every in-edge; untouched pages take no memory."""
 
-    def __init__(
-        self, graph: Graph, indptr: Ids, own: Ids, halo: bool, edges: Edges | None, max_bytes: int | None, row_bytes: int
-    ) -> None:
-        self._indptr, self._own, self._halo = indptr, own, halo
-        self._edges = edges or Edges(ArrayRows(np.asarray(graph.indices)), {})
-        self._limit = max_bytes, row_bytes
+    def __init__(self, graph: Graph, own: Ids, halo: bool, edges: Edges, limit: Limit) -> None:
+        self._indptr = indptr = np.asarray(graph.indptr)
+        self._own, self._halo, self._edges, self._limit = own, halo, edges, limit
         self._first, self._end = own[:, 0].copy(), own[:, 1].copy()
         self._base = np.zeros(len(own) + 1, np.int64)  # local id of each range's first node
         np.cumsum(own[:, 1] - own[:, 0], out=self._base[1:])
@@ -178,14 +181,9 @@ class _Cutting:
         return values
 
     def _check(self, num_nodes: int, num_edges: int) -> None:
-        limit, row_bytes = self._limit
-        per_edge = 16 + sum(rows.dtype.itemsize for rows in self._edges.columns.values())
-        need = (16 + row_bytes) * num_nodes + per_edge * num_edges
-        if limit is not None and need > limit:
-            raise BudgetError(
-                f"a batch of {len(self._own)} parts with {num_nodes} nodes needs at least {format_bytes(need)} of "
-                f"{format_bytes(limit)}; use fewer parts per batch, a store with more parts, or more memory"
-            )
+        what = f"a batch of {len(self._own)} parts with {num_nodes} nodes"
+        advice = "use fewer parts per batch, a store with more parts, or more memory"
+        check_bytes(self._limit, self._edges, num_nodes, num_edges, what, advice)
 
 
 @kernel

@@ -9,13 +9,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ooc.graph.blocks import Subgraph
-from ooc.sampling.cluster import PIECE_SLOTS, Edges, InducedSubgraph, Words, members, ones
+from ooc.sampling.cluster import PIECE_SLOTS, Edges, InducedSubgraph, Limit, Words, check_bytes, edges_of, members, ones
 from ooc.sampling.kernels import stream_of, uniform
-from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
-from stores.errors import BudgetError, ConfigError, StoreError
+from stores.arrays.rows import AnyArray, Ids, Rows
+from stores.errors import ConfigError, StoreError
 from stores.graph import Graph
 from stores.jit import kernel
-from stores.sizes import format_bytes
 
 Kind = Literal["walk", "node", "edge"]
 DAMAGED = "a slot holds no valid node id, or indptr decreases: the store is damaged; run `ooc verify` on it"
@@ -82,7 +81,7 @@ def induce(
 
     Reads all their in-edges, PIECE_SLOTS at a time, with memory for one piece and N/4 bytes. Raises as `cut` does.
     """
-    work = _Inducing(graph, node, edges, max_bytes, row_bytes)
+    work = _Inducing(graph, node, edges or edges_of(graph), (max_bytes, row_bytes))
     for begin in range(0, work.num_in_edges, PIECE_SLOTS):
         work.take(begin, min(begin + PIECE_SLOTS, work.num_in_edges))
     return InducedSubgraph(work.finish(), work.nbytes)
@@ -91,10 +90,8 @@ def induce(
 class _Inducing:
     """Builds a subgraph; `num_in_edges` is the number of in-edges of its nodes, processed as one sequence of positions."""
 
-    def __init__(self, graph: Graph, node: Ids, edges: Edges | None, max_bytes: int | None, row_bytes: int) -> None:
-        self._indptr, self._node = np.asarray(graph.indptr), node
-        self._edges = edges or Edges(ArrayRows(np.asarray(graph.indices)), {})
-        self._limit = max_bytes, row_bytes
+    def __init__(self, graph: Graph, node: Ids, edges: Edges, limit: Limit) -> None:
+        self._indptr, self._node, self._edges, self._limit = np.asarray(graph.indptr), node, edges, limit
         self._check(0)
         self._start = np.zeros(len(node) + 1, np.int64)
         np.cumsum(self._indptr[node + 1] - self._indptr[node], out=self._start[1:])
@@ -142,14 +139,8 @@ class _Inducing:
         return Subgraph(self._node, self._out, self._source, self._slot, (len(self._node),), (self._size,), columns=columns)
 
     def _check(self, num_edges: int) -> None:
-        limit, row_bytes = self._limit
-        per_edge = 16 + sum(rows.dtype.itemsize for rows in self._edges.columns.values())
-        need = (16 + row_bytes) * len(self._node) + per_edge * num_edges
-        if limit is not None and need > limit:
-            raise BudgetError(
-                f"a subgraph of {len(self._node)} nodes needs at least {format_bytes(need)} of {format_bytes(limit)}; "
-                "sample fewer roots, nodes or edges, use shorter walks, or more memory"
-            )
+        advice = "sample fewer roots, nodes or edges, use shorter walks, or more memory"
+        check_bytes(self._limit, self._edges, len(self._node), num_edges, f"a subgraph of {len(self._node)} nodes", advice)
 
 
 class SaintSampler(NamedTuple):
@@ -167,9 +158,9 @@ class SaintSampler(NamedTuple):
 
     def draw(self, key: int) -> InducedSubgraph:
         """Return the subgraph of `key`. Raises BudgetError if it does not fit, StoreError if the topology is damaged."""
-        indices: Rows = ArrayRows(np.asarray(self.graph.indices)) if self.edges is None else self.edges.indices
-        node, nbytes = sample_nodes(self.graph, self.how, key, indices)
-        result = induce(self.graph, node, self.edges, self.max_bytes, self.row_bytes)
+        edges = self.edges or edges_of(self.graph)
+        node, nbytes = sample_nodes(self.graph, self.how, key, edges.indices)
+        result = induce(self.graph, node, edges, self.max_bytes, self.row_bytes)
         return result._replace(nbytes=nbytes + result.nbytes)
 
 

@@ -4,12 +4,14 @@ Each edge of a subgraph is weighted by C_v / C_uv in aggregations (C: number of 
 by M / C_v of M subgraphs in the loss, so both are unbiased. The current batch is counted too, which keeps the quotients finite.
 """
 
+import itertools
 import json
 import mmap
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.prefetch import ahead
 from ooc.sampling.cluster import InducedSubgraph
 from ooc.sampling.saint import SaintSampler
 from stores.arrays.rows import ArrayRows, Ids, Rows
@@ -93,16 +96,17 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
         edges = np.memmap(partial / EDGES, np.uint16, "r+")
         nodes, samples, remaining = np.zeros(graph.num_nodes, np.uint32), 0, coverage * graph.num_nodes
         touched = nbytes = 0
-        for subgraph, read_bytes in _ahead(lambda step: sampler.draw(key(seed, Purpose.NORMALISE, step=step)), threads):
-            nbytes += read_bytes
-            _add(subgraph.node, subgraph.slot, nodes, edges)
-            samples, remaining = samples + 1, remaining - len(subgraph.node)
-            touched += len(subgraph.slot)
-            if size > MAPPED_BYTES and touched * _PAGE > MAPPED_BYTES:
-                touched = 0
-                edges._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # unmaps them here; the file is unchanged
-            if remaining <= 0:
-                break
+        with ThreadPoolExecutor(threads, "ooc-saint") as pool:
+            for subgraph, read_bytes in ahead(pool, partial(_draw, sampler, seed), itertools.count(), threads):
+                nbytes += read_bytes
+                _add(subgraph.node, subgraph.slot, nodes, edges)
+                samples, remaining = samples + 1, remaining - len(subgraph.node)
+                touched += len(subgraph.slot)
+                if size > MAPPED_BYTES and touched * _PAGE > MAPPED_BYTES:
+                    touched = 0
+                    edges._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # unmaps them; the file is unchanged
+                if remaining <= 0:
+                    break
         edges.flush()
         np.save(partial / NODES, nodes)
     del edges
@@ -111,19 +115,8 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
     return nbytes
 
 
-def _ahead(draw: Callable[[int], InducedSubgraph], threads: int) -> Iterator[InducedSubgraph]:
-    """Yield draw(0), draw(1), ..., computed by threads, `threads` of them ahead."""
-    with ThreadPoolExecutor(threads, "ooc-saint") as pool:
-        coming: list[Future[InducedSubgraph]] = [pool.submit(draw, step) for step in range(threads)]
-        step = threads
-        try:
-            while True:
-                yield coming.pop(0).result()
-                coming.append(pool.submit(draw, step))
-                step += 1
-        finally:
-            for future in coming:
-                future.cancel()
+def _draw(sampler: SaintSampler, seed: int, step: int) -> InducedSubgraph:
+    return sampler.draw(key(seed, Purpose.NORMALISE, step=step))
 
 
 @kernel
@@ -135,35 +128,31 @@ def _add(node: Ids, slot: Ids, nodes: NDArray[np.uint32], edges: NDArray[np.uint
             edges[slot[i]] += np.uint16(1)
 
 
+@dataclass
 class Normalisation:
     """The counts in `folder`, computed on first use by one thread; `read` is called with the bytes read."""
 
-    def __init__(
-        self,
-        sampler: SaintSampler,
-        folder: Path,
-        seed: int,
-        coverage: float,
-        about: dict[str, Any],
-        engine: str,
-        read: Callable[[int], None],
-    ) -> None:
-        self._sampler, self._folder, self._seed, self._coverage = sampler, folder, seed, coverage
-        self._about, self._engine, self._read = about, engine, read
-        self._lock = threading.Lock()
-        self._counts: SaintCounts | None = None
+    sampler: SaintSampler
+    folder: Path
+    seed: int
+    coverage: float
+    about: dict[str, Any]
+    engine: str
+    read: Callable[[int], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _counts: SaintCounts | None = None
 
     def counts(self) -> SaintCounts:
         """Return the counts. Raises StoreError if they are damaged, BudgetError if a subgraph does not fit."""
         with self._lock:
             if self._counts is None:
-                if (self._folder / ABOUT).exists():
-                    self._counts = SaintCounts.open(self._folder, self._engine)
-                    if self._counts.about != self._about:
-                        raise StoreError(f"{self._folder} has the counts of another sampler, seed or store: delete it")
+                if (self.folder / ABOUT).exists():
+                    self._counts = SaintCounts.open(self.folder, self.engine)
+                    if self._counts.about != self.about:
+                        raise StoreError(f"{self.folder} has the counts of another sampler, seed or store: delete it")
                 else:
-                    self._read(count(self._sampler, self._folder, self._seed, self._coverage, self._about))
-                    self._counts = SaintCounts.open(self._folder, self._engine)
+                    self.read(count(self.sampler, self.folder, self.seed, self.coverage, self.about))
+                    self._counts = SaintCounts.open(self.folder, self.engine)
             return self._counts
 
     def close(self) -> None:
