@@ -77,13 +77,6 @@ class Table:
         self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
         self.stamp = 0
 
-    def clear(self) -> None:
-        """Remove all nodes; a new stamp invalidates every entry."""
-        self.stamp += 1
-        if self.stamp == _STAMPS:
-            self.entries[:] = 0
-            self.stamp = 1
-
     def reserve(self, num_nodes: int, node: Ids, size: int) -> None:
         """Grow to `num_nodes` nodes; `node[:size]` are in the table."""
         capacity = table_capacity(num_nodes)
@@ -92,8 +85,11 @@ class Table:
             kernels.insert(self.entries, self.stamp, node, size)
 
     def refill(self, num_nodes: int, node: Ids, size: int) -> None:
-        """Replace the contents by `node[:size]`, with capacity for `num_nodes`."""
-        self.clear()
+        """Replace the contents by `node[:size]`, with capacity for `num_nodes`; a new stamp invalidates every entry."""
+        self.stamp += 1
+        if self.stamp == _STAMPS:
+            self.entries[:] = 0
+            self.stamp = 1
         self.reserve(num_nodes, node, 0)
         kernels.insert(self.entries, self.stamp, node, size)
 
@@ -124,12 +120,8 @@ class SubgraphBuilder:
     """Builds a subgraph in buffers that grow to the next hop's upper bound.
 
     A hop has three steps: `NeighborSampler.draw` fills `slot`, the caller sets `source` to `indices[slot]`, and
-    `NeighborSampler.number` converts them to local ids. Only the second reads edges; it can serve many batches.
-
-    Args:
-        seeds: int64[b].
-        weighted: Whether to compute `stands_for`.
-        columns: Name and dtype of columns loaded for the edges, filled by the caller.
+    `NeighborSampler.number` converts them to local ids. Only the second reads edges; it can serve many batches. The caller also
+    fills `columns` (name -> dtype), which are loaded for the edges.
     """
 
     def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]]) -> None:
@@ -144,13 +136,13 @@ class SubgraphBuilder:
 
     def grow(self, num_nodes: int, num_edges: int, num_expanded: int) -> None:
         """Grow the buffers to these lengths; numpy backs large new arrays by huge pages."""
+        done = sum(self.num_edges)
         self.node = _grown(self.node, sum(self.num_nodes), num_nodes)
         self.indptr = _grown(self.indptr, len(self.indptr), num_expanded + 1)
-        self.source = _grown(self.source, sum(self.num_edges), num_edges)
-        self.slot = _grown(self.slot, sum(self.num_edges), num_edges)
+        self.source, self.slot = _grown(self.source, done, num_edges), _grown(self.slot, done, num_edges)
         if self.stands_for is not None:
-            self.stands_for = _grown(self.stands_for, sum(self.num_edges), num_edges)
-        self.columns = {name: _grown(column, sum(self.num_edges), num_edges) for name, column in self.columns.items()}
+            self.stands_for = _grown(self.stands_for, done, num_edges)
+        self.columns = {name: _grown(column, done, num_edges) for name, column in self.columns.items()}
 
     @property
     def drawn(self) -> tuple[int, int]:
@@ -160,9 +152,8 @@ class SubgraphBuilder:
     def finish(self) -> Subgraph:
         """Return the subgraph; its arrays are truncated in place."""
         self.node.resize(sum(self.num_nodes), refcheck=False)
-        self.source.resize(sum(self.num_edges), refcheck=False)
-        self.slot.resize(sum(self.num_edges), refcheck=False)
-        for array in (*([] if self.stands_for is None else [self.stands_for]), *self.columns.values()):
+        stands_for = [] if self.stands_for is None else [self.stands_for]
+        for array in (self.source, self.slot, *stands_for, *self.columns.values()):
             array.resize(sum(self.num_edges), refcheck=False)
         num_nodes, num_edges = tuple(self.num_nodes), tuple(self.num_edges)
         return Subgraph(self.node, self.indptr, self.source, self.slot, num_nodes, num_edges, self.stands_for, self.columns)
@@ -208,6 +199,7 @@ class NeighborSampler:
         # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
         self.indptr: Ids = np.asarray(graph.indptr)
         self._indices: AnyArray = np.asarray(graph.indices)
+        self.num_nodes, self.num_slots = len(self.indptr) - 1, len(self._indices)
         self.weight = None if weight is None else _weight_column(graph, weight)
 
     def sample(self, seeds: Ids, key: int) -> Subgraph:
@@ -234,16 +226,6 @@ class NeighborSampler:
         return builder.finish()
 
     @property
-    def num_nodes(self) -> int:
-        """Number of nodes of the graph."""
-        return len(self.indptr) - 1
-
-    @property
-    def num_slots(self) -> int:
-        """Number of edges of the graph."""
-        return len(self._indices)
-
-    @property
     def weighted(self) -> bool:
         """Whether edges are sampled by weight."""
         return self.weight is not None
@@ -258,15 +240,35 @@ class NeighborSampler:
         start = stop - builder.num_nodes[-1]
         count = count_hop(self.indptr, builder.node, start, stop, self.fanout[hop], self.replace)
         most_nodes = min(stop + count.edges, self.num_nodes + batch_size)
-        need = HopBound(count, most_nodes, done + count.edges, stop)
-        self._check_bytes(hop, need, batch_size)
-        return need
+        most = HopBound(count, most_nodes, done + count.edges, stop)
+        need = bytes_bound(most.num_nodes, most.num_edges, most.num_expanded, self.row_bytes, self.weighted)
+        need += self.expanded_bytes * most.num_expanded
+        if self.max_bytes is not None and need > self.max_bytes:
+            raise BudgetError(
+                f"hop {hop + 1} of fan-out {list(self.fanout)} samples {count.edges} edges, so the batch may need "
+                f"{words_for(need, self.max_bytes)}; the largest hub is node {count.hub} with "
+                f"{count.degree} in-edges; use a batch size below {batch_size}, a smaller fan-out or more --memory"
+            )
+        return most
 
     def draw(self, builder: SubgraphBuilder, hop: int, key: int, need: HopBound) -> None:
         """Step 1 of a hop: sample slots at the nodes of hop `hop`; reads indptr (and weights), no edges."""
-        stop = sum(builder.num_nodes)
+        stop, fanout = sum(builder.num_nodes), self.fanout[hop]
+        start = stop - builder.num_nodes[-1]
         builder.grow(need.num_nodes, need.num_edges, need.num_expanded)
-        self._draw(builder, stop - builder.num_nodes[-1], stop, hop, np.uint64(key & (2**64 - 1)), need.edges)
+        draw = (start, stop, fanout, self.replace, np.uint64(key & (2**64 - 1)))
+        if self.weight is None or builder.stands_for is None or fanout < 0:
+            kernels.draw_uniform(self.indptr, builder.node, *draw, builder.slot, builder.indptr)
+            if builder.stands_for is not None:
+                builder.stands_for[builder.indptr[start] :] = 1
+            return
+        rank = np.empty(kernels.num_drawn(max(need.edges.degree, 0), fanout, self.replace), np.float64)
+        out = (builder.slot, builder.indptr, builder.stands_for)
+        bad = kernels.draw_weighted(self.indptr, self.weight, builder.node, *draw, rank, *out)
+        if bad >= self.num_slots:
+            raise damaged_slot(bad)
+        if bad >= 0:
+            raise InputError(f"the weight of slot {bad} is {self.weight[bad]}; sampling needs finite weights of at least 0")
 
     def number(self, builder: SubgraphBuilder, table: Table) -> None:
         """Step 3 of a hop: replace `builder.source` by local ids; new nodes form the next hop. `table` has the nodes so far."""
@@ -276,48 +278,15 @@ class NeighborSampler:
         builder.num_nodes.append(int(size) - stop)
         builder.num_edges.append(last - first)
 
-    def _draw(self, builder: SubgraphBuilder, start: int, stop: int, hop: int, key: np.uint64, count: HopCount) -> None:
-        """Fill `builder.slot` and `builder.indptr` for the nodes start:stop."""
-        fanout, replace = self.fanout[hop], self.replace
-        draw = (start, stop, fanout, replace, key)
-        if self.weight is None or builder.stands_for is None or fanout < 0:
-            kernels.draw_uniform(self.indptr, builder.node, *draw, builder.slot, builder.indptr)
-            if builder.stands_for is not None:
-                builder.stands_for[builder.indptr[start] :] = 1
-            return
-        rank = np.empty(kernels.num_drawn(max(count.degree, 0), fanout, replace), np.float64)
-        out = (builder.slot, builder.indptr, builder.stands_for)
-        bad = kernels.draw_weighted(self.indptr, self.weight, builder.node, *draw, rank, *out)
-        if bad >= self.num_slots:
-            raise damaged_slot(bad)
-        if bad >= 0:
-            raise InputError(f"the weight of slot {bad} is {self.weight[bad]}; sampling needs finite weights of at least 0")
-
     def _check(self, seeds: Ids) -> Ids:
-        """Return the seeds as int64[b]; all must be nodes."""
         seeds = np.asarray(seeds)
         if seeds.ndim != 1 or (seeds.dtype.kind not in "iu" and len(seeds)):
             raise InputError(f"seeds must be a one-dimensional array of integers, not {seeds.dtype}{list(seeds.shape)}")
-        num_nodes = len(self.indptr) - 1
-        wrong = (seeds < 0) | (seeds >= num_nodes)
+        wrong = (seeds < 0) | (seeds >= self.num_nodes)
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise InputError(f"seed {seeds[at]} at position {at} is not a node: the graph has nodes 0..{num_nodes - 1}")
+            raise InputError(f"seed {seeds[at]} at position {at} is not a node: the graph has nodes 0..{self.num_nodes - 1}")
         return seeds.astype(np.int64)
-
-    def _check_bytes(self, hop: int, most: HopBound, batch_size: int) -> None:
-        """Raise BudgetError if a batch with these upper bounds may exceed `max_bytes`."""
-        if self.max_bytes is None:
-            return
-        count = most.edges
-        need = bytes_bound(most.num_nodes, most.num_edges, most.num_expanded, self.row_bytes, self.weighted)
-        need += self.expanded_bytes * most.num_expanded
-        if need > self.max_bytes:
-            raise BudgetError(
-                f"hop {hop + 1} of fan-out {list(self.fanout)} samples {count.edges} edges, so the batch may need "
-                f"{words_for(need, self.max_bytes)}; the largest hub is node {count.hub} with "
-                f"{count.degree} in-edges; use a batch size below {batch_size}, a smaller fan-out or more --memory"
-            )
 
 
 def damaged_slot(slot: int) -> StoreError:
@@ -326,7 +295,6 @@ def damaged_slot(slot: int) -> StoreError:
 
 
 def _weight_column(graph: Graph, weight: AnyArray | str) -> AnyArray:
-    """Return the weights as a plain array float[E]."""
     if isinstance(weight, str):
         if weight not in graph.columns:
             raise ConfigError(f"no edge column {weight!r} to sample by; the graph has {sorted(graph.columns)}")

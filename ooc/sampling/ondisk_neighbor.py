@@ -135,8 +135,8 @@ def frontier_bytes(
 ) -> int:
     """Peak bytes of sampling batches together, with upper bounds `needs` after the current hop.
 
-    Counts their arrays, the union of the hop's slots and reading it, growing one batch, and one hash table. `itemsize` is that
-    of `indices`, `columns` those of the columns read with it.
+    Their arrays, the union of the hop's slots and reading it, growing one batch, and one hash table. `columns` are the item
+    sizes of columns read with `indices`.
     """
     column_bytes = sum(columns)
     per_edge = 16 + 4 * weighted + column_bytes
@@ -182,9 +182,9 @@ class _Batch:
     def draw(self, hop: int) -> None:
         """Step 1: sample the slots of hop `hop` and check their range."""
         assert self.need is not None
-        sampler, builder = self.sampler, self.builder
-        if sampler.weight is not None and sampler.fanout[hop] >= 0 and mapping_of(sampler.weight) is not None:
-            weight, stop = sampler.weight, sum(builder.num_nodes)
+        sampler, builder, weight = self.sampler, self.builder, self.sampler.weight
+        if weight is not None and sampler.fanout[hop] >= 0 and mapping_of(weight) is not None:
+            stop = sum(builder.num_nodes)
             _ask_for(sampler.indptr, builder.node, stop - builder.num_nodes[-1], stop, weight.ctypes.data, weight.itemsize)
         try:
             sampler.draw(builder, hop, self.key, self.need)
@@ -233,15 +233,9 @@ class OnDiskFrontier:
     `indptr` should be in memory (8 bytes per node). Weights are read through the graph's column, because sampling reads every
     in-edge's weight; if it is memory-mapped, pages are requested in advance (measured: 6 times faster).
 
-    Args:
-        sampler: The sampler of each batch; its `max_bytes` bounds each batch.
-        indices: The graph's `indices` as Rows, int32|int64 [E].
-        columns: Further Rows [E] to read for the sampled edges (`Subgraph.columns`).
-        max_bytes: Limit on the bytes of one call, including the subgraphs; None for no limit.
-        at_once: Ids per read.
-
-    Raises:
-        ConfigError: If `indices` or `columns` do not belong to the sampler's graph.
+    `sampler` and its `max_bytes` apply to each batch, `max_bytes` to one call, including the subgraphs. `indices` (int32|int64
+    Rows [E]) and `columns`, further Rows [E] to read for the sampled edges (`Subgraph.columns`), are read `at_once` ids at a
+    time. Raises ConfigError if they do not belong to the sampler's graph.
 
     >>> frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), {"edge_id": ds.edge_rows("edge_id")}, max_bytes=200_000_000)
     >>> found = frontier.sample([seeds_of_step_0, seeds_of_step_1], [key_0, key_1])

@@ -36,6 +36,7 @@ class TemporalIndex:
     def __init__(self, graph: Graph, rows: Mapping[str, Rows] | None = None) -> None:
         # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
         self.indptr: Ids = np.asarray(graph.indptr)
+        self.num_nodes = len(self.indptr) - 1
         self._graph = graph
         self._mapped = {"indices": np.asarray(graph.indices), **{name: np.asarray(c) for name, c in graph.columns.items()}}
         self._rows = dict(rows or {})
@@ -60,11 +61,6 @@ class TemporalIndex:
     def mapped(self) -> bool:
         """Whether no column is read by plan."""
         return not self._rows
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes of the graph."""
-        return len(self.indptr) - 1
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """dtype of a column."""

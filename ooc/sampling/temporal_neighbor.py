@@ -41,16 +41,9 @@ class TemporalSubgraph(Subgraph):
 class TemporalSampler:
     """Samples the past of queries, hop by hop. Stateless: any number of threads may share one.
 
-    Args:
-        graph: Graph with the column `time` (a store ingested with --time).
-        fanout: Edges sampled per query and hop; -1 takes the whole past.
-        temporal_strategy: "last" takes the latest edges, "uniform" any set with equal probability.
-        max_bytes: Limit on the bytes of a batch: its arrays and `row_bytes` per node.
-        row_bytes: Feature bytes per node.
-        slots: The graph's temporal index, if its arrays should not be read directly.
-
-    Raises:
-        ConfigError: If the graph has no times, or the fan-out or strategy is invalid.
+    The graph has the column `time`. Per query and hop `fanout` edges are sampled, -1 for the whole past: the latest ("last") or
+    any set with equal probability ("uniform"). `max_bytes` limits a batch's arrays and `row_bytes` per node. `slots` is the
+    graph's temporal index, if its arrays should not be read directly. Raises ConfigError for invalid arguments.
 
     >>> sampler = TemporalSampler(ds.graph, [10, 10])
     >>> found = sampler.sample(np.array([4, 7]), np.array([1000, 1000]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -76,12 +69,7 @@ class TemporalSampler:
         self.fanout, self.temporal_strategy = tuple(int(k) for k in fanout), temporal_strategy
         self.max_bytes, self.row_bytes = max_bytes, row_bytes
         self._slots = TemporalIndex(graph) if slots is None else slots
-        self._dtype = self._slots.dtype("time")
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes of the graph."""
-        return self._slots.num_nodes
+        self._dtype, self.num_nodes = self._slots.dtype("time"), self._slots.num_nodes
 
     def edge_ids(self, slots: Ids) -> Ids:
         """Return the events in the given slots, int64[e]."""
@@ -90,10 +78,8 @@ class TemporalSampler:
     def sample(self, nodes: Ids, times: AnyArray, key: int) -> TemporalSubgraph:
         """Sample the past of queries nodes[i] at times[i] (int64[b], [b]); a sample depends on (key, node, time).
 
-        Raises:
-            InputError: If a query's node is invalid.
-            BudgetError: If the batch does not fit, before it is allocated.
-            StoreError: If the topology is damaged.
+        Raises InputError for an invalid node, BudgetError before a batch that does not fit is allocated, StoreError if the
+        topology is damaged.
         """
         node, time = self._check(nodes, times)
         query = np.arange(len(node))
