@@ -75,7 +75,10 @@ class LayerDrift:
 
 
 class SquaredNorms(NamedTuple):
-    """Sums over nodes, averages over draws a, b, ...: of squared norms, and what chance is reckoned by."""
+    """Sums over nodes, averages over draws a, b, ...: of squared norms, and what chance is estimated from.
+
+    A node's drift with draw c for its history is share * x - y, where x = |c|^2 + (|a|^2 + |b|^2) / 2 and y = c(a + b).
+    """
 
     error: float
     """|h - a|^2"""
@@ -86,10 +89,8 @@ class SquaredNorms(NamedTuple):
     stored: float
     """|h|^2"""
     xx: float
-    """x^2, where a node's drift with draw c for its history is share * x - y: x = |c|^2 + (|a|^2 + |b|^2) / 2"""
     xy: float
     yy: float
-    """y = c(a + b)"""
 
     @classmethod
     def of(cls, history: Tensor, draws: Sequence[Tensor]) -> "SquaredNorms":

@@ -106,22 +106,17 @@ class Pairs:
 
     def add(self, true: NDArray[np.float32], false: NDArray[np.float32]) -> None:
         """Add scores, float32[k] each, without NaN."""
-        for start in range(0, len(true), self._capacity):
-            part = slice(start, start + self._capacity)
-            self._put(np.stack([_ordered(true[part]), _ordered(false[part])]))
-
-    def _put(self, keys: Keys) -> None:
-        """Buffer keys, uint32[2, k] with k at most the buffer's length."""
-        size = keys.shape[1]
         if not self._buffer.size:
             self._buffer = np.empty((2, self._capacity), np.uint32)  # pages are allocated when written
-        taken = min(size, self._capacity - self._filled)
-        self._buffer[:, self._filled : self._filled + taken] = keys[:, :taken]
-        self._filled += taken
-        if self._filled == self._capacity:
-            self._spill()
-        if taken < size:
-            self._put(keys[:, taken:])
+        start = 0
+        while start < len(true):
+            part = slice(start, start + self._capacity - self._filled)
+            keys = np.stack([_ordered(true[part]), _ordered(false[part])])
+            start, end = start + keys.shape[1], self._filled + keys.shape[1]
+            self._buffer[:, self._filled : end] = keys
+            self._filled = end
+            if self._filled == self._capacity:
+                self._spill()
 
     def _spill(self) -> None:
         """Write the buffered keys to the file as a sorted run."""

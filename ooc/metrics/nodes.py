@@ -23,16 +23,9 @@ LOGIT_RANGE = 20.0
 
 DEFAULT_MONITOR = {"multiclass": "accuracy", "binary": "auroc", "multilabel": "auroc"}
 
-_METRICS = {
-    "accuracy": "Accuracy",
-    "precision": "Precision",
-    "recall": "Recall",
-    "f1": "F1Score",
-    "auroc": "AUROC",
-    "average_precision": "AveragePrecision",
-}
+_METRICS = {"accuracy": "Accuracy", "precision": "Precision", "recall": "Recall", "f1": "F1Score"}
+_RANKING = {"auroc": "AUROC", "average_precision": "AveragePrecision"}
 """our names of scores and torchmetrics', whose classes have the task before it"""
-_RANKING = ("auroc", "average_precision")
 _AVERAGED = ("precision", "recall", "f1")
 
 
@@ -43,9 +36,9 @@ def metric_names(task: str) -> list[str]:
     ['loss', 'accuracy', 'precision', 'recall', 'f1', 'auroc', 'average_precision']
     """
     if task == "binary":
-        return ["loss", *_METRICS]
+        return ["loss", *_METRICS, *_RANKING]
     averaged = [f"{name}_{average}" for name in _AVERAGED for average in ("macro", "micro")]
-    return ["loss", "accuracy", *averaged, "auroc", "average_precision"]
+    return ["loss", "accuracy", *averaged, *_RANKING]
 
 
 def out_channels(task: str, num_classes: int) -> int:
@@ -151,10 +144,10 @@ def _metrics(task: str, num_classes: int) -> tuple[MetricCollection, MetricColle
         options["ignore_index"] = -1  # the others drop unknown labels earlier
 
     def metric(name: str, **average: str) -> Metric:
-        return getattr(classification, task.capitalize() + _METRICS[name])(**options, **average)
+        return getattr(classification, task.capitalize() + (_METRICS | _RANKING)[name])(**options, **average)
 
     if task == "binary":
-        chosen = {name: metric(name) for name in ("accuracy", *_AVERAGED)}
+        chosen = {name: metric(name) for name in _METRICS}
         return MetricCollection(chosen), MetricCollection({name: metric(name) for name in _RANKING})
     chosen = {f"{name}_{average}": metric(name, average=average) for name in _AVERAGED for average in ("macro", "micro")}
     chosen["accuracy"] = metric("accuracy", average="micro")  # over nodes, or over single labels

@@ -50,7 +50,7 @@ def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, AnyArray]:
     """Return the arrays of item 0 of a PyG data set: x, y, edge_index, edge_weight, masks ([N] or [N, S]) and num_nodes.
 
     `name` is a class of torch_geometric.datasets, or `package.module:Class`, also from the working directory. Raises
-    ConfigError if it does not exist or cannot be constructed, InputError if item 0 is not a Data.
+    ConfigError if it does not exist or cannot be constructed, InputError if item 0 is no Data with edges.
     """
     from torch_geometric.data import Data
 
@@ -72,11 +72,6 @@ def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, AnyArray]:
         ) from error
     if not isinstance(data, Data):
         raise InputError(f"item 0 of {name} is a {type(data).__name__}: it must be a Data with one graph")
-    return arrays_of(data, name)
-
-
-def arrays_of(data: Any, name: str) -> dict[str, AnyArray]:
-    """Return the arrays of a PyG Data that an ingest uses. Raises InputError if it has no edge_index."""
     if data.edge_index is None:
         raise InputError(f"{name} has no edge_index: it cannot be ingested as a graph")
     arrays = {part: data[part].numpy(force=True) for part in _PARTS if data.get(part) is not None}

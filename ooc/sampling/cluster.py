@@ -82,9 +82,6 @@ def cut(
     has all their in-edges, and the outside sources follow in ascending order: num_nodes (n, h). `indptr` is int64[n+1] and
     edges are in slot order. They are read from `edges`, PIECE_SLOTS at a time, or from the graph's arrays. Raises BudgetError
     if the subgraph with `row_bytes` of features per node exceeds `max_bytes`, StoreError if the topology is damaged.
-
-    >>> found = cut(graph, ranges_of(graph.parts, np.array([0, 3])), halo=True).subgraph
-    >>> found.node[found.source]  # int64[e]: the source of every edge
     """
     own = np.ascontiguousarray(ranges, np.int64)
     assert (own[:, 0] <= own[:, 1]).all(), "a range ends before it starts"
@@ -138,20 +135,8 @@ class _Cutting:
             values = self._read(self._edges.indices, begin, end)
             start = self._size
             where = (self._first, self._end, self._base, index)
-            node, self._size = _take(
-                self._indptr,
-                values,
-                begin,
-                node,
-                last,
-                where,
-                self._halo,
-                self._seen,
-                self._source,
-                self._slot,
-                start,
-                self._out,
-            )
+            out = self._seen, self._source, self._slot, start, self._out
+            node, self._size = _take(self._indptr, values, begin, node, last, where, self._halo, *out)
             if node == _DAMAGED:
                 raise StoreError(
                     f"slot {self._size} or one near it holds no valid node id, or indptr decreases: "

@@ -16,6 +16,8 @@ from stores.jit import kernel
 from stores.prefetch import AHEAD, prefetch
 
 Ranks = NDArray[np.float64]
+Factors = NDArray[np.float32]
+"""of sampled edges: how many edges of the graph each stands for"""
 
 LOCAL_BITS = 40
 """a table entry is (node id, stamp << LOCAL_BITS | local id); entries with another stamp are empty"""
@@ -164,15 +166,7 @@ def push(rank: Ranks, slot: Ids, start: int, size: int, value: float, item: int)
 
 @kernel
 def draw_keys(
-    weight: AnyArray,
-    stream: np.uint64,
-    first: int,
-    last: int,
-    count: int,
-    rank: Ranks,
-    slot: Ids,
-    at: int,
-    stands_for: NDArray[np.float32],
+    weight: AnyArray, stream: np.uint64, first: int, last: int, count: int, rank: Ranks, slot: Ids, at: int, stands_for: Factors
 ) -> int:
     """Sample up to `count` distinct slots by weight (Efraimidis and Spirakis, 2006); returns their number.
 
@@ -203,15 +197,7 @@ def draw_keys(
 
 @kernel
 def draw_cumulative(
-    weight: AnyArray,
-    stream: np.uint64,
-    first: int,
-    last: int,
-    count: int,
-    rank: Ranks,
-    slot: Ids,
-    at: int,
-    stands_for: NDArray[np.float32],
+    weight: AnyArray, stream: np.uint64, first: int, last: int, count: int, rank: Ranks, slot: Ids, at: int, stands_for: Factors
 ) -> int:
     """Sample `count` slots by weight with replacement; none if the weights sum to 0.
 
@@ -249,7 +235,7 @@ def draw_weighted(
     rank: Ranks,
     slot: Ids,
     edge_indptr: Ids,
-    stands_for: NDArray[np.float32],
+    stands_for: Factors,
 ) -> int:
     """`draw_uniform` by weight (fan-out >= 0); returns -1, or the first slot whose weight is invalid or missing.
 

@@ -46,9 +46,6 @@ class RandomNegatives:
     """Uniform nodes of first..last-1, excluding an event's own destination and, given their `birth` times [N], unborn nodes.
 
     Raises ConfigError if the range has fewer than two nodes or `ratio` (negatives per event) is below 1.
-
-    >>> RandomNegatives(0, ds.num_nodes).draw(block, past, key(seed, Purpose.NEGATIVE, epoch)).shape
-    (200, 1)
     """
 
     def __init__(self, first: int, last: int, ratio: int = 1, birth: AnyArray | None = None) -> None:
@@ -60,7 +57,6 @@ class RandomNegatives:
         self.birth = np.empty(0, np.int64) if birth is None else birth
 
     def draw(self, block: EventBlock, past: Ids, key: int) -> Ids:
-        """See `Negatives`."""
         out = np.empty((len(block), self.ratio), np.int64)
         _random(block.first, block.dst, block.time, self.birth, self.first, self.last, np.uint64(key & (2**64 - 1)), out)
         return out
@@ -72,8 +68,6 @@ class HistoricalNegatives:
     A few past events of the source are sampled and the first with another destination is used; failing that, one of the
     `LATEST` latest. `slots` index an undirected store, `source` are the sources of all events. `drawn` and `random` count the
     negatives so far and the random ones among them.
-
-    >>> HistoricalNegatives(TemporalIndex(ds.graph), ds.events.rows("src"), RandomNegatives(0, ds.num_nodes))
     """
 
     def __init__(self, slots: TemporalIndex, source: Rows, otherwise: RandomNegatives) -> None:
@@ -81,7 +75,6 @@ class HistoricalNegatives:
         self.drawn = self.random = 0
 
     def draw(self, block: EventBlock, past: Ids, key: int) -> Ids:
-        """See `Negatives`."""
         out = self.otherwise.draw(block, past, key).reshape(-1)
         stream = np.uint64(~key & (2**64 - 1))
         first, count = self._slots.before("edge_id", block.src.astype(np.int64), past)
@@ -120,17 +113,9 @@ class HistoricalNegatives:
         some = many[inverse] > 0
         position = pending[some]
         at, attempt = np.empty(len(position), np.int64), np.full(len(position), _DRAWS)
-        begin = np.cumsum(many) - many
-        _drawn(
-            block.first,
-            position // self.ratio,
-            position % self.ratio,
-            attempt,
-            stream,
-            begin[inverse[some]],
-            many[inverse[some]],
-            at,
-        )
+        begin, which = np.cumsum(many) - many, inverse[some]
+        column = position % self.ratio
+        _drawn(block.first, position // self.ratio, column, attempt, stream, begin[which], many[which], at)
         out[position] = node[other][at]
         return len(position)
 
@@ -187,8 +172,6 @@ def negatives_of(dataset: Dataset, how: str, ratio: int, destinations: Sequence[
 
     `destinations` are the first and last node for random negatives, () for all. Raises ConfigError if they are out of range, or
     for historical negatives of a directed store.
-
-    >>> negatives_of(ds, "historical", ratio=1)
     """
     nodes = dataset.num_nodes
     first, last = destinations or (0, nodes - 1)

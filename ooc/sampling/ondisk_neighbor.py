@@ -43,9 +43,6 @@ def read_together(arrays: Sequence[Rows], requests: Sequence[Ids], at_once: int 
 
     If the union cannot be read, each request is read by itself and failing ones return their exception. Needs 16 bytes per id,
     the values, and 72 bytes for each of at most `at_once` ids.
-
-    >>> edge_id = open_zarr_rows("papers.ooc", "graph/edge_id")
-    >>> read_together([edge_id], [subgraph.slot for subgraph in window]).values
     """
     flat = np.concatenate([np.empty(0, np.int64), *requests])
     try:

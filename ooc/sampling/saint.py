@@ -17,6 +17,8 @@ from stores.graph import Graph
 from stores.jit import kernel
 
 Kind = Literal["walk", "node", "edge"]
+Place = tuple[Ids, int, int]
+"""where positions of each node's in-edges start, the first position to visit, and its node"""
 DAMAGED = "a slot holds no valid node id, or indptr decreases: the store is damaged; run `ooc verify` on it"
 
 
@@ -111,19 +113,9 @@ class _Inducing:
         _slots(self._indptr, self._node, self._start, self._row, begin, slot)
         values = np.empty(len(slot), self._edges.indices.dtype)
         self.nbytes += self._edges.indices.read(slot, values)
-        place = self._start, begin, self._row
-        self._row, self._size = _keep(
-            values,
-            slot,
-            place,
-            len(self._indptr) - 1,
-            self._seen,
-            self._before,
-            self._source,
-            self._slot,
-            self._size,
-            self._out,
-        )
+        place, out = (self._start, begin, self._row), (self._source, self._slot, self._size, self._out)
+        num_nodes = len(self._indptr) - 1
+        self._row, self._size = _keep(values, slot, place, num_nodes, self._seen, self._before, *out)
         if self._row < 0:
             raise StoreError(DAMAGED)
         self._check(self._size)
@@ -144,11 +136,7 @@ class _Inducing:
 
 
 class SaintSampler(NamedTuple):
-    """Samples one subgraph per key; for `max_bytes` and `row_bytes` see `induce`.
-
-    >>> SaintSampler(graph, Draw("walk", 2000, length=2)).draw(key).subgraph.num_nodes
-    (5824,)
-    """
+    """Samples one subgraph per key; for `max_bytes` and `row_bytes` see `induce`."""
 
     graph: Graph
     how: Draw
@@ -232,7 +220,7 @@ def _slots(indptr: Ids, node: Ids, start: Ids, row: int, begin: int, slot: Ids) 
 def _keep(
     values: AnyArray,
     slot: Ids,
-    place: tuple[Ids, int, int],
+    place: Place,
     num_nodes: int,
     seen: Words,
     before: Ids,

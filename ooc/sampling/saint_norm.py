@@ -37,10 +37,7 @@ _PAGE = mmap.PAGESIZE
 
 
 class SaintCounts:
-    """In how many of `samples` subgraphs each node (uint32[N], in memory) and each slot (uint16, saturating) occurred.
-
-    >>> counts = count(sampler, folder, seed, coverage, about)
-    """
+    """In how many of `samples` subgraphs each node (uint32[N], in memory) and each slot (uint16, saturating) occurred."""
 
     def __init__(self, samples: int, nodes: NDArray[np.uint32], edges: Rows, about: dict[str, Any]) -> None:
         self.samples, self.nodes, self.edges, self.about = samples, nodes, edges, about

@@ -13,17 +13,8 @@ from stores.errors import ConfigError, InputError
 from stores.events import Events
 from stores.manifest import TimeUnit
 
-NANOSECONDS: dict[str, int] = {
-    "ns": 1,
-    "us": 10**3,
-    "ms": 10**6,
-    "s": 10**9,
-    "m": 60 * 10**9,
-    "min": 60 * 10**9,
-    "h": 3600 * 10**9,
-    "d": 86_400 * 10**9,
-    "w": 604_800 * 10**9,
-}
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+NANOSECONDS: dict[str, int] = {"ns": 1, "us": 10**3, "ms": 10**6, **{unit: n * 10**9 for unit, n in _SECONDS.items()}}
 SPLITS = ("train", "val", "test")
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 
@@ -103,12 +94,9 @@ class TimeWindows:
                 yield TimeWindow(number, first, last, begin, end)
                 number += 1
             else:
-                number = max(number + 1, self._holding(events, last))
-
-    def _holding(self, events: Events, event: int) -> int:
-        """A window before which none contains `event` or a later one; skips long gaps."""
-        time = events.time(event) if event < len(events) else events.span[1]
-        return int((time - self.start - self.length) // self.stride) - 1
+                time = events.time(last) if last < len(events) else events.span[1]
+                reached = int((time - self.start - self.length) // self.stride) - 1  # no window before it contains the event
+                number = max(number + 1, reached)
 
 
 @dataclass(frozen=True)
@@ -120,13 +108,11 @@ class CountWindows:
 
     def of(self, events: Events, empty: bool = False) -> Iterator[TimeWindow]:
         """Yield the windows in order; none is empty."""
-        count, number = len(events), 0
-        while number * self.stride < count:
-            first = number * self.stride
+        count = len(events)
+        for number, first in enumerate(range(0, count, self.stride)):
             yield TimeWindow(number, first, min(first + self.length, count), None, None)
             if first + self.length >= count:
                 return
-            number += 1
 
 
 def windows(
@@ -156,7 +142,7 @@ def chronological(events: Events, val: float = 0.15, test: float = 0.15) -> dict
     """Return (first, last) event of "train", "val" and "test": the last `test` share, the `val` share before it, and the rest.
 
     Events of equal time are in one split, that of the time at the quantile (PyG's `TemporalData.train_val_test_split`). Raises
-    ConfigError if nothing is left to train on.
+    ConfigError for invalid shares.
 
     >>> chronological(ds.events)["train"]
     (0, 41884)

@@ -217,8 +217,6 @@ class OwnModel(nn.Module):
     receives those it declares of in_channels (of batch.x; 0 without it), edge_channels (of all columns), columns,
     hidden_channels, out_channels (the same), num_layers (hops), num_neighbors, time_dim, heads, dropout and seconds (per unit
     of time). Raises ConfigError if forward does not accept a batch or returns another shape.
-
-    >>> OwnModel("mine.nets:Net", {"in_channels": 16, "hidden_channels": 100})
     """
 
     def __init__(
@@ -290,8 +288,6 @@ def build_event_model(
     """Build "tgn", "tgat" or "graphmixer" with its decoder.
 
     `hops` and `latest` are those sampled per query; for `ages` see `TGN`, for `raw` `EventModel`; `seconds` is per time unit.
-
-    >>> build_event_model("tgat", Sizes(0, 16, hidden=100, time=100), ("msg",), hops=2)
     """
     model: EventModel
     if name == "tgn":

@@ -28,9 +28,6 @@ class Inputs:
 
     Events are aggregated separately for sources and destinations: log(1 + count), and the mean of asinh(value) of every column
     (name -> width), which limits long tails without statistics of the future.
-
-    >>> Inputs(None, None, {"msg": 16}, identity=32, key=7).channels
-    66
     """
 
     x: Rows | None

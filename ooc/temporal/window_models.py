@@ -111,9 +111,6 @@ class Roland(WindowModel):
 
     `update` is "gru", "mlp" (of both concatenated) or "average" (H_{t-1} weighted by the share of the node's earlier edges,
     which takes one more number per node).
-
-    >>> model = Roland("sage", 16, 64, num_layers=2, update="gru")
-    >>> rows, carried = model(x, block, [torch.zeros(n, width) for width in model.widths])
     """
 
     def __init__(
@@ -234,9 +231,6 @@ def window_model(
     """Build the window model "recurrent", "roland" or "evolvegcn". Raises ConfigError for an unknown name.
 
     `conv` applies to "recurrent" and "roland", `update` to "roland".
-
-    >>> window_model("roland", 16, 64, 2, conv="gcn", update="average").widths
-    (64, 64, 1)
     """
     if num_layers < 1:
         raise ConfigError(f"num_layers={num_layers} is invalid: a model has at least one layer")

@@ -21,11 +21,7 @@ class WindowOutput(NamedTuple):
 
 
 class PairScores(nn.Module):
-    """Logits of pairs, from their rows and the product of these.
-
-    >>> PairScores(64)(rows, src, dst).shape  # int64[k] each
-    torch.Size([k])
-    """
+    """Logits of pairs, from their rows and the product of these."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -40,11 +36,7 @@ class PairScores(nn.Module):
 
 
 class WindowNet(nn.Module):
-    """`model` and a head: `links` (`PairScores`), or logits of `classes` node classes.
-
-    >>> outcome = net.outcome(forecast, carried)
-    >>> positive, negative = net.links(outcome.rows, forecast)
-    """
+    """`model` and a head: `links` (`PairScores`), or logits of `classes` node classes."""
 
     def __init__(self, model: WindowModel, channels: int, classes: int | None = None) -> None:
         super().__init__()
