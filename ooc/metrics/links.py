@@ -6,7 +6,6 @@ Machine Learning on Temporal Graphs", NeurIPS 2023.)
 """
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from stores.events import Events
 from stores.io.segments import forget
 
 HITS = (1, 3, 10)
+"""values of k for Hits@k"""
 PAIR_BYTES = 2**24
 """memory for the scores of pairs; more are spilled to a file"""
 _EVENT_BYTES, _SORTED_BYTES = 8, 40
@@ -37,7 +37,7 @@ class LinkScores:
     """Collects scores batch by batch: logits or probabilities, but not both. Scores are compared as float32.
 
     AP and ROC AUC are exact and need `max_bytes`: 8 bytes per event are buffered, and beyond half of it spilled as sorted runs
-    to an unnamed file in `folder`. Ranks need no memory. `hits` are the values of k for Hits@k.
+    to an unnamed file in `folder`. Ranks need no memory.
 
     >>> scores = LinkScores()
     >>> scores.update(positive, negative)  # float[k], float[k, r]
@@ -45,12 +45,11 @@ class LinkScores:
     0.5833
     """
 
-    def __init__(self, hits: Sequence[int] = HITS, max_bytes: int = PAIR_BYTES, folder: Path | None = None) -> None:
-        self._hits = tuple(hits)
+    def __init__(self, max_bytes: int = PAIR_BYTES, folder: Path | None = None) -> None:
         self._pairs = Pairs(max_bytes, folder)
         self._events = 0
         self._inverse = torch.zeros((), dtype=torch.float64)
-        self._within = torch.zeros(len(self._hits), dtype=torch.float64)
+        self._within = torch.zeros(len(HITS), dtype=torch.float64)
 
     def update(self, positive: Tensor, negative: Tensor) -> None:
         """Add a batch: positive [k], scores of the true destinations; negative [k] or [k, r], of their negatives.
@@ -65,7 +64,7 @@ class LinkScores:
         rank = 1 + above.double() + equal.double() / 2
         self._events += len(positive)
         self._inverse += (1 / rank).sum()
-        self._within += torch.stack([(rank <= k).sum() for k in self._hits])
+        self._within += torch.stack([(rank <= k).sum() for k in HITS])
         if negative.size(1) == 1:
             self._pairs.add(positive.numpy(), negative[:, 0].numpy())
 
@@ -76,7 +75,7 @@ class LinkScores:
         scores = dict(zip(("ap", "auroc"), self._pairs.compute(), strict=True)) if self._pairs.count else {}
         scores["mrr"] = float(self._inverse / self._events)
         within = (self._within / self._events).tolist()
-        return scores | {f"hits@{k}": share for k, share in zip(self._hits, within, strict=True)}
+        return scores | {f"hits@{k}": share for k, share in zip(HITS, within, strict=True)}
 
 
 class Pairs:

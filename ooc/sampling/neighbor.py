@@ -162,18 +162,12 @@ class SubgraphBuilder:
 class NeighborSampler:
     """Samples the in-neighborhood of seeds, hop by hop. Stateless: any number of threads may share one.
 
-    Args:
-        fanout: In-edges sampled per node and hop, the seeds' hop first; -1 takes all.
-        replace: Whether to sample with replacement, which gives nodes with in-edges exactly `fanout` of them.
-        weight: float[E] per slot or the name of such a graph column; edges are sampled with probability proportional to it, and
-            `Subgraph.stands_for` makes sums over samples unbiased. With a finite fan-out, edges of weight 0 are never sampled:
-            a sum weighted by edge weights (GCN) loses nothing, an unweighted one (GIN) lacks their terms.
-        max_bytes: Limit on the bytes of a batch: its arrays, hash table and feature rows.
-        row_bytes: Feature bytes per node.
-        expanded_bytes: Further bytes per node of all hops but the last.
-
-    Raises:
-        ConfigError: If the fan-out or the weight is invalid.
+    Per node and hop, the seeds' hop first, `fanout` in-edges are sampled; -1 takes all. With `replace`, nodes with in-edges get
+    exactly `fanout` of them. By `weight` (float[E] per slot, or the name of such a column) edges are sampled with probability
+    proportional to it, and `Subgraph.stands_for` makes sums over samples unbiased. With a finite fan-out, edges of weight 0 are
+    never sampled: a sum weighted by edge weights (GCN) loses nothing, an unweighted one (GIN) lacks their terms. `max_bytes`
+    limits a batch's arrays, hash table and features, of `row_bytes` per node, and `expanded_bytes` more per node of all hops
+    but the last. Raises ConfigError if the fan-out or the weight is invalid.
 
     >>> sampler = NeighborSampler(graph, [15, 10, 5])
     >>> subgraph = sampler.sample(np.array([4, 7]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -201,14 +195,13 @@ class NeighborSampler:
         self._indices: AnyArray = np.asarray(graph.indices)
         self.num_nodes, self.num_slots = len(self.indptr) - 1, len(self._indices)
         self.weight = None if weight is None else _weight_column(graph, weight)
+        self.weighted = weight is not None
 
     def sample(self, seeds: Ids, key: int) -> Subgraph:
         """Sample the neighborhood of `seeds` (int64[b], duplicates allowed); the sample at a node depends on (key, node).
 
-        Raises:
-            InputError: If a seed is not a node, or a weight is negative or not finite.
-            BudgetError: If the batch may exceed `max_bytes`, before it is allocated.
-            StoreError: If the topology is damaged.
+        Raises InputError if a seed is not a node, or a weight is negative or not finite; BudgetError if the batch may exceed
+        `max_bytes`, before it is allocated; StoreError if the topology is damaged.
         """
         builder = self.begin(seeds)
         table = scratch.table
@@ -224,11 +217,6 @@ class NeighborSampler:
         finally:
             table.trim()
         return builder.finish()
-
-    @property
-    def weighted(self) -> bool:
-        """Whether edges are sampled by weight."""
-        return self.weight is not None
 
     def begin(self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None) -> SubgraphBuilder:
         """Start a batch of `seeds`; for `columns` see `SubgraphBuilder`. Raises InputError if a seed is not a node."""

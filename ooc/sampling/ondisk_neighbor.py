@@ -30,12 +30,10 @@ _madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.intp,
 
 
 class FrontierRead(NamedTuple):
-    """The result of `read_together`."""
+    """For each request its rows of each array, or the exception that prevented reading them, and the bytes read from disk."""
 
     values: list[list[AnyArray] | Exception]
-    """for each request its rows of each array, or the exception that prevented reading them"""
     nbytes: int
-    """bytes read from disk"""
 
 
 def read_together(arrays: Sequence[Rows], requests: Sequence[Ids], at_once: int = AT_ONCE) -> FrontierRead:
@@ -220,9 +218,6 @@ class _Batch:
         self.error, self.need = error, None
         del self.builder
 
-    def finish(self) -> Subgraph | Exception:
-        return self.builder.finish() if self.error is None else self.error
-
 
 class OnDiskFrontier:
     """Samples batches together while the graph's edges stay on disk. Stateless: any number of threads may share one.
@@ -282,7 +277,7 @@ class OnDiskFrontier:
                 nbytes += reading.nbytes
         finally:
             scratch.table.trim()
-        return FrontierBatches([batch.finish() for batch in batches], edges, nbytes)
+        return FrontierBatches([batch.error or batch.builder.finish() for batch in batches], edges, nbytes)
 
     def _fitting(self, batches: list[_Batch], hop: int) -> list[_Batch]:
         """The first batches that fit while hop `hop` is sampled; the others free their memory."""

@@ -17,8 +17,6 @@ from stores.graph import Graph
 from stores.jit import kernel
 
 Kind = Literal["walk", "node", "edge"]
-Place = tuple[Ids, int, int]
-"""where positions of each node's in-edges start, the first position to visit, and its node"""
 DAMAGED = "a slot holds no valid node id, or indptr decreases: the store is damaged; run `ooc verify` on it"
 
 
@@ -220,7 +218,7 @@ def _slots(indptr: Ids, node: Ids, start: Ids, row: int, begin: int, slot: Ids) 
 def _keep(
     values: AnyArray,
     slot: Ids,
-    place: Place,
+    place: tuple[Ids, int, int],
     num_nodes: int,
     seen: Words,
     before: Ids,

@@ -33,7 +33,7 @@ from stores.jit import kernel
 ABOUT, NODES, EDGES = "counts.json", "nodes.npy", "edges.bin"
 MAPPED_BYTES = 64 * 2**20
 """limit on mapped edge counts while counting; larger counts are read by plan during training"""
-_PAGE = mmap.PAGESIZE
+_PAGE, _THREADS = mmap.PAGESIZE, 2
 
 
 class SaintCounts:
@@ -77,7 +77,7 @@ class SaintCounts:
 _MOST = np.iinfo(np.uint16).max
 
 
-def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about: dict[str, Any], threads: int = 2) -> int:
+def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about: dict[str, Any]) -> int:
     """Sample subgraphs until they have `coverage` times N nodes in total, and publish the counts in `folder` atomically.
 
     Needs 4 bytes per node, MAPPED_BYTES of edge counts and a few subgraphs. `about` identifies what was counted and is stored
@@ -93,8 +93,8 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
         edges = np.memmap(partial / EDGES, np.uint16, "r+")
         nodes, samples, remaining = np.zeros(graph.num_nodes, np.uint32), 0, coverage * graph.num_nodes
         touched = nbytes = 0
-        with ThreadPoolExecutor(threads, "ooc-saint") as pool:
-            for subgraph, read_bytes in ahead(pool, partial(_draw, sampler, seed), itertools.count(), threads):
+        with ThreadPoolExecutor(_THREADS, "ooc-saint") as pool:
+            for subgraph, read_bytes in ahead(pool, partial(_draw, sampler, seed), itertools.count(), _THREADS):
                 nbytes += read_bytes
                 _add(subgraph.node, subgraph.slot, nodes, edges)
                 samples, remaining = samples + 1, remaining - len(subgraph.node)

@@ -40,6 +40,8 @@ class TemporalIndex:
         self._graph = graph
         self._mapped = {"indices": np.asarray(graph.indices), **{name: np.asarray(c) for name, c in graph.columns.items()}}
         self._rows = dict(rows or {})
+        self.mapped = not self._rows
+        """whether no column is read by plan"""
         self._cold = True
         self._lock = threading.Lock()
 
@@ -53,14 +55,6 @@ class TemporalIndex:
             if stay not in indexes:  # loaders with different budgets use different indexes
                 indexes[stay] = cls(data.graph, None if stay else {name: data.edge_rows(name) for name in columns})
             return indexes[stay]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._mapped
-
-    @property
-    def mapped(self) -> bool:
-        """Whether no column is read by plan."""
-        return not self._rows
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """dtype of a column."""
@@ -77,7 +71,7 @@ class TemporalIndex:
 
     def edge_ids(self, slot: Ids) -> Ids:
         """Return the edge ids in these slots, int64[k]; the slots themselves if the graph has no edge ids."""
-        return self.values("edge_id", slot).astype(np.int64) if "edge_id" in self else slot
+        return self.values("edge_id", slot).astype(np.int64) if "edge_id" in self._mapped else slot
 
     def before(self, name: str, node: Ids, bound: AnyArray) -> tuple[Ids, Ids]:
         """Return the first slot of each node (int64[k]) and how many of its slots have a value below bound[i], int64[k] each.

@@ -185,12 +185,12 @@ class GraphMixer(EventModel):
     If nodes have features, it adds the node's own and the mean of those at the other ends of the events.
     """
 
-    def __init__(self, sizes: Sizes, columns: tuple[str, ...], latest: int, layers: int = 2, dropout: float = 0.1) -> None:
+    def __init__(self, sizes: Sizes, columns: tuple[str, ...], latest: int, dropout: float = 0.1) -> None:
         super().__init__(columns)
         self.latest = latest
         self.time_enc = TimeEncoder(sizes.time, learned=False)
         self.links = nn.Linear(sizes.msg + sizes.time, sizes.hidden)
-        self.mixers = nn.Sequential(*(Mixer(latest, sizes.hidden, dropout) for _ in range(layers)))
+        self.mixers = nn.Sequential(*(Mixer(latest, sizes.hidden, dropout) for _ in range(2)))
         self.norm = nn.LayerNorm(sizes.hidden)
         self.out = nn.Linear(sizes.hidden + sizes.features, sizes.hidden)
 
@@ -295,7 +295,7 @@ def build_event_model(
     elif name == "tgat":
         model = TGAT(sizes, columns, hops, heads, dropout)
     else:
-        model = GraphMixer(sizes, columns, latest, dropout=dropout)
+        model = GraphMixer(sizes, columns, latest, dropout)
     model.raw = raw
     for each in model.modules():
         if isinstance(each, TimeEncoder):
