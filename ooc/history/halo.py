@@ -35,9 +35,6 @@ def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
     """Widths of the rows between two layers.
 
     Raises ConfigError for a model whose forward is its own: nothing can act between its layers.
-
-    >>> widths_of(build_model("sage", 128, 256, 32, num_layers=3), 128, weighted=False)
-    [256, 256]
     """
     layers = getattr(model, "layers", None)
     if not isinstance(layers, nn.ModuleList) or (kind_of(model) != "layers" and not hasattr(model, "encoder")):

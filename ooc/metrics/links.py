@@ -38,11 +38,6 @@ class LinkScores:
 
     AP and ROC AUC are exact and need `max_bytes`: 8 bytes per event are buffered, and beyond half of it spilled as sorted runs
     to an unnamed file in `folder`. Ranks need no memory.
-
-    >>> scores = LinkScores()
-    >>> scores.update(positive, negative)  # float[k], float[k, r]
-    >>> scores.compute()["mrr"]
-    0.5833
     """
 
     def __init__(self, max_bytes: int = PAIR_BYTES, folder: Path | None = None) -> None:
@@ -83,11 +78,6 @@ class Pairs:
 
     Scores are stored as integers of the same order. Their sorted runs are merged from the highest score on, as many at a time
     as fit the memory; of a score with more occurrences than fit, counts suffice.
-
-    >>> pairs = Pairs(2**24, None)
-    >>> pairs.add(np.float32([0.9, 0.3]), np.float32([0.1, 0.3]))
-    >>> pairs.compute()  # (average precision, area under the ROC curve)
-    (0.8333, 0.875)
     """
 
     def __init__(self, max_bytes: int, folder: Path | None) -> None:

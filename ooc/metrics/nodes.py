@@ -55,9 +55,6 @@ class Loss:
     """The training loss of a task on known labels: cross entropy, or binary cross entropy on logits.
 
     `class_weights` (float32[C] or None) are those of the classes, or of the positives of each label (binary: one number).
-
-    >>> float(Loss("multiclass")(torch.zeros(4, 2), torch.tensor([0, 1, 1, -1])))
-    0.6931471824645996
     """
 
     def __init__(self, task: str, class_weights: Tensor | None = None, label_smoothing: float = 0.0) -> None:
@@ -158,11 +155,6 @@ class BinnedRanking:
     """AUROC and average precision per class from histograms of log-odds, int64[2, C, BINS], for any number of seeds.
 
     Scores in one bin count as tied, so a value is off by at most the share of pairs in a common bin.
-
-    >>> ranking = BinnedRanking(1)
-    >>> ranking.update(torch.tensor([[0.9], [0.2]]), torch.tensor([[True], [False]]), torch.ones(2, 1, dtype=torch.bool))
-    >>> ranking.compute()["auroc"]
-    tensor([1.], dtype=torch.float64)
     """
 
     def __init__(self, channels: int, device: torch.device | str = "cpu") -> None:
@@ -194,11 +186,6 @@ class Scores:
 
     AUROC and average precision are means over the classes (labels) with both positives and negatives. `count` is the number of
     seeds to come, which decides whether ranking metrics are exact or binned (see EXACT_SCORES).
-
-    >>> scores = Scores("binary", 2, count=2)
-    >>> scores.update(torch.tensor([[2.0], [-1.0]]), torch.tensor([1, 0]))
-    >>> scores.compute()["auroc"]
-    1.0
     """
 
     def __init__(self, task: str, num_classes: int, count: int, device: torch.device | str = "cpu") -> None:

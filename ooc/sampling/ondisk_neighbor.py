@@ -228,10 +228,6 @@ class OnDiskFrontier:
     `sampler` and its `max_bytes` apply to each batch, `max_bytes` to one call, including the subgraphs. `indices` (int32|int64
     Rows [E]) and `columns`, further Rows [E] to read for the sampled edges (`Subgraph.columns`), are read `at_once` ids at a
     time. Raises ConfigError if they do not belong to the sampler's graph.
-
-    >>> frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), {"edge_id": ds.edge_rows("edge_id")}, max_bytes=200_000_000)
-    >>> found = frontier.sample([seeds_of_step_0, seeds_of_step_1], [key_0, key_1])
-    >>> found.batches[0].num_nodes
     """
 
     def __init__(

@@ -76,10 +76,9 @@ def sample_nodes(graph: Graph, draw: Draw, key: int, indices: Rows) -> tuple[Ids
 def induce(
     graph: Graph, node: Ids, edges: Edges | None = None, max_bytes: int | None = None, row_bytes: int = 0
 ) -> InducedSubgraph:
-    """Return the subgraph of `node` (int64[n], ascending, distinct) with every edge between them; see
-    `ooc.sampling.cluster.cut`.
+    """Return the subgraph of `node` (int64[n], ascending, distinct) with every edge between them, as `cluster.cut` does.
 
-    Reads all their in-edges, PIECE_SLOTS at a time, with memory for one piece and N/4 bytes. Raises as `cut` does.
+    Reads all their in-edges, PIECE_SLOTS at a time, with memory for one piece and N/4 bytes.
     """
     work = _Inducing(graph, node, edges or edges_of(graph), (max_bytes, row_bytes))
     for begin in range(0, work.num_in_edges, PIECE_SLOTS):

@@ -143,13 +143,12 @@ class Normalisation:
         """Return the counts. Raises StoreError if they are damaged, BudgetError if a subgraph does not fit."""
         with self._lock:
             if self._counts is None:
-                if (self.folder / ABOUT).exists():
-                    self._counts = SaintCounts.open(self.folder, self.engine)
-                    if self._counts.about != self.about:
-                        raise StoreError(f"{self.folder} has the counts of another sampler, seed or store: delete it")
-                else:
+                if not (self.folder / ABOUT).exists():
                     self.read(count(self.sampler, self.folder, self.seed, self.coverage, self.about))
-                    self._counts = SaintCounts.open(self.folder, self.engine)
+                counts = SaintCounts.open(self.folder, self.engine)
+                if counts.about != self.about:
+                    raise StoreError(f"{self.folder} has the counts of another sampler, seed or store: delete it")
+                self._counts = counts
             return self._counts
 
     def close(self) -> None:

@@ -27,10 +27,6 @@ class TemporalIndex:
     """The columns of a graph's slots: "indices" and those of `graph.columns`. Any number of threads may share one.
 
     Columns in `rows` are read through them, the others from the graph's arrays. indptr stays memory-mapped.
-
-    >>> slots = TemporalIndex.of(ds, max_warm=10**9)
-    >>> first, past = slots.before("time", nodes, times)
-    >>> slots.values("edge_id", first[past > 0])
     """
 
     def __init__(self, graph: Graph, rows: Mapping[str, Rows] | None = None) -> None:

@@ -28,8 +28,7 @@ from ooc.sampling.time_windows import chronological, prefix, windows
 from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork
 from ooc.temporal.window_inputs import Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
-from ooc.temporal.window_net import WindowNet, WindowOutput, carried, hand_on
-from ooc.temporal.window_task import edgebank, parts, split_steps, task_of
+from ooc.temporal.window_task import WindowNet, WindowOutput, carried, edgebank, hand_on, parts, split_steps, task_of
 from ooc.training.build import make_optimizer, model_bytes
 from ooc.training.mode import Scores
 from ooc.training.temporal_mode import TimeMode, link_loss

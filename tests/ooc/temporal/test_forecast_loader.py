@@ -21,7 +21,7 @@ from ooc.sampling.time_windows import windows
 from ooc.temporal.forecast_loader import ForecastLoader, ForecastWork, window_pairs
 from ooc.temporal.window_inputs import Inputs
 from ooc.temporal.window_models import window_model
-from ooc.temporal.window_net import WindowNet, carried, hand_on
+from ooc.temporal.window_task import WindowNet, carried, hand_on
 from stores.errors import BudgetError
 from tests.ooc.temporal_stores import Edges
 from tests.waiting import no_threads
