@@ -29,13 +29,6 @@ class Sizes(NamedTuple):
     memory: int = 0
 
 
-class UpdatedMemory(NamedTuple):
-    """Memory rows [n, d] and times [n] of a batch's nodes after their last events."""
-
-    memory: Tensor
-    time: Tensor
-
-
 class TimeEncoder(nn.Module):
     """cos(t w + b) for times [n]: [n, width]. w is initialized with periods from 1 to 10^9, as GraphMixer's fixed ones.
 
@@ -68,11 +61,11 @@ class MemoryCell(nn.Module):
         self.time_enc = TimeEncoder(time)
         self.gru = nn.GRUCell(2 * width + msg + time, width)
 
-    def forward(self, memory_rows: BatchMemory) -> UpdatedMemory:
+    def forward(self, memory_rows: BatchMemory) -> Tensor:
         encoded = self.time_enc(memory_rows.time - memory_rows.updated)
         message = torch.cat([memory_rows.memory, memory_rows.other, memory_rows.msg, encoded], dim=1)
-        memory = self.gru(message * memory_rows.known[:, None], memory_rows.memory)
-        return UpdatedMemory(memory, memory_rows.time)
+        memory: Tensor = self.gru(message * memory_rows.known[:, None], memory_rows.memory)
+        return memory
 
 
 class EventModel(nn.Module):
@@ -118,17 +111,17 @@ class TGN(EventModel):
             widths, sizes.hidden // heads, heads=heads, dropout=dropout, edge_dim=sizes.msg + (1 + ages) * sizes.time
         )
 
-    def forward(self, batch: Any, memory_rows: BatchMemory | None) -> tuple[Tensor, UpdatedMemory | None]:
+    def forward(self, batch: Any, memory_rows: BatchMemory | None) -> tuple[Tensor, Tensor | None]:
         assert memory_rows is not None, "TGN needs the node memory"
         updated = self.memory(memory_rows._replace(msg=self.transform(memory_rows.msg)))
-        rows = updated.memory if "x" not in batch else torch.cat([updated.memory, batch.x.to(updated.memory.dtype)], dim=1)
+        rows = updated if "x" not in batch else torch.cat([updated, batch.x.to(updated.dtype)], dim=1)
         (source, target), count = batch.edge_index, batch.num_sampled_nodes[0]
         node, asking, time = batch.entry[source], batch.entry[:count], batch.entry_t
-        past = self.memory.time_enc(updated.time[node] - time[source])
+        past = self.memory.time_enc(memory_rows.time[node] - time[source])
         edges, queries = [past, *self.event_columns(batch, past.dtype)], rows[asking]
         if self.ages is not None:
             edges.append(self.ages(time[target] - time[source]))
-            queries = torch.cat([queries, self.ages(time[:count] - updated.time[asking])], dim=1)
+            queries = torch.cat([queries, self.ages(time[:count] - memory_rows.time[asking])], dim=1)
         out = self.conv((rows, queries), torch.stack([node, target]), torch.cat(edges, dim=1))
         return out[batch.query], updated
 
@@ -146,7 +139,7 @@ class TGAT(EventModel):
             for _ in range(layers)
         )
 
-    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
+    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, Tensor | None]:
         edges = self.event_rows(batch, self.time_enc)
         if self.encoder is None:
             assert self.start is not None
@@ -194,7 +187,7 @@ class GraphMixer(EventModel):
         self.norm = nn.LayerNorm(sizes.hidden)
         self.out = nn.Linear(sizes.hidden + sizes.features, sizes.hidden)
 
-    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
+    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, Tensor | None]:
         source, target = batch.edge_index
         queries = batch.num_sampled_nodes[0]
         links = self.links(self.event_rows(batch, self.time_enc))
@@ -231,7 +224,7 @@ class OwnModel(nn.Module):
         except TypeError:
             raise ConfigError(f"model {name}.forward{parameters} cannot be called: for events, use forward(batch)") from None
 
-    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, UpdatedMemory | None]:
+    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, Tensor | None]:
         rows, expected = self.model(batch), (len(batch.query), self.width)
         shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
         if shape != expected:
@@ -265,7 +258,7 @@ class LinkModel(nn.Module):
         super().__init__()
         self.model, self.decoder = model, LinkPredictor(width)
 
-    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, Tensor, UpdatedMemory | None]:
+    def forward(self, batch: Any, memory_rows: BatchMemory | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return logits [k] of the batch's events and [k, r] of their negatives, and the nodes' new memory."""
         rows, updated = self.model(batch, memory_rows)
         positive, negative = self.decoder(rows, len(batch.src))

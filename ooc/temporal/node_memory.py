@@ -76,7 +76,7 @@ class NodeMemory:
     >>> memory = NodeMemory.create("run/memory", ds, 100, columns=["msg"], max_bytes=2**28)
     >>> batch.memory_request = memory.ahead(batch)                     # for each batch in order, ahead of training
     >>> rows = memory.pull(batch, torch.device("cpu"))         # at the batch's turn
-    >>> memory.push(batch, new_rows, rows.time)
+    >>> memory.push(batch, new_rows)
     """
 
     def __init__(self, data: Dataset, history: History, columns: tuple[str, ...], origin: Any = None) -> None:
@@ -147,11 +147,11 @@ class NodeMemory:
         memory = BatchMemory(rows[own], at[own] + self.origin, rows[other], time, known, msg)
         return BatchMemory(*(tensor.to(device) for tensor in memory))
 
-    def push(self, batch: Any, memory: Tensor, updated: Tensor) -> None:
-        """Store the new rows [n, d] and times [n] of those of the batch's nodes that have events in it."""
+    def push(self, batch: Any, memory: Tensor) -> None:
+        """Store the new rows [n, d] of those of the batch's nodes that have events in it, with the times of their last events."""
         request: MemoryRequest = batch.memory_request
         rows = memory.detach().cpu().numpy()[request.at]
-        at = (updated.detach().cpu().numpy()[request.at] - self.origin).astype(self._events.dtype)
+        at = (request.time[request.at] - self.origin).astype(self._events.dtype)
         rows = rows.astype(self.history.rows[0].dtype, copy=False)
         self.history.push(request.fetched.step, request.write, [pack_time(rows, at)])
 

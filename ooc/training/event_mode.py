@@ -152,7 +152,7 @@ class EventMode(TimeMode):
         rows = None if self.memory is None else self.memory.pull(batch, self.device)
         positive, negative, updated = self.model(batch, rows)
         if self.memory is not None:
-            self.memory.push(batch, *updated)
+            self.memory.push(batch, updated)
         return positive, negative
 
     def score(self, split: str) -> Scores | None:

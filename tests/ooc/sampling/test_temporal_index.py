@@ -80,7 +80,7 @@ def batches(store: Path, folder: Path, read: bool, patch: pytest.MonkeyPatch) ->
         for batch in loader:
             wanted = batch.memory_request
             loader.memory.pull(batch, torch.device("cpu"))
-            loader.memory.push(batch, torch.ones(len(batch.n_id), 4), torch.from_numpy(wanted.time))
+            loader.memory.push(batch, torch.ones(len(batch.n_id), 4))
             parts = {name: getattr(wanted, name) for name in ("own", "other", "time", "known", "write", "at")}
             tensors = {name: value for name, value in batch.to_dict().items() if isinstance(value, torch.Tensor)}
             found.append({**parts, **wanted.columns, **{f"batch {name}": value.numpy() for name, value in tensors.items()}})

@@ -87,7 +87,7 @@ def test_a_batch_counts_all_that_its_nodes_bring(tmp_path: Path) -> None:
         arrays = [wanted.own, wanted.other, wanted.time, wanted.known, *wanted.columns.values(), wanted.write, wanted.at]
         taken = sum(each.nbytes for each in [*arrays, held.memory, held.updated, held.other, held.time, held.msg])
         assert taken <= loader._work.beside * len(batch.n_id)
-        memory.push(batch, held.memory, held.time)
+        memory.push(batch, held.memory)
     memory.history.close()
     ds.close()
 
@@ -124,7 +124,7 @@ def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
             for name, parameter in [*reference.memory.named_parameters(), *reference.conv.named_parameters()]:
                 key = next(each for each in ours if each.endswith(name))
                 torch.testing.assert_close(ours[key], parameter.grad, rtol=1e-7, atol=1e-7)
-            memory.push(batch, *updated)
+            memory.push(batch, updated)
             for module in (model.model, theirs):  # frequencies that jump would make rounding errors large
                 nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             mine.step()
