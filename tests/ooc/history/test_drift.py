@@ -147,7 +147,7 @@ def test_a_sample_is_halved_until_it_fits(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refresh", [None, "auto"])
-def test_a_drift_that_cannot_be_measured_is_told(
+def test_a_drift_that_cannot_be_measured_is_reported(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refresh: Any
 ) -> None:
     def refuse(*_: Any) -> Any:
@@ -155,9 +155,9 @@ def test_a_drift_that_cannot_be_measured_is_told(
 
     class Noting(LineWatcher):
         def note(self, text: str) -> None:
-            told.append(text)
+            reported.append(text)
 
-    told: list[str] = []
+    reported: list[str] = []
     monkeypatch.setattr(drift.NeighborSampler, "need", refuse)
     config = configure(store, tmp_path / "run", refresh=refresh)
     if refresh == "auto":
@@ -165,4 +165,4 @@ def test_a_drift_that_cannot_be_measured_is_told(
             train(config)
     else:
         train(config, watcher=Noting())
-        assert sum("drift is not measured: too little" in text for text in told) == 1
+        assert sum("drift is not measured: too little" in text for text in reported) == 1

@@ -19,7 +19,7 @@ from ooc.history.history import History
 from ooc.history.refresh import Refresher
 from ooc.layerwise import pass_plan as layerplan
 from ooc.layerwise import scans as node_scans
-from ooc.layerwise import shape as sweepshape
+from ooc.layerwise import shape as layerwise_shape
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.models.builders import full_blocks
 from ooc.models.contexts import evaluating
@@ -151,8 +151,8 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"ooc.{module}.LayerwisePass", partial(LayerwisePass, room=1500))
     for changed in (layerplan, node_scans):
         monkeypatch.setattr(changed, "CHUNK_ROWS", 16)
-    monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
-    monkeypatch.setattr(sweepshape, "PIECE_BYTES", 1)
+    monkeypatch.setattr(layerwise_shape, "_LEAST_PIECE_ROWS", 32)
+    monkeypatch.setattr(layerwise_shape, "PIECE_BYTES", 1)
 
 
 @pytest.mark.parametrize("evaluate", ["sampled", "layerwise"])
@@ -194,7 +194,7 @@ def test_a_refresh_goes_on_where_it_was_killed(
 def test_a_refresh_is_final_before_scores(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate: str, room: str
 ) -> None:
-    """Killed while it scores, a run does not refresh anew; scores by sweeps are of the refresh's own."""
+    """Killed while it scores, a run does not refresh anew; scores by passes are of the refresh's own."""
     if room == "disk":
         on_disk(monkeypatch)
     settings, whole, validate = {**REFRESHED, "evaluate": evaluate}, LayerwisePass.run, HistoryMode.evaluate
@@ -221,13 +221,13 @@ def test_a_refresh_is_final_before_scores(
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
 
 
-def test_histories_leave_their_memory_to_a_sweep(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hot rows go, pushes that the lag holds back are counted; and what the sweep kept in memory goes before an epoch."""
+def test_histories_free_their_memory_for_a_pass(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hot rows are freed, pushes that wait for the lag are counted, and the memory of a pass is freed before an epoch."""
     whole, forward = LayerwisePass.run, Halo.forward
-    swept, trained = [], []
+    in_passes, trained = [], []
 
-    def sweeping(self: LayerwisePass, *arguments: Any, **options: Any) -> Any:
-        swept.append(histories[0]._hot)
+    def running(self: LayerwisePass, *arguments: Any, **options: Any) -> Any:
+        in_passes.append(histories[0]._hot)
         return whole(self, *arguments, **options)
 
     def training(self: Halo, *arguments: Any) -> Any:
@@ -237,15 +237,15 @@ def test_histories_leave_their_memory_to_a_sweep(store: Path, tmp_path: Path, mo
         return forward(self, *arguments)
 
     histories: list[History] = []
-    monkeypatch.setattr(LayerwisePass, "run", sweeping)
+    monkeypatch.setattr(LayerwisePass, "run", running)
     monkeypatch.setattr(Halo, "forward", training)
     settings: dict[str, Any] = {"evaluate": "layerwise", "history_lag": 1, "epochs": 3}
     train(configure(store, tmp_path / "run", **settings))
     assert len(trained) == 9
     assert trained[:3] == [None] * 3
     assert None not in trained[3:], "read anew after the scores"
-    assert swept == [None] * len(swept)
-    assert len(swept) >= 3
+    assert in_passes == [None] * len(in_passes)
+    assert len(in_passes) >= 3
     with (
         open_run(configure(store, tmp_path / "a", **settings), False, Watchers([])) as lagging,
         open_run(configure(store, tmp_path / "b", **{**settings, "history_lag": 0}), False, Watchers([])) as run,
@@ -263,7 +263,7 @@ def test_histories_leave_their_memory_to_a_sweep(store: Path, tmp_path: Path, mo
         assert not files._rows
 
 
-def test_a_run_without_its_histories_is_told_what_to_do(store: Path, tmp_path: Path) -> None:
+def test_an_error_says_what_to_do_without_histories(store: Path, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         train(configure(store, tmp_path / "run"), watcher=KillAt(4))
     (tmp_path / "run/history").rename(tmp_path / "elsewhere")

@@ -124,7 +124,7 @@ def test_what_was_not_committed_is_gone_after_a_crash(tmp_path: Path) -> None:
     history.end_epoch()
     history.close()
     again = History.open(tmp_path / "h", 2, state, lag=1, max_bytes=10**6, engine="pread")
-    for step in (3, 4):  # the pushes that the lag held back came with the checkpoint
+    for step in (3, 4):  # the pushes that waited for the lag came with the checkpoint
         rows = again.pull(again.fetch(step, np.arange(N)))
         assert rows[0][:25].tolist() == [[step - 2.0] * 4] * 25
         assert not rows[0][25:].any()
@@ -195,7 +195,7 @@ def test_hot_rows_are_those_asked_for_most_and_need_no_reading(tmp_path: Path) -
     history.close()
 
 
-def test_numbers_that_float16_cannot_hold_are_told(tmp_path: Path) -> None:
+def test_numbers_too_large_for_float16_are_reported(tmp_path: Path) -> None:
     history = History.create(tmp_path / "h", N, WIDTHS, "float16", lag=0, max_bytes=10**6, engine="pread")
     with pytest.raises(OocError, match="use --history-dtype float32"):
         history.push(0, nodes_of({0}), [np.full((10, width), 1e5, np.float32) for width in WIDTHS])
@@ -241,11 +241,11 @@ def test_pushes_wait_for_the_disk_beyond_their_bytes(tmp_path: Path, monkeypatch
     history = History.create(tmp_path / "h", N, WIDTHS, "float32", lag=0, max_bytes=3 * nbytes, engine="pread")
     gate, real, most = threading.Event(), History._write, []
 
-    def held(self: History, push: Any) -> None:
+    def blocked(self: History, push: Any) -> None:
         gate.wait(10)
         real(self, push)
 
-    monkeypatch.setattr(History, "_write", held)
+    monkeypatch.setattr(History, "_write", blocked)
 
     def push_all() -> None:
         for step in range(8):

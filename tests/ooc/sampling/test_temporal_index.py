@@ -45,8 +45,8 @@ def test_slots_below_a_bound(events: Any, asked: Any, leaf: int, name: str, monk
         assert past.tolist() == [int(((dst == v) & (number < t)).sum()) for v, t in asked]
         every = np.arange(len(events))[::-1]
         for column in ("indices", "time", "edge_id"):
-            held = graph.indices if column == "indices" else graph.columns[column]
-            assert each.values(column, every).tolist() == held[every].tolist()
+            column_values = graph.indices if column == "indices" else graph.columns[column]
+            assert each.values(column, every).tolist() == column_values[every].tolist()
         assert each.edge_ids(every).dtype == np.int64
 
 

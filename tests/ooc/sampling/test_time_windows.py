@@ -13,8 +13,8 @@ from stores.errors import ConfigError
 LAWS = settings(max_examples=300, deadline=None, derandomize=True)
 
 
-class Held:
-    """Events in memory: all that windows ask of them."""
+class EventTimes:
+    """Times in memory, with the part of `Events` that windows use."""
 
     unit: Any = "s"
 
@@ -46,7 +46,7 @@ FRACTIONS = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_s
 @LAWS
 @given(times=st.one_of(WHOLE, FRACTIONS), length=st.integers(1, 5000), data=st.data())
 def test_tumbling_windows_hold_every_event_once(times: list[Any], length: int, data: Any) -> None:
-    events = Held(times)
+    events = EventTimes(times)
     stride = length if events.whole else length * data.draw(st.floats(0.01, 1))
     if (events.span[1] - events.span[0]) / stride > 1e5:
         return  # every window is looked at below
@@ -64,7 +64,7 @@ def test_tumbling_windows_hold_every_event_once(times: list[Any], length: int, d
 @given(times=st.lists(st.integers(0, 300), min_size=1, max_size=40), length=st.integers(1, 60), stride=st.integers(1, 60))
 def test_sliding_windows_are_their_definition(times: list[int], length: int, stride: int) -> None:
     """Every window up to the first that holds the last event; those without events have a number too."""
-    events = Held(times)
+    events = EventTimes(times)
     start, last = events.span
     wanted, number = [], 0
     while True:
@@ -81,7 +81,7 @@ def test_sliding_windows_are_their_definition(times: list[int], length: int, str
 
 
 def test_a_gap_of_years_is_not_walked_through() -> None:
-    events = Held([0, 1, 10**15, 10**15 + 1])
+    events = EventTimes([0, 1, 10**15, 10**15 + 1])
     assert [window[:3] for window in windows(events, 1).of(events)] == [
         (0, 0, 1), (1, 1, 2), (10**15, 2, 3), (10**15 + 1, 3, 4),
     ]  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_gap_of_years_is_not_walked_through() -> None:
 @LAWS
 @given(count=st.integers(1, 50), length=st.integers(1, 20), stride=st.integers(1, 20))
 def test_windows_of_so_many_events(count: int, length: int, stride: int) -> None:
-    events = Held(np.arange(count))
+    events = EventTimes(np.arange(count))
     found = [(window.first, window.last) for window in windows(events, length, stride, "count").of(events)]
     wanted = [(first, min(first + length, count)) for first in range(0, count, stride)]
     while len(wanted) > 1 and wanted[-2][1] == count:
@@ -124,7 +124,7 @@ def test_what_is_no_duration(value: Any, message: str) -> None:
 
 
 def test_settings_that_make_no_windows() -> None:
-    events = Held([1, 2, 3])
+    events = EventTimes([1, 2, 3])
     for settings_, message in (
         (("7d", None, "count"), "positive integers"),
         ((5, None, "day"), "by time or by count"),

@@ -121,10 +121,10 @@ def test_forecasts_are_the_events_behind_each_window(
             assert wanted >= set(range(each.present, len(each.node)))
             np.testing.assert_array_equal(each.y, edges.y[each.node[: each.present]])
         if stride is None or window == 64:
-            told = np.concatenate([np.arange(ahead.first, ahead.last) for ahead in every])
+            targets = np.concatenate([np.arange(ahead.first, ahead.last) for ahead in every])
             ends = [ahead.window.last for ahead in every] + [edges.count]
             later = [np.arange(a, b)[edges.time[a:b] > edges.time[a - 1]] for a, b in pairwise(ends)]
-            np.testing.assert_array_equal(told, np.concatenate(later))
+            np.testing.assert_array_equal(targets, np.concatenate(later))
 
 
 def test_inputs_are_features_identity_and_what_a_node_did(store: Path, edges: Edges) -> None:

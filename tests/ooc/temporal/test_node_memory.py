@@ -83,11 +83,11 @@ def test_a_batch_counts_all_that_its_nodes_bring(tmp_path: Path) -> None:
     memory = loader.memory = NodeMemory.create(tmp_path / "memory", ds, WIDTH, columns=("msg", "more"), max_bytes=10**6)
     for batch in loader:
         wanted = batch.memory_request
-        held = memory.pull(batch, CPU)
+        pulled = memory.pull(batch, CPU)
         arrays = [wanted.own, wanted.other, wanted.time, wanted.known, *wanted.columns.values(), wanted.write, wanted.at]
-        taken = sum(each.nbytes for each in [*arrays, held.memory, held.updated, held.other, held.time, held.msg])
+        taken = sum(each.nbytes for each in [*arrays, pulled.memory, pulled.updated, pulled.other, pulled.time, pulled.msg])
         assert taken <= loader._work.beside * len(batch.n_id)
-        memory.push(batch, held.memory)
+        memory.push(batch, pulled.memory)
     memory.history.close()
     ds.close()
 
@@ -111,8 +111,8 @@ def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
         reference.memory.reset_state()
         reference.neighbors.reset_state()
         for batch in loader:
-            held = memory.pull(batch, CPU)
-            found, updated = model.model(batch, held)
+            pulled = memory.pull(batch, CPU)
+            found, updated = model.model(batch, pulled)
             wanted = reference.rows(batch)
             torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-7)
             for rows, module, optimizer in ((found, model.model, mine), (wanted, theirs, other)):
@@ -131,8 +131,8 @@ def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
             other.step()
             reference.memory.detach()
         memory.end_pass()
-        held = memory.history.pull(memory.history.fetch(memory.history.next_step, np.arange(NODES)))[0]
-        rows, at = unpack_time(held, np.dtype(np.int64))
+        pulled = memory.history.pull(memory.history.fetch(memory.history.next_step, np.arange(NODES)))[0]
+        rows, at = unpack_time(pulled, np.dtype(np.int64))
         torch.testing.assert_close(torch.from_numpy(rows), reference.memory.memory, rtol=1e-7, atol=1e-7)
         np.testing.assert_array_equal(at, reference.memory.last_update)
         assert epoch or at.any()
@@ -145,9 +145,9 @@ def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("time", [np.array([0, -1, 2**62, -(2**63)]), np.array([0.5, -1e300, np.inf, 1e-310])])
 def test_times_go_along_with_rows_bit_by_bit(dtype: str, time: np.ndarray) -> None:
     rows = np.arange(4 * 7).reshape(4, 7).astype(dtype)
-    held = pack_time(rows, time)
-    assert held.dtype == rows.dtype
-    again, times = unpack_time(held, time.dtype)
+    pulled = pack_time(rows, time)
+    assert pulled.dtype == rows.dtype
+    again, times = unpack_time(pulled, time.dtype)
     np.testing.assert_array_equal(again, rows)
     assert times.dtype == time.dtype
     assert times.tobytes() == time.tobytes()
