@@ -277,15 +277,12 @@ class OnDiskFrontier:
 
     def _fitting(self, batches: list[_Batch], hop: int) -> list[_Batch]:
         """The first batches that fit while hop `hop` is sampled; the others free their memory."""
-        for batch in batches:
-            if batch.error is None:
-                batch.plan(hop)
-        if self.max_bytes is None:
-            return batches
         needs: list[HopBound] = []
         itemsize, columns = self.indices.dtype.itemsize, [rows.dtype.itemsize for rows in self.columns.values()]
         for k, batch in enumerate(batches):
-            if batch.need is not None:
+            if batch.error is None:
+                batch.plan(hop)
+            if batch.need is not None and self.max_bytes is not None:
                 needs.append(batch.need)
                 need = frontier_bytes(needs, itemsize, self.at_once, self.sampler.weighted, columns)
                 if need > self.max_bytes and len(needs) > 1:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.prefetch import ahead
-from ooc.sampling.cluster import InducedSubgraph
 from ooc.sampling.saint import SaintSampler
 from stores.arrays.rows import ArrayRows, Ids, Rows
 from stores.arrays.segment_rows import SegmentRows
@@ -93,8 +92,9 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
         edges = np.memmap(partial / EDGES, np.uint16, "r+")
         nodes, samples, remaining = np.zeros(graph.num_nodes, np.uint32), 0, coverage * graph.num_nodes
         touched = nbytes = 0
+        keys = (key(seed, Purpose.NORMALISE, step=step) for step in itertools.count())
         with ThreadPoolExecutor(_THREADS, "ooc-saint") as pool:
-            for subgraph, read_bytes in ahead(pool, partial(_draw, sampler, seed), itertools.count(), _THREADS):
+            for subgraph, read_bytes in ahead(pool, sampler.draw, keys, _THREADS):
                 nbytes += read_bytes
                 _add(subgraph.node, subgraph.slot, nodes, edges)
                 samples, remaining = samples + 1, remaining - len(subgraph.node)
@@ -110,10 +110,6 @@ def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about
     write_file(partial / ABOUT, json.dumps({"samples": samples, "slots": graph.num_edges, "about": about}).encode())
     publish(partial, folder)
     return nbytes
-
-
-def _draw(sampler: SaintSampler, seed: int, step: int) -> InducedSubgraph:
-    return sampler.draw(key(seed, Purpose.NORMALISE, step=step))
 
 
 @kernel

@@ -148,7 +148,7 @@ class NodeMemory:
         return BatchMemory(*(tensor.to(device) for tensor in memory))
 
     def push(self, batch: Any, memory: Tensor) -> None:
-        """Store the new rows [n, d] of those of the batch's nodes that have events in it, and the times of their last events."""
+        """Store the new rows [n, d] of those of the batch's nodes that have events in it, and their last events' times."""
         request: MemoryRequest = batch.memory_request
         rows = memory.detach().cpu().numpy()[request.at]
         at = (request.time[request.at] - self.origin).astype(self._events.dtype)

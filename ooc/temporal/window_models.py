@@ -119,7 +119,8 @@ class Roland(WindowModel):
         super().__init__()
         self.layers = _layers(conv, in_channels, channels, num_layers, dropout)
         self.update = update
-        self.updates = nn.ModuleList(_updating(update, channels) for _ in range(num_layers))
+        kinds = {"gru": lambda: nn.GRUCell(channels, channels), "mlp": lambda: _Mixed(channels), "average": nn.Identity}
+        self.updates = nn.ModuleList(kinds[update]() for _ in range(num_layers))
         self.widths = (channels,) * num_layers + ((1,) if update == "average" else ())
 
     def forward(self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> WindowRows:
@@ -132,12 +133,6 @@ class Roland(WindowModel):
             x = share * old + (1 - share) * x if self.update == "average" else update(x, old)
             now.append(x)
         return x, [*now, before + new] if self.update == "average" else now
-
-
-def _updating(update: Update, channels: int) -> nn.Module:
-    if update == "gru":
-        return nn.GRUCell(channels, channels)
-    return _Mixed(channels) if update == "mlp" else nn.Identity()
 
 
 class _Mixed(nn.Module):
