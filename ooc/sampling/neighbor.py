@@ -70,8 +70,8 @@ def bytes_bound(num_nodes: int, num_edges: int, num_expanded: int, row_bytes: in
     return arrays + 24 * table_capacity(num_nodes) + row_bytes * num_nodes
 
 
-class Table:
-    """A thread's hash table from node id to local id; see `kernels.relabel` for its layout."""
+class Table(threading.local):
+    """A hash table from node id to local id, one for each thread that uses it; see `kernels.relabel` for its layout."""
 
     def __init__(self) -> None:
         self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
@@ -99,14 +99,8 @@ class Table:
             self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
 
 
-class ThreadTables(threading.local):
-    """One table per sampling thread, shared by its samplers."""
-
-    def __init__(self) -> None:
-        self.table = Table()
-
-
-scratch = ThreadTables()
+scratch = Table()
+"""the table of each sampling thread, shared by its samplers"""
 
 
 def _grown(array: NDArray[T], size: int, length: int) -> NDArray[T]:
@@ -204,18 +198,17 @@ class NeighborSampler:
         `max_bytes`, before it is allocated; StoreError if the topology is damaged.
         """
         builder = self.begin(seeds)
-        table = scratch.table
         try:
-            table.refill(len(seeds), builder.node, len(seeds))
+            scratch.refill(len(seeds), builder.node, len(seeds))
             for hop in range(len(self.fanout)):
                 self.draw(builder, hop, key, self.need(builder, hop))
                 first, last = builder.drawn
                 damaged = kernels.gather(self._indices, builder.slot, first, last, self.num_nodes, builder.source)
                 if damaged >= 0:
                     raise damaged_slot(damaged)
-                self.number(builder, table)
+                self.number(builder)
         finally:
-            table.trim()
+            scratch.trim()
         return builder.finish()
 
     def begin(self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None) -> SubgraphBuilder:
@@ -258,11 +251,11 @@ class NeighborSampler:
         if bad >= 0:
             raise InputError(f"the weight of slot {bad} is {self.weight[bad]}; sampling needs finite weights of at least 0")
 
-    def number(self, builder: SubgraphBuilder, table: Table) -> None:
-        """Step 3 of a hop: replace `builder.source` by local ids; new nodes form the next hop. `table` has the nodes so far."""
+    def number(self, builder: SubgraphBuilder) -> None:
+        """Step 3 of a hop: replace `builder.source` by local ids; new nodes form the next hop. `scratch` has the nodes so far."""
         stop, (first, last) = sum(builder.num_nodes), builder.drawn
-        table.reserve(min(stop + last - first, len(builder.node)), builder.node, stop)
-        size = kernels.relabel(table.entries, table.stamp, builder.source, first, last, builder.node, stop)
+        scratch.reserve(min(stop + last - first, len(builder.node)), builder.node, stop)
+        size = kernels.relabel(scratch.entries, scratch.stamp, builder.source, first, last, builder.node, stop)
         builder.num_nodes.append(int(size) - stop)
         builder.num_edges.append(last - first)
 

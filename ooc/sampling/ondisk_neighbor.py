@@ -209,9 +209,8 @@ class _Batch:
         for column, read in zip(builder.columns.values(), values[1:], strict=True):
             column[first:last] = read
         size = sum(builder.num_nodes)
-        table = scratch.table
-        table.refill(min(size + last - first, len(builder.node)), builder.node, size)
-        self.sampler.number(builder, table)
+        scratch.refill(min(size + last - first, len(builder.node)), builder.node, size)
+        self.sampler.number(builder)
 
     def fail(self, error: Exception) -> None:
         """Record the error; the other batches continue."""
@@ -272,7 +271,7 @@ class OnDiskFrontier:
                     batch.number(values)
                 nbytes += reading.nbytes
         finally:
-            scratch.table.trim()
+            scratch.trim()
         return FrontierBatches([batch.error or batch.builder.finish() for batch in batches], edges, nbytes)
 
     def _fitting(self, batches: list[_Batch], hop: int) -> list[_Batch]:
