@@ -252,7 +252,7 @@ class NeighborSampler:
             raise InputError(f"the weight of slot {bad} is {self.weight[bad]}; sampling needs finite weights of at least 0")
 
     def number(self, builder: SubgraphBuilder) -> None:
-        """Step 3 of a hop: replace `builder.source` by local ids; new nodes form the next hop. `scratch` has the nodes so far."""
+        """Step 3 of a hop: replace `builder.source` by local ids; new nodes form the next hop. `scratch` has those so far."""
         stop, (first, last) = sum(builder.num_nodes), builder.drawn
         scratch.reserve(min(stop + last - first, len(builder.node)), builder.node, stop)
         size = kernels.relabel(scratch.entries, scratch.stamp, builder.source, first, last, builder.node, stop)
