@@ -143,6 +143,7 @@ def _metrics(task: str, num_classes: int) -> tuple[MetricCollection, MetricColle
     def metric(name: str, **average: str) -> Metric:
         return getattr(classification, task.capitalize() + (_METRICS | _RANKING)[name])(**options, **average)
 
+    chosen: dict[str, Metric | MetricCollection]
     if task == "binary":
         chosen = {name: metric(name) for name in _METRICS}
         return MetricCollection(chosen), MetricCollection({name: metric(name) for name in _RANKING})

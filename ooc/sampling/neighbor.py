@@ -146,8 +146,8 @@ class SubgraphBuilder:
     def finish(self) -> Subgraph:
         """Return the subgraph; its arrays are truncated in place."""
         self.node.resize(sum(self.num_nodes), refcheck=False)
-        stands_for = [] if self.stands_for is None else [self.stands_for]
-        for array in (self.source, self.slot, *stands_for, *self.columns.values()):
+        arrays: list[AnyArray] = [self.source, self.slot, *self.columns.values()]
+        for array in arrays if self.stands_for is None else [*arrays, self.stands_for]:
             array.resize(sum(self.num_edges), refcheck=False)
         num_nodes, num_edges = tuple(self.num_nodes), tuple(self.num_edges)
         return Subgraph(self.node, self.indptr, self.source, self.slot, num_nodes, num_edges, self.stands_for, self.columns)

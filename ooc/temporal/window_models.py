@@ -5,7 +5,7 @@ Recurrent: a GNN followed by a GRU between its rows and each node's previous one
 al., AAAI 2020): the weights, not the nodes, carry state, updated by a GRU. The first two use any of our convolutions.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
@@ -119,8 +119,12 @@ class Roland(WindowModel):
         super().__init__()
         self.layers = _layers(conv, in_channels, channels, num_layers, dropout)
         self.update = update
-        kinds = {"gru": lambda: nn.GRUCell(channels, channels), "mlp": lambda: _Mixed(channels), "average": nn.Identity}
-        self.updates = nn.ModuleList(kinds[update]() for _ in range(num_layers))
+        made: dict[str, Callable[[], nn.Module]] = {
+            "gru": lambda: nn.GRUCell(channels, channels),
+            "mlp": lambda: _Mixed(channels),
+            "average": nn.Identity,
+        }
+        self.updates = nn.ModuleList(made[update]() for _ in range(num_layers))
         self.widths = (channels,) * num_layers + ((1,) if update == "average" else ())
 
     def forward(self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> WindowRows:
