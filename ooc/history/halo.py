@@ -129,7 +129,7 @@ def open_halo(
         state = None if step < int(state["step"]) else {**state, "step": step, "pending": []}
     if state is not None and not path.is_dir():
         raise StoreError(
-            f"{path} is missing: without its histories the run cannot go on; put the path back, or start another run with "
+            f"{path} is missing: without its histories the run cannot go on; put the folder back, or start another run with "
             "another --out"
         )
     settings["max_bytes"] = loader.kept_bytes
