@@ -14,10 +14,9 @@ Ints = NDArray[np.int64]
 
 def own_block(graph: Graph, first: int, stop: int, device: torch.device) -> Block:
     """Destinations first:stop without edges, with what the whole graph says of them: beside the sums of all their neighbors."""
-    count = stop - first
-    indptr = np.zeros(count + 1, np.int64)
-    edges = np.empty((2, 0), np.int64), np.empty(0, np.float32)
-    return _block(graph, np.arange(first, stop), count, edges, indptr, device)
+    edge_index, indptr = np.empty((2, 0), np.int64), np.zeros(stop - first + 1, np.int64)
+    weight = None if graph.weight_sum is None else np.empty(0, np.float32)
+    return graph_block(graph, np.arange(first, stop), stop - first, edge_index, indptr, weight, device)
 
 
 def gathered_block(
@@ -32,24 +31,32 @@ def gathered_block(
     indptr = np.asarray(graph.indptr[first : stop + 1]) - graph.indptr[first]
     edge_index = np.stack([local, np.repeat(np.arange(count), np.diff(indptr))])
     node = np.concatenate([np.arange(first, stop), others])
-    held = np.empty(0, np.float32) if weight is None else weight
-    return node, _block(graph, node, count, (edge_index, held), indptr, device)
+    return node, graph_block(graph, node, count, edge_index, indptr, weight, device)
 
 
-def _block(graph: Graph, node: Ints, num_dst: int, edges: tuple[Any, Any], indptr: Ints, device: torch.device) -> Block:
+def graph_block(
+    graph: Graph,
+    node: Ints,
+    num_dst: int,
+    edge_index: Any,
+    indptr: Ints,
+    weight: NDArray[np.float32] | None,
+    device: torch.device | None = None,
+) -> Block:
+    """The block of these edges (int64[2, e], local ids), with what the whole graph says of its nodes (int64[n])."""
+
     def tensor(array: Any) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-    weighted = graph.weight_sum is not None
     loop = graph.last_loop_weight(node)
     return Block(
-        tensor(edges[0]),
+        edge_index if isinstance(edge_index, torch.Tensor) else tensor(edge_index),
         tensor(indptr),
         len(node),
         num_dst,
         tensor(graph.degree(node)),
         tensor(graph.loops(node)) if len(graph.self_loops) else None,
-        tensor(edges[1]) if weighted else None,
-        tensor(np.asarray(graph.weight_sum[node], np.float32)) if graph.weight_sum is not None else None,
+        None if weight is None else tensor(weight),
+        None if graph.weight_sum is None else tensor(np.asarray(graph.weight_sum[node], np.float32)),
         None if loop is None else tensor(loop),
     )

@@ -17,7 +17,7 @@ from ooc.graph.blocks import Block
 from ooc.history.history import Growth, History, open_history
 from ooc.history.rows import HistoryCounts
 from ooc.layerwise.shape import probe_widths
-from ooc.loading.part_loader import PartLoader
+from ooc.loading.subgraph_loaders import PartLoader
 from ooc.models.contexts import evaluating
 from ooc.models.layers import run_model
 from ooc.models.user_models import kind_of

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from ooc.runtime.user_warnings import warn_user
 from stores.arrays.members import Members
+from stores.arrays.rows import Ids
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
 from stores.graph import Graph
-
-Ids = NDArray[np.int64]
 
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "num_workers": (0,),
@@ -54,13 +53,8 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function so that it still takes arguments by their old names, with a DeprecationWarning.
-
-    Args:
-        names: Old name -> new name.
-
-    Raises:
-        ConfigError: When called with both names of one argument.
+    """Decorate a function so that it still takes arguments by their old names (old name -> new name), with a
+    DeprecationWarning, and raises ConfigError when called with both names of one.
 
     >>> @renamed(world="world_size")
     ... def share(world_size): ...
@@ -84,7 +78,7 @@ def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader: str = "NeighborLoader") -> None:
     """Warn of arguments that change nothing here; raise ConfigError for one that is unknown or asks for something else.
 
-    own: the loader's named arguments, to suggest where a name is misspelt; loader: its name.
+    own: the loader's named arguments, to suggest where a name is misspelt.
     """
     idle = []
     for name, value in arguments.items():
@@ -97,8 +91,7 @@ def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader
         elif not any(value is allowed or _same(value, allowed) for allowed in _REFUSED[name][0]):
             raise ConfigError(f"{loader} cannot take {name}={value!r}: {_REFUSED[name][1]}; leave it out")
     if idle:
-        text = f"{', '.join(idle)} changes nothing: threads do the work, there are no worker processes"
-        warn_user(text)
+        warn_user(f"{', '.join(idle)} changes nothing: threads do the work, there are no worker processes")
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -1,12 +1,12 @@
 """What all loaders share: epochs of batches from a cursor on, through a pipeline of threads, to a device."""
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
 from ooc.loading.read_strategy import ReadStrategy
-from ooc.loading.sample_stage import Order, ReadCounts
+from ooc.loading.stages import Order, ReadCounts
 from ooc.runtime.clock import Clock, Span
 from ooc.runtime.keyed_random import Cursor, steps_of
 from ooc.runtime.memory import keep_large_blocks, return_freed
@@ -23,12 +23,7 @@ PREFETCH = 8
 class Loader:
     """What all loaders have: a device that batches are moved to, a bound on what is made in advance, and clocks of its stages.
 
-    Each `iter` is an `Epoch` of (what stands behind a batch, the batch).
-
-    Args:
-        in_flight: Bytes of the batches between the source and the consumer.
-        device: Where batches are moved.
-        prefetch: Batches made in advance.
+    in_flight: bytes of the batches between the source and the consumer; prefetch: batches made in advance.
     """
 
     def __init__(self, in_flight: int, device: torch.device | str | None, prefetch: int) -> None:
@@ -43,13 +38,6 @@ class Loader:
         batches = Pipeline(source, stages, self._in_flight, self.prefetch, self._clocks)
         return batches if self.device is None or self.device.type == "cpu" else on_device(batches, self.device)
 
-    def _took(self, epoch: int, behind: int) -> None:
-        """The consumer has taken a batch."""
-        raise NotImplementedError
-
-    def _ended(self, epoch: int) -> None:
-        """There are no more batches."""
-
     def times(self) -> dict[str, dict[str, float]]:
         """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
         return {name: clock.sums() for name, clock in self._clocks.items()}
@@ -59,32 +47,87 @@ class Loader:
         return {name: list(clock.spans) for name, clock in self._clocks.items()}
 
 
-class BatchLoader(Loader):
+class EpochLoader(Loader):
+    """Iterates over epochs, each from a cursor on, which counts steps, events or windows."""
+
+    unit: ClassVar[str] = "step"
+    """what a cursor's `step` is called in `state_dict`"""
+
+    def _start_at(self, cursor: Cursor) -> None:
+        """The next `iter` begins there."""
+        self._start = self._cursor = cursor
+
+    @property
+    def _begin(self) -> int:
+        """Where epochs begin."""
+        return 0
+
+    @property
+    def _end(self) -> int:
+        """Where epochs end."""
+        raise NotImplementedError
+
+    def _from(self, start: Cursor) -> Pipeline | OnDevice:
+        """(where the cursor stands behind a batch, the batch) from `start` to the end of its epoch."""
+        raise NotImplementedError
+
+    def _identity(self) -> dict[str, Any]:
+        """All that batches depend on besides the cursor."""
+        raise NotImplementedError
+
+    def __iter__(self) -> "Epoch":
+        start = self._cursor = self._start
+        self._start = Cursor(start.epoch + 1, self._begin)
+        return Epoch(self, self._from(start), start.epoch)
+
+    def _took(self, epoch: int, behind: int) -> None:
+        """The consumer has taken a batch."""
+        self._cursor = Cursor(epoch, behind)
+
+    def _ended(self, epoch: int) -> None:
+        """There are no more batches."""
+        if self._cursor == Cursor(epoch, self._end):
+            self._cursor = Cursor(epoch + 1, self._begin)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor after the batch the consumer took last, and what it is only valid with."""
+        return {"epoch": self._cursor.epoch, self.unit: self._cursor.step, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter` continues at `state`. Raises ConfigError where this loader's batches would be other ones.
+
+        >>> loader.load_state_dict({"epoch": 3, "step": 17})
+        """
+        for name, value in self._identity().items():
+            if name in state and state[name] != value:
+                raise ConfigError(f"cannot resume: {name} was {state[name]!r} and is {value!r} now; use the old value")
+        epoch, at, count = int(state["epoch"]), int(state[self.unit]), self._end - self._begin
+        if not (epoch >= 0 and self._begin <= at <= self._end):
+            raise ConfigError(f"cannot resume at epoch {epoch} {self.unit} {at}: there are {count} {self.unit}s")
+        self._start_at(Cursor(epoch, at))
+
+
+class BatchLoader(EpochLoader):
     """Iterates over the batches of a strategy's stages; each `iter` is the next epoch."""
 
     def __init__(
         self, data: Dataset, strategy: ReadStrategy, budget: MemoryPlan, device: torch.device | None, prefetch: int = PREFETCH
     ) -> None:
         super().__init__(budget.in_flight, device, prefetch)
-        self.data, self.budget, self._strategy = data, budget, strategy
+        self.data, self.budget, self.strategy = data, budget, strategy
         self._copier: Copier | None = None
-        self._start = self._cursor = Cursor(0, 0)
         self._stop: int | None = None
+        self._start_at(Cursor(0, 0))
         self.keeps_blocks: bool | None = None
         """whether freed blocks are cached while it is iterated over, see `keep_large_blocks`; None: as the process has it"""
 
     @property
-    def strategy(self) -> ReadStrategy:
-        """How its batches are sampled, read and collated (`ooc.planning.run_profile` does some of it beforehand)."""
-        return self._strategy
-
-    @property
     def _order(self) -> Order:
-        return self._strategy.stages.sample.order
+        return self.strategy.stages.sample.order
 
     @property
     def _counts(self) -> ReadCounts:
-        return self._strategy.stages.counts
+        return self.strategy.stages.counts
 
     @property
     def rows_read(self) -> int:
@@ -116,46 +159,30 @@ class BatchLoader(Loader):
         order = self._order
         return steps_of(self.num_seeds, order.batch_size, order.drop_last, order.world_size)
 
+    @property
+    def _end(self) -> int:
+        return len(self)
+
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
         if epoch != self._start.epoch:
             self._start = Cursor(epoch, 0)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The cursor after the batch the consumer took last, and what it is only valid with."""
-        return {"epoch": self._cursor.epoch, "step": self._cursor.step, **self._identity()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next `iter` continues at `state`. Raises ConfigError where this loader's batches would be other ones.
-
-        >>> loader.load_state_dict({"epoch": 3, "step": 17})
-        """
-        for name, value in self._identity().items():
-            if name in state and state[name] != value:
-                raise ConfigError(f"cannot resume: {name} was {state[name]!r} and is {value!r} now; use the old value")
-        if not (state["epoch"] >= 0 and 0 <= state["step"] <= len(self)):
-            raise ConfigError(f"cannot resume at epoch {state['epoch']} step {state['step']}: there are {len(self)} steps")
-        self._start = self._cursor = Cursor(int(state["epoch"]), int(state["step"]))
 
     def stop_before(self, step: int | None) -> None:
         """Epochs end before `step`, so that nothing is read ahead for batches nobody takes; None: whole epochs again."""
         self._stop = step
 
     def _identity(self) -> dict[str, Any]:
-        """All that batches depend on besides the cursor."""
         order = self._order
         kept = {name: getattr(order, name) for name in ("seed", "rank", "batch_size", "shuffle", "drop_last")}
         return {**kept, "world": order.world_size, "num_seeds": self.num_seeds}
 
-    def __iter__(self) -> "Epoch":
+    def _from(self, start: Cursor) -> Pipeline | OnDevice:
         if self.keeps_blocks is not None:
             keep_large_blocks(self.keeps_blocks)
         return_freed()  # of the epoch before, or of training where this one is for scores
-        start = self._cursor = self._start
-        self._start = Cursor(start.epoch + 1, 0)
         stop = len(self) if self._stop is None else min(len(self), self._stop)
-        cursors = (Cursor(start.epoch, step) for step in range(start.step, stop))
-        return Epoch(self, self._on_device(cursors), start.epoch)
+        return self._on_device(Cursor(start.epoch, step) for step in range(start.step, stop))
 
     def _on_device(self, cursors: Iterator[Cursor]) -> Pipeline | OnDevice:
         """(steps done, batch) of `cursors`, where the user wants them."""
@@ -164,7 +191,7 @@ class BatchLoader(Loader):
         if self.device.type != "cuda":
             return on_device(self._pipeline(cursors, self._clocks), self.device)
         if self._copier is None:
-            self._copier = Copier(self.device, self._strategy.stages.load.buffers, self.budget.max_batch)
+            self._copier = Copier(self.device, self.strategy.stages.load.buffers, self.budget.max_batch)
         clocks = {name: clock for name, clock in self._clocks.items() if name != CONSUMER}  # whose clock is the copies'
         batches = self._pipeline(cursors, clocks)
         self._clocks |= {name: clock for name, clock in clocks.items() if name not in (CONSUMER, *self._clocks)}
@@ -172,20 +199,13 @@ class BatchLoader(Loader):
 
     def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
         """(steps done, batch) of `cursors`, as the read strategy makes them."""
-        return self._strategy.pipeline(cursors, self.budget, self.prefetch, clocks)
-
-    def _took(self, epoch: int, behind: int) -> None:
-        self._cursor = Cursor(epoch, behind)
-
-    def _ended(self, epoch: int) -> None:
-        if self._cursor == Cursor(epoch, len(self)):
-            self._cursor = Cursor(epoch + 1, 0)
+        return self.strategy.pipeline(cursors, self.budget, self.prefetch, clocks)
 
 
 class Epoch:
     """Iterator over one epoch's batches. `close` ends its threads; so do the end, an exception, and its collection."""
 
-    def __init__(self, loader: Loader, batches: Pipeline | OnDevice, epoch: int) -> None:
+    def __init__(self, loader: EpochLoader, batches: Pipeline | OnDevice, epoch: int) -> None:
         self._loader, self._batches, self._epoch = loader, batches, epoch
 
     def __iter__(self) -> Self:

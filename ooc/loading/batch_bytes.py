@@ -1,8 +1,10 @@
 """PURE: bytes that a sampled batch takes, by itself and as a part of a shared scan."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Subgraph
@@ -24,23 +26,18 @@ _ENTRY_COPIES = 3
 
 @dataclass(frozen=True)
 class BatchBytes:
-    """What a batch takes from sampling to the model, and the most it may take.
-
-    Args:
-        max_bytes: Of one batch.
-        collator: Whose fields are counted.
-        row_bytes: Of a node's features and labels or, with `pre_aggregation`, of its two aggregates and labels.
-        pre_aggregation: What batches hold in place of their feature rows.
-        channels: Columns of a feature row.
-        model_width: Columns of a node's rows in all layers together, where each layer computes every node of a batch.
-    """
+    """What a batch takes from sampling to the model, and the most it may take."""
 
     max_bytes: int
     collator: Collator
     row_bytes: int
+    """of a node's features and labels or, with `pre_aggregation`, of its two aggregates and labels"""
     pre_aggregation: PreAggregation | None = None
+    """what batches hold in place of their feature rows"""
     channels: int = 0
+    """columns of a feature row"""
     model_width: int = 0
+    """columns of a node's rows in all layers together, where each layer computes every node of a batch"""
 
     def need(self, drawn: SampledBatch, drawing: int) -> int:
         """Bytes to compare with `max_bytes`. drawing: bytes of the batches being drawn, which have room of their own."""
@@ -107,20 +104,16 @@ class ScanSize:
 
 @dataclass(frozen=True)
 class ScanBytes:
-    """What a batch takes of a shared scan's memory.
-
-    Args:
-        max_bytes: Of one scan.
-        batch: Of its batches, which are pre-aggregated.
-        reserved_bytes: Of a scan's memory, for freed blocks that the C library keeps, and buffers of reads, but where a few
-            batches need it; see `ooc.loading.shared_scan_plan.ScanDraft`.
-        spare_bytes: Of these, the buffers of reads, which scans have beside the batches' memory, as their reads need none.
-    """
+    """What a batch takes of a shared scan's memory."""
 
     max_bytes: int
+    """of one scan"""
     batch: BatchBytes
+    """of its batches, which are pre-aggregated"""
     reserved_bytes: int = 0
+    """of a scan's memory, for freed blocks that the C library keeps, and buffers of reads, but where a few batches need it"""
     spare_bytes: int = 0
+    """of these, the buffers of reads, which scans have beside the batches' memory, as their reads need none"""
 
     def need(self, drawn: SampledBatch, drawing: int) -> int:
         """See `BatchBytes.need`: here of a scan of this batch alone."""
@@ -170,3 +163,9 @@ def row_bytes_of(ds: Dataset, collator: Collator, pre_aggregation: PreAggregatio
     if x is not None and pre_aggregation is not None:
         x_bytes = 2 * 4 * x.shape[1]
     return x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
+
+
+def narrow(array: NDArray[np.int64]) -> NDArray[Any]:
+    """As int32 where all of it fits."""
+    fits = len(array) == 0 or int(array.max()) < 2**31
+    return array.astype(np.int32) if fits else array

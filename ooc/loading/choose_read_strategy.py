@@ -1,47 +1,93 @@
 """Which read strategy a loader has: decided here and nowhere else, by where its rows are and what they become."""
 
+import torch
+
 from ooc.graph.aggregation import PreAggregation
-from ooc.loading.batch_bytes import BatchBytes, ScanBytes
-from ooc.loading.load_stage import BatchStages
+from ooc.graph.mapped_topology import Topology
+from ooc.loading.batch_bytes import BatchBytes, ScanBytes, row_bytes_of
+from ooc.loading.collate import CollateStage
 from ooc.loading.read_strategy import InMemory, ReadStrategy
 from ooc.loading.shared_scan import SharedScans
+from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for
 from ooc.loading.superbatch import Superbatches
+from ooc.runtime.memory_plan import MemoryPlan
+from ooc.sampling import NeighborSampler, OnDiskFrontier
 from stores.arrays.rows import ArrayRows, Rows
-
-
-def in_memory(x: Rows | None) -> bool:
-    """Whether there are feature rows, in memory."""
-    return isinstance(x, ArrayRows)
+from stores.arrays.zarr_rows import ShardedRows
+from stores.dataset import Dataset
+from stores.io.engines.ring import SCRATCH_BYTES as RING_BYTES
 
 
 def on_disk(x: Rows | None) -> bool:
     """Whether feature rows are read from disk."""
-    return x is not None and not in_memory(x)
+    return x is not None and not isinstance(x, ArrayRows)
 
 
-def scan_pays(rows: Rows, pool: int) -> bool:
-    """Whether to read rows on disk again for every scan; not where all of them fit into memory and stay there."""
-    return rows.shape[0] * rows.row_bytes > pool // 2
-
-
-def outgrows(x: Rows | None, pool: int) -> bool:
-    """Whether feature rows are on disk and do not fit into memory. pool: bytes for all batches."""
-    return x is not None and on_disk(x) and scan_pays(x, pool)
-
-
-def scans(x: Rows | None, pre_aggregation: PreAggregation | None, pool: int) -> bool:
-    """Whether batches' aggregates are made in shared scans of the file. pool: bytes for all batches."""
-    return pre_aggregation is not None and outgrows(x, pool)
+def scan_pays(rows: Rows, most: int) -> bool:
+    """Whether to read rows on disk again for every scan; not where all of them stay in memory, of `most` bytes."""
+    return rows.shape[0] * rows.row_bytes > most
 
 
 def choose_strategy(stages: BatchStages, memory: BatchBytes | ScanBytes, read_threads: int = 2) -> ReadStrategy:
-    """The strategy for these stages.
-
-    Args:
-        stages: Of the loader.
-        memory: Of a batch, or of a shared scan where `scans` says so.
-        read_threads: That gather rows in memory.
-    """
+    """The strategy for these stages. memory: of a batch, or of a shared scan; read_threads: that gather rows in memory."""
     if isinstance(memory, ScanBytes):
         return SharedScans(stages, memory)
     return Superbatches(stages, memory) if on_disk(stages.load.x) else InMemory(stages, memory, read_threads)
+
+
+def keeps_blocks(strategy: ReadStrategy, ds: Dataset, budget: MemoryPlan) -> bool:
+    """Whether freed blocks may be cached: not where rows fill a memory that is limited, and none is reserved for them."""
+    x = strategy.stages.load.x
+    filled = isinstance(x, ArrayRows) or (x is not None and scan_pays(x, budget.resident_rows))
+    return ds.memory is None or not filled or strategy.reserves_blocks
+
+
+def neighbor_strategy(
+    ds: Dataset,
+    order: Order,
+    collate: CollateStage,
+    sampling: tuple[list[int], bool, str | None],
+    budget: MemoryPlan,
+    device: torch.device | None,
+    pre_aggregation: PreAggregation | None,
+    split_seeds: bool,
+    threads: tuple[int, int],
+) -> ReadStrategy:
+    """The stages of sampled neighborhoods, and how their rows are read.
+
+    sampling: fan-out, replace, weight column. pre_aggregation: what batches should hold in place of feature rows, where those
+    are rows of float32. threads: that sample, and that gather rows in memory.
+    """
+    x, collator = ds.stored("x") if ds.num_features else None, collate.collator
+    if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
+        pre_aggregation = None
+    scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
+    warm = budget.topology_in_ram
+    edges_stay = on_disk(x) and ds.graph.sampled_bytes(sampling[2]) > warm
+    row_bytes = row_bytes_of(ds, collator, pre_aggregation)
+    per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
+    channels = 0 if x is None or pre_aggregation is None else x.shape[1]
+    batch = BatchBytes(budget.batch, collator, row_bytes, pre_aggregation, channels)
+    memory = _scan_bytes(ds, x, batch, budget, edges_stay) if scanning else batch
+    most = budget.drawn if scanning else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
+    sampler = NeighborSampler(ds.graph, *sampling, max_bytes=most, row_bytes=per_node, expanded_bytes=per_expanded)
+    frontier = None
+    if edges_stay:
+        columns = {name: ds.edge_rows(name) for name in collator.columns}
+        frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier)
+    mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
+    topology = Topology(ds.graph, sampling[2], mapped, warm, frontier is None, collator.columns)
+    counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds, key), 0)
+    sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds)
+    labels = None if ds.labels is None else Labels(ds.labels)
+    load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers_for(device, budget))
+    return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
+
+
+def _scan_bytes(ds: Dataset, x: Rows | None, batch: BatchBytes, budget: MemoryPlan, edges_stay: bool) -> ScanBytes:
+    """Of scans: all that batches have and, of the buffers of reads, what scans have no use for, where io_uring reads whole
+    extents straight into their pieces."""
+    straight = isinstance(x, ShardedRows) and x.engine.name == "uring" and not edges_stay
+    spare = max(0, budget.scratch - RING_BYTES) if straight else 0
+    reserved = budget.freed if ds.memory is not None else 0
+    return ScanBytes(budget.scans(spare), batch, reserved + spare, spare)

@@ -15,12 +15,12 @@ from torch_geometric.data import Data
 
 from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import Block, Subgraph, aggregated_block, blocks_of
+from ooc.graph.range_blocks import graph_block
 from ooc.loading.arguments import InputNodes
 from ooc.loading.feature_gather import Gather
 from ooc.runtime.transfer import pin
+from stores.arrays.rows import AnyArray
 from stores.graph import Graph
-
-AnyArray = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -63,31 +63,18 @@ def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor, induced: bool
 
     induced: the subgraph has all edges between its nodes, and counts as a graph of its own: degrees and weights are its own.
     """
-    node, weighted = subgraph.node, "weight" in graph.columns
-    degree, weight_sum = graph.degree(node), None if graph.weight_sum is None else np.asarray(graph.weight_sum[node])
-    weight = np.asarray(column_of(graph, subgraph, "weight"), np.float32) if weighted else None
+    weight = np.asarray(column_of(graph, subgraph, "weight"), np.float32) if "weight" in graph.columns else None
+    num_dst = len(subgraph.indptr) - 1
+    block = graph_block(graph, subgraph.node, num_dst, edge_index, subgraph.indptr, weight)
+    if subgraph.stands_for is not None:
+        block = block._replace(stands_for=torch.from_numpy(subgraph.stands_for))
     if induced:
-        degree = np.diff(subgraph.indptr)
-        if weight is not None:
-            source, target = edge_index.numpy()
-            inner = np.where(source == target, 0, weight)
-            weight_sum = np.bincount(target, inner, minlength=len(node)).astype(np.float32)
-
-    def tensor(array: AnyArray | None) -> Tensor | None:
-        return None if array is None else torch.from_numpy(array)
-
-    return Block(
-        edge_index,
-        torch.from_numpy(subgraph.indptr),
-        len(node),
-        len(subgraph.indptr) - 1,
-        torch.from_numpy(degree),
-        tensor(graph.loops(node) if len(graph.self_loops) else None),
-        tensor(weight),
-        tensor(weight_sum),
-        tensor(graph.last_loop_weight(node)),
-        tensor(subgraph.stands_for),
-    )
+        block = block._replace(degree=torch.from_numpy(np.diff(subgraph.indptr)))
+    if induced and weight is not None:
+        source, target = edge_index.numpy()
+        inner = np.bincount(target, np.where(source == target, 0, weight), minlength=len(subgraph.node))
+        block = block._replace(weight_sum=torch.from_numpy(inner.astype(np.float32)))
+    return block
 
 
 @dataclass(frozen=True)
@@ -154,14 +141,7 @@ class Collator:
 
 @dataclass(frozen=True)
 class CollateStage:
-    """LoadedBatch -> the user's batch.
-
-    Args:
-        collator: Makes the `Data`.
-        nodes: The loader's input nodes, for `input_id`.
-        transform: Called with every batch.
-        pin: Whether to copy batches into page-locked memory, for copies of the user's own.
-    """
+    """LoadedBatch -> the user's batch, through `transform`; with `pin` it is copied into page-locked memory."""
 
     collator: Collator
     nodes: InputNodes

@@ -6,75 +6,53 @@ epoch, event) alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch_geometric.data import TemporalData
 
 from ooc.graph.relabel import RelabelTable
 from ooc.loading.arguments import renamed
-from ooc.loading.base import Epoch, Loader
+from ooc.loading.base import EpochLoader
 from ooc.loading.feature_gather import Gather
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.keyed_random import Cursor, Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for
-from ooc.runtime.pipeline import Stage
+from ooc.runtime.pipeline import Pipeline, Stage
+from ooc.runtime.transfer import OnDevice
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.temporal_index import slots_of
 from ooc.sampling.temporal_neighbor import Strategy, TemporalSampler, TemporalSubgraph
 from ooc.sampling.time_windows import span_of
-from stores.arrays.rows import AnyArray, Rows
+from stores.arrays.rows import AnyArray, Ids
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from stores.events import EventBlock, Events
 
-Ids = NDArray[np.int64]
 PREFETCH = 8
 BLOCK_EVENTS, BLOCK_BYTES = 2**16, 2**23
 """read at once, of which batches are parts: so many events, or fewer where these are wide"""
-FIELDS = frozenset(
-    (
-        "src",
-        "dst",
-        "t",
-        "neg_dst",
-        "e_id",
-        "n_id",
-        "x",
-        "entry",
-        "entry_t",
-        "entry_query",
-        "query",
-        "memory_request",
-        "edge_index",
-    )
-) | {"index", "edge_id", "id", "num_nodes", "num_sampled_nodes", "num_sampled_edges"}
+FIELDS = frozenset(("src", "dst", "t", "neg_dst", "e_id", "n_id", "x", "entry", "entry_t", "entry_query", "query"))
+FIELDS |= {"memory_request", "edge_index", "edge_id", "id", "num_nodes", "num_sampled_nodes", "num_sampled_edges"}
 """of a batch, beside the events' columns; or edge_FIELD is one"""
 
 
-class Batch(NamedTuple):
-    """A batch on its way: events first, first + 1, ...; its negatives, int64[k, ratio]."""
+class SampledEvents(NamedTuple):
+    """A batch with its queries' past: sources, destinations, negatives, one behind the other, at their event's time."""
 
-    number: int
     block: EventBlock
     negative: Ids | None
-
-
-class Sampled(NamedTuple):
-    """A batch with its queries' past: sources, destinations, negatives, one behind the other, at their event's time.
-
-    node: int64[m], distinct; entry: int64[n], where each of the past's entries stands in it; query: int64[queries], each one's
-    entry.
-    """
-
-    batch: Batch
+    """int64[k, ratio]"""
     past: TemporalSubgraph
     node: Ids
+    """int64[m], distinct"""
     entry: Ids
+    """int64[n]: where each of the past's entries stands in `node`"""
     query: Ids
+    """int64[queries]: each one's entry"""
 
 
 @dataclass
@@ -86,145 +64,18 @@ class EventBytes:
     rows: int = 0
 
 
-@dataclass(frozen=True)
-class EventWork:
-    """What the pipeline's threads do. sampler: None for no past; x: node features."""
-
-    events: Events
-    columns: tuple[str, ...]
-    first: int
-    last: int
-    batch_size: int
-    whole_times: bool
-    negatives: Negatives | None
-    sampler: TemporalSampler
-    gather: Gather | None
-    x: Rows | None
-    seed: int
-    max_bytes: int
-    beside: int
-    shared: bool
-    transform: Callable[[Any], Any] | None
-    buffers: Buffers = field(default_factory=lambda: Buffers(2))
-    moved: EventBytes = field(default_factory=EventBytes)
-
-    def borders(self, start: int) -> Iterator[tuple[int, int]]:
-        """(first, last) event of every batch, from event `start` on."""
-        while start < self.last:
-            stop = min(start + self.batch_size, self.last)
-            if self.whole_times and stop < self.last:
-                stop = min(self.events.at(self.events.time(stop - 1), "right"), self.last)
-            yield start, stop
-            start = stop
-
-    def blocks(self, start: int) -> Iterator[EventBlock]:
-        """The batches' events, read some batches at a time."""
-        held: EventBlock | None = None
-        width = self.events.row_bytes(list(self.columns))
-        step = min(BLOCK_EVENTS, BLOCK_BYTES // width)
-        for first, last in self.borders(start):
-            if held is None or last > held.last:
-                if (need := (last - first) * width) > self.max_bytes:
-                    raise self._too_large(last - first, need)
-                held = self.events.read(first, min(self.last, max(last, first + step)), list(self.columns))
-                self.moved.events += held.nbytes
-            yield held.part(first, last)
-
-    def draw(self, epoch: int, block: EventBlock) -> Sampled:
-        """Negatives and the past. Raises BudgetError where that does not fit."""
-        negative = None
-        if self.negatives is not None:
-            past = self.events.before(block.time)
-            negative = self.negatives.draw(block, past, key(self.seed, Purpose.NEGATIVE, epoch))
-        nodes, times = queries(block, negative)
-        query = np.arange(len(nodes))
-        if self.shared:
-            asked = RelabelTable()
-            query = asked.add(nodes).astype(np.int64)
-            nodes = asked.nodes()
-            times = np.full(len(nodes), block.time[0])
-        found = self.sampler.sample(nodes, times, key(self.seed, Purpose.SAMPLE, epoch))
-        union = RelabelTable()
-        entry = union.add(found.node).astype(np.int64)
-        return Sampled(Batch(block.first, block, negative), found, union.nodes(), entry, query)
-
-    def nbytes(self, sampled: Sampled) -> int:
-        """Bytes of the batch from here to the model. Raises BudgetError for more than there may be."""
-        values = sum(int(np.prod(self.events.width(name), dtype=np.int64)) for name in self.columns)
-        rows = 0 if self.gather is None or self.x is None else self.gather.row_bytes(self.x.shape[1:])
-        edges, block = len(sampled.past.source), sampled.batch.block
-        need = sampled.past.nbytes + len(sampled.entry) * 24 + edges * (32 + 4 * values)
-        need += len(sampled.node) * (8 + rows + self.beside) + len(block) * (40 + 4 * values)
-        if need > self.max_bytes:
-            raise self._too_large(len(block), need)
-        return need
-
-    def _too_large(self, count: int, need: int) -> BudgetError:
-        together = " (those of one time stay together)" if count > self.batch_size else ""
-        return BudgetError(
-            f"a batch of {count:,} events{together} needs {words_for(need, self.max_bytes)}; take smaller batches, a smaller "
-            "fan-out or more memory"
-        )
-
-    def collate(self, sampled: Sampled) -> tuple[int, Any]:
-        """(the event behind it, the batch)."""
-        (_, block, negative), past, node, entry, query = sampled
-        count = len(block)
-        fields = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in block.columns.items()}
-        data = TemporalData(
-            src=torch.from_numpy(block.src.astype(np.int64)),
-            dst=torch.from_numpy(block.dst.astype(np.int64)),
-            t=torch.from_numpy(np.ascontiguousarray(block.time)),
-            **fields,
-        )
-        if negative is not None:
-            data.neg_dst = torch.from_numpy(negative[:, 0].copy() if negative.shape[1] == 1 else negative)
-        data.e_id = torch.arange(block.first, block.first + count)
-        data.n_id, data.entry = torch.from_numpy(node), torch.from_numpy(entry)
-        data.entry_t, data.query = torch.from_numpy(past.time), torch.from_numpy(query)
-        if not self.shared:
-            data.entry_query = torch.from_numpy(past.query % count)
-        target = np.repeat(np.arange(len(past.indptr) - 1), np.diff(past.indptr))
-        data.edge_index = torch.from_numpy(np.stack([past.source, target]))
-        edge_id = self.sampler.edge_ids(past.slot)
-        data.edge_id = torch.from_numpy(edge_id)
-        for name in self.columns:
-            data[f"edge_{name}"] = torch.from_numpy(self._read(name, edge_id))
-        data.num_sampled_nodes, data.num_sampled_edges = list(past.num_nodes), list(past.num_edges)
-        if self.x is not None and self.gather is not None:
-            rows, nbytes = self.gather.read(self.x, node, self.buffers)
-            data.x = self.gather.tensor(rows)
-            self.moved.gathered += nbytes
-            self.moved.rows += len(node)
-        return block.first + count, data if self.transform is None else self.transform(data)
-
-    def _read(self, name: str, edge_id: Ids) -> AnyArray:
-        """A column's values of these events."""
-        values, nbytes = Gather(self.events.encoding(name)).read(self.events.rows(name), edge_id, self.buffers)
-        self.moved.gathered += nbytes
-        return values
-
-
 def queries(block: EventBlock, negative: Ids | None) -> tuple[Ids, AnyArray]:
     """(nodes, times): sources, destinations, negatives (event by event), each at its event's time."""
     ends = [block.src.astype(np.int64), block.dst.astype(np.int64)]
-    times = [block.time, block.time]
-    if negative is not None:
-        for column in negative.T:
-            ends.append(column)
-            times.append(block.time)
-    return np.concatenate(ends), np.concatenate(times)
+    ends += [] if negative is None else list(negative.T)
+    return np.concatenate(ends), np.concatenate([block.time] * len(ends))
 
 
-class TemporalLoader(Loader):
+class TemporalLoader(EpochLoader):
     """What loaders of a store's events share: a plan of the memory, and the columns and features of a batch.
 
-    Args:
-        data: A store with times.
-        columns: Of the events to read, None for all.
-        label: The column that holds labels, which comes last and is no field of a batch.
-        fields: Names that no column may have.
-        features: Whether batches have x.
+    label: the column that holds labels, which is read last and is no field of a batch; fields: names that no column may have;
+    features: whether batches have x.
     """
 
     def __init__(
@@ -235,6 +86,7 @@ class TemporalLoader(Loader):
         *,
         features: bool,
         prefetch: int,
+        transform: Callable[[Any], Any] | None,
         device: torch.device | str | None,
         budget: MemoryPlan | None,
         label: str | None = None,
@@ -245,22 +97,30 @@ class TemporalLoader(Loader):
         check_names(data.events, wanted, fields)
         if label is not None:
             data.events.width(label)
+        self._events, self._max_bytes, self._transform = data.events, self.budget.batch, transform
         self._columns = wanted if label is None else (*wanted, label)
-        self._x = data.stored("x") if features and data.num_features else None
-        self._gather = None if self._x is None else Gather(data.encoding("x"))
+        self._features = (data.stored("x"), Gather(data.encoding("x"))) if features and data.num_features else None
+        self._buffers = Buffers(2)
+        self.moved = EventBytes()
+        """what was read so far, for batches not yet delivered too"""
+
+    @property
+    def _node_bytes(self) -> int:
+        """Bytes of a node's features."""
+        return 0 if self._features is None else self._features[1].row_bytes(self._features[0].shape[1:])
+
+    def _add_features(self, data: Any, node: Ids) -> None:
+        """Give a batch its nodes' features."""
+        if self._features is not None:
+            x, gather = self._features
+            rows, nbytes = gather.read(x, node, self._buffers)
+            data.x = gather.tensor(rows)
+            self.moved.gathered += nbytes
+            self.moved.rows += len(node)
 
 
 class EventLoader(TemporalLoader):
     """Batches of consecutive events, as PyG `TemporalData`, with the past of their nodes; each `iter` is the next epoch.
-
-    batch_size: events, more where `whole_times` keeps those of one time together, so that what a batch teaches is never of the
-    time that the next one asks about. events: "train", "val" or "test" (`chronological`), (first, last), or None for all.
-    num_neighbors: edges of the past drawn at a node, per hop ([]: none), the latest or, with temporal_strategy="uniform", any
-    of them. negatives: of `ooc.sampling.negatives`, or None. columns: of the events to read, None for all. features: whether
-    to give x. shared: ask about each node once a batch, at the time of its first event, as models with a memory do (then what
-    an event of the batch asks about knows nothing of the others, as in PyG's TGN). beside: bytes a node that a subclass's
-    stages hold. seed: of negatives and uniform draws. prefetch: batches made in advance, as far as the memory goes. device:
-    where to.
 
     A batch has src, dst, t [k], its columns (`msg` [k, d]), neg_dst ([k], or [k, ratio] for several), e_id int64[k]; n_id
     int64[m], all nodes it meets, and x [m, f] of them. Its past is a forest over entries, which are nodes at times: first the
@@ -268,13 +128,38 @@ class EventLoader(TemporalLoader):
     its time; entry_query int64[n]: the event it is for; query: which entries the sources, destinations and negatives are (the
     first ones; with `shared`, where entry_query is left out, one for each node that is asked about); edge_index int64[2, e]:
     from an entry to the one it was drawn for; edge_id int64[e], edge_msg [e, d]: of the past event; num_sampled_nodes,
-    num_sampled_edges: per hop. Raises ConfigError for an argument that does not fit, InputError for a store without times;
-    while iterating, BudgetError for a batch that does not fit the memory.
+    num_sampled_edges: per hop.
+
+    Args:
+        data: A store with times.
+        batch_size: Events of a batch, more where `whole_times` keeps those of one time together.
+        events: "train", "val" or "test" (in order of time), (first, last), or None for all.
+        num_neighbors: Edges of the past drawn at a node, per hop; []: none.
+        temporal_strategy: "last" draws the latest of them, "uniform" any.
+        negatives: Of `ooc.sampling.negatives`, or None.
+        columns: Of the events to read; None: all.
+        features: Whether to give x.
+        whole_times: Whether what a batch teaches is never of the time that the next one asks about.
+        shared: Whether each node is asked about once a batch, at the time of its first event, as models with a memory do. What
+            an event of the batch asks about then knows nothing of the others, as in PyG's TGN.
+        beside: Bytes a node that a subclass's stages hold.
+        seed: Of negatives and uniform draws.
+        prefetch: Batches made in advance, as far as the memory goes.
+        transform: Called with every batch, in a thread.
+        device: Where batches are moved.
+        budget: A plan of the memory other than `plan_memory(data)`.
+
+    Raises:
+        ConfigError: An argument does not fit.
+        InputError: The store has no times.
+        BudgetError: While iterating, a batch does not fit the memory.
 
     >>> loader = EventLoader(ds, batch_size=200, events="train", negatives=RandomNegatives(0, ds.num_nodes))
     >>> for batch in loader:
     ...     z = memory(batch.n_id)[batch.entry]
     """
+
+    unit = "event"
 
     @renamed(strategy="temporal_strategy")
     def __init__(
@@ -297,87 +182,136 @@ class EventLoader(TemporalLoader):
         device: torch.device | str | None = None,
         budget: MemoryPlan | None = None,
     ) -> None:
-        super().__init__(data, columns, FIELDS, features=features, prefetch=prefetch, device=device, budget=budget)
+        common: dict[str, Any] = {"transform": transform, "device": device, "budget": budget}
+        super().__init__(data, columns, FIELDS, features=features, prefetch=prefetch, **common)
         if batch_size < 1:
             raise ConfigError(f"batch_size is 1 or more, not {batch_size}")
-        most = self.budget.batch
-        first, last = span_of(data.events, events)
-        self._work = EventWork(
-            events=data.events,
-            columns=self._columns,
-            first=first,
-            last=last,
-            batch_size=batch_size,
-            whole_times=whole_times,
-            negatives=negatives,
-            sampler=TemporalSampler(
-                data.graph, list(num_neighbors), temporal_strategy, most, slots=slots_of(data, self.budget)
-            ),
-            gather=self._gather,
-            x=self._x,
-            seed=seed,
-            max_bytes=most,
-            beside=beside,
-            shared=shared,
-            transform=transform,
-        )
-        self._start = self._next = (0, self._work.first)
+        self._first, self._last = span_of(data.events, events)
+        self._batch_size, self._whole_times, self._shared = batch_size, whole_times, shared
+        self._negatives, self._beside, self._seed = negatives, beside, seed
+        slots = slots_of(data, self.budget)
+        self._sampler = TemporalSampler(data.graph, list(num_neighbors), temporal_strategy, self._max_bytes, slots=slots)
+        self._start_at(Cursor(0, self._first))
+
+    @property
+    def _begin(self) -> int:
+        return self._first
+
+    @property
+    def _end(self) -> int:
+        return self._last
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        return sum(1 for _ in self._work.borders(self._work.first))
+        return sum(1 for _ in self._borders(self._first))
 
     @property
     def num_events(self) -> int:
         """Events an epoch."""
-        return self._work.last - self._work.first
-
-    @property
-    def moved(self) -> EventBytes:
-        """What was read so far, for batches not yet delivered too."""
-        return self._work.moved
+        return self._last - self._first
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning."""
-        self._start = self._next = (epoch, self._work.first)
+        self._start_at(Cursor(epoch, self._first))
 
-    def __iter__(self) -> Epoch:
-        epoch, start = self._next = self._start
-        self._start = epoch + 1, self._work.first
-        return Epoch(self, self._batches(self._work.blocks(start), self._stages(epoch)), epoch)
+    def _identity(self) -> dict[str, Any]:
+        kept = {name: getattr(self, f"_{name}") for name in ("first", "last", "batch_size", "whole_times", "shared", "seed")}
+        return {**kept, "fanout": list(self._sampler.fanout), "strategy": self._sampler.temporal_strategy}
 
-    def _took(self, epoch: int, behind: int) -> None:
-        self._next = epoch, behind
-
-    def _ended(self, epoch: int) -> None:
-        if self._next == (epoch, self._work.last):
-            self._next = epoch + 1, self._work.first
+    def _from(self, start: Cursor) -> Pipeline | OnDevice:
+        return self._batches(self._blocks(start.step), self._stages(start.epoch))
 
     def _stages(self, epoch: int) -> list[Stage]:
         """What is done to a block of events; the last stage gives (the event behind it, the batch)."""
-        work = self._work
-        sample = Stage("sample", lambda block: work.draw(epoch, block))
-        return [sample, Stage("collate", work.collate, nbytes=work.nbytes)]
+        return [Stage("sample", partial(self._draw, epoch)), Stage("collate", self._collate, nbytes=self._nbytes)]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Which event of which epoch comes next, and what that is only valid with."""
-        epoch, event = self._next
-        return {"epoch": epoch, "event": event, **self._identity()}
+    def _borders(self, start: int) -> Iterator[tuple[int, int]]:
+        """(first, last) event of every batch, from event `start` on."""
+        while start < self._last:
+            stop = min(start + self._batch_size, self._last)
+            if self._whole_times and stop < self._last:
+                stop = min(self._events.at(self._events.time(stop - 1), "right"), self._last)
+            yield start, stop
+            start = stop
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next `iter` goes on there. Raises ConfigError where this loader's batches are other ones.
+    def _blocks(self, start: int) -> Iterator[EventBlock]:
+        """The batches' events, read some batches at a time."""
+        block: EventBlock | None = None
+        columns = list(self._columns)
+        width = self._events.row_bytes(columns)
+        step = min(BLOCK_EVENTS, BLOCK_BYTES // width)
+        for first, last in self._borders(start):
+            if block is None or last > block.last:
+                if (need := (last - first) * width) > self._max_bytes:
+                    raise self._too_large(last - first, need)
+                block = self._events.read(first, min(self._last, max(last, first + step)), columns)
+                self.moved.events += block.nbytes
+            yield block.part(first, last)
 
-        >>> loader.load_state_dict(saved)
-        """
-        for name, value in self._identity().items():
-            if state[name] != value:
-                raise ConfigError(f"cannot resume: {name} was {state[name]!r} and is {value!r} now; use the old value")
-        self._start = self._next = (int(state["epoch"]), int(state["event"]))
+    def _draw(self, epoch: int, block: EventBlock) -> SampledEvents:
+        """Negatives and the past. Raises BudgetError where that does not fit."""
+        negative = None
+        if self._negatives is not None:
+            past = self._events.before(block.time)
+            negative = self._negatives.draw(block, past, key(self._seed, Purpose.NEGATIVE, epoch))
+        nodes, times = queries(block, negative)
+        query = np.arange(len(nodes))
+        if self._shared:
+            distinct = RelabelTable()
+            query = distinct.add(nodes).astype(np.int64)
+            nodes = distinct.nodes()
+            times = np.full(len(nodes), block.time[0])
+        found = self._sampler.sample(nodes, times, key(self._seed, Purpose.SAMPLE, epoch))
+        union = RelabelTable()
+        entry = union.add(found.node).astype(np.int64)
+        return SampledEvents(block, negative, found, union.nodes(), entry, query)
 
-    def _identity(self) -> dict[str, Any]:
-        work = self._work
-        kept = {name: getattr(work, name) for name in ("first", "last", "batch_size", "whole_times", "shared", "seed")}
-        return {**kept, "fanout": list(work.sampler.fanout), "strategy": work.sampler.temporal_strategy}
+    def _nbytes(self, sampled: SampledEvents) -> int:
+        """Bytes of the batch from here to the model. Raises BudgetError for more than there may be."""
+        values = sum(int(np.prod(self._events.width(name), dtype=np.int64)) for name in self._columns)
+        edges, block = len(sampled.past.source), sampled.block
+        need = sampled.past.nbytes + len(sampled.entry) * 24 + edges * (32 + 4 * values)
+        need += len(sampled.node) * (8 + self._node_bytes + self._beside) + len(block) * (40 + 4 * values)
+        if need > self._max_bytes:
+            raise self._too_large(len(block), need)
+        return need
+
+    def _too_large(self, count: int, need: int) -> BudgetError:
+        together = " (those of one time stay together)" if count > self._batch_size else ""
+        return BudgetError(
+            f"a batch of {count:,} events{together} needs {words_for(need, self._max_bytes)}; take smaller batches, a smaller "
+            "fan-out or more memory"
+        )
+
+    def _collate(self, sampled: SampledEvents) -> tuple[int, Any]:
+        """(the event behind it, the batch)."""
+        block, negative, past, node, entry, query = sampled
+        count = len(block)
+        fields = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in block.columns.items()}
+        data = TemporalData(
+            src=torch.from_numpy(block.src.astype(np.int64)),
+            dst=torch.from_numpy(block.dst.astype(np.int64)),
+            t=torch.from_numpy(np.ascontiguousarray(block.time)),
+            **fields,
+        )
+        if negative is not None:
+            data.neg_dst = torch.from_numpy(negative[:, 0].copy() if negative.shape[1] == 1 else negative)
+        data.e_id = torch.arange(block.first, block.first + count)
+        data.n_id, data.entry = torch.from_numpy(node), torch.from_numpy(entry)
+        data.entry_t, data.query = torch.from_numpy(past.time), torch.from_numpy(query)
+        if not self._shared:
+            data.entry_query = torch.from_numpy(past.query % count)
+        target = np.repeat(np.arange(len(past.indptr) - 1), np.diff(past.indptr))
+        data.edge_index = torch.from_numpy(np.stack([past.source, target]))
+        edge_id = self._sampler.edge_ids(past.slot)
+        data.edge_id = torch.from_numpy(edge_id)
+        for name in self._columns:
+            values, nbytes = Gather(self._events.encoding(name)).read(self._events.rows(name), edge_id, self._buffers)
+            self.moved.gathered += nbytes
+            data[f"edge_{name}"] = torch.from_numpy(values)
+        data.num_sampled_nodes, data.num_sampled_edges = list(past.num_nodes), list(past.num_edges)
+        self._add_features(data, node)
+        return block.first + count, data if self._transform is None else self._transform(data)
 
 
 def check_names(events: Events, columns: Sequence[str], fields: frozenset[str]) -> None:

@@ -6,7 +6,7 @@ read is a function of the batches and the budget, never of timing.
 
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,72 +25,6 @@ _AGE = np.float32(0.5)
 
 class Stopped(Exception):
     """Somebody waited for memory of a pipeline that was closed; only a pipeline's threads ever see it."""
-
-
-class RowPool:
-    """One buffer of row slots, taken and given back in any order by any thread.
-
-    rows: [count, *row shape] of dtype, as they are on disk: what is stored in fewer bits leaves room for more rows. Memory that
-    no row was ever put into costs nothing, and the slots last given back are the first to be taken again, so what the process
-    holds is the most slots that were ever in use.
-
-    >>> pool = RowPool(4, (2,), np.dtype(np.float32))
-    >>> slot = pool.take(least=1, most=3, limit=4)
-    >>> pool.give(slot)
-    """
-
-    def __init__(self, count: int, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.rows: AnyArray = np.empty((count, *row_shape), dtype)
-        self._free = np.arange(count - 1, -1, -1, dtype=np.int32)
-        self._left = count  # free[:left] are the free slots
-        self._closed = False
-        self._changed = threading.Condition()
-
-    @property
-    def used(self) -> int:
-        """Slots in use."""
-        return len(self._free) - self._left
-
-    def take(self, least: int, most: int, limit: int) -> Slots:
-        """int32[n], least <= n <= most: as many slots as there are while no more than `limit` are in use. Waits for `least`.
-
-        Raises Stopped where the pool is or gets closed.
-        """
-        limit = min(limit, len(self._free))
-        if least > limit:
-            raise ValueError(f"{least} slots of {limit}: nobody could ever give so many")
-        with self._changed:
-            with waiting():
-                self._changed.wait_for(lambda: self._closed or self.used + least <= limit)
-            if self._closed:
-                raise Stopped
-            n = min(most, limit - self.used)
-            self._left -= n
-            return self._free[self._left : self._left + n][::-1].copy()
-
-    def clear(self) -> None:
-        """All slots are free again, whoever left them taken."""
-        with self._changed:
-            self._free[:] = np.arange(len(self._free) - 1, -1, -1, dtype=np.int32)
-            self._left = len(self._free)
-
-    def give(self, slot: Slots) -> None:
-        """Give slots (int32[n], distinct, in use) back."""
-        with self._changed:
-            self._free[self._left : self._left + len(slot)] = slot[::-1]
-            self._left += len(slot)
-            self._changed.notify_all()
-
-    def open(self) -> None:
-        """Let slots be taken again after `close`."""
-        with self._changed:
-            self._closed = False
-
-    def close(self) -> None:
-        """End all waiting, now and later; idempotent."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -164,70 +98,105 @@ class CachedNodes:
         return np.sort(candidates[np.argsort(self.recent_uses[candidates], kind="stable")[:count]])
 
 
-@dataclass
 class RowCache:
-    """The pool with what is in it; lives as long as the data set, lent to one pipeline at a time."""
+    """One buffer of row slots, taken and given back in any order by any thread, and what is known to be in it.
 
-    pool: RowPool
-    residents: CachedNodes = field(default_factory=CachedNodes.none)
-    slot: Slots = field(default_factory=lambda: np.empty(0, np.int32))
-    """int32[r]: where the rows of `residents` are"""
+    rows: [count, *row shape] of dtype, as they are on disk: what is stored in fewer bits leaves room for more rows. Memory that
+    no row was ever put into costs nothing, and the slots last given back are the first to be taken again, so what the process
+    holds is the most slots that were ever in use.
+
+    >>> cache = RowCache(4, (2,), np.dtype(np.float32))
+    >>> slot = cache.take(least=1, most=3, limit=4)
+    >>> cache.give(slot)
+    """
+
+    def __init__(self, count: int, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.rows: AnyArray = np.empty((count, *row_shape), dtype)
+        self._free = np.empty(count, np.int32)
+        self._closed = False
+        self._changed = threading.Condition()
+        self.clear()
+
+    @property
+    def used(self) -> int:
+        """Slots in use."""
+        return len(self._free) - self._left
+
+    def take(self, least: int, most: int, limit: int) -> Slots:
+        """int32[n], least <= n <= most: as many slots as there are while no more than `limit` are in use. Waits for `least`.
+
+        Raises Stopped where the cache is or gets closed.
+        """
+        limit = min(limit, len(self._free))
+        if least > limit:
+            raise ValueError(f"{least} slots of {limit}: nobody could ever give so many")
+        with self._changed:
+            with waiting():
+                self._changed.wait_for(lambda: self._closed or self.used + least <= limit)
+            if self._closed:
+                raise Stopped
+            n = min(most, limit - self.used)
+            self._left -= n
+            return self._free[self._left : self._left + n][::-1].copy()
+
+    def give(self, slot: Slots) -> None:
+        """Give slots (int32[n], distinct, in use) back."""
+        with self._changed:
+            self._free[self._left : self._left + len(slot)] = slot[::-1]
+            self._left += len(slot)
+            self._changed.notify_all()
 
     def clear(self) -> None:
-        """Forget all rows, whoever left slots taken."""
-        self.residents, self.slot = CachedNodes.none(), np.empty(0, np.int32)
-        self.pool.clear()
+        """Forget all rows: all slots are free again, whoever left them taken."""
+        with self._changed:
+            self.residents, self.slot = CachedNodes.none(), np.empty(0, np.int32)  # int32[r]: where the rows of those are
+            self._free[:] = np.arange(len(self._free) - 1, -1, -1, dtype=np.int32)
+            self._left = len(self._free)  # free[:left] are the free slots
+
+    def open(self) -> None:
+        """Let slots be taken again after `close`."""
+        with self._changed:
+            self._closed = False
+
+    def close(self) -> None:
+        """End all waiting, now and later; idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
-class CacheLease:
-    """A cache in the hands of one pipeline. registry: where it goes back to, None for a cache that nobody else is to have."""
+class RowLease:
+    """One pipeline's reading of the rows. cache: where rows stay, None for shared scans (`ooc.loading.shared_scan`), which keep
+    none; registry: None for a cache that nobody else is to have; alone: whether nobody else read the rows when it began."""
 
-    def __init__(self, cache: RowCache, registry: "CacheRegistry | None") -> None:
-        self.cache = cache
+    def __init__(self, cache: RowCache | None, registry: "CacheRegistry | None", alone: bool) -> None:
+        self.cache, self.alone = cache, alone
         self._registry = registry
         self._over = False
         self._lock = threading.RLock()  # `stop` may come from a collection, in the middle of anything
         self.stopping = False
-        """whether the cache is about to come back"""
+        """whether it is about to end: whoever comes now waits for that, rather than do with less memory"""
 
     def stop(self) -> None:
         """End all waiting for slots; nothing once the lease is over, when the cache may be another's."""
         with self._lock:
             self.stopping = True
-            if not self._over:
-                self.cache.pool.close()
+            if self.cache is not None and not self._over:
+                self.cache.close()
 
-    def end(self, residents: CachedNodes | None, slot: Slots) -> None:
+    def end(self, residents: CachedNodes | None = None, slot: Slots | None = None) -> None:
         """Give the cache back with what is in it; None: nobody knows (the pipeline was stopped halfway). Once: later it
         may be another's."""
         with self._lock:
             if self._over:
                 return
             self._over = True
-        if residents is None:
-            self.cache.clear()
-        else:
+        if self.cache is not None and residents is not None and slot is not None:
             self.cache.residents, self.cache.slot = residents, slot
+        elif self.cache is not None:
+            self.cache.clear()
         if self._registry is not None:
-            self._registry.put()
-
-
-class ScanLease:
-    """A reader that keeps no rows (`ooc.loading.shared_scan`), as long as it goes on. alone: whether nobody else read them
-    when it began."""
-
-    def __init__(self, registry: "CacheRegistry", alone: bool) -> None:
-        self._registry, self.alone = registry, alone
-        self.stopping = False
-        """whether it is about to end"""
-
-    def stop(self) -> None:
-        """Whoever comes now waits for the end, rather than do with less memory."""
-        self.stopping = True
-
-    def end(self) -> None:
-        """It has ended; idempotent."""
-        self._registry.leave(self)
+            self._registry.leave(self)
 
 
 class CacheRegistry:
@@ -237,57 +206,55 @@ class CacheRegistry:
     """
 
     def __init__(self) -> None:
-        self._scans: weakref.WeakSet[ScanLease] = weakref.WeakSet()  # one that an interrupt took from its owner is none
+        self._readers: weakref.WeakSet[RowLease] = weakref.WeakSet()  # one that an interrupt took from its owner is none
         self._cache: RowCache | None = None
-        self._lease: CacheLease | None = None
+        self._lent = False
         self._changed = threading.Condition()
 
-    def lend(self, count: int, rows: Rows) -> CacheLease | None:
+    def lend(self, count: int, rows: Rows) -> RowLease | None:
         """The cache, of `count` slots; None while another pipeline reads. Waits for those that are stopping."""
         with self._changed:
-            self._changed.wait_for(self._settled, STOPPING_SECONDS)
-            if self._lease is not None or self._scans:
+            self._settle()
+            if self._readers:
                 return None
-            if self._cache is None or len(self._cache.pool.rows) != count:
+            if self._cache is None or self._lent or len(self._cache.rows) != count:  # lent: and it never came back
                 self._cache = None  # before the next one is made
-                self._cache = RowCache(RowPool(count, rows.shape[1:], rows.dtype))
-            self._cache.pool.open()
-            self._lease = CacheLease(self._cache, self)
-            return self._lease
+                self._cache = RowCache(count, rows.shape[1:], rows.dtype)
+            self._cache.open()
+            self._lent = True
+            return self._begun(self._cache)
 
-    def begin_scans(self) -> ScanLease:
+    def begin_scans(self) -> RowLease:
         """A reader begins that keeps no rows: those that wait here go. Waits for those that are stopping."""
         with self._changed:
-            self._changed.wait_for(self._settled, STOPPING_SECONDS)
-            begun = ScanLease(self, self._lease is None and not self._scans)
-            self._cache = None if self._lease is None else self._cache
-            self._scans.add(begun)
-            return begun
+            self._settle()
+            self._cache = self._cache if self._lent else None
+            return self._begun(None)
 
-    def leave(self, lease: ScanLease) -> None:
+    def _begun(self, cache: RowCache | None) -> RowLease:
+        lease = RowLease(cache, self, not self._readers)
+        self._readers.add(lease)
+        return lease
+
+    def leave(self, lease: RowLease) -> None:
         """One that began has ended."""
         with self._changed:
-            self._scans.discard(lease)
+            self._readers.discard(lease)
+            self._lent = self._lent and lease.cache is None
             self._changed.notify_all()
 
-    def _settled(self) -> bool:
-        """Whether nobody is about to end: how much memory the next one has must not depend on when that is."""
-        return not any(each.stopping for each in (self._lease, *self._scans) if each is not None)
-
-    def put(self) -> None:
-        """Take the cache back."""
-        with self._changed:
-            self._lease = None
-            self._changed.notify_all()
+    def _settle(self) -> None:
+        """Wait for those that are about to end: how much memory the next one has must not depend on when that is."""
+        self._changed.wait_for(lambda: not any(each.stopping for each in self._readers), STOPPING_SECONDS)
 
 
 _registries: "weakref.WeakKeyDictionary[Rows, CacheRegistry]" = weakref.WeakKeyDictionary()
 _registries_lock = threading.Lock()
 
 
-def own_cache(count: int, rows: Rows) -> CacheLease:
+def own_cache(count: int, rows: Rows) -> RowLease:
     """A cache that goes with its pipeline."""
-    return CacheLease(RowCache(RowPool(count, rows.shape[1:], rows.dtype)), None)
+    return RowLease(RowCache(count, rows.shape[1:], rows.dtype), None, alone=False)
 
 
 def registry_of(rows: Rows) -> CacheRegistry:

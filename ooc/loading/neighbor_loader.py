@@ -14,108 +14,56 @@ import torch
 from torch_geometric.data import Data
 
 from ooc.graph.aggregation import PreAggregation
-from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import check_pyg_arguments, fanout_of, input_nodes_of, renamed, weight_column_of
 from ooc.loading.base import PREFETCH, BatchLoader
-from ooc.loading.batch_bytes import BatchBytes, ScanBytes, row_bytes_of
-from ooc.loading.choose_read_strategy import choose_strategy, in_memory, on_disk, outgrows, scans
+from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
 from ooc.loading.collate import CollateStage, Collator
 from ooc.loading.feature_gather import Gather
-from ooc.loading.load_stage import BatchStages, Labels, LoadStage, buffers_for
-from ooc.loading.read_strategy import ReadStrategy
-from ooc.loading.sample_stage import Order, ReadCounts, SampleStage
-from ooc.runtime.memory_plan import BatchRoom, MemoryPlan, plan_memory
+from ooc.loading.stages import Order
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import pins
 from ooc.runtime.user_warnings import warn_user
-from ooc.sampling import NeighborSampler, OnDiskFrontier
-from stores.arrays.zarr_rows import ShardedRows
 from stores.dataset import Dataset
 from stores.errors import ConfigError
-from stores.io.engines.ring import SCRATCH_BYTES as RING_BYTES
-
-
-def strategy_of(
-    ds: Dataset,
-    order: Order,
-    collate: CollateStage,
-    sampling: tuple[list[int], bool, str | None],
-    budget: MemoryPlan,
-    device: torch.device | None,
-    pre_aggregation: PreAggregation | None,
-    split_seeds: bool,
-    threads: tuple[int, int],
-) -> ReadStrategy:
-    """The stages over a data set, and how their rows are read.
-
-    Args:
-        sampling: Fan-out, replace, weight column.
-        pre_aggregation: What batches should hold in place of feature rows, where those are rows of float32.
-        threads: That sample, and that gather rows in memory.
-    """
-    x, collator = ds.stored("x") if ds.num_features else None, collate.collator
-    if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
-        pre_aggregation = None
-    scanning = scans(x, pre_aggregation, budget.batches)
-    mapped, warm = max(0, budget.topology - ds.graph.indptr.nbytes), budget.topology_in_ram
-    edges_stay = on_disk(x) and ds.graph.sampled_bytes(sampling[2]) > warm
-    spare = _unused_scratch(x, budget) if scanning and not edges_stay else 0
-    reserved = budget.freed if scanning and ds.memory is not None else 0
-    row_bytes = row_bytes_of(ds, collator, pre_aggregation)
-    per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
-    most = budget.batch
-    channels = 0 if x is None or pre_aggregation is None else x.shape[1]
-    memory: BatchBytes | ScanBytes
-    memory = batch = BatchBytes(most, collator, row_bytes, pre_aggregation, channels)
-    if scanning:  # has two batches' aggregates at least; what a batch takes in all is checked when it is drawn
-        most = budget.drawn
-        memory = ScanBytes(BatchRoom(budget.batches + spare, 1, budget), batch, reserved + spare, spare)
-    limit: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
-    sampler = NeighborSampler(ds.graph, *sampling, **limit)
-    frontier = None
-    if edges_stay:
-        columns = {name: ds.edge_rows(name) for name in collator.columns}
-        frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier)
-    topology = Topology(ds.graph, sampling[2], mapped, warm, frontier is None, collator.columns)
-    counts = ReadCounts()
-    sample = SampleStage(order, sampler, topology, memory, counts, frontier, threads[0], split_seeds)
-    labels = None if ds.labels is None else Labels(ds.labels)
-    load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers_for(device, budget))
-    return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
-
-
-def _unused_scratch(x: Any, budget: MemoryPlan) -> int:
-    """Of the buffers of reads, what scans have no use for: where io_uring reads whole extents straight into their pieces."""
-    straight = isinstance(x, ShardedRows) and x.engine.name == "uring"
-    return max(0, budget.scratch - RING_BYTES) if straight else 0
 
 
 class NeighborLoader(BatchLoader):
     """Mini-batches of sampled neighborhoods (GraphSAGE, Hamilton et al., 2017), as PyG's NeighborLoader gives them.
 
-    num_neighbors: in-edges drawn at a node, per hop; -1 takes all. input_nodes: None (all nodes), a split's name, a
-    boolean mask [N] or node ids [k] (tensor, array or list). weight_attr: edge column to sample in proportion to
-    ("edge_weight" stands for the graph's weight too). transform: called with every batch, in a thread; it should be pure.
-    PyG's and DataLoader's other arguments are accepted where they change nothing, with a warning that threads do the
-    work; one that asks for something else is refused.
-
-    Beyond PyG: seed; rank, world_size (this loader's share of each step's seeds); device (batches are moved there);
-    dtype (of x; None: as stored, but float16, bfloat16 and scaled int8 come as float32; see
-    `ooc.loading.feature_gather.Gather`); edge_ids (False saves looking up `e_id`);
-    split_seeds (a batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
-    so not with shuffle; where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's fan-out, so
-    scores may differ with the memory that decides on halving; where all hops draw alike they don't); budget (a plan of
-    the memory other than `plan_memory(data)`); sample_threads; read_threads (to gather rows that are in memory);
-    pre_aggregation (`ooc.models.pre_aggregation_of(model)`: the loader computes the neighbor sums of the model's first layer,
-    x is the `FirstLayerAggregates` of its destinations and no field has the last hop, in a tenth of the memory; x stays the
-    rows if they are not float32 vectors or `dtype` asks for another type).
-    prefetch_factor x num_workers is how many batches of rows in memory are made in advance; rows on disk are read further
-    ahead, as far as the memory goes, so there it changes nothing.
-
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
     batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, and `blocks`, one
     `Block` a layer, which share edge_index's memory. Each `iter` is the next epoch.
-    Raises ConfigError for an argument, InputError for a node, that does not fit; while iterating, BudgetError for a batch
-    that does not fit the memory.
+
+    Args:
+        data: The data set.
+        num_neighbors: In-edges drawn at a node, per hop; -1 takes all.
+        input_nodes: None (all nodes), a split's name, a boolean mask [N] or node ids [k] (tensor, array or list).
+        batch_size, shuffle, replace, drop_last, pin_memory, input_id: As PyG's.
+        weight_attr: Edge column to sample in proportion to ("edge_weight" stands for the graph's weight too).
+        transform: Called with every batch, in a thread; it should be pure.
+        num_workers, prefetch_factor: Their product is how many batches of rows in memory are made in advance. Rows on disk are
+            read further ahead, as far as the memory goes, so there it changes nothing.
+        seed: Of the order and the draws.
+        rank, world_size: This loader's share of each step's seeds.
+        device: Where batches are moved.
+        dtype: Of x; None: as stored, but float16, bfloat16 and scaled int8 come as float32.
+        edge_ids: False saves looking up `e_id`.
+        split_seeds: A batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
+            so not with shuffle. Where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's
+            fan-out, so scores may differ with the memory that decides on halving; where all hops draw alike they don't.
+        budget: A plan of the memory other than `plan_memory(data)`.
+        pre_aggregation: `ooc.models.pre_aggregation_of(model)`: the loader computes the neighbor sums of the model's first
+            layer, in a tenth of the memory. x is the `FirstLayerAggregates` of its destinations and no field has the last hop;
+            x stays the rows if they are not float32 vectors or `dtype` asks for another type.
+        sample_threads: That sample.
+        read_threads: That gather rows in memory.
+        arguments: PyG's and DataLoader's others are accepted where they change nothing, with a warning that threads do the
+            work; one that asks for something else is refused.
+
+    Raises:
+        ConfigError: An argument does not fit.
+        InputError: An input node does not.
+        BudgetError: While iterating, a batch does not fit the memory.
 
     >>> loader = NeighborLoader(ds, num_neighbors=[10, 10], input_nodes="train", batch_size=1024, shuffle=True)
     >>> for batch in loader:
@@ -174,10 +122,9 @@ class NeighborLoader(BatchLoader):
         collate = CollateStage(Collator(data.graph, gather, weight_attr, edge_ids), nodes, transform, pin)
         self._sampling = sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
         threads = sample_threads, read_threads
-        strategy = strategy_of(data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads)
+        strategy = neighbor_strategy(data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads)
         super().__init__(data, strategy, budget, place, prefetch)
-        filled = in_memory(strategy.stages.load.x) or outgrows(strategy.disk_rows, budget.batches)
-        self.keeps_blocks = data.memory is None or not filled or strategy.reserves_blocks
+        self.keeps_blocks = keeps_blocks(strategy, data, budget)
         if prefetch_factor is not None and strategy.disk_rows is not None:
             text = "prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds"
             warn_user(text)

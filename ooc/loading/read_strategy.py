@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
-
-from numpy.typing import NDArray
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from ooc.loading.batch_bytes import BatchBytes
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import Stopped
-from ooc.loading.load_stage import BatchStages
-from ooc.loading.sample_stage import SampleStage
+from ooc.loading.stages import BatchStages, SampleStage
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan
@@ -28,8 +25,6 @@ AHEAD = 1
 """Batches collated before the model asks for them"""
 
 Batch = TypeVar("Batch")
-Given = TypeVar("Given", contravariant=True)
-Group = TypeVar("Group", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -57,20 +52,9 @@ class ReadStrategy(ABC):
 
     @abstractmethod
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
-        """(steps done, batch) in the order of `cursors`.
+        """(steps done, batch) in the order of `cursors`; `pool` bounds the bytes alive.
 
-        Args:
-            cursors: Of the batches.
-            budget: Whose `pool` bounds the bytes alive.
-            prefetch: Batches made in advance, where rows are in memory.
-            clocks: As of `Pipeline`, for all stages; those missing are added.
-        """
-
-    @abstractmethod
-    def reads(self, batches: Iterator[SampledBatch], pool: int) -> Iterator[tuple[NDArray[Any], int]]:
-        """What an epoch of `batches` reads: for every group of them (rows, ascending; rows or aggregates in memory at most).
-
-        pool: bytes for all batches and groups alive at once. PURE: nothing is read.
+        prefetch: batches made in advance, where rows are in memory. clocks: of all stages; those missing are added.
         """
 
     def apart(self) -> Self:
@@ -96,26 +80,21 @@ class InMemory(ReadStrategy):
     def disk_rows(self) -> Rows | None:
         return None
 
-    def reads(self, batches: Iterator[SampledBatch], pool: int) -> Iterator[tuple[NDArray[Any], int]]:
-        return iter(())
-
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
         sample, load = self.stages.sample, self.stages.load
         split = sample.split_seeds
         stages = [] if split else [Stage("sample", sample.sample, sample.threads)]
         stages.append(Stage("read", load.load, self.read_threads, nbytes=self.memory.nbytes))
         stages.append(Stage("collate", self.stages.collate.collate))
-        return Pipeline(sample.split(cursors) if split else cursors, stages, budget.in_flight, prefetch, clocks)
+        return Pipeline(sample.batches(cursors) if split else cursors, stages, budget.in_flight, prefetch, clocks)
 
 
-class FilledGroup(Protocol):
+@dataclass(frozen=True)
+class ReadGroup:
     """Batches that were read together, the first `done` of them; error: what the next one failed on."""
 
-    @property
-    def done(self) -> int: ...
-
-    @property
-    def error(self) -> Exception | None: ...
+    done: int
+    error: Exception | None
 
 
 class ServedBatch(NamedTuple):
@@ -125,37 +104,38 @@ class ServedBatch(NamedTuple):
     k: int
 
 
-class ReadSession(Protocol):
+class ReadSession(ABC):
     """A strategy at work on one epoch.
 
     Each method is called by one thread, in the order of the batches; `stop` by any, at any time.
     """
 
-    stage: str
+    stage: ClassVar[str]
     """what `read` is called in times and failures"""
+    sample: SampleStage
+    prepare: Callable[[SampledBatch], Any] | None = None
+    """done to each sampled batch before `plan` has it, by the threads that sample"""
 
-    @property
-    def sample(self) -> SampleStage: ...
-
-    @property
-    def prepare(self) -> Callable[[SampledBatch], Any] | None:
-        """Done to each sampled batch before `plan` has it, by the threads that sample."""
-
+    @abstractmethod
     def plan(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Groups of consecutive batches to read together; none left out."""
 
-    def read(self, group: Any) -> FilledGroup:
+    @abstractmethod
+    def read(self, group: Any) -> ReadGroup:
         """Read a group's rows; where that fails, batch by batch as far as it goes."""
 
-    def begin(self, turn: int) -> None:
+    def begin(self, turn: int) -> None:  # noqa: B027
         """The batches of group `turn` are about to be served: the consumer has asked for all before."""
 
+    @abstractmethod
     def collate(self, served: ServedBatch) -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""
 
+    @abstractmethod
     def stop(self) -> None:
         """End all waiting; idempotent."""
 
+    @abstractmethod
     def end(self) -> None:
         """Give back what the epoch had; idempotent, called when all threads have ended."""
 
@@ -207,7 +187,7 @@ def sampled_batches(
     return Pipeline(source, stages, max_bytes=1, max_items=sample.threads, clocks={"sample" if stages else SOURCE: clock})
 
 
-def serve(groups: Iterator[FilledGroup], stage: str, begin: Callable[[int], None]) -> Iterator[ServedBatch]:
+def serve(groups: Iterator[ReadGroup], stage: str, begin: Callable[[int], None]) -> Iterator[ServedBatch]:
     """The batches of groups, one after the other; a group's failure comes after those that were read."""
     step = 0
     for turn in count():
@@ -270,19 +250,11 @@ class Deferred(Generic[Batch]):
             raise self._failure
 
 
-class Draft(Protocol[Given, Group]):
-    """A group in the making."""
+def grouped(batches: Iterator[Any], drafts: Iterator[Any]) -> Iterator[Any]:
+    """Groups of consecutive batches, none left out; a failure comes after the group of the batches before it.
 
-    def add(self, batch: Given, /) -> bool:
-        """Take a batch in, unless the group is full; the first always fits. False: finish, this draft takes no more."""
-
-    def finish(self) -> Group: ...
-
-
-def grouped(batches: Iterator[Batch], drafts: Iterator[Draft[Batch, Group]]) -> Iterator[Group]:
-    """Groups of consecutive batches, none left out, each as large as its draft allows.
-
-    A failure comes after the group of the batches before it.
+    drafts: groups in the making. `add(batch)` takes a batch in, the first always; it is False where the group is full, and then
+    `finish()` makes it.
     """
     source, draft = Deferred(batches), None
     for batch in source:

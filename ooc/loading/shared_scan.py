@@ -13,20 +13,27 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats, scale_rows, scatter_aggregates
-from ooc.loading.batch_bytes import COPIES, PIECES, ScanBytes
+from ooc.loading.batch_bytes import COPIES, PIECES, ScanBytes, narrow
 from ooc.loading.collate import SampledBatch
-from ooc.loading.feature_cache import Stopped, registry_of
-from ooc.loading.load_stage import BatchStages
-from ooc.loading.read_strategy import ReadStrategy, ServedBatch, chained, clocks_of, read_all_or_each
-from ooc.loading.shared_scan_plan import BatchRemainder, ScanPiece, SharedScan, WaitingBatch, pieces, shared_scans, waiting
+from ooc.loading.feature_cache import RowLease, Stopped, registry_of
+from ooc.loading.read_strategy import (
+    ReadGroup,
+    ReadSession,
+    ReadStrategy,
+    ServedBatch,
+    chained,
+    clocks_of,
+    grouped,
+    read_all_or_each,
+)
+from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, ScanPiece, SharedScan, WaitingBatch, pieces
 from ooc.runtime.buffers import Buffers, leased
 from ooc.runtime.clock import Clock
 from ooc.runtime.clock import waiting as waits
@@ -39,50 +46,51 @@ GRACE_SECONDS = 0.5
 """after which a consumer that asks for more, and has let go of nothing, is taken to keep its batches"""
 
 
-class AggregateBuffers:
-    """Two buffers for aggregates, taken in turn; one comes back when nobody refers to an array over it any more.
+class FloatBuffers:
+    """`count` float32 buffers; one is used again when nobody refers to an array over it any more.
 
-    Memory that was never written costs nothing. A consumer that keeps its batches makes a third one necessary, and so on.
+    Memory that was never written costs nothing. A consumer that keeps its batches makes more buffers necessary.
 
-    >>> memory = AggregateBuffers()
-    >>> neighbor, self_rows = memory.take(rows=1000, self_rows=900, width=128, turn=0)  # float32[1000, 128], float32[900, 128]
+    >>> both = FloatBuffers(2).take((1900, 128), turn=0)  # float32[1900, 128], of the first scan
     """
 
-    def __init__(self) -> None:
-        self._free: list[Floats] = [np.empty(0, np.float32), np.empty(0, np.float32)]
-        self._asked = -1
-        self._closed = False
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._free: list[Floats] = [np.empty(0, np.float32)] * count
+        self._requested = -1
+        self._closed = self._kept = False
         self._changed = threading.Condition()  # over an RLock: a buffer may come back in a collection, in the middle of all
 
-    def take(self, rows: int, self_rows: int, width: int, turn: int) -> tuple[Floats, Floats]:
-        """float32[rows, width] and float32[self_rows, width], uninitialised. Waits for a buffer, but not once the consumer
-        asks for what `turn` makes.
+    def take(self, shape: tuple[int, int], turn: int | None = None) -> Floats:
+        """float32[shape], uninitialised; waits for a buffer.
 
-        Raises Stopped where that is closed, or gets closed meanwhile.
+        turn: of the scan it is for, whose batches nobody has requested yet; None: of a batch, as large as the one before or
+        somewhat larger. Raises Stopped where the buffers are closed, or get closed meanwhile.
         """
+        size = shape[0] * shape[1]
         with self._changed:
             with waits():
-                self._changed.wait_for(lambda: self._closed or self._free or self._asked >= turn)
-                # Asked for, and none is free: the consumer is about to let go of the batch before, or it keeps its batches.
-                self._changed.wait_for(lambda: self._closed or self._free, GRACE_SECONDS)
+                self._changed.wait_for(lambda: self._closed or self._free or turn is None or self._requested >= turn)
+                # Requested, and none is free: the consumer is about to let go of the batch before, or it keeps its batches.
+                grace = 0.0 if self._kept and turn is None else GRACE_SECONDS
+                self._kept = not self._changed.wait_for(lambda: self._closed or self._free, grace)
             if self._closed:
                 raise Stopped
             buffer = self._free.pop() if self._free else np.empty(0, np.float32)
-        if len(buffer) < (rows + self_rows) * width:
-            buffer = np.empty((rows + self_rows) * width, np.float32)
-        lease = leased(buffer, self._give, buffer)[: (rows + self_rows) * width].reshape(rows + self_rows, width)
-        return lease[:rows], lease[rows:]
+        if len(buffer) < size:
+            buffer = np.empty(size * 9 // 8 if turn is None else size, np.float32)
+        return leased(buffer, self._give, buffer)[:size].reshape(shape)
 
     def _give(self, buffer: Floats) -> None:
         with self._changed:
-            if len(self._free) < 2:
+            if len(self._free) < self._count:
                 self._free.append(buffer)
             self._changed.notify_all()
 
-    def ask(self, turn: int) -> None:
-        """The consumer is through with everything before the aggregates of `turn`, or keeps it."""
+    def request(self, turn: int) -> None:
+        """The consumer is through with everything before what is made for `turn`, or keeps it."""
         with self._changed:
-            self._asked = turn
+            self._requested = turn
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -92,40 +100,9 @@ class AggregateBuffers:
             self._changed.notify_all()
 
 
-class SelfRowBuffers:
-    """Buffers for batches' own copies of their destinations' rows: as many as are alive at once, then used again.
-
-    One comes back as the consumer lets go of its batch, which is when the copy after the next is made; a consumer that keeps
-    its batches gets more of them.
-
-    >>> SelfRowBuffers(COPIES).take(rows=900, width=128).shape
-    (900, 128)
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free: deque[Floats] = deque([np.empty(0, np.float32)] * count, maxlen=count)
-        self._kept = False
-        self._changed = threading.Condition()  # over an RLock, as in `AggregateBuffers`
-
-    def take(self, rows: int, width: int) -> Floats:
-        """float32[rows, width], uninitialised."""
-        with self._changed:
-            with waits():
-                self._kept = not self._changed.wait_for(lambda: self._free, 0.0 if self._kept else GRACE_SECONDS)
-            buffer = np.empty(0, np.float32) if self._kept else self._free.popleft()
-        if len(buffer) < rows * width:
-            buffer = np.empty(rows * width * 9 // 8, np.float32)  # batches differ in size a little
-        return leased(buffer, self._give, buffer)[: rows * width].reshape(rows, width)
-
-    def _give(self, buffer: Floats) -> None:
-        with self._changed:
-            self._free.append(buffer)
-            self._changed.notify_all()
-
-
 @dataclass(frozen=True)
-class FinishedScan:
-    """A scan's batches whose aggregates are in memory, or of its first `done` batches, and what the next one failed on.
+class FinishedScan(ReadGroup):
+    """A scan's batches whose aggregates are in memory.
 
     start, own: as of `SharedScan`. neighbor: float32[rows, f], neighbors' aggregates of all its batches, one behind the other;
     self_rows: float32[num_self_rows, f], the destinations' own rows, which batches share.
@@ -136,8 +113,6 @@ class FinishedScan:
     own: NDArray[np.int32]
     neighbor: Floats
     self_rows: Floats
-    done: int
-    error: Exception | None
 
 
 @dataclass(frozen=True)
@@ -163,53 +138,85 @@ class SharedScans(ReadStrategy):
 
     def waiting(self, drawn: SampledBatch) -> WaitingBatch:
         """What a sampled batch wants of the rows."""
-        return waiting(self.stages, self.memory, drawn)
+        subgraph, stages = drawn.subgraph, self.stages
+        factors, rest = stages.load.factors(drawn)
+        row = np.empty(len(subgraph.source), subgraph.node.dtype)
+        np.take(subgraph.node, subgraph.source, out=row, mode="clip")
+        target = np.repeat(np.arange(len(subgraph.indptr) - 1, dtype=np.int32), np.diff(subgraph.indptr))
+        size = self.memory.size(drawn, stages.sample.drawing_bytes(subgraph.nbytes))
+        return WaitingBatch(BatchRemainder(rest, factors.target), narrow(row), target, factors.edge, size)
 
     def plan(self, batches: Iterator[WaitingBatch], pool: int) -> Iterator[SharedScan]:
-        """Scans of consecutive batches, none left out."""
-        return shared_scans(batches, pool, self.memory.self_row_bytes, self.memory.reserved_bytes)
-
-    def reads(self, batches: Iterator[SampledBatch], pool: int) -> Iterator[tuple[NDArray[Any], int]]:
-        for scan in self.plan(map(self.waiting, batches), pool):
-            yield scan.row, 2 * 2 * scan.num_rows  # two rows a destination, and two scans
+        """Scans of consecutive batches, each of as many as fit `pool` bytes, but of one at least; none left out."""
+        memory = self.memory
+        return grouped(batches, (ScanDraft(pool, memory.self_row_bytes, memory.reserved_bytes) for _ in repeat(None)))
 
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
         own = clocks_of(clocks, ("sample", "group", "read", "sum", "collate"))
-        return chained(ScanSession(self, self.pool(budget), own["read"]), cursors, own)
+        return chained(self._session(self.pool(budget), own["read"]), cursors, own)
+
+    def _session(self, pool: int, clock: Clock) -> "ScanSession":
+        """With less memory where another loader reads the same rows at the same time."""
+        assert self.disk_rows is not None
+        lease = registry_of(self.disk_rows).begin_scans()
+        try:
+            if lease.alone:
+                return ScanSession(self, clock, pool, lease)
+            pool //= SECOND_SHARE
+            return ScanSession(self.shared(pool, SECOND_SHARE), clock, pool, lease)
+        except BaseException:
+            lease.end()
+            raise
 
 
-class ScanReader:
-    """Makes aggregates, scan by scan: pieces of the file are read by threads of its own, and added up by the caller's.
+class ScanSession(ReadSession):
+    """Makes aggregates, scan by scan, while those before serve their batches.
 
-    pool: bytes for all scans; where one takes what is reserved for freed blocks, the C library keeps none any more.
+    Pieces of the file are read by threads of its own, and added up by the caller's. pool: bytes for all batches and scans alive
+    at once; where one takes what is reserved for freed blocks, the C library keeps none any more. clock: of the reads. lease:
+    None where nobody else may read the rows.
     """
 
-    def __init__(self, strategy: SharedScans, clock: Clock, pool: int = 1 << 62) -> None:
-        rows, self._load = strategy.disk_rows, strategy.stages.load
+    stage = "sum"
+
+    def __init__(self, strategy: SharedScans, clock: Clock, pool: int = 1 << 62, lease: RowLease | None = None) -> None:
+        rows, stages = strategy.disk_rows, strategy.stages
         assert rows is not None
-        self._rows, self._memory, self._pool = rows, strategy.memory, pool
-        self.memory = AggregateBuffers()
+        self._strategy, self._rows, self._load, self._collate = strategy, rows, stages.load, stages.collate
+        self.sample, self.prepare, self.pool = stages.sample, strategy.waiting, pool
+        self._aggregates, self._copies = FloatBuffers(2), FloatBuffers(COPIES)
         self._turn = 0
         self._returns = False
         self._decoder = self._load.decoder
         self._buffers = Buffers(kept=PIECES, direct=True, least_bytes=1)
         self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
-        self._clock, self._lock = clock, threading.Lock()
+        self._clock, self._lock, self._lease = clock, threading.Lock(), lease
         self._stopped = False
 
-    def make(self, scan: SharedScan) -> FinishedScan:
-        """The aggregates of a scan's batches. Where that fails, batch by batch as far as it goes."""
-        if scan.size.nbytes > self._pool - self._memory.reserved_bytes and not self._returns:
+    def plan(self, batches: Iterator[WaitingBatch]) -> Iterator[SharedScan]:
+        return self._strategy.plan(batches, self.pool)
+
+    def begin(self, turn: int) -> None:
+        self._aggregates.request(turn)
+
+    def read(self, group: SharedScan) -> FinishedScan:
+        memory = self._strategy.memory
+        if group.size.nbytes > self.pool - memory.reserved_bytes and not self._returns:
             self._returns = keep_large_blocks(False)
             return_freed()
-        neighbor, self_rows = self.memory.take(scan.num_rows, scan.num_self_rows, self._rows.shape[1], self._turn)
+        neighbor, self_rows = self.room_for(group, self._turn)
         self._turn += 1
 
         def read_one(k: int) -> None:
-            self._add_all(scan.only(k), neighbor[scan.start[k] : scan.start[k + 1]], self_rows)
+            self._add_all(group.only(k), neighbor[group.start[k] : group.start[k + 1]], self_rows)
 
-        done, error = read_all_or_each(len(scan.batches), lambda: self._add_all(scan, neighbor, self_rows), read_one)
-        return FinishedScan(scan.batches, scan.start, scan.own, neighbor, self_rows, done, error)
+        done, error = read_all_or_each(len(group.batches), lambda: self._add_all(group, neighbor, self_rows), read_one)
+        return FinishedScan(done, error, group.batches, group.start, group.own, neighbor, self_rows)
+
+    def room_for(self, scan: SharedScan, turn: int) -> tuple[Floats, Floats]:
+        """Memory for a scan's aggregates and the rows it keeps, float32[rows, f] and float32[num_self_rows, f]."""
+        both = self._aggregates.take((scan.num_rows + scan.num_self_rows, self._rows.shape[1]), turn)
+        return both[: scan.num_rows], both[scan.num_rows :]
 
     def _add_all(self, scan: SharedScan, neighbor: Floats, self_rows: Floats) -> None:
         neighbor[:] = 0
@@ -217,22 +224,19 @@ class ScanReader:
 
     def pieces(self, scan: SharedScan) -> Iterator[ScanPiece]:
         """The pieces of a scan."""
-        return pieces(scan, self._rows, self._memory.piece_bytes)
+        return pieces(scan, self._rows, self._strategy.memory.piece_bytes)
 
     def add_up(self, scan: SharedScan, neighbor: Floats, self_rows: Floats, todo: Iterator[ScanPiece]) -> None:
-        """Read pieces of a scan, a few ahead, and add them up in their order.
-
-        Args:
-            scan: Whose pieces they are.
-            neighbor: float32[rows, f], its aggregates so far, zeros at first.
-            self_rows: float32[num_self_rows, f], the rows it keeps.
-            todo: The pieces.
-        """
+        """Read pieces `todo` of a scan, a few ahead, and add them in their order to its aggregates so far (zeros at first)."""
         under_way: deque[tuple[ScanPiece, Future[NDArray[Any]]]] = deque()
         try:
-            for piece in [*islice(todo, PIECES)]:
-                under_way.append((piece, self._submit(piece)))
-            while under_way:
+            while True:
+                for piece in islice(todo, PIECES - len(under_way)):
+                    if self._stopped:
+                        raise Stopped
+                    under_way.append((piece, self._readers.submit(self._read, piece)))
+                if not under_way:
+                    return
                 piece, read = under_way.popleft()
                 with waits():
                     values = read.result()
@@ -241,15 +245,8 @@ class ScanReader:
                 target, edge = scan.target[entries], scan.edge[entries]
                 scatter_aggregates(values, *self._decoder, piece.row_at, of_row, target, edge, neighbor, self_rows)
                 del values, read  # before the next one is submitted
-                for piece in islice(todo, 1):
-                    under_way.append((piece, self._submit(piece)))
         finally:
             wait([read for _, read in under_way if not read.cancel()])  # whoever closes the loader may close the rows next
-
-    def _submit(self, piece: ScanPiece) -> "Future[NDArray[Any]]":
-        if self._stopped:
-            raise Stopped
-        return self._readers.submit(self._read, piece)
 
     def _read(self, piece: ScanPiece) -> NDArray[Any]:
         """The values of a piece's extents, or of its rows one behind the other."""
@@ -261,27 +258,7 @@ class ScanReader:
         self._load.counts.add(len(piece.row_at), nbytes)
         return values
 
-    def stop(self) -> None:
-        """End all waiting, and reads that have not begun; idempotent. It may come from a collection in the middle of anything,
-        in a thread that holds the lock of `_readers` too."""
-        self._stopped = True
-        self.memory.close()
-
-    def close(self) -> None:
-        """Stop, and end the threads that read; idempotent. Not while aggregates are made."""
-        self.stop()
-        self._readers.shutdown()
-
-
-class ScanServer:
-    """Collates the batches of scans, in order."""
-
-    def __init__(self, stages: BatchStages) -> None:
-        self._load, self._collate = stages.load, stages.collate
-        self._copies = SelfRowBuffers(COPIES)
-
     def collate(self, served: ServedBatch) -> tuple[int, Any]:
-        """(steps done with this batch, the batch)."""
         scan: FinishedScan = served.group
         mine = slice(int(scan.start[served.k]), int(scan.start[served.k + 1]))
         rest, neighbor, own = scan.batches[served.k], scan.neighbor[mine], scan.own[mine]
@@ -290,44 +267,22 @@ class ScanServer:
         if served.k == 0 and not buffers.pinned and len(own) and own[-1] == len(own) - 1:  # no node came twice: in its order
             self_row = scan.self_rows[: len(own)]
         else:
-            shape = neighbor.shape
-            self_row = buffers.empty(shape, neighbor.dtype) if buffers.pinned else self._copies.take(*shape)
+            shape = len(own), neighbor.shape[1]
+            self_row = buffers.empty(shape, neighbor.dtype) if buffers.pinned else self._copies.take(shape)
             np.take(scan.self_rows, own, axis=0, out=self_row, mode="clip")
         return self._collate.collate(self._load.aggregated(rest.drawn, neighbor, self_row))
 
-
-class ScanSession:
-    """Makes scans while those before serve their batches.
-
-    pool: bytes for all batches and scans alive at once; clock: of the reads. A second loader of the same rows at the same time
-    has less memory.
-    """
-
-    stage = "sum"
-
-    def __init__(self, strategy: SharedScans, pool: int, clock: Clock) -> None:
-        assert strategy.disk_rows is not None
-        self._lease = registry_of(strategy.disk_rows).begin_scans()
-        try:
-            self.pool = pool
-            if not self._lease.alone:
-                self.pool = pool // SECOND_SHARE
-                strategy = strategy.shared(self.pool, SECOND_SHARE)
-            self.sample = strategy.stages.sample
-            self.prepare = strategy.waiting
-            self.plan = partial(strategy.plan, pool=self.pool)
-            self._reader, self._server = ScanReader(strategy, clock, self.pool), ScanServer(strategy.stages)
-        except BaseException:
-            self._lease.end()
-            raise
-        self.read, self.begin, self.collate = self._reader.make, self._reader.memory.ask, self._server.collate
-
     def stop(self) -> None:
-        """End all waiting for memory."""
-        self._lease.stop()
-        self._reader.stop()
+        """End all waiting, and reads that have not begun. It may come from a collection in the middle of anything, in a thread
+        that holds the lock of `_readers` too."""
+        if self._lease is not None:
+            self._lease.stop()
+        self._stopped = True
+        self._aggregates.close()
 
     def end(self) -> None:
-        """End the threads that read."""
-        self._reader.close()
-        self._lease.end()
+        """End the threads that read. Not while aggregates are made."""
+        self.stop()
+        self._readers.shutdown()
+        if self._lease is not None:
+            self._lease.end()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +9,8 @@ from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats
 from ooc.graph.relabel import RelabelTable
-from ooc.loading.batch_bytes import ScanBytes, ScanSize
+from ooc.loading.batch_bytes import ScanSize, narrow
 from ooc.loading.collate import SampledBatch
-from ooc.loading.compact_batch import narrow
-from ooc.loading.load_stage import BatchStages
-from ooc.loading.read_strategy import grouped
 from ooc.runtime.buffers import Buffers
 from stores.arrays.rows import AnyArray, Rows
 from stores.arrays.zarr_rows import ShardedRows
@@ -67,17 +63,6 @@ class WaitingBatch:
     def nbytes(self) -> int:
         """Bytes of its entries."""
         return self.row.nbytes + self.target.nbytes + self.edge.nbytes
-
-
-def waiting(stages: BatchStages, memory: ScanBytes, drawn: SampledBatch) -> WaitingBatch:
-    """What a sampled batch wants of the rows."""
-    subgraph = drawn.subgraph
-    factors, rest = stages.load.factors(drawn)
-    row = np.empty(len(subgraph.source), subgraph.node.dtype)
-    np.take(subgraph.node, subgraph.source, out=row, mode="clip")
-    target = np.repeat(np.arange(len(subgraph.indptr) - 1, dtype=np.int32), np.diff(subgraph.indptr))
-    size = memory.size(drawn, stages.sample.drawing_bytes(subgraph.nbytes))
-    return WaitingBatch(BatchRemainder(rest, factors.target), narrow(row), target, factors.edge, size)
 
 
 @dataclass(frozen=True)
@@ -280,14 +265,6 @@ def _move(
         target_out[to] = target[i] + base if target[i] >= 0 else target[i]
         if len(edge_out) > 0:
             edge_out[to] = edge[i]
-
-
-def shared_scans(batches: Iterator[WaitingBatch], pool: int, self_row_bytes: int, reserved: int = 0) -> Iterator[SharedScan]:
-    """Scans of consecutive batches, each of as many as fit `pool` bytes, but of one at least.
-
-    self_row_bytes, reserved: see `ScanDraft`; failures: see `ooc.loading.read_strategy.grouped`.
-    """
-    return grouped(batches, (ScanDraft(pool, self_row_bytes, reserved) for _ in repeat(None)))
 
 
 @dataclass(frozen=True)

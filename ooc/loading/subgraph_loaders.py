@@ -1,7 +1,7 @@
-"""`ClusterLoader` and `SaintLoader`: batches that are subgraphs with every edge between their nodes.
+"""`PartLoader`, `ClusterLoader` and `SaintLoader`: batches of whole parts of the graph, and of random subgraphs.
 
-Every node of a batch is computed in every layer, so a batch has one block, the same for all layers, and nothing is drawn per
-layer. They go through the same pipeline as sampled neighborhoods.
+Every node of a batch is computed in every layer, so a batch has one block, the same for all layers. Parts are contiguous ranges
+of nodes (`Graph.parts`), whose edges and features are read front to back. The pipeline is that of sampled neighborhoods.
 """
 
 import inspect
@@ -10,133 +10,239 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch_geometric.data import Data
 
-from ooc.graph.blocks import Sampler, Subgraph
+from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import InputNodes, check_pyg_arguments, renamed
-from ooc.loading.base import PREFETCH
-from ooc.loading.collate import Collator, LoadedBatch, SampledBatch
+from ooc.loading.base import PREFETCH, BatchLoader
+from ooc.loading.batch_bytes import BatchBytes, row_bytes_of
+from ooc.loading.choose_read_strategy import choose_strategy
+from ooc.loading.collate import CollateStage, Collator, LoadedBatch, SampledBatch
 from ooc.loading.feature_gather import Gather
-from ooc.loading.part_loader import MakeSampler, PartCollate, SubgraphLoader, part_sampler
-from ooc.loading.sample_stage import Order, ReadCounts, SampleStage
-from ooc.runtime.keyed_random import Cursor
-from ooc.runtime.memory_plan import MemoryPlan
+from ooc.loading.stages import BatchStages, DrawSubgraph, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for
+from ooc.runtime.keyed_random import Cursor, steps_of
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import pins
-from ooc.sampling.cluster import Edges, parts_of
+from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
 from ooc.sampling.saint import Draw, Kind, SaintSampler, check
 from ooc.sampling.saint_norm import Normalisation
 from stores.arrays.members import Members
+from stores.arrays.rows import Ids
 from stores.dataset import Dataset
 from stores.errors import ConfigError
+from stores.graph import Graph
+from stores.io.segments import mapping_of
 
 
 @dataclass(frozen=True)
-class SubgraphCollate(PartCollate):
-    """Collates induced subgraphs.
+class SubgraphSampleStage(SampleStage):
+    """Draws subgraphs and, with GraphSAINT's coefficients `norm`, adds what their edges stand for."""
 
-    Args:
-        train: Nodes whose labels count, None: all.
-        norm: Of GraphSAINT's.
+    norm: Normalisation | None = None
+
+    def sample(self, cursor: Cursor) -> SampledBatch:
+        drawn = super().sample(cursor)
+        if self.norm is None:
+            return drawn
+        stands_for, nbytes = self.norm.counts().stands_for(drawn.subgraph)
+        self.counts.add(topology=nbytes)
+        return replace(drawn, subgraph=replace(drawn.subgraph, stands_for=stands_for))
+
+
+@dataclass(frozen=True)
+class SubgraphCollate(CollateStage):
+    """Collates subgraphs: the seeds are all nodes but the halo, and all `layers` share one block.
+
+    share: the weight of each seed in a sum of losses, None where their mean is taken. train: nodes to train on, for
+    `input_mask`. norm: GraphSAINT's coefficients.
     """
 
+    layers: int = 1
+    share: float | None = None
     train: Members | None = None
     norm: Normalisation | None = None
 
     def data(self, loaded: LoadedBatch) -> Data:
-        """The batch before `transform`."""
-        batch, node = super().data(loaded), loaded.drawn.subgraph.node
+        node = loaded.drawn.subgraph.node
+        batch = self.collator(loaded, node[: loaded.drawn.subgraph.num_nodes[0]])
+        block = batch.blocks[0]
+        if self.share is not None:
+            batch.node_norm = torch.full((batch.batch_size,), self.share)
         if self.train is not None:
             batch.input_mask = torch.from_numpy(self.train.contains(node))
         if self.norm is not None:
-            self._normalise(batch, node, self.norm)
+            degree = block.degree[: block.num_dst].float()
+            block = block._replace(share=block.stands_for / degree[block.edge_index[1]])
+            batch.edge_norm = block.stands_for
+            count = len(self.train) if self.train is not None else len(self.norm.counts().nodes)
+            batch.node_norm = torch.from_numpy(self.norm.counts().weights(node) / np.float32(count))
+        batch.blocks = [block] * self.layers
         return batch
 
-    def _normalise(self, batch: Data, node: NDArray[np.int64], norm: Normalisation) -> None:
-        block = batch.blocks[0]
-        degree = block.degree[: block.num_dst].float()
-        block = block._replace(share=block.stands_for / degree[block.edge_index[1]])
-        batch.blocks = [block] * self.layers
-        batch.edge_norm = block.stands_for
-        count = len(self.train) if self.train is not None else len(norm.counts().nodes)
-        batch.node_norm = torch.from_numpy(norm.counts().weights(node) / np.float32(count))
 
+class SubgraphLoader(BatchLoader):
+    """What loaders of parts, clusters and random subgraphs share; by default it draws the `parts` that are a step's seeds.
 
-class _InducedLoader(SubgraphLoader):
-    """What the two loaders share: PyG's arguments."""
+    train: nodes whose labels are given, None for all; mask: whether batches have `input_mask`; share: see `SubgraphCollate`;
+    beside: bytes a node takes beside its features; the other arguments: see `ClusterLoader`.
+    """
+
+    induced = False
+    """whether a batch counts as a graph of its own"""
+    halo = False
+    parts: Ids
+    _norm: Normalisation | None = None
 
     def __init__(
         self,
         data: Dataset,
         order: Order,
-        make_sampler: MakeSampler,
-        arguments: dict[str, Any],
+        train: Members | None,
         *,
-        induced: bool,
-        input_nodes: str | None,
-        num_layers: int,
-        transform: Callable[[Data], Any] | None,
-        pin_memory: bool,
-        prefetch_factor: int | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        edge_ids: bool,
-        width: int,
-        budget: MemoryPlan | None,
-        sample_threads: int,
+        mask: bool = True,
+        share: float | None = None,
+        beside: int = 0,
+        num_layers: int = 1,
+        transform: Callable[[Data], Any] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        edge_ids: bool = True,
+        width: int = 0,
+        budget: MemoryPlan | None = None,
+        sample_threads: int = 1,
+        **arguments: Any,
     ) -> None:
-        own = list(inspect.signature(type(self)).parameters)
-        check_pyg_arguments(arguments, own, type(self).__name__)
-        numbers = (order.batch_size, order.world_size, order.rank, num_layers, sample_threads)
-        if not all(isinstance(n, Integral) for n in numbers):
-            raise ConfigError(
-                f"batch_size, world_size, rank, num_layers and sample_threads must be whole numbers, not {numbers}"
-            )
-        if not 0 <= order.rank < order.world_size or min(num_layers, sample_threads) < 1:
-            raise ConfigError("world_size, num_layers and sample_threads must be 1 or more, and rank one of 0..world_size-1")
+        own = [name for each in (type(self), SubgraphLoader) for name in inspect.signature(each).parameters]
+        check_pyg_arguments({"num_workers": num_workers, **arguments}, own, type(self).__name__)
+        _check_numbers(order, num_layers, sample_threads)
+        budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
-        train = None if input_nodes is None else data.members(input_nodes)
+        graph, counts = data.graph, ReadCounts()
         gather = Gather(data.encoding("x"), dtype) if data.num_features else None
-        collator = Collator(data.graph, gather, edge_ids=edge_ids, induced=induced)
-        super().__init__(
-            data,
-            order,
-            make_sampler,
-            SubgraphCollate(collator, order.nodes, transform, pin, layers=int(num_layers), train=train),
-            train=train,
-            width=width,
-            device=place,
-            budget=budget,
-            prefetch=max(1, prefetch_factor or PREFETCH),
-            sample_threads=sample_threads,
-        )
+        collator = Collator(graph, gather, edge_ids=edge_ids, induced=self.induced)
+        row_bytes = beside + row_bytes_of(data, collator)
+        warm = budget.topology_in_ram
+        mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
+        edges = None if mapped else Edges(data.edge_rows("indices"), {name: data.edge_rows(name) for name in collator.columns})
+        topology = Topology(graph, None, max(0, budget.topology - graph.indptr.nbytes), warm, mapped, collator.columns)
+        draw = self._drawing(graph, edges, budget.max_batch, row_bytes, counts)
+        memory = BatchBytes(budget.max_batch, collator, row_bytes, model_width=width)
+        sample = SubgraphSampleStage(order, draw, topology, memory, counts, threads=sample_threads, norm=self._norm)
+        labels = None if data.labels is None else Labels(data.labels, own=True, train=train)
+        x = data.stored("x") if data.num_features else None
+        load = LoadStage(graph, x, gather, labels, None, counts, buffers_for(place, budget))
+        masked = train if mask else None
+        collate = SubgraphCollate(collator, order.nodes, transform, pin, int(num_layers), share, masked, self._norm)
+        strategy = choose_strategy(BatchStages(sample, load, collate), memory)
+        super().__init__(data, strategy, budget, place, max(1, prefetch_factor or PREFETCH))
+
+    def _drawing(self, graph: Graph, edges: Edges | None, max_bytes: int, row_bytes: int, counts: ReadCounts) -> DrawSubgraph:
+        """How a step's subgraph is drawn within `max_bytes`, of `row_bytes` a node; edges: None for the graph's arrays."""
+        parts, halo = self.parts, self.halo
+        return lambda seeds, key: cut(graph, ranges_of(parts, seeds), halo, edges, max_bytes, row_bytes)
 
 
-class ClusterLoader(_InducedLoader):
+def _check_numbers(order: Order, num_layers: int, sample_threads: int) -> None:
+    numbers = (order.batch_size, order.world_size, order.rank, num_layers, sample_threads)
+    if not all(isinstance(n, Integral) for n in numbers):
+        raise ConfigError(f"batch_size, world_size, rank, num_layers and sample_threads must be whole numbers, not {numbers}")
+    if not 0 <= order.rank < order.world_size or min(num_layers, sample_threads) < 1:
+        raise ConfigError("world_size, num_layers and sample_threads must be 1 or more, and rank one of 0..world_size-1")
+
+
+def _parts_of(data: Dataset, num_parts: int | None, batch_size: int) -> tuple[Ids, InputNodes]:
+    """The first node of each part, and the parts as input nodes. Raises ConfigError where a batch cannot have so many."""
+    parts = parts_of(data.graph, num_parts)
+    count = len(parts) - 1
+    if not isinstance(batch_size, Integral) or not 1 <= batch_size <= count:
+        raise ConfigError(f"a batch of {batch_size} parts: give 1 to {count}, as many as there are")
+    return parts, InputNodes(count)
+
+
+class PartLoader(SubgraphLoader):
+    """Batches of whole parts, every part once an epoch, with their halo (the sources outside, one hop) or without it.
+
+    A batch is a `Data` as the NeighborLoader's, without the halo's labels; `batch_size` counts its own nodes, `input_id` and
+    the first of `n_id` are those. `node_norm` float32[batch_size] is the weight of each in a sum of losses, so that the mean
+    over an epoch's batches is that over all labels, though parts have unequally many.
+
+    Args:
+        data: A data set with features.
+        per_batch: Parts of a batch.
+        halo: Whether a batch has its halo, and so all in-edges of its nodes.
+        layers: Of the model: a batch has so many blocks, one and the same.
+        parts: Equal ranges of nodes to make, for a store without parts of its own.
+        train: Nodes whose labels are given; None: all.
+        shuffle, seed, options: As ClusterLoader's; beside: bytes a node takes beside its features.
+
+    >>> loader = PartLoader(ds, per_batch=4, halo=True, layers=3, shuffle=True)
+    >>> batch = next(iter(loader))
+    >>> batch.x.size(0) - batch.batch_size  # nodes of the halo
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        *,
+        per_batch: int,
+        halo: bool,
+        layers: int,
+        parts: int | None = None,
+        shuffle: bool = False,
+        train: Members | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.parts, nodes = _parts_of(data, parts, per_batch)
+        if not data.num_features:
+            raise ConfigError(f"{data.path} holds no features to train on: ingest it with --features x=FILE")
+        self.halo = halo
+        share = steps_of(len(nodes), per_batch) / max(1, data.num_nodes if train is None else len(train))
+        order = Order(nodes, per_batch, shuffle, seed, False, 0, 1)
+        super().__init__(data, order, train, mask=False, share=share, num_layers=layers, edge_ids=False, **options)
+
+    def __repr__(self) -> str:
+        halo = "with" if self.halo else "without"
+        return f"{type(self).__name__}({len(self.parts) - 1} parts, {self._order.batch_size} a batch, {halo} their halo)"
+
+
+class ClusterLoader(SubgraphLoader):
     """Mini-batches of Cluster-GCN (Chiang et al., 2019): `batch_size` parts each, with all edges between their nodes.
 
-    An epoch has every part once, grouped anew in a keyed random order where `shuffle` says so. Parts are those of the store
-    (`ooc ingest --parts`), or `num_parts` equal ranges of node ids where it has none. As in the paper and in PyG, a batch
-    counts as a graph of its own: degrees (`blocks[0].degree`) and sums of weights are the batch's.
-    input_nodes: the split to train on. `y` of any other node is then unknown (-1, NaN), so that a loss which leaves those out
-    trains on the split alone, and `input_mask` (bool[n]) tells them apart. num_layers: `blocks` has so many, one and the same.
-    PyG's and DataLoader's other arguments are taken as NeighborLoader takes them, and so are seed, rank, world_size, device,
-    dtype, edge_ids, budget and sample_threads; width: of all rows that the model makes for a node, which memory is then kept
-    for.
+    An epoch has every part once. As in the paper and in PyG, a batch counts as a graph of its own: degrees
+    (`blocks[0].degree`) and sums of weights are the batch's. It is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id
+    int64[n] (ascending), e_id int64[e], edge_weight of a weighted graph, batch_size (n), input_id (n_id), and `blocks`.
 
-    A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n] (ascending), e_id int64[e], edge_weight
-    of a weighted graph, batch_size (n), input_id (n_id), and `blocks`. Features of a part are read front to back.
-    Raises ConfigError for an argument that does not fit; while iterating, BudgetError for a batch that does not fit.
+    Args:
+        data: The data set.
+        batch_size: Parts of a batch.
+        shuffle: Whether parts are grouped anew every epoch, in a keyed random order.
+        num_parts: Equal ranges of node ids to make, where the store has no parts (`ooc ingest --parts`).
+        input_nodes: The split to train on. `y` of other nodes is unknown (-1, NaN), so that a loss which leaves those out
+            trains on the split alone, and `input_mask` (bool[n]) is true for the split.
+        num_layers: `blocks` has so many, one and the same.
+        transform, drop_last, num_workers, pin_memory, prefetch_factor, seed, rank, world_size: As NeighborLoader's.
+        arguments: device, dtype, edge_ids, budget, sample_threads, and PyG's and DataLoader's other arguments, as
+            NeighborLoader's; width: columns of all rows that the model makes for a node, which memory is kept for.
+
+    Raises:
+        ConfigError: An argument does not fit.
+        BudgetError: While iterating, a batch does not fit the memory.
 
     >>> loader = ClusterLoader(ds, batch_size=20, shuffle=True, input_nodes="train")
     >>> for batch in loader:
     ...     loss = F.cross_entropy(model(batch.x, batch.edge_index)[batch.input_mask], batch.y[batch.input_mask])
     """
+
+    induced = True
 
     @renamed(world="world_size")
     def __init__(
@@ -156,35 +262,19 @@ class ClusterLoader(_InducedLoader):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        edge_ids: bool = True,
-        width: int = 0,
-        budget: MemoryPlan | None = None,
-        sample_threads: int = 1,
         **arguments: Any,
     ) -> None:
-        self.parts = parts_of(data.graph, num_parts)
-        count = len(self.parts) - 1
-        if not isinstance(batch_size, Integral) or not 1 <= batch_size <= count:
-            raise ConfigError(f"a batch of {batch_size} parts: give 1 to {count}, as many as there are")
+        self.parts, nodes = _parts_of(data, num_parts, batch_size)
         super().__init__(
             data,
-            Order(InputNodes(count), int(batch_size), shuffle, seed, drop_last, rank, world_size),
-            part_sampler(data.graph, self.parts, False),
-            {"num_workers": num_workers, **arguments},
-            induced=True,
-            input_nodes=input_nodes,
+            Order(nodes, int(batch_size), shuffle, seed, drop_last, rank, world_size),
+            None if input_nodes is None else data.members(input_nodes),
             num_layers=num_layers,
             transform=transform,
+            num_workers=num_workers,
             pin_memory=pin_memory,
             prefetch_factor=prefetch_factor,
-            device=device,
-            dtype=dtype,
-            edge_ids=edge_ids,
-            width=width,
-            budget=budget,
-            sample_threads=sample_threads,
+            **arguments,
         )
 
     def __repr__(self) -> str:
@@ -194,48 +284,28 @@ class ClusterLoader(_InducedLoader):
         return {**super()._identity(), "mode": "cluster", "parts": len(self.parts) - 1}
 
 
-@dataclass(frozen=True)
-class _KeyedSampler:
-    """GraphSAINT's sampler as the pipeline calls it: a step's key is all that a subgraph depends on."""
-
-    sampler: SaintSampler
-    counts: ReadCounts
-
-    def counting(self, counts: ReadCounts) -> "_KeyedSampler":
-        """The same sampler, whose bytes are counted in `counts`."""
-        return replace(self, counts=counts)
-
-    def sample(self, seeds: NDArray[np.int64], key: int) -> Subgraph:
-        found = self.sampler.draw(key)
-        self.counts.add_topology(found.nbytes)
-        return found.subgraph
-
-
-@dataclass(frozen=True)
-class SaintSampleStage(SampleStage):
-    """Draws GraphSAINT's subgraphs, with what their edges stand for."""
-
-    norm: Normalisation | None = None
-
-    def sample(self, cursor: Cursor) -> SampledBatch:
-        """The batch at `cursor`."""
-        assert self.norm is not None
-        drawn = super().sample(cursor)
-        stands_for, nbytes = self.norm.counts().stands_for(drawn.subgraph)
-        self.counts.add_topology(nbytes)
-        return replace(drawn, subgraph=replace(drawn.subgraph, stands_for=stands_for))
-
-
-class SaintLoader(_InducedLoader):
+class SaintLoader(SubgraphLoader):
     """Mini-batches of GraphSAINT (Zeng et al., 2020): random subgraphs, normalised so that they stand for the whole graph.
 
-    sampler: "walk" (`batch_size` roots, `walk_length` steps each), "node" (`batch_size` draws of nodes) or "edge" (of edges);
-    see `ooc.sampling.saint`. num_steps: subgraphs an epoch; None: as many as draw N nodes. Before the first batch subgraphs are
-    drawn until they have `sample_coverage` times N nodes, and what they count is kept in `save_dir` (None: until the loader
-    goes). `node_norm` (float32[n]) then makes sum(node_norm * loss of each node) of the input nodes the mean loss over all of
-    them, on average; `edge_norm` (float32[e]) makes sums over in-edges those of the whole graph: our models take it from
-    `blocks` (mean and GCN's sum alike; attention has no such coefficient), degrees there are the whole graph's.
-    Other arguments, the fields of a batch and the errors: as ClusterLoader's.
+    A batch has the fields of ClusterLoader's; degrees are the whole graph's. `node_norm` (float32[n]) makes sum(node_norm *
+    loss of each node) of the input nodes the mean loss over all of them, on average. `edge_norm` (float32[e]) makes sums over
+    in-edges those of the whole graph: our models take it from `blocks` (mean and GCN's sum alike; attention has none).
+
+    Args:
+        data: The data set.
+        sampler: "walk" (`batch_size` roots, `walk_length` steps each), "node" (`batch_size` draws of nodes) or "edge" (of
+            edges); see `ooc.sampling.saint`.
+        batch_size: See `sampler`.
+        walk_length: See `sampler`.
+        num_steps: Subgraphs an epoch; None: as many as draw N nodes.
+        sample_coverage: Before the first batch subgraphs are drawn until they have so many times N nodes, and counted.
+        save_dir: Where the counts are kept; None: until the loader is closed.
+        input_nodes, num_layers, transform, num_workers, pin_memory, prefetch_factor, seed, rank, world_size, arguments: As
+            ClusterLoader's.
+
+    Raises:
+        ConfigError: An argument does not fit.
+        BudgetError: While iterating, a batch does not fit the memory.
 
     >>> loader = SaintLoader(ds, "walk", batch_size=2000, walk_length=2, input_nodes="train", num_layers=3)
     >>> for batch in loader:
@@ -263,60 +333,43 @@ class SaintLoader(_InducedLoader):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        edge_ids: bool = True,
-        width: int = 0,
-        budget: MemoryPlan | None = None,
-        sample_threads: int = 1,
         **arguments: Any,
     ) -> None:
         self.how = check(Draw(sampler, batch_size, walk_length if sampler == "walk" else 1))
         steps = -(-data.num_nodes // self.how.most_nodes) if num_steps is None else num_steps
         if steps < 1 or not sample_coverage > 0:
             raise ConfigError(f"num_steps {steps} and sample_coverage {sample_coverage} must be more than 0")
-        made: list[SaintSampler] = []
-
-        def make_sampler(edges: Edges | None, most: int, row_bytes: int, counts: ReadCounts) -> Sampler:
-            made.append(SaintSampler(data.graph, self.how, edges, most, row_bytes))
-            return _KeyedSampler(made[0], counts)
-
-        super().__init__(
-            data,
-            Order(InputNodes(steps * world_size), 1, False, seed, False, rank, world_size),
-            make_sampler,
-            {"num_workers": num_workers, **arguments},
-            induced=False,
-            input_nodes=input_nodes,
-            num_layers=num_layers,
-            transform=transform,
-            pin_memory=pin_memory,
-            prefetch_factor=prefetch_factor,
-            device=device,
-            dtype=dtype,
-            edge_ids=edge_ids,
-            width=width,
-            budget=budget,
-            sample_threads=sample_threads,
-        )
         self._norm_of = {**self.how._asdict(), "seed": seed, "coverage": sample_coverage, "store": data.fingerprint}
         self._folder = TemporaryDirectory(prefix="ooc-saint-") if save_dir is None else None
         folder = Path(self._folder.name) / "norm" if self._folder is not None else Path(str(save_dir))
         engine = "auto" if data.engine == "gds" else data.engine
-        drawing, stages = made[0]._replace(row_bytes=0), self._strategy.stages
-        counted = stages.counts.add_topology
-        self._norm = norm = Normalisation(drawing, folder, seed, sample_coverage, self._norm_of, engine, counted)
-        sample = SaintSampleStage(**{**vars(stages.sample), "norm": norm})
-        collate = replace(cast(SubgraphCollate, stages.collate), norm=norm)
-        self._strategy = replace(self._strategy, stages=replace(stages, sample=sample, collate=collate))
+        self._counting = folder, seed, sample_coverage, self._norm_of, engine
+        super().__init__(
+            data,
+            Order(InputNodes(steps * world_size), 1, False, seed, False, rank, world_size),
+            None if input_nodes is None else data.members(input_nodes),
+            num_layers=num_layers,
+            transform=transform,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor,
+            **arguments,
+        )
+
+    def _drawing(self, graph: Graph, edges: Edges | None, max_bytes: int, row_bytes: int, counts: ReadCounts) -> DrawSubgraph:
+        sampler = SaintSampler(graph, self.how, edges, max_bytes, row_bytes)
+        self._norm = Normalisation(sampler._replace(row_bytes=0), *self._counting, lambda nbytes: counts.add(topology=nbytes))
+        return lambda seeds, key: sampler.draw(key)
 
     def prepare(self) -> None:
         """Count how often nodes and edges come now, and not at the first batch. Raises as iterating does."""
+        assert self._norm is not None
         self._norm.counts()
 
     def close(self) -> None:
         """Give back the files of the coefficients; idempotent."""
-        self._norm.close()
+        if self._norm is not None:
+            self._norm.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.how}, {len(self)} batches)"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ooc.loading.batch_bytes import BatchBytes
 from ooc.loading.collate import SampledBatch
-from ooc.loading.feature_cache import CachedNodes, CacheLease, Slots, own_cache, registry_of
-from ooc.loading.read_strategy import ReadStrategy, ServedBatch, chained, clocks_of, read_all_or_each
+from ooc.loading.feature_cache import CachedNodes, RowLease, Slots, own_cache, registry_of
+from ooc.loading.read_strategy import ReadGroup, ReadSession, ReadStrategy, ServedBatch, chained, clocks_of, read_all_or_each
 from ooc.loading.superbatch_plan import Superbatch, SuperbatchPlanner, SuperbatchSketch
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
@@ -27,7 +27,7 @@ PIECE_ROWS = 2**15, 2**18
 
 
 @dataclass(frozen=True)
-class FilledSuperbatch:
+class FilledSuperbatch(ReadGroup):
     """A superbatch that was read."""
 
     superbatch: Superbatch
@@ -35,9 +35,6 @@ class FilledSuperbatch:
     """int32[u]: where its rows are in the pool; valid for the first `done` batches"""
     idle: Slots
     """slots to give back before the first batch"""
-    done: int
-    error: Exception | None
-    """what batch `done` failed on"""
 
 
 @dataclass(frozen=True)
@@ -53,23 +50,18 @@ class Superbatches(ReadStrategy):
         """Groups batches. pool: bytes for all that is alive; residents: what is in memory before."""
         return SuperbatchPlanner(self.stages, self.memory, pool, residents)
 
-    def reads(self, batches: Iterator[SampledBatch], pool: int) -> Iterator[tuple[NDArray[np.int64], int]]:
-        for superbatch in self.planner(pool, CachedNodes.none()).plan(batches):
-            yield superbatch.missing, superbatch.sketch.limit
-
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
         own = clocks_of(clocks, ("sample", "group", "read", "collate"))
         return chained(SuperbatchSession(self, self.pool(budget)), cursors, own)
 
 
-class SuperbatchSession:
+class SuperbatchSession(ReadSession):
     """Reads superbatches into the pool of the rows' cache, serves their batches, and gives back rows no longer needed.
 
     pool: bytes for all batches and superbatches alive at once.
     """
 
     stage = "read"
-    prepare = None
 
     def __init__(self, strategy: Superbatches, pool: int) -> None:
         rows = strategy.disk_rows
@@ -77,13 +69,20 @@ class SuperbatchSession:
         self._rows, self._load, self._collate = rows, strategy.stages.load, strategy.stages.collate
         self.sample = strategy.stages.sample
         self._lease, room = _lent(rows, pool, strategy.memory.max_bytes)
-        cache = self._lease.cache
-        self._pool = cache.pool
+        assert self._lease.cache is not None
+        self._pool = cache = self._lease.cache
         self._slot = cache.slot
         """int32[r]: where the rows in memory are, in the order of `CachedNodes.node`"""
         self._final: CachedNodes | None = cache.residents
         """what is in memory once the last batch is gathered; until then, once reading has begun, nobody knows"""
-        self.plan = strategy.planner(room, cache.residents).plan
+        try:
+            self._planner = strategy.planner(room, cache.residents)
+        except BaseException:
+            self.end()
+            raise
+
+    def plan(self, batches: Iterator[SampledBatch]) -> Iterator[Superbatch]:
+        return self._planner.plan(batches)
 
     def read(self, group: Superbatch) -> FilledSuperbatch:
         """The rows that are not in memory yet, each once."""
@@ -100,7 +99,7 @@ class SuperbatchSession:
 
         done, error = read_all_or_each(len(sketch.batches), lambda: self._fill(sketch, np.flatnonzero(~there), slot), read_one)
         self._slot = _moved(group.source, self._slot, slot)
-        return FilledSuperbatch(group, slot, self._slot[group.idle], done, error)
+        return FilledSuperbatch(done, error, group, slot, self._slot[group.idle])
 
     def _fill(self, sketch: SuperbatchSketch, row: NDArray[np.int64], slot: Slots) -> None:
         """Read rows `row` (ascending) of the superbatch, in pieces as large as there is room for."""
@@ -120,17 +119,14 @@ class SuperbatchSession:
             slot[piece] = own
             begin += len(piece)
 
-    def begin(self, turn: int) -> None:
-        """Rows make room one by one, so nothing waits for a superbatch's end."""
-
     def collate(self, served: ServedBatch) -> tuple[int, object]:
-        """(steps done with this batch, the batch); its rows are gathered from the pool."""
+        """See `ReadSession`; the batch's rows are gathered from the pool."""
         filled: FilledSuperbatch = served.group
         superbatch, k, pool = filled.superbatch, served.k, self._pool
         batches = superbatch.sketch.batches
         if k == 0:
             pool.give(filled.idle)  # the superbatch before is through, so nobody needs them
-        drawn: SampledBatch = batches[k].unpack(superbatch.sketch.node)
+        drawn = batches[k].unpack(superbatch.sketch.node)
         loaded = self._load.take(drawn, pool.rows, filled.slot[batches[k].row])
         pool.give(filled.slot[superbatch.gone[superbatch.first[k] : superbatch.first[k + 1]]])
         if k + 1 == len(batches):
@@ -146,7 +142,7 @@ class SuperbatchSession:
         self._lease.end(self._final, self._slot)
 
 
-def _lent(rows: Rows, pool: int, max_bytes: int) -> tuple[CacheLease, int]:
+def _lent(rows: Rows, pool: int, max_bytes: int) -> tuple[RowLease, int]:
     """The rows' cache, and the bytes for this pipeline; a second one at the same time has a cache and room of its own."""
     lease = registry_of(rows).lend(min(pool // rows.row_bytes + 1, rows.shape[0]), rows)
     if lease is not None:

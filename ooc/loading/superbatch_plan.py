@@ -6,20 +6,19 @@ Ginex and MariusGNN's partition buffer rest on the same fact.) `ooc.loading.supe
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.relabel import RelabelTable, by_last_use
-from ooc.loading.batch_bytes import BatchBytes
+from ooc.loading.batch_bytes import BatchBytes, narrow
 from ooc.loading.collate import SampledBatch
-from ooc.loading.compact_batch import CompactBatch, narrow, pack
 from ooc.loading.feature_cache import CacheChange, CachedNodes, shared_rows
-from ooc.loading.load_stage import BatchStages
 from ooc.loading.read_strategy import AHEAD, Deferred, grouped
+from ooc.loading.stages import BatchStages
 
 FIRST_BYTES, GROWTH = 2**30, 4
 """Of an epoch's first superbatch, so that training starts soon (a smaller one is hardly read faster); each next one may have
@@ -27,6 +26,41 @@ so many times more"""
 ROW_BYTES = 112
 """a row's share of what keeps order in four superbatches: one gathered from, one read, one ready and one put together"""
 SUPERBATCHES = 4
+_NOTHING = np.empty(0, np.int64)
+_WIDE = {"edge_id": np.int64}
+"""columns that wait as int32 where they fit, and their dtype"""
+
+
+class CompactBatch(NamedTuple):
+    """A sampled batch as it waits for its superbatch, in a third of its memory."""
+
+    drawn: SampledBatch
+    """its subgraph has no nodes, and numbers are int32 where they fit"""
+    row: NDArray[np.int32]
+    """int32[n]: positions of its nodes among the superbatch's"""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        small = self.drawn.subgraph
+        return self.drawn.position.nbytes + self.row.nbytes + small.nbytes + sum(each.nbytes for each in small.columns.values())
+
+    def unpack(self, node: NDArray[Any]) -> SampledBatch:
+        """The batch as it was drawn, but for slots that nobody needs. node: [u], the superbatch's."""
+        small = self.drawn.subgraph
+        own, indptr, source, slot = (each.astype(np.int64) for each in (node[self.row], small.indptr, small.source, small.slot))
+        columns = {name: array.astype(_WIDE.get(name, array.dtype)) for name, array in small.columns.items()}
+        full = replace(small, node=own, indptr=indptr, source=source, slot=slot, columns=columns)
+        return replace(self.drawn, subgraph=full)
+
+
+def pack(drawn: SampledBatch, row: NDArray[np.int32], slots: bool) -> CompactBatch:
+    """The batch with its nodes at `row` (int32[n]) of the superbatch; slots: whether those it was drawn from are needed."""
+    full = drawn.subgraph
+    indptr, source, slot = (narrow(array) for array in (full.indptr, full.source, full.slot if slots else _NOTHING))
+    columns = {name: narrow(array) if name in _WIDE else array for name, array in full.columns.items()}
+    small = replace(full, node=_NOTHING, indptr=indptr, source=source, slot=slot, columns=columns)
+    return CompactBatch(replace(drawn, subgraph=small), row)
 
 
 @dataclass(frozen=True)
@@ -104,7 +138,7 @@ class SuperbatchDraft:
 
     def finish(self) -> SuperbatchSketch:
         node, rank = self._table.ascending(self._size)
-        batches = tuple(batch.renumbered(rank) for batch in self._batches)
+        batches = tuple(CompactBatch(batch.drawn, rank[batch.row]) for batch in self._batches)
         last, uses = np.empty(self._size, np.int32), np.empty(self._size, np.float32)
         last[rank], uses[rank] = self._last[: self._size], self._uses[: self._size]
         return SuperbatchSketch(batches, narrow(node), last, uses, self._limit)
@@ -121,21 +155,14 @@ def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class SuperbatchPlanner:
-    """How sampled batches become superbatches.
-
-    Args:
-        stages: Of the loader.
-        memory: Of a batch.
-        pool_bytes: For all superbatches and batches that are alive at once.
-        residents: What is in memory before the first superbatch.
-        first_bytes: See `FIRST_BYTES`.
-        growth: See `GROWTH`.
-    """
+    """How sampled batches become superbatches. memory: of a batch."""
 
     stages: BatchStages
     memory: BatchBytes
     pool_bytes: int
+    """for all superbatches and batches that are alive at once"""
     residents: CachedNodes
+    """what is in memory before the first superbatch"""
     first_bytes: int = FIRST_BYTES
     growth: int = GROWTH
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.loading.collate import LoadedBatch, SampledBatch
-from ooc.loading.load_stage import BatchStages, LoadStage
 from ooc.loading.read_strategy import ReadStrategy
+from ooc.loading.stages import BatchStages, LoadStage
 from ooc.planning.simulate_superbatches import Lengths, cost_of
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from ooc.loading.base import BatchLoader
 from ooc.loading.collate import LoadedBatch, SampledBatch
 from ooc.loading.feature_cache import CachedNodes
-from ooc.loading.load_stage import LoadStage
 from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import SharedScan
+from ooc.loading.stages import LoadStage
 from ooc.loading.superbatch import Superbatches
 from ooc.planning.measure import StandInRows, Step, load_shown, read_cost, run_together, warm_pipeline
 from ooc.planning.scan_trial import try_scan

@@ -15,7 +15,7 @@ import numpy as np
 
 from ooc.loading.base import BatchLoader
 from ooc.loading.collate import LoadedBatch, SampledBatch
-from ooc.loading.load_stage import BatchStages, LoadStage
+from ooc.loading.stages import BatchStages, LoadStage
 from ooc.planning.measure import (
     BatchSample,
     StandInRows,

@@ -12,7 +12,7 @@ import numpy as np
 from ooc.graph.aggregation import Floats
 from ooc.loading.batch_bytes import PIECES
 from ooc.loading.read_strategy import AHEAD, ServedBatch, sampled_batches, serve
-from ooc.loading.shared_scan import FinishedScan, ScanReader, ScanServer, SharedScans
+from ooc.loading.shared_scan import FinishedScan, ScanSession, SharedScans
 from ooc.loading.shared_scan_plan import ScanDraft, ScanPiece, SharedScan, WaitingBatch
 from ooc.planning.measure import LEAST_STEPS, PATIENCE, Step, median_of
 from ooc.planning.simulate_superbatches import AggregationSpeed, cost_of
@@ -57,19 +57,18 @@ class _Maker:
         assert strategy.disk_rows is not None
         self._rows, self._counts, self._scan = strategy.disk_rows, strategy.stages.counts, scan
         self._clock, self._model_s = Clock(), 0.0
-        self.reader = ScanReader(strategy, self._clock)
+        self.session = ScanSession(strategy, self._clock)
 
     def buffer(self) -> tuple[Floats, Floats]:
         """Zeros for a scan's aggregates and the rows it keeps."""
-        scan = self._scan
-        neighbor, self_rows = self.reader.memory.take(scan.num_rows, scan.num_self_rows, self._rows.shape[1], 0)
+        neighbor, self_rows = self.session.room_for(self._scan, 0)
         neighbor[:], self_rows[:] = 0, 0
         return neighbor, self_rows
 
     def pieces(self) -> Iterator[ScanPiece]:
         """Of the scan."""
         cost = cost_of(self._rows)
-        for piece in self.reader.pieces(self._scan):
+        for piece in self.session.pieces(self._scan):
             length = np.array([len(piece.row) * self._rows.row_bytes]) if piece.plan is None else piece.plan.length
             self._model_s += len(length) * cost.read_s + int(length.sum()) * cost.byte_s
             yield piece
@@ -83,7 +82,7 @@ class _Maker:
         """Add pieces up."""
         before, model, reading, begun = self.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
         with noting_waits() as waits:
-            self.reader.add_up(self._scan, *sums, todo)
+            self.session.add_up(self._scan, *sums, todo)
         waited = sum(stop - start for start, stop in waits)
         seconds = time.perf_counter() - begun
         return _Pass(seconds, self.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
@@ -110,17 +109,17 @@ def try_scan(strategy: SharedScans, scan: SharedScan, steps: int, step: Step, se
             maker.make(made, islice(maker.pieces(), PIECES + 1))  # loads the kernels
             end = time.perf_counter() + seconds
             alone = maker.make(served, takewhile(lambda _: time.perf_counter() < end, maker.pieces()))
-            pipeline = _pipeline(strategy, maker.reader, _made(scan, served), steps)
+            pipeline = _pipeline(maker.session, _made(scan, served), steps)
             with pipeline:
                 found = _beside(pipeline, maker, made, step, alone, seconds)
     finally:
-        maker.reader.close()
+        maker.session.end()
     known = sum(part.nbytes for part in (*made, *served)) + scan.nbytes + sum(rest.nbytes for rest in scan.batches)
     return ScanTrial(*found, median_of(pipeline.clocks["collate"], WARM_STEPS), max(0, meter.peak - known))
 
 
 def _made(scan: SharedScan, sums: tuple[Floats, Floats]) -> FinishedScan:
-    return FinishedScan(scan.batches, scan.start, scan.own, *sums, len(scan.batches), None)
+    return FinishedScan(len(scan.batches), None, scan.batches, scan.start, scan.own, *sums)
 
 
 def _beside(
@@ -175,14 +174,13 @@ def taken_by(runs: Iterator[float], least: int, seconds: float) -> list[float]:
     return taken
 
 
-def _pipeline(strategy: SharedScans, reader: ScanReader, made: FinishedScan, steps: int) -> Pipeline:
+def _pipeline(session: ScanSession, made: FinishedScan, steps: int) -> Pipeline:
     """Batches of a scan, over and over; for each that is served another one is sampled and put in file order."""
     cursors = (Cursor(0, step % steps) for step in count())
-    sampled = sampled_batches(strategy.stages.sample, strategy.waiting, cursors, Clock())
-    server = ScanServer(strategy.stages)
+    sampled = sampled_batches(session.sample, session.prepare, cursors, Clock())
     return Pipeline(
-        _served(serve(repeat(made), "sum", reader.memory.ask), sampled),
-        [Stage("collate", server.collate)],
+        _served(serve(repeat(made), "sum", session.begin), sampled),
+        [Stage("collate", session.collate)],
         max_bytes=1,
         max_items=AHEAD,
         before=sampled,

@@ -226,7 +226,7 @@ class _Pool:
             self._freed.append((time, rows))
 
     def take(self, time: float, least: int, most: int, limit: int) -> tuple[float, int]:
-        """(when there is room, rows taken): see `RowPool.take`."""
+        """(when there is room, rows taken): see `RowCache.take`."""
         while self._freed and (self._freed[0][0] <= time or self.used + least > limit):
             freed_at, rows = self._freed.popleft()
             time, self.used = max(time, freed_at), self.used - rows

@@ -140,6 +140,15 @@ class MemoryPlan:
         return self.window // 2
 
     @property
+    def resident_rows(self) -> int:
+        """For feature rows on disk that all stay in memory, once read: half; more are read again for every shared scan."""
+        return self.batches // 2
+
+    def scans(self, spare: int) -> BatchRoom:
+        """For shared scans: all, and `spare` bytes beside it."""
+        return BatchRoom(self.batches + spare, 1, self)
+
+    @property
     def topology_in_ram(self) -> int:
         """For the topology's slots; larger ones stay on disk."""
         return self.memory // TOPOLOGY_SHARE

@@ -23,7 +23,8 @@ from ooc.graph.aggregation import (
 )
 from ooc.loading.batch_bytes import ScanBytes
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.shared_scan_plan import ScanDraft, waiting
+from ooc.loading.shared_scan import SharedScans
+from ooc.loading.shared_scan_plan import ScanDraft
 from ooc.models.builders import Model, build_model, pre_aggregation_of
 from ooc.models.convs import BlockSAGEConv
 from ooc.models.layers import Layer
@@ -252,7 +253,7 @@ def scattered(strategy: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np
     """near, root of each batch, made by a sweep over all of them, of pieces that end at `cuts`."""
     memory, load = ScanBytes(1 << 60, strategy.memory), strategy.stages.load
     draft = ScanDraft(1 << 60, memory.self_row_bytes)
-    assert all(draft.add(waiting(strategy.stages, memory, each)) for each in drawn)
+    assert all(draft.add(SharedScans(strategy.stages, memory).waiting(each)) for each in drawn)
     scan = draft.finish()
     rows = load.x.array.view(np.uint16) if load.x.dtype == np.float16 else load.x.array
     neighbor, self_rows = np.zeros((scan.num_rows, F), np.float32), np.full((scan.num_self_rows, F), np.nan, np.float32)

@@ -15,7 +15,7 @@ def over(loader: Any, rows: Any) -> Any:
     if isinstance(rows, ArrayRows):
         memory = strategy.memory
         strategy = InMemory(strategy.stages, memory.batch if isinstance(memory, ScanBytes) else memory)
-    loader._strategy = strategy
+    loader.strategy = strategy
     return loader
 
 
@@ -24,4 +24,4 @@ def with_stage(loader: Any, stage: str, run: Callable[[Any], Any]) -> None:
     stages = loader.strategy.stages
     before = getattr(stages, stage)
     other = type("Other", (type(before),), {stage: lambda self, item: run(item)})(**vars(before))
-    loader._strategy = replace(loader.strategy, stages=replace(stages, **{stage: other}))
+    loader.strategy = replace(loader.strategy, stages=replace(stages, **{stage: other}))

@@ -1,6 +1,5 @@
 """Batches of events against the edges in plain Python; negatives; EdgeBank; no look into the future."""
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def test_wide_events_are_read_in_fewer_at_a_time(store: Path, edges: Edges, monk
 def test_events_of_one_time_that_do_not_fit_are_refused_before_they_are_read(tmp_path: Path) -> None:
     with ooc.open(Edges(span=1).store(tmp_path)) as ds:
         loader = ooc.EventLoader(ds, 32, num_neighbors=[])
-        loader._work = replace(loader._work, max_bytes=1000)
+        loader._max_bytes = 1000
         with pytest.raises(BudgetError, match=r"a batch of 400 events \(those of one time stay together\) needs"):
             next(iter(loader))
         assert loader.moved.events == 0

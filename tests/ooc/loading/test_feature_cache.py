@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading.feature_cache import CachedNodes, RowPool, Stopped, registry_of
+from ooc.loading.feature_cache import CachedNodes, RowCache, Stopped, registry_of
 from stores.arrays.rows import ArrayRows
 
 nodes = st.sets(st.integers(0, 30), max_size=12)
@@ -58,7 +58,7 @@ def test_uses_fade_with_the_windows():
 
 
 def test_slots_are_distinct_and_come_back():
-    pool = RowPool(10, (2,), np.dtype(np.float32))
+    pool = RowCache(10, (2,), np.dtype(np.float32))
     one, other = pool.take(4, 4, 10), pool.take(1, 20, 9)
     assert (len(one), len(other), pool.used) == (4, 5, 9)
     assert len({*one.tolist(), *other.tolist()}) == 9
@@ -67,7 +67,7 @@ def test_slots_are_distinct_and_come_back():
 
 
 def test_whoever_waits_for_slots_gets_them_or_learns_of_the_end():
-    pool = RowPool(4, (), np.dtype(np.int64))
+    pool = RowCache(4, (), np.dtype(np.int64))
     held, got = pool.take(4, 4, 4), []
 
     def take():
@@ -96,15 +96,15 @@ def test_a_shelf_lends_its_cache_once_at_a_time():
     registry = registry_of(rows)
     lease = registry.lend(5, rows)
     assert registry.lend(5, rows) is None
-    slot = lease.cache.pool.take(2, 2, 5)
+    slot = lease.cache.take(2, 2, 5)
     residents, _ = CachedNodes.none().take(ascending({3, 8}), np.ones(2, np.float32), 5, np.empty(0, np.int32))
     lease.end(residents, slot)
     again = registry_of(rows).lend(5, rows)
     assert again.cache is lease.cache
     assert again.cache.residents.node.tolist() == [3, 8]
     again.end(None, slot)
-    assert again.cache.pool.used == 0
-    assert len(registry.lend(6, rows).cache.pool.rows) == 6
+    assert again.cache.used == 0
+    assert len(registry.lend(6, rows).cache.rows) == 6
 
 
 def test_the_next_pipeline_waits_for_one_that_stops():
@@ -118,4 +118,4 @@ def test_the_next_pipeline_waits_for_one_that_stops():
     assert again is not None
     assert not ending.is_alive() or lease._over
     lease.stop()  # another's by now
-    assert len(again.cache.pool.take(1, 1, 5)) == 1
+    assert len(again.cache.take(1, 1, 5)) == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ooc.loading.part_loader import PartLoader
+from ooc.loading.subgraph_loaders import PartLoader
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore

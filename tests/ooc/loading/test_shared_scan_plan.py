@@ -1,6 +1,7 @@
 """Waiting batches -> sweeps -> pieces: entries by row and in order, every row once, within the bytes."""
 
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.loading import shared_scan_plan as sweepplan
 from ooc.loading.batch_bytes import PIECE_BYTES, PIECES, ScanBytes, ScanSize
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, SharedScan, WaitingBatch, pieces, shared_scans, waiting
+from ooc.loading.read_strategy import grouped
+from ooc.loading.shared_scan import SharedScans
+from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, SharedScan, WaitingBatch, pieces
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor
 from stores.arrays.lmdb_rows import write_lmdb_rows
@@ -45,13 +48,17 @@ def path(tmp_path_factory: Any) -> Path:
     return write_store(tmp_path_factory.mktemp("plan") / "t.ooc", graph, x=x)
 
 
+def shared_scans(batches: Any, pool: int, self_row_bytes: int, reserved: int = 0) -> Any:
+    return grouped(batches, (ScanDraft(pool, self_row_bytes, reserved) for _ in repeat(None)))
+
+
 def waits_of(ds: Dataset, fanout: list[int], batch_size: int) -> tuple[Any, list[WaitingBatch]]:
     """The work of a loader, and its batches, all sampled."""
     loader = NeighborLoader(ds, fanout, batch_size=batch_size, shuffle=True, pre_aggregation=PreAggregation("expanded", 8))
     strategy = loader.strategy
     memory = strategy.memory if isinstance(strategy.memory, ScanBytes) else ScanBytes(10**6, strategy.memory)
-    sample = strategy.stages.sample
-    return memory, [waiting(strategy.stages, memory, sample.sample(Cursor(0, step))) for step in range(len(loader))]
+    scans, sample = SharedScans(strategy.stages, memory), strategy.stages.sample
+    return memory, [scans.waiting(sample.sample(Cursor(0, step))) for step in range(len(loader))]
 
 
 def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> WaitingBatch:

@@ -1,7 +1,6 @@
 """Snapshots against windows cut from the edges in plain Python; resuming; memory; threads."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +167,7 @@ def test_a_window_that_does_not_fit_is_refused(store: Path) -> None:
     with ooc.open(store, memory=tight()) as ds:
         loader = ooc.SnapshotLoader(ds, E, by="count")
         assert len(list(loader)) == 1
-        loader._work = replace(loader._work, max_bytes=1000)
+        loader._max_bytes = 1000
         with pytest.raises(BudgetError, match="window 0 has 400 events and may need"):
             list(loader)
 

@@ -111,7 +111,7 @@ def test_rows_read_are_those_that_residents_foresee_whatever_the_timing(ds):
         small = dataclasses.replace(budget(30_000), in_flight=1)
         loader = NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, budget=small)
         strategy = loader.strategy
-        drawn = list(strategy.stages.sample.split(iter([Cursor(0, step) for step in range(len(loader))])))
+        drawn = list(strategy.stages.sample.batches(iter([Cursor(0, step) for step in range(len(loader))])))
         sketches = list(strategy.planner(small.batches, CachedNodes.none()).sketches(iter(drawn)))
         assert 2 < len(sketches) < len(drawn)
         held, foreseen = CachedNodes.none(), 0
@@ -132,7 +132,7 @@ def test_rows_of_earlier_epochs_and_other_loaders_make_room(ds):
             loader = NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, budget=small, seed=epoch)
             got, expected = list(loader), list(in_memory(NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, seed=epoch)))
             assert same(got, expected)
-            assert 0 < cache._cache.pool.used == len(cache._cache.slot) == len(cache._cache.residents.node) < N
+            assert 0 < cache._cache.used == len(cache._cache.slot) == len(cache._cache.residents.node) < N
 
 
 def test_a_second_pipeline_meanwhile_has_rows_of_its_own(ds):
@@ -157,8 +157,8 @@ def test_an_iterator_dropped_at_any_batch_gives_the_rows_back(ds, taken):
             del epoch
             gc.collect()
             assert no_threads()
-            assert registry._lease is None
-            assert registry._cache.pool.used == len(registry._cache.slot) == len(registry._cache.residents.node)
+            assert not registry._readers
+            assert registry._cache.used == len(registry._cache.slot) == len(registry._cache.residents.node)
 
 
 def foreign_features(path, array):
@@ -201,7 +201,7 @@ def test_features_that_someone_else_wrote_are_windowed_to_the_bit(ds, tmp_path, 
 def test_windows_hold_all_batches_in_order_within_their_bytes(ds, batch_size, max_batch, first, edge_ids):
     loader = NeighborLoader(ds, [2, 2], batch_size=batch_size, edge_ids=edge_ids)
     strategy, pool = loader.strategy, 4 * max_batch
-    drawn = list(strategy.stages.sample.split(iter([Cursor(0, step) for step in range(len(loader))])))
+    drawn = list(strategy.stages.sample.batches(iter([Cursor(0, step) for step in range(len(loader))])))
     planner = SuperbatchPlanner(strategy.stages, strategy.memory, pool, CachedNodes.none(), first * F * 4, growth=3)
     made = list(planner.sketches(iter(drawn)))
     unpacked = [batch.unpack(sketch.node) for sketch in made for batch in sketch.batches]

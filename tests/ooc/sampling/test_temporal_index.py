@@ -75,7 +75,7 @@ def batches(store: Path, folder: Path, read: bool, patch: pytest.MonkeyPatch) ->
     patch.setattr("ooc.sampling.temporal_index.TOPOLOGY_SHARE", 2**60 if read else 1)
     with ooc.open(store) as ds:
         loader = MemoryLoader(ds, 50, width=4, num_neighbors=[3, 2], negatives=negatives_of(ds, "historical", 2))
-        assert loader._work.sampler._slots.mapped != read
+        assert loader._sampler._slots.mapped != read
         loader.memory = NodeMemory.create(folder, ds, 4, columns=("msg",), max_bytes=2**20)
         for batch in loader:
             wanted = batch.memory_request

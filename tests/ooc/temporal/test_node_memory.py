@@ -86,7 +86,7 @@ def test_a_batch_counts_all_that_its_nodes_bring(tmp_path: Path) -> None:
         pulled = memory.pull(batch, CPU)
         arrays = [wanted.own, wanted.other, wanted.time, wanted.known, *wanted.columns.values(), wanted.write, wanted.at]
         taken = sum(each.nbytes for each in [*arrays, pulled.memory, pulled.updated, pulled.other, pulled.time, pulled.msg])
-        assert taken <= loader._work.beside * len(batch.n_id)
+        assert taken <= loader._beside * len(batch.n_id)
         memory.push(batch, pulled.memory)
     memory.history.close()
     ds.close()

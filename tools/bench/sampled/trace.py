@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 import ooc
 from ooc.loading.collate import SampledBatch
+from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.read_strategy import ReadStrategy
+from ooc.loading.shared_scan import SharedScans
+from ooc.loading.superbatch import Superbatches
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from stores.arrays.zarr_rows import ShardedRows
@@ -73,7 +76,13 @@ class Trace:
 
     def reads(self) -> Iterator[tuple[NDArray[Any], int]]:
         """Of every superbatch or scan: the rows that it had to read, int[u] ascending, and how many were in memory at once."""
-        return self.strategy.reads(self.drawn(), self.strategy.pool(self.budget))
+        strategy, pool = self.strategy, self.strategy.pool(self.budget)
+        if isinstance(strategy, SharedScans):
+            for scan in strategy.plan(map(strategy.waiting, self.drawn()), pool):
+                yield scan.row, 2 * 2 * scan.num_rows  # two rows a destination, and two scans
+        elif isinstance(strategy, Superbatches):
+            for superbatch in strategy.planner(pool, CachedNodes.none()).plan(self.drawn()):
+                yield superbatch.missing, superbatch.sketch.limit
 
     def planned(self) -> dict[str, int]:
         """What the run's own superbatches or scans had to read.

@@ -96,7 +96,8 @@ def test_windows_make_the_same_sums(path: Any, ds: Dataset, monkeypatch: pytest.
 
 def test_rows_that_fit_in_half_the_memory_are_not_swept(ds: Dataset) -> None:
     rows = loader_of(ds).strategy.disk_rows
-    assert [scan_pays(rows, pool) for pool in (N * F * 4, 2 * N * F * 4 - 1, 2 * N * F * 4)] == [True, True, False]
+    rooms = [budget(nbytes).resident_rows for nbytes in (N * F * 4, 2 * N * F * 4 - 1, 2 * N * F * 4)]
+    assert [scan_pays(rows, room) for room in rooms] == [True, True, False]
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7, 14, 15])

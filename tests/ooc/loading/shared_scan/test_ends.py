@@ -32,7 +32,7 @@ def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x:
         got.extend(loader)
     assert caught.value.__notes__ == [f"in stage 'sum' at step {first} of the pipeline"]
     assert same(got, want[:first])
-    assert not registry_of(loader.strategy.disk_rows)._scans
+    assert not registry_of(loader.strategy.disk_rows)._readers
 
 
 @pytest.mark.parametrize("failing", [0, 1, 11])
@@ -73,7 +73,7 @@ def test_an_epoch_left_halfway_leaves_nothing(path: Any, ds: Dataset, taken: int
             leave()
         gc.collect()
         assert eventually(lambda: no_threads() and not piece_threads())
-        assert not registry_of(rows)._scans
+        assert not registry_of(rows)._readers
     loader.set_epoch(0)
     assert same(list(loader), in_memory(path)[0][:15])
 
@@ -87,7 +87,7 @@ def test_an_epoch_that_cannot_begin_leaves_nothing(path: Any, ds: Dataset, monke
         with pytest.raises(type(error)):
             iter(loader)
     assert eventually(lambda: no_threads() and not piece_threads())
-    assert not registry_of(loader.strategy.disk_rows)._scans
+    assert not registry_of(loader.strategy.disk_rows)._readers
     loader.set_epoch(0)
     assert same(list(loader), in_memory(path)[0][:15])
 
@@ -120,17 +120,17 @@ def test_an_epoch_after_one_that_was_dropped_has_all_the_memory(
 def test_a_collection_in_the_middle_of_a_request_to_read_stops_the_sweeper(ds: Dataset) -> None:
     """By the thread that makes the request, in which the collection of a dropped epoch may happen."""
     loader = loader_of(ds)
-    scan_reader = shared_scans.ScanReader(loader.strategy, Clock(), loader.budget.batches)
+    session = shared_scans.ScanSession(loader.strategy, Clock(), loader.budget.batches)
 
     def request() -> None:
-        with scan_reader._readers._shutdown_lock:
-            scan_reader.stop()
+        with session._readers._shutdown_lock:
+            session.stop()
 
     thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
-    scan_reader.close()
+    session.end()
 
 
 def test_closing_waits_for_the_reads_under_way(ds: Dataset, x: Any) -> None:

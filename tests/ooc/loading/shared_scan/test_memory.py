@@ -11,7 +11,7 @@ from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.loading import shared_scan as shared_scans
 from ooc.loading.feature_cache import CacheRegistry, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.shared_scan import AggregateBuffers, SelfRowBuffers, Stopped
+from ooc.loading.shared_scan import FloatBuffers, Stopped
 from ooc.runtime.memory_plan import SECOND_SHARE
 from stores.dataset import Dataset
 from stores.errors import BudgetError
@@ -32,20 +32,21 @@ def test_batches_that_are_kept_neither_hang_nor_change(path: Any, ds: Dataset) -
 def test_sums_alive_stay_within_the_budget(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: dict[int, int] = {}
     peak = 0
-    take = AggregateBuffers.take
+    take = FloatBuffers.take
 
-    def counted(self: Any, rows: int, self_rows: int, width: int, turn: int) -> Any:
+    def counted(self: Any, shape: Any, turn: int | None = None) -> Any:
         nonlocal peak
-        sums, kept = take(self, rows, self_rows, width, turn)
-        number = len(numbers)
-        numbers.append(number)
-        alive[number] = sums.nbytes + kept.nbytes
-        weakref.finalize(sums.base, alive.pop, number)
-        peak = max(peak, sum(alive.copy().values()))
-        return sums, kept
+        taken = take(self, shape, turn)
+        if turn is not None:
+            number = len(numbers)
+            numbers.append(number)
+            alive[number] = taken.nbytes
+            weakref.finalize(taken.base, alive.pop, number)
+            peak = max(peak, sum(alive.copy().values()))
+        return taken
 
     numbers: list[int] = []
-    monkeypatch.setattr(AggregateBuffers, "take", counted)
+    monkeypatch.setattr(FloatBuffers, "take", counted)
     monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 10.0)
     for room in 2, 4, 8:
         loader = loader_of(ds, batch_size=10, budget=few(room))
@@ -59,44 +60,44 @@ def test_sums_alive_stay_within_the_budget(ds: Dataset, monkeypatch: pytest.Monk
         assert not alive
 
 
-def stopped(memory: AggregateBuffers) -> None:
+def stopped(memory: FloatBuffers) -> None:
     with pytest.raises(Stopped):
-        memory.take(1, 0, 1, 4)
+        memory.take((1, 1), 4)
 
 
 def test_two_buffers_serve_an_epoch_and_a_consumer_that_keeps_them_gets_more() -> None:
-    memory = AggregateBuffers()
-    (first, self_rows), second = memory.take(3, 2, 4, 0), memory.take(3, 2, 4, 1)
-    first[:], self_rows[:], second[0][:], second[1][:] = 1, 1, 2, 2
-    part, got = self_rows[1:], []
-    del first, self_rows
-    third = threading.Thread(target=lambda: got.append(memory.take(2, 1, 4, 2)))
+    memory = FloatBuffers(2)
+    first, second = memory.take((5, 4), 0), memory.take((5, 4), 1)
+    first[:], second[:] = 1, 2
+    part, got = first[4:], []
+    del first
+    third = threading.Thread(target=lambda: got.append(memory.take((3, 4), 2)))
     third.start()
     third.join(0.1)
     assert third.is_alive()  # a part of it is in use still
     address = part.ctypes.data - (3 + 1) * 16
     del part
     third.join(10)
-    assert got[0][0].ctypes.data == address
-    memory.ask(3)
-    for fourth in memory.take(3, 2, 4, 3):
-        fourth[:] = 3
-    assert all((each == 2).all() for each in second)
+    assert got[0].ctypes.data == address
+    memory.request(3)
+    fourth = memory.take((5, 4), 3)
+    fourth[:] = 3
+    assert (second == 2).all()
     last = threading.Thread(target=lambda: stopped(memory))
     last.start()
     memory.close()
     last.join(10)
     assert not last.is_alive()
     with pytest.raises(Stopped):
-        memory.take(1, 1, 1, 0)
+        memory.take((2, 1), 0)
 
 
 def test_copies_are_used_again_and_a_consumer_that_keeps_them_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 10.0)
-    copies = SelfRowBuffers(2)
-    first, second = copies.take(3, 4), copies.take(3, 4)
+    copies = FloatBuffers(2)
+    first, second = copies.take((3, 4)), copies.take((3, 4))
     first[:], second[:], address, got = 1, 2, first.ctypes.data, []
-    third = threading.Thread(target=lambda: got.append(copies.take(3, 4)))
+    third = threading.Thread(target=lambda: got.append(copies.take((3, 4))))
     third.start()
     third.join(0.05)
     assert third.is_alive()
@@ -104,7 +105,7 @@ def test_copies_are_used_again_and_a_consumer_that_keeps_them_gets_more(monkeypa
     third.join(10)
     assert got[0].ctypes.data == address
     monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 0.01)
-    more = [copies.take(3, 4) for _ in range(3)]
+    more = [copies.take((3, 4)) for _ in range(3)]
     assert len({each.ctypes.data for each in (*got, second, *more)}) == 5
     assert (second == 2).all()
 
@@ -113,8 +114,13 @@ def test_a_sweeps_first_batch_needs_no_copy_and_two_at_a_time_are_alive(
     path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    take = SelfRowBuffers.take
-    monkeypatch.setattr(SelfRowBuffers, "take", lambda self, rows, width: (taken.append(rows), take(self, rows, width))[1])
+    take = FloatBuffers.take
+
+    def counted(self: Any, shape: Any, turn: int | None = None) -> Any:
+        taken.extend(shape[:1] if turn is None else [])
+        return take(self, shape, turn)
+
+    monkeypatch.setattr(FloatBuffers, "take", counted)
     loader = loader_of(ds, budget=few(4))
     got = outcome(loader)
     assert same(got, in_memory(path))
@@ -155,7 +161,7 @@ def test_a_loader_of_rows_beside_one_of_sums_shares_the_memory_too(ds: Dataset) 
     registry = registry_of(ds.stored("x"))
     sums, rows = iter(loader_of(ds)), iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
     next(sums), next(rows)
-    assert (len(registry._scans), registry._lease) == (1, None)  # the rows' pipeline has a smaller cache of its own
+    assert [reader.cache for reader in registry._readers] == [None]  # the rows' pipeline has a smaller cache of its own
     sums.close(), rows.close()
     rows = iter(NeighborLoader(ds, [2, 2], batch_size=20, budget=few()))
     next(rows)

@@ -1,0 +1,311 @@
+"""The stages of a loader's pipeline: Cursor -> SampledBatch -> LoadedBatch -> Data.
+
+Seeds of a step are drawn around and checked against the memory; feature rows or first-layer aggregates and labels are added;
+`ooc.loading.collate` makes the batch. Stages know nothing of the loader, so that threads do not keep it alive.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ooc.graph.aggregation import Factors, FirstLayerAggregates, PreAggregation, RowDecoder, gathered, without_last_hop
+from ooc.graph.blocks import Subgraph
+from ooc.graph.mapped_topology import Topology
+from ooc.loading.arguments import InputNodes
+from ooc.loading.batch_bytes import BatchBytes, ScanBytes
+from ooc.loading.collate import CollateStage, LoadedBatch, SampledBatch
+from ooc.loading.feature_gather import Gather
+from ooc.runtime.buffers import Buffers
+from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of
+from ooc.runtime.memory_plan import MemoryPlan, words_for
+from ooc.sampling import OnDiskFrontier
+from stores.arrays.members import Members
+from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
+from stores.errors import BudgetError
+from stores.graph import Graph
+
+FIRST_TOGETHER, MOST_TOGETHER = 4, 64
+"""Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""
+BUFFERS_KEPT, PINNED_KEPT = 1, 4
+"""Memory of batches that the model is done with, for the rows of the next ones; page-locking takes long enough to keep more"""
+
+DrawSubgraph = Callable[[Ids, int], tuple[Subgraph, int]]
+"""(seeds, key) -> (the subgraph, bytes of edges read from the disk for it)"""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which seeds a step has, and the keys of its draws: all that a batch depends on besides the cursor."""
+
+    nodes: InputNodes
+    batch_size: int
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    rank: int
+    world_size: int
+
+    def positions(self, cursor: Cursor) -> Ids:
+        """int64[b]: positions of the seeds among the input nodes."""
+        return seeds_of(
+            self.nodes, cursor, self.batch_size, self.shuffle, self.seed, self.drop_last, self.rank, self.world_size
+        )
+
+    def key(self, cursor: Cursor) -> int:
+        """The key of the step's draws."""
+        return key(self.seed, Purpose.SAMPLE, cursor.epoch, cursor.step, self.rank)
+
+
+@dataclass
+class ReadCounts:
+    """What was read so far, for batches not yet delivered too."""
+
+    requested: int = 0
+    """feature rows that sampled batches want, each time they do"""
+    rows: int = 0
+    """feature rows read"""
+    nbytes: int = 0
+    """bytes they took from the disk"""
+    topology_nbytes: int = 0
+    """bytes that sampling took from the disk, where the edges stay there"""
+    lock: Any = field(default_factory=threading.Lock)
+
+    def add(self, rows: int = 0, nbytes: int = 0, *, requested: int = 0, topology: int = 0) -> None:
+        """Count rows read and their bytes, rows requested, and bytes of edges."""
+        with self.lock:
+            self.rows += rows
+            self.nbytes += nbytes
+            self.requested += requested
+            self.topology_nbytes += topology
+
+
+@dataclass(frozen=True)
+class SampleStage:
+    """Draws batches, from a topology that is kept within its memory, and checks them against `limit`."""
+
+    order: Order
+    draw: DrawSubgraph
+    topology: Topology
+    limit: BatchBytes | ScanBytes
+    counts: ReadCounts
+    frontier: OnDiskFrontier | None = None
+    """draws many batches together, where the edges stay on disk"""
+    threads: int = 1
+    """that draw, where batches are drawn one by one"""
+    split_seeds: bool = False
+    """whether a batch beyond the limit is halved, and again, into more batches"""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each cursor gives one batch, drawn by itself."""
+        return self.frontier is None and not self.split_seeds
+
+    def drawing_bytes(self, nbytes: int) -> int:
+        """Bytes of the batches being drawn at once, with their hash tables. nbytes: of a subgraph."""
+        return 4 * self.threads * nbytes if self.frontier is None else self.frontier.max_bytes or 0
+
+    def shared(self, limit: ScanBytes, parts: int) -> Self:
+        """The same within another limit, for one of so many parts of the frontier's memory."""
+        frontier = self.frontier
+        if frontier is not None and frontier.max_bytes is not None:
+            own = frontier.max_bytes // parts
+            frontier = OnDiskFrontier(frontier.sampler, frontier.indices, frontier.columns, own, frontier.at_once)
+        return replace(self, limit=limit, frontier=frontier)
+
+    def sample(self, cursor: Cursor) -> SampledBatch:
+        """The batch at `cursor`, whole. Raises BudgetError where it does not fit the memory."""
+        self.topology.warm()
+        position = self.order.positions(cursor)
+        subgraph = self._drawn(self.order.nodes.ids(position), self.order.key(cursor))
+        return self._checked(cursor, position, True, subgraph)
+
+    def batches(self, cursors: Iterator[Cursor]) -> Iterator[SampledBatch]:
+        """The batches of `cursors`, drawn one by one, in halves or together."""
+        return map(self.sample, cursors) if self.one_by_one else self._parts(cursors)
+
+    def _parts(self, cursors: Iterator[Cursor]) -> Iterator[SampledBatch]:
+        """The batches of `cursors`; with `split_seeds`, where one does not fit, its halves in order.
+
+        Where the edges stay on disk, many are drawn at a time, hop by hop, as many as fit the frontier's memory. The batches
+        before one that fails come first. All parts of a step share its draws: a node's draw is the same in every part as long
+        as it is met at the same hop. Where fan-outs differ by hop, a node can be met at an earlier or a later hop in a half
+        than in the whole, and then with another fan-out: so what is computed from a split batch depends on where it was split,
+        that is, on the memory.
+        """
+        self.topology.warm()
+        waiting: deque[tuple[Cursor, Ids, bool]] = deque()
+        together = 1 if self.frontier is None else FIRST_TOGETHER
+        while True:
+            for cursor in islice(cursors, max(0, together - len(waiting))):
+                waiting.append((cursor, self.order.positions(cursor), True))
+            if not waiting:
+                return
+            parts = list(islice(waiting, together))
+            found = self._subgraphs([(cursor, position) for cursor, position, _ in parts])
+            if self.frontier is not None:
+                together = min(2 * together, MOST_TOGETHER) if len(found) == together else len(found)
+            for (cursor, position, last), subgraph in zip(parts, found, strict=False):
+                waiting.popleft()
+                try:
+                    if isinstance(subgraph, Exception):
+                        raise subgraph
+                    drawn = self._checked(cursor, position, last, subgraph)
+                except BudgetError:
+                    if not self.split_seeds or len(position) == 1:
+                        raise
+                    half = len(position) // 2
+                    waiting.extendleft([(cursor, position[half:], last), (cursor, position[:half], False)])
+                    break  # what was drawn behind it is drawn again, in its place
+                yield drawn
+            del found  # before the next ones are drawn
+
+    def _subgraphs(self, parts: list[tuple[Cursor, Ids]]) -> Sequence[Subgraph | Exception]:
+        """The subgraphs of the first of these (cursor, positions of seeds), of one at least, or what it failed on."""
+        seeds, keys = [self.order.nodes.ids(position) for _, position in parts], [self.order.key(cursor) for cursor, _ in parts]
+        if self.frontier is not None:
+            together = self.frontier.sample(seeds, keys)
+            self.counts.add(topology=together.nbytes)
+            return together.batches
+        try:
+            return [self._drawn(seeds[0], keys[0])]
+        except BudgetError as error:
+            return [error]
+
+    def _drawn(self, seeds: Ids, key: int) -> Subgraph:
+        subgraph, nbytes = self.draw(seeds, key)
+        if nbytes:
+            self.counts.add(topology=nbytes)
+        return subgraph
+
+    def _checked(self, cursor: Cursor, position: Ids, last: bool, subgraph: Subgraph) -> SampledBatch:
+        self.topology.trim(subgraph)
+        drawn, most = SampledBatch(cursor.step, last, position, subgraph), self.limit.max_bytes
+        need = self.limit.need(drawn, self.drawing_bytes(subgraph.nbytes))  # the sampler has not counted what collation adds
+        if need > most:
+            raise BudgetError(
+                f"a batch of {len(position)} seeds needs {words_for(need, most)}; "
+                "take a smaller batch size, a smaller fan-out or more memory"
+            )
+        self.counts.add(requested=len(subgraph.node))
+        return drawn
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a batch's nodes, out of `y` ([N] or [N, C])."""
+
+    y: AnyArray
+    own: bool = False
+    """whether only the nodes of the first hop have labels, those of a part and not of its halo"""
+    train: Members | None = None
+    """nodes whose labels are given, the others' being unknown (-1, NaN); None: all"""
+
+    def of(self, subgraph: Subgraph) -> AnyArray:
+        """[n] or [n, C]."""
+        node = subgraph.node[: subgraph.num_nodes[0]] if self.own else subgraph.node
+        y = np.asarray(self.y[node])
+        y = y.astype(np.int64) if y.dtype.kind in "iu" else y  # torch's losses take classes so
+        if self.train is not None:
+            y[~self.train.contains(node)] = -1 if y.dtype.kind == "i" else np.nan
+        return y
+
+
+@dataclass(frozen=True)
+class LoadStage:
+    """Reads or takes the rows of batches, with memory of `buffers`, and counts them in `counts`."""
+
+    graph: Graph
+    x: Rows | None
+    """feature rows as stored, [N, ...]; None where the store has none"""
+    gather: Gather | None
+    labels: Labels | None
+    pre_aggregation: PreAggregation | None
+    """what a batch holds in place of its feature rows"""
+    counts: ReadCounts
+    buffers: Buffers
+
+    @property
+    def decoder(self) -> RowDecoder:
+        """How pre-aggregation reads stored rows."""
+        assert self.gather is not None
+        return RowDecoder.of(self.gather.encoding)
+
+    def load(self, drawn: SampledBatch) -> LoadedBatch:
+        """The batch with its rows, read one batch at a time."""
+        node = drawn.subgraph.node
+        if self.x is None:
+            return LoadedBatch(drawn, None, self.labels_of(drawn))
+        if self.pre_aggregation is not None:
+            assert isinstance(self.x, ArrayRows), "rows on disk are aggregated by a read strategy"
+            return self.take(drawn, self.x.array, node)
+        assert self.gather is not None
+        x, nbytes = self.gather.read(self.x, node, self.buffers)
+        self.counts.add(len(node), nbytes)
+        return LoadedBatch(drawn, x, self.labels_of(drawn))
+
+    def take(self, drawn: SampledBatch, rows: AnyArray, at: NDArray[Any]) -> LoadedBatch:
+        """The batch with its rows or aggregates, out of rows in memory: node i's is rows[at[i]]."""
+        assert self.gather is not None
+        if self.pre_aggregation is None:
+            return LoadedBatch(drawn, self.gather.take(rows, at, self.buffers), self.labels_of(drawn))
+        factors, rest = self.factors(drawn)
+        sums = self.buffers.empty((2, len(drawn.subgraph.indptr) - 1, rows.shape[1]), np.dtype(np.float32))
+        gathered(rows, self.decoder, at, drawn.subgraph, factors, sums[0], sums[1])
+        return self.aggregated(rest, sums[0], sums[1])
+
+    def aggregated(self, rest: SampledBatch, neighbor: AnyArray, self_row: AnyArray) -> LoadedBatch:
+        """The batch `rest`, without its last hop, with its aggregates, float32[d, f] each."""
+        return LoadedBatch(rest, FirstLayerAggregates(neighbor, self_row), self.labels_of(rest))
+
+    def factors(self, drawn: SampledBatch) -> tuple[Factors, SampledBatch]:
+        """What neighbors count for in the first layer's aggregates, and what remains of the batch beside them."""
+        assert self.pre_aggregation is not None
+        factors = self.pre_aggregation.factors(self.graph, drawn.subgraph)
+        return factors, replace(drawn, subgraph=without_last_hop(drawn.subgraph))
+
+    def labels_of(self, drawn: SampledBatch) -> AnyArray | None:
+        """Labels of a sampled batch's nodes, [n] or [n, C]."""
+        return None if self.labels is None else self.labels.of(drawn.subgraph)
+
+
+@dataclass(frozen=True)
+class BatchStages:
+    """What is done to a batch, whatever its rows are read with."""
+
+    sample: SampleStage
+    load: LoadStage
+    collate: CollateStage
+
+    def apart(self) -> Self:
+        """The same stages with counters and buffers of their own."""
+        counts = ReadCounts()
+        load = replace(self.load, counts=counts, buffers=Buffers(BUFFERS_KEPT))
+        return replace(self, sample=replace(self.sample, counts=counts), load=load)
+
+    def over(self, rows: Rows | None) -> Self:
+        """The same stages over other feature rows."""
+        return replace(self, load=replace(self.load, x=rows))
+
+    @property
+    def counts(self) -> ReadCounts:
+        """What all stages have read."""
+        return self.load.counts
+
+    @property
+    def needs_slots(self) -> bool:
+        """Whether a sampled batch's slots are needed for collation."""
+        return self.collate.collator.needs_slots(read=self.sample.frontier is not None)
+
+
+def buffers_for(device: torch.device | None, budget: MemoryPlan) -> Buffers:
+    """Memory for rows of batches, page-locked where they are copied to a GPU."""
+    if device is None or device.type != "cuda":
+        return Buffers(BUFFERS_KEPT)
+    return Buffers(PINNED_KEPT, max_bytes=budget.batches, pinned=True)
