@@ -21,7 +21,7 @@ from ooc.layerwise.ops import Tensors
 from ooc.layerwise.row_files import Noted
 from ooc.layerwise.scans import MOST_KEPT
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
-from ooc.runtime.write_behind import WriteBehind
+from ooc.runtime.range_io import WriteBehind
 from stores.io.pages import PageFile
 
 SEGMENT_BYTES = 64 * 2**20

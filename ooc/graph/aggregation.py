@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
 
 from ooc.graph.blocks import Subgraph
-from ooc.graph.gcn_norm import finite_or_zero, gcn_factors
 from stores.arrays.encoding import Encoding, of_bfloat16, of_float16, of_int8
 from stores.graph import Graph
 from stores.jit import kernel, overload
@@ -46,6 +46,10 @@ class FirstLayerAggregates(NamedTuple):
         return int(self.self_row.shape[dim])
 
 
+FirstInput = Tensor | FirstLayerAggregates
+"""what a first layer accepts"""
+
+
 class Factors(NamedTuple):
     """Factors of a sum; an empty array means ones."""
 
@@ -57,28 +61,20 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True)
 class PreAggregation:
-    """The neighbor sum of a model's first layer; see `ooc.models.convs`.
-
-    Args:
-        kind: "mean", "sum", "expanded" (each edge weighted by the edges it represents) or "gcn" (symmetric normalization).
-        channels: Width of the layer's output.
-        more_rows: Rows of that width a step allocates per destination besides `step_bytes`, for example by norms.
-
-    >>> factors = PreAggregation("mean", 256).factors(graph, subgraph)
-    """
+    """The neighbor sum of a model's first layer; see `ooc.models.convs`."""
 
     kind: Kind
+    """in "expanded" each edge is weighted by the edges it represents, "gcn" is the symmetric normalization"""
     channels: int
+    """width of the layer's output"""
     more_rows: float = 0.0
+    """rows of that width a step allocates per destination besides `step_bytes`, for example by norms"""
 
     def step_bytes(self, num_nodes: Sequence[int], in_channels: int) -> int:
         """Bytes of activations and gradients in a training step, besides the batch (measured).
 
         That is 2.5 rows per destination of every layer, one more for GIN's perceptron and, except for the mean, one row as wide
         as the features. `num_nodes` is per hop.
-
-        >>> PreAggregation("mean", 256).held_bytes([1024, 9000, 80000], 128)  # 2.5 rows for 1024 + 10024 destinations
-        28282880
         """
         rows = 2.5 + (self.kind in ("sum", "expanded")) + self.more_rows
         destinations = sum(accumulate(num_nodes[:-1]))
@@ -105,7 +101,7 @@ class PreAggregation:
 
 
 def _normalised(graph: Graph, subgraph: Subgraph, expansion: Factors) -> Factors:
-    """GCN's factors of edges and destinations; see `ooc.graph.gcn_norm`."""
+    """GCN's factors of edges and destinations; see `gcn_factors`."""
     node, count = subgraph.node, np.diff(subgraph.indptr)
     inverse = gcn_factors(graph, node)
     edge = inverse[subgraph.source]
@@ -120,6 +116,37 @@ def _normalised(graph: Graph, subgraph: Subgraph, expansion: Factors) -> Factors
         edge = edge * expansion.edge
     target = inverse[: len(count)]
     return Factors(edge, target * expansion.target if len(expansion.target) else target)
+
+
+def gcn_factors(graph: Graph, ids: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """Return the factors of nodes `ids` (int64[n]) in GCN's symmetric normalization by the whole graph, [n] of `dtype`.
+
+    This is the one rule for degrees that have no inverse root. A node's factor is 1 / sqrt(degree), its degree the sum of its
+    in-weights with a self-loop. Where the degree is zero, negative, infinite or not a number, the factor is 0: the node neither
+    gives nor takes anything. (PyG says so for zero and gives NaN for the others.) A weight that is infinite or not a number
+    makes its destination's degree so; such an edge counts for 0 too.
+    """
+    dtype = np.dtype(dtype)
+    loop: Any = graph.last_loop_weight(ids)
+    loop = dtype.type(1) if loop is None else loop
+    if graph.weight_sum is not None:
+        degree = np.asarray(graph.weight_sum[ids], dtype) + loop
+    else:
+        degree = (graph.degree(ids) - (graph.loops(ids) if len(graph.self_loops) else 0)).astype(dtype) + loop
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return finite_or_zero((1 / np.sqrt(degree)).astype(dtype))
+
+
+def finite_or_zero(values: NDArray[Any]) -> NDArray[Any]:
+    """In place: 0 for what is infinite or not a number."""
+    values[~np.isfinite(values)] = 0
+    return values
+
+
+def gcn_factors_of(degree: Tensor) -> Tensor:
+    """`gcn_factors` of degrees in memory, self-loops counted in: [n] of a floating dtype."""
+    inverse = degree.rsqrt()
+    return inverse.masked_fill(~inverse.isfinite(), 0.0)
 
 
 def without_last_hop(subgraph: Subgraph) -> Subgraph:

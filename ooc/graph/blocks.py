@@ -1,4 +1,4 @@
-"""A sampled subgraph, and the bipartite blocks that a model's layers run on.
+"""A sampled subgraph, the bipartite blocks that a model's layers run on, and sums over a block's edges.
 
 Nodes are in hop order (seeds first) and edges sorted by destination, so each layer's block is a prefix of the same arrays:
 layer l computes only the rows that layer l+1 needs (PyG's `trim_to_layer`, DGL's blocks; as in PyG's NeighborLoader, layers
@@ -10,8 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch_geometric.utils.sparse import index2ptr
+
+from stores.arrays.rows import Ids
+from stores.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -86,18 +92,15 @@ class Block(NamedTuple):
 
 def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
     """Return the prefix of `block` with the given numbers of sources, destinations and edges: the next layer's block."""
+    of_nodes = {name: getattr(block, name) for name in ("degree", "loops", "weight_sum", "loop_weight")}
+    of_edges = {name: getattr(block, name) for name in ("weight", "stands_for", "share")}
     return Block(
-        block.edge_index[:, :num_edges],
-        block.indptr[: num_dst + 1],
-        num_src,
-        num_dst,
-        block.degree[:num_src],
-        None if block.loops is None else block.loops[:num_src],
-        None if block.weight is None else block.weight[:num_edges],
-        None if block.weight_sum is None else block.weight_sum[:num_src],
-        None if block.loop_weight is None else block.loop_weight[:num_src],
-        None if block.stands_for is None else block.stands_for[:num_edges],
-        None if block.share is None else block.share[:num_edges],
+        edge_index=block.edge_index[:, :num_edges],
+        indptr=block.indptr[: num_dst + 1],
+        num_src=num_src,
+        num_dst=num_dst,
+        **{name: each if each is None else each[:num_src] for name, each in of_nodes.items()},
+        **{name: each if each is None else each[:num_edges] for name, each in of_edges.items()},
     )
 
 
@@ -115,3 +118,70 @@ def blocks_of(first: Block, num_nodes: tuple[int, ...], num_edges: tuple[int, ..
         trim(first, sum(num_nodes[: hops - layer + 1]), sum(num_nodes[: hops - layer]), sum(num_edges[: hops - layer]))
         for layer in range(hops)
     ]
+
+
+def own_block(graph: Graph, first: int, stop: int, device: torch.device) -> Block:
+    """Destinations first:stop without edges, with what the whole graph says of them: beside the sums of all their neighbors."""
+    edge_index, indptr = np.empty((2, 0), np.int64), np.zeros(stop - first + 1, np.int64)
+    weight = None if graph.weight_sum is None else np.empty(0, np.float32)
+    return graph_block(graph, np.arange(first, stop), stop - first, edge_index, indptr, weight, device)
+
+
+def gathered_block(
+    graph: Graph, first: int, stop: int, source: Ids, weight: NDArray[np.float32] | None, device: torch.device
+) -> tuple[Ids, Block]:
+    """(nodes int64[n], the block of destinations first:stop with all their in-edges). The destinations come first, then the
+    other sources, ascending. source: int64[e], of their slots; weight: float32[e] or None."""
+    count = stop - first
+    others = np.unique(source[(source < first) | (source >= stop)])
+    inside = (source >= first) & (source < stop)
+    local = np.where(inside, source - first, np.searchsorted(others, source) + count)
+    indptr = np.asarray(graph.indptr[first : stop + 1]) - graph.indptr[first]
+    edge_index = np.stack([local, np.repeat(np.arange(count), np.diff(indptr))])
+    node = np.concatenate([np.arange(first, stop), others])
+    return node, graph_block(graph, node, count, edge_index, indptr, weight, device)
+
+
+def graph_block(
+    graph: Graph,
+    node: Ids,
+    num_dst: int,
+    edge_index: Any,
+    indptr: Ids,
+    weight: NDArray[np.float32] | None,
+    device: torch.device | None = None,
+) -> Block:
+    """The block of these edges (int64[2, e], local ids), with what the whole graph says of its nodes (int64[n])."""
+
+    def tensor(array: Any) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    loop = graph.last_loop_weight(node)
+    return Block(
+        edge_index if isinstance(edge_index, torch.Tensor) else tensor(edge_index),
+        tensor(indptr),
+        len(node),
+        num_dst,
+        tensor(graph.degree(node)),
+        tensor(graph.loops(node)) if len(graph.self_loops) else None,
+        None if weight is None else tensor(weight),
+        None if graph.weight_sum is None else tensor(np.asarray(graph.weight_sum[node], np.float32)),
+        None if loop is None else tensor(loop),
+    )
+
+
+def pointers(ascending: Tensor, size: int) -> Tensor:
+    """Return CSR row pointers int64[size + 1] of the sorted numbers `ascending` (int64[e], below `size`)."""
+    if torch.compiler.is_compiling():  # index2ptr would fix the size and recompile for every batch
+        return torch.searchsorted(ascending, torch.arange(size + 1, device=ascending.device))
+    return index2ptr(ascending, size)
+
+
+def bag_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None) -> Tensor:
+    """For each bag index[indptr[i]:indptr[i + 1]], sum those rows [n, f], each multiplied by its value [e]: [d, f].
+
+    Uses embedding_bag, torch's fastest kernel for it (three times torch.sparse on CPU). Each output row is one sequential sum,
+    so the result does not depend on the number of threads.
+    """
+    value = None if value is None else value.to(rows.dtype)
+    return F.embedding_bag(index, rows, indptr, mode="sum", include_last_offset=True, per_sample_weights=value)

@@ -50,11 +50,9 @@ _touched_lock = threading.Lock()
 class Topology:
     """Bounds the mapped memory of a memory-mapped graph (per graph, over all its loaders), and reads it ahead once if it fits.
 
-    Args:
-        weight: Name of the weight column used for sampling, or None.
-        max_mapped: Bytes of the slot arrays that may be mapped; a single batch may exceed it.
-        max_warm: Bytes of page cache the slots may take; of a larger topology only `indptr` is read ahead.
-        mapped, columns: Whether sampling reads `indices` through the map, and further columns it reads so.
+    `max_mapped` bytes of the slot arrays may be mapped, more by a single batch. Of a topology whose slots take more than
+    `max_warm` bytes of page cache only `indptr` is read ahead. `mapped` says whether sampling reads `indices` through the map,
+    `weight` (a name or None) and `columns` which other columns it reads so.
     """
 
     def __init__(

@@ -31,10 +31,7 @@ class RelabelTable:
         return self._node.nbytes + self._table.nbytes
 
     def add(self, node: NDArray[Any], number: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the numbers of `node` (int32|int64[n], duplicates allowed) as int32[n]; new nodes get the next numbers.
-
-        `number` (int32|int64[n]) is filled and returned instead if given.
-        """
+        """Return the numbers of `node` (int32|int64[n], may repeat) as int32[n] or in `number`; new ones get the next."""
         needed = self.size + len(node)
         if needed > len(self._node):
             grown = np.empty(max(needed, self.size * 5 // 4), np.int64)

@@ -24,8 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ooc.graph.blocks import Block, Subgraph, blocks_of
 from ooc.history.history import History
 from ooc.loading.collate import block_of, edge_index_of
-from ooc.models.contexts import autocast
-from ooc.models.layers import as_input, run_layers
+from ooc.models.layers import as_input, autocast, run_layers
 from ooc.runtime.keyed_random import KeyedPermutation, mix
 from ooc.runtime.transfer import moved
 from ooc.sampling import NeighborSampler

@@ -18,8 +18,7 @@ from ooc.history.history import Growth, History, open_history
 from ooc.history.rows import HistoryCounts
 from ooc.layerwise.shape import probe_widths
 from ooc.loading.subgraph_loaders import PartLoader
-from ooc.models.contexts import evaluating
-from ooc.models.layers import run_model
+from ooc.models.layers import evaluating, run_model
 from ooc.models.user_models import kind_of
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ooc.graph.aggregation import Floats, Kind, RowDecoder, value
-from ooc.graph.gcn_norm import gcn_factors
+from ooc.graph.aggregation import Floats, Kind, RowDecoder, gcn_factors, value
 from ooc.layerwise.edge_tiles import SOURCE_BITS, Ints, Tiles
 from ooc.layerwise.row_files import Noted
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.prefetch import ahead
-from ooc.runtime.range_io import read_range
+from ooc.runtime.range_io import ahead, read_range
 from stores.arrays.rows import AnyArray, Rows
 from stores.arrays.segment_rows import SegmentRows
 from stores.graph import Graph

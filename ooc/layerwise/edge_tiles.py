@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.prefetch import ahead
-from ooc.runtime.range_io import read_range, write_range
+from ooc.runtime.range_io import ahead, read_range, write_range
 from stores.arrays.rows import ArrayRows, Rows
 from stores.graph import Graph
 from stores.jit import kernel

@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ooc.runtime.clock import Clock
-from ooc.runtime.trace import MemorySample, Spans
+from ooc.runtime.clock import Clock, MemorySample, Spans
 
 COMPUTE, ADD, READ, WRITE = "compute", "add", "read", "write"
 _MOST_SAMPLES = 1024

@@ -30,8 +30,8 @@ from ooc.layerwise.row_files import Files
 from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, piece_rows_of, room_in, shape_of
 from ooc.loading.feature_cache import registry_of
-from ooc.models.contexts import evaluating
 from ooc.models.dropout import DropoutKeys
+from ooc.models.layers import evaluating
 from ooc.runtime.memory_plan import MemoryPlan
 from stores.arrays.rows import Rows
 from stores.dataset import Dataset

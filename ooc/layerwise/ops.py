@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ooc.graph.aggregation import FirstLayerAggregates, Floats
-from ooc.graph.blocks import Block
-from ooc.graph.range_blocks import own_block
+from ooc.graph.blocks import Block, own_block
 from ooc.layerwise.ir import FEATURES, Op, ValueRef
 from ooc.layerwise.pass_plan import ModelShape
 from ooc.models.dropout import DropoutKeys, Of, dropout

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.range_io import MemoryRows, write_range
-from ooc.runtime.write_behind import WriteBehind
+from ooc.runtime.range_io import MemoryRows, WriteBehind, write_range
 from stores.arrays.mutable_rows import DiskRows
 from stores.errors import StoreError
 from stores.io.atomic import disk_errors, remove_tree, sync_dir, write_file

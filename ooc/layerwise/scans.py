@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Kind, RowDecoder
-from ooc.graph.range_blocks import gathered_block
+from ooc.graph.blocks import gathered_block
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import Tiles, rows_over
 from ooc.layerwise.io_stats import ADD, IoStats
@@ -20,8 +20,7 @@ from ooc.layerwise.row_files import Kept
 from ooc.layerwise.shape import gather_ranges
 from ooc.models.dropout import Of
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.prefetch import ahead, one_ahead
-from ooc.runtime.range_io import MemoryRows, read_range
+from ooc.runtime.range_io import MemoryRows, ahead, one_ahead, read_range
 from stores.arrays.encoding import Encoding
 from stores.arrays.rows import Rows
 from stores.dataset import Dataset

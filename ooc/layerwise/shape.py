@@ -14,10 +14,8 @@ from ooc.layerwise.aggregator import AHEAD
 from ooc.layerwise.edge_tiles import ENTRIES_AT_ONCE, MOST_PIECE_ROWS
 from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerShape, ModelShape
 from ooc.models.builders import Model, full_blocks
-from ooc.models.contexts import evaluating
-from ooc.models.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
-from ooc.models.layers import Layer, as_input
-from ooc.models.propagation import BlockGCN2Conv, BlockPropagation
+from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
+from ooc.models.layers import Layer, as_input, evaluating
 from ooc.models.user_models import kind_of
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from stores.dataset import Dataset

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.runtime.user_warnings import warn_user
+from ooc.runtime.messages import warn_user
 from stores.arrays.members import Members
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset

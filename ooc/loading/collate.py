@@ -14,8 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.graph.blocks import Block, Subgraph, aggregated_block, blocks_of
-from ooc.graph.range_blocks import graph_block
+from ooc.graph.blocks import Block, Subgraph, aggregated_block, blocks_of, graph_block
 from ooc.loading.arguments import InputNodes
 from ooc.loading.feature_gather import Gather
 from ooc.runtime.transfer import pin

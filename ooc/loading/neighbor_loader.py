@@ -21,8 +21,8 @@ from ooc.loading.collate import CollateStage, Collator
 from ooc.loading.feature_gather import Gather
 from ooc.loading.stages import Order
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
+from ooc.runtime.messages import warn_user
 from ooc.runtime.transfer import pins
-from ooc.runtime.user_warnings import warn_user
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 

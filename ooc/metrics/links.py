@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.graph.relabel import RelabelTable
-from ooc.runtime.pace import Pace
+from ooc.runtime.messages import Pace
 from stores.arrays.rows import AnyArray
 from stores.errors import ConfigError, OocError
 from stores.events import Events

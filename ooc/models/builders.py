@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,12 +15,11 @@ from torch import Tensor, nn
 from torch_geometric.utils import index_sort
 from torch_geometric.utils.sparse import index2ptr
 
-from ooc.graph.aggregation import FirstLayerAggregates, PreAggregation
+from ooc.graph.aggregation import FirstInput, PreAggregation
 from ooc.graph.blocks import Block
-from ooc.models.convs import BlockGATConv, BlockGCNConv, BlockGINConv, BlockSAGEConv
+from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
 from ooc.models.layers import Between, DenseLayer, Layer, Norm, run_model
 from ooc.models.memory_efficient import Relu
-from ooc.models.propagation import BlockGCN2Conv, BlockPropagation
 from stores.errors import ConfigError
 
 ModelName = Literal["sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc"]
@@ -40,11 +40,7 @@ class Model(nn.Module):
         self.encoder, self.layers, self.decoder = encoder, nn.ModuleList(layers), decoder
 
     def forward(
-        self,
-        x: Tensor | FirstLayerAggregates,
-        blocks: Sequence[Block],
-        checkpoint: bool = False,
-        between: Between | None = None,
+        self, x: FirstInput, blocks: Sequence[Block], checkpoint: bool = False, between: Between | None = None
     ) -> Tensor:
         """Map x [blocks[0].num_src, in_channels] to [blocks[-1].num_dst, out_channels]; see `run_layers`."""
         out: Tensor = run_model(self, x, blocks, checkpoint, between)
@@ -67,12 +63,10 @@ def pre_aggregation_of(model: nn.Module) -> PreAggregation | None:
     PreAggregation(kind='mean', channels=256, more_rows=0.0)
     """
     layers = getattr(model, "layers", None)
-    if not layers or type(model).forward is not Model.forward or type(layers[0]).forward is not Layer.forward:
-        return None
-    if model.encoder is not None:
+    if not layers or type(model).forward is not Model.forward or model.encoder is not None:
         return None
     first: Any = layers[0]
-    if type(first.conv).forward not in _SUMMED or first.dropout:
+    if type(first).forward is not Layer.forward or type(first.conv).forward not in _SUMMED or first.dropout:
         return None
     result: PreAggregation | None = first.conv.pre_aggregation()
     return None if result is None else replace(result, more_rows=max(map(_more_rows, layers)))
@@ -140,95 +134,51 @@ def build_model(
     make_conv = partial(_make_conv, name, dropout, heads, output_heads, rescale)
     widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
     layers = []
-    for index in range(num_layers):
-        width_in, width_out, last = widths[index], widths[index + 1], index == num_layers - 1
-        activation = nn.ELU(inplace=True) if name == "gat" else Relu()
-        layer = Layer(
-            make_conv(width_in, width_out, last),
-            width_in,
-            width_out,
-            dropout=dropout if index else input_dropout,
-            norm="none" if last else norm,
-            residual=residual,
-            activation=None if last else activation,
-        )
-        layers.append(layer)
+    for index, (width_in, width_out) in enumerate(pairwise(widths)):
+        last = index == num_layers - 1
+        conv, dropped = make_conv(width_in, width_out, last), dropout if index else input_dropout
+        options: dict[str, Any] = {"dropout": dropped, "residual": residual}
+        if not last:
+            options |= {"norm": norm, "activation": nn.ELU(inplace=True) if name == "gat" else Relu()}
+        layers.append(Layer(conv, width_in, width_out, **options))
     return Model(layers)
-
-
-Dropouts = tuple[float, float]
-"""of the features, and of everything after them"""
 
 
 def _deep(
     name: str,
     channels: tuple[int, int, int],
     num_layers: int,
-    dropouts: Dropouts,
+    dropouts: tuple[float, float],
     rescale: bool,
     norm: Norm,
     residual: bool,
     alpha: float,
     theta: float,
 ) -> Model:
-    """Build gcnii, appnp or sgc; `channels` are the widths of the input, the hidden rows and the output."""
+    """Build gcnii, appnp or sgc as published.
+
+    `channels` are the widths of the input, the hidden rows and the output; `dropouts` are for the features and for all after.
+    """
     if not 0 < alpha < 1:
         raise ConfigError(f"alpha={alpha} is invalid: give the weight of the initial rows, between 0 and 1")
     if theta <= 0:
         raise ConfigError(f"theta={theta} is invalid: give a positive number")
     if name in _PROPAGATING and (norm != "none" or residual):
         raise ConfigError(f"{name} has no layers to apply norm={norm!r} and residual={residual} to: leave them out")
-    if name == "gcnii":
-        return _gcnii(channels, num_layers, dropouts, rescale, norm=norm, residual=residual, theta=theta, alpha=alpha)
-    return (
-        _appnp(channels, num_layers, dropouts, rescale, alpha)
-        if name == "appnp"
-        else _sgc(channels, num_layers, dropouts, rescale)
-    )
-
-
-def _gcnii(
-    channels: tuple[int, int, int],
-    num_layers: int,
-    dropouts: Dropouts,
-    rescale: bool,
-    *,
-    norm: Norm,
-    residual: bool,
-    theta: float,
-    alpha: float,
-) -> Model:
-    """Build GCNII as published: layers of the hidden width with ReLU between two linear maps."""
-    width_in, hidden, width_out = channels
-    layers = [
-        Layer(
-            BlockGCN2Conv(hidden, alpha, theta, index + 1, rescale),
-            hidden,
-            hidden,
-            dropout=dropouts[1],
-            norm=norm,
-            residual=residual,
-            activation=Relu(),
-        )
-        for index in range(num_layers)
-    ]
-    return Model(layers, DenseLayer(width_in, hidden, dropouts[0], nn.ReLU()), DenseLayer(hidden, width_out, dropouts[1]))
-
-
-def _appnp(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, rescale: bool, alpha: float) -> Model:
-    """Build APPNP as published: a two-layer perceptron followed by propagation steps."""
-    width_in, hidden, width_out = channels
-    encoder = nn.Sequential(DenseLayer(width_in, hidden, dropouts[0], Relu()), DenseLayer(hidden, width_out, dropouts[1]))
-    steps = [BlockPropagation(width_out, alpha, rescale) for _ in range(num_layers)]
-    return Model([Layer(step, width_out, width_out) for step in steps], encoder=encoder)
-
-
-def _sgc(channels: tuple[int, int, int], num_layers: int, dropouts: Dropouts, rescale: bool) -> Model:
-    """Build SGC as published: propagation steps followed by one linear map."""
-    width_in, _, width_out = channels
-    steps = [BlockPropagation(width_in, rescale=rescale) for _ in range(num_layers)]
-    layers = [Layer(step, width_in, width_in, dropout=dropouts[0] if not index else 0.0) for index, step in enumerate(steps)]
-    return Model(layers, decoder=DenseLayer(width_in, width_out, dropouts[1]))
+    (width_in, hidden, width_out), (first, later) = channels, dropouts
+    steps = range(num_layers)
+    if name == "gcnii":  # layers of the hidden width with ReLU, between two linear maps
+        options: dict[str, Any] = {"dropout": later, "norm": norm, "residual": residual}
+        convs = (BlockGCN2Conv(hidden, alpha, theta, index + 1, rescale) for index in steps)
+        layers = [Layer(conv, hidden, hidden, **options, activation=Relu()) for conv in convs]
+        return Model(layers, DenseLayer(width_in, hidden, first, nn.ReLU()), DenseLayer(hidden, width_out, later))
+    if name == "appnp":  # a two-layer perceptron, then propagation
+        encoder = nn.Sequential(DenseLayer(width_in, hidden, first, Relu()), DenseLayer(hidden, width_out, later))
+        layers = [Layer(BlockPropagation(width_out, alpha, rescale), width_out, width_out) for _ in steps]
+        return Model(layers, encoder=encoder)
+    propagation = (BlockPropagation(width_in, rescale=rescale) for _ in steps)  # sgc: propagation, then one linear map
+    layers = [Layer(step, width_in, width_in, dropout=0.0 if index else first) for index, step in enumerate(propagation)]
+    return Model(layers, decoder=DenseLayer(width_in, width_out, later))
 
 
 def _check(name: str, hidden: int, num_layers: int, dropout: float, heads: int, output_heads: int) -> None:
@@ -299,9 +249,6 @@ def last_loop_weight(node: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
     """Return the weight of each node's last self-loop, [num_nodes], 1 for nodes without one.
 
     `node` (int64[k], sorted) is the node of each self-loop and `weight` ([k]) its weight.
-
-    >>> last_loop_weight(torch.tensor([1, 1]), torch.tensor([2.0, 5.0]), 3)
-    tensor([1., 5., 1.])
     """
     last = torch.ones_like(node, dtype=torch.bool)
     last[:-1] = node[1:] != node[:-1]

@@ -6,7 +6,8 @@ has all in-edges of its destinations. Degrees are those of the whole graph, so s
 With `rescale=True`, sums over sampled edges are unbiased: each edge is weighted by the inverse of its expected number of
 occurrences in the sample (Horvitz-Thompson, as in FastGCN and GraphSAINT). For uniform sampling this is degree / sampled edges
 of the destination; for weighted sampling the sampler provides it per edge (`Block.stands_for`). GCN's self-loop term is not
-rescaled. `rescale=False` is PyG's layer on the block's own edges.
+rescaled. `rescale=False` is PyG's layer on the block's own edges. `sum_kind` is the `PreAggregation.kind` of a convolution's
+sum over all in-edges.
 """
 
 from typing import Any
@@ -15,76 +16,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import index_sort, softmax
 
-from ooc.graph.aggregation import FirstLayerAggregates, Kind, PreAggregation
-from ooc.graph.blocks import Block
-from ooc.graph.gcn_norm import gcn_factors_of
-from ooc.graph.spmm import bag_sum, pointers
+from ooc.graph.aggregation import FirstInput, FirstLayerAggregates, Kind, PreAggregation, gcn_factors_of
+from ooc.graph.blocks import Block, bag_sum, pointers
 from ooc.models.dropout import dropout
 from ooc.models.memory_efficient import memory_efficient_here, sage_layer, two_products
 
 GATHER_COST = 16
 """multiply-adds that cost as much as gathering one number of a neighbor's row (measured on CPU, 32 to 256 float32 per row)"""
-
-# `sum_kind` of a convolution is the `kind` of its sum over all in-edges (see `ooc.graph.aggregation.PreAggregation`).
-
 EDGES_AT_ONCE = 8192
 """edges processed together in the backward pass of attention, so that their rows stay in the CPU cache"""
 
 
-class _WeightedSum(torch.autograd.Function):
-    """CSR matrix times dense rows (`bag_sum`); the backward pass is the transposed product."""
+class _EdgeSum(torch.autograd.Function):
+    """CSR matrix times dense rows, with no value, one per edge, or a differentiable one per edge and head.
+
+    The backward pass is the transposed product.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor | None, edge_index: Tensor, indptr: Tensor) -> Tensor:
-        ctx.num_src = x.size(0)
-        ctx.save_for_backward(value, edge_index)
-        return bag_sum(edge_index[0], x, indptr, value)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
-        if not ctx.needs_input_grad[0]:
-            return None, None, None, None
-        value, edge_index = ctx.saved_tensors
-        source, order = index_sort(edge_index[0], max_value=ctx.num_src, stable=True)
-        value = None if value is None else value[order]
-        indptr = pointers(source, ctx.num_src)
-        return bag_sum(edge_index[1][order], grad.contiguous(), indptr, value), None, None, None
-
-
-def weighted_sum(x: Tensor, block: Block, value: Tensor | None = None) -> Tensor:
-    """Sum the source rows x [num_src, f] of each destination's in-edges, times its value ([e] or None): [num_dst, f].
-
-    Deterministic, also on CUDA. No gradient is computed for an x that does not require one, nor for the values.
-
-    >>> block = full_blocks(torch.tensor([[0, 1], [2, 2]]), 3, 1)[0]
-    >>> weighted_sum(torch.tensor([[1.0], [2.0], [4.0]]), block)[2]
-    tensor([3.])
-    """
-    out: Tensor = _WeightedSum.apply(x, value, block.edge_index, block.indptr)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _AttentionSum(torch.autograd.Function):
-    """`_WeightedSum` with one differentiable value per head."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, value: Tensor, edge_index: Tensor, indptr: Tensor) -> Tensor:
-        ctx.save_for_backward(x, value, edge_index)
-        return _heads_sum(edge_index[0], x, indptr, value)
+        ctx.num_src, ctx.by_head = x.size(0), value is not None and value.dim() == 2
+        ctx.save_for_backward(x if ctx.by_head else None, value, edge_index)
+        return _edge_sum(edge_index[0], x, indptr, value)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if not (ctx.needs_input_grad[0] or ctx.by_head):
+            return None, None, None, None
         x, value, edge_index = ctx.saved_tensors
-        num_src, heads = x.size(0), value.size(1)
         grad = grad.contiguous()
-        source, order = index_sort(edge_index[0], max_value=num_src, stable=True)
-        grad_x = _heads_sum(edge_index[1][order], grad, pointers(source, num_src), value[order])
+        source, order = index_sort(edge_index[0], max_value=ctx.num_src, stable=True)
+        ordered = None if value is None else value[order]
+        grad_x = _edge_sum(edge_index[1][order], grad, pointers(source, ctx.num_src), ordered)
+        if not ctx.by_head:
+            return grad_x, None, None, None
+        heads = value.size(1)
         parts = [
             (x.index_select(0, source) * grad.index_select(0, target)).view(-1, heads, x.size(1) // heads).sum(-1)
             for source, target in zip(edge_index[0].split(EDGES_AT_ONCE), edge_index[1].split(EDGES_AT_ONCE), strict=True)
@@ -92,19 +63,27 @@ class _AttentionSum(torch.autograd.Function):
         return grad_x, torch.cat(parts).to(value.dtype), None, None
 
 
-def _heads_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor) -> Tensor:
+def _edge_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None) -> Tensor:
+    """`bag_sum`, per head where `value` is [e, heads]."""
+    if value is None or value.dim() == 1:
+        return bag_sum(index, rows, indptr, value)
     heads = value.size(1)
     parts = rows.view(rows.size(0) * heads, -1)
     sums = [bag_sum(index * heads + head, parts, indptr, value[:, head].contiguous()) for head in range(heads)]
     return torch.cat(sums, dim=1)
 
 
-def attention_sum(x: Tensor, value: Tensor, block: Block) -> Tensor:
-    """`weighted_sum` per head, differentiable in both: x [num_src, heads * c], value [e, heads] -> [num_dst, heads * c].
+def weighted_sum(x: Tensor, block: Block, value: Tensor | None = None) -> Tensor:
+    """Sum the source rows x [num_src, f] of each destination's in-edges, times its value: [num_dst, f].
 
-    >>> rows = attention_sum(h, share, block)  # [num_src, 64], [e, 8] -> [num_dst, 64]
+    `value` is None, [e], or [e, heads] for each head's share of the columns. Deterministic, also on CUDA. Differentiable in x
+    where it requires a gradient, and in values of heads.
+
+    >>> block = full_blocks(torch.tensor([[0, 1], [2, 2]]), 3, 1)[0]
+    >>> weighted_sum(torch.tensor([[1.0], [2.0], [4.0]]), block)[2]
+    tensor([3.])
     """
-    out: Tensor = _AttentionSum.apply(x, value, block.edge_index, block.indptr)  # type: ignore[no-untyped-call]
+    out: Tensor = _EdgeSum.apply(x, value, block.edge_index, block.indptr)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -139,16 +118,12 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
 
     The mean over sampled neighbors is already unbiased, so it is not rescaled; GraphSAINT's subgraphs provide weights
     (`Block.share`). Edge weights are ignored, as in PyG.
-
-    >>> conv = BlockSAGEConv(128, 256)
-    >>> conv.load_state_dict(SAGEConv(128, 256).state_dict())
-    >>> rows = conv(x, block)  # [num_src, 128] -> [num_dst, 256]
     """
+
+    sum_kind: Kind = "mean"
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, aggr="mean")
-
-    sum_kind: Kind = "mean"
 
     def pre_aggregation(self) -> PreAggregation | None:
         """See `ooc.models.pre_aggregation_of`."""
@@ -162,7 +137,7 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
         """Combine the neighbors' mean and the self rows of `narrowed`, [num_dst, out_channels] each, into the output."""
         return neighbor + self_row + self.lin_l.bias
 
-    def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
+    def forward(self, x: FirstInput, block: Block) -> Tensor:
         weights = self.lin_l.weight, self.lin_l.bias, self.lin_r.weight
         if isinstance(x, FirstLayerAggregates):
             return (
@@ -187,17 +162,13 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 
     Self-loops follow `add_remaining_self_loops`: those of the graph are replaced by one per node with weight 1, or the weight
     of its last self-loop in a weighted graph. With `rescale=False` degrees are counted in the block, as in PyG.
-
-    >>> conv = BlockGCNConv(1433, 16)
-    >>> conv.load_state_dict(GCNConv(1433, 16).state_dict())
-    >>> rows = conv(x, block)  # [num_src, 1433] -> [num_dst, 16]
     """
+
+    sum_kind: Kind = "gcn"
 
     def __init__(self, in_channels: int, out_channels: int, rescale: bool = True) -> None:
         super().__init__(in_channels, out_channels)
         self.rescale = rescale
-
-    sum_kind: Kind = "gcn"
 
     def pre_aggregation(self) -> PreAggregation | None:
         """See `ooc.models.pre_aggregation_of`; degrees counted in the block are not known in advance."""
@@ -213,14 +184,14 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         out: Tensor = with_own_row(neighbor, self_row, block) + self.bias
         return out
 
-    def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
+    def forward(self, x: FirstInput, block: Block) -> Tensor:
         early = not isinstance(x, FirstLayerAggregates) and narrow_first(block, self.in_channels, self.out_channels)
         out = propagated(self.lin(x) if early else x, block, self.rescale)
         return (out if early else self.lin(out)) + self.bias
 
     @staticmethod
     def coefficients(block: Block, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Return the factors of the edges [e] and of the self rows [num_dst]; see `ooc.graph.gcn_norm`."""
+        """Return the factors of the edges [e] and of the self rows [num_dst]; see `ooc.graph.aggregation.gcn_factors`."""
         loop: Tensor | float = 1.0 if block.loop_weight is None else block.loop_weight.to(dtype)
         if block.weight is not None:
             assert block.weight_sum is not None, "a weighted block needs weight_sum"
@@ -247,7 +218,7 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
         return value, weight[-block.num_src :][: block.num_dst]
 
 
-def propagated(x: Tensor | FirstLayerAggregates, block: Block, rescale: bool) -> Tensor:
+def propagated(x: FirstInput, block: Block, rescale: bool) -> Tensor:
     """Multiply x [num_src, f] by the normalized adjacency with self-loops: [num_dst, f]. See `BlockGCNConv` for `rescale`."""
     if isinstance(x, FirstLayerAggregates):
         return with_own_row(*x, block)
@@ -267,10 +238,9 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
 
     `inner` is the width between the perceptron's layers (default: out_channels). Weighted sampling never picks edges of weight
     0, so the rescaled sum covers the others only.
-
-    >>> conv = BlockGINConv(128, 256)
-    >>> rows = conv(x, block)  # [num_src, 128] -> [num_dst, 256]
     """
+
+    sum_kind: Kind = "sum"
 
     def __init__(self, in_channels: int, out_channels: int, rescale: bool = True, inner: int | None = None) -> None:
         inner = out_channels if inner is None else inner
@@ -278,13 +248,11 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
         super().__init__(perceptron)
         self.rescale = rescale
 
-    sum_kind: Kind = "sum"
-
     def pre_aggregation(self) -> PreAggregation | None:
         """See `ooc.models.pre_aggregation_of`."""
         return PreAggregation("expanded" if self.rescale else "sum", self.nn[0].out_features)
 
-    def forward(self, x: Tensor | FirstLayerAggregates, block: Block) -> Tensor:
+    def forward(self, x: FirstInput, block: Block) -> Tensor:
         if isinstance(x, FirstLayerAggregates):
             return self.nn(x.neighbor + (1 + self.eps) * x.self_row)
         neighbor = weighted_sum(x, block, expansion(block) if self.rescale else None)
@@ -296,16 +264,13 @@ class BlockGATConv(GATConv):  # type: ignore[misc]
 
     Attention is normalized over the sampled neighbors, so nothing is rescaled. Edge weights are ignored, as in PyG. Attention
     scores are computed from x directly, with the attention vectors folded into the weight matrix.
-
-    >>> conv = BlockGATConv(1433, 8, heads=8, dropout=0.6)
-    >>> rows = conv(x, block)  # [num_src, 1433] -> [num_dst, 64]
     """
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
         h = self.lin(x)
         neighbor, own = self.attention(x, block)
         self_row = own.to(h.dtype).unsqueeze(-1) * h[: block.num_dst].view(-1, self.heads, self.out_channels)
-        out = attention_sum(h, neighbor, block).view_as(self_row) + self_row
+        out = weighted_sum(h, block, neighbor).view_as(self_row) + self_row
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
 
     def attention(self, x: Tensor, block: Block) -> tuple[Tensor, Tensor]:
@@ -323,3 +288,50 @@ class BlockGATConv(GATConv):  # type: ignore[misc]
         share = softmax(F.leaky_relu(score, self.negative_slope), index, num_nodes=block.num_dst)
         neighbor, own = dropout(share, self.dropout, self.training, of="edges").tensor_split((len(source),))
         return neighbor, own
+
+
+class BlockPropagation(nn.Module):
+    """One propagation step of PyG's APPNP (Gasteiger et al., 2019) with teleport probability alpha, on a block.
+
+    With alpha = 0 it is a step of SGConv (Wu et al., 2019). It has no parameters: K steps are K layers.
+    """
+
+    sum_kind: Kind = "gcn"
+
+    def __init__(self, channels: int, alpha: float = 0.0, rescale: bool = True) -> None:
+        super().__init__()
+        self.channels, self.alpha, self.rescale = channels, alpha, rescale
+
+    @property
+    def needs_initial(self) -> bool:
+        """Whether `forward` takes the initial rows."""
+        return self.alpha > 0
+
+    def pre_aggregation(self) -> PreAggregation | None:
+        """See `ooc.models.pre_aggregation_of`."""
+        return PreAggregation(self.sum_kind, self.channels) if self.rescale else None
+
+    def forward(self, x: FirstInput, block: Block, initial: Tensor | None = None) -> Tensor:
+        out = propagated(x, block, self.rescale)
+        return out if initial is None else (1 - self.alpha) * out + self.alpha * initial
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, alpha={self.alpha}, rescale={self.rescale}"
+
+
+class BlockGCN2Conv(GCN2Conv):  # type: ignore[misc]
+    """PyG's GCN2Conv (GCNII: Chen et al., 2020) with shared weights, on a block.
+
+    `alpha` is the weight of the initial rows; the layer's weight matrix counts for log(theta / layer + 1)(layer from 1).
+    """
+
+    needs_initial = True
+    sum_kind: Kind = "gcn"
+
+    def __init__(self, channels: int, alpha: float, theta: float, layer: int, rescale: bool = True) -> None:
+        super().__init__(channels, alpha, theta, layer)
+        self.rescale = rescale
+
+    def forward(self, x: FirstInput, block: Block, initial: Tensor) -> Tensor:
+        out = (1 - self.alpha) * propagated(x, block, self.rescale) + self.alpha * initial
+        return torch.addmm(out, out, self.weight1, beta=1 - self.beta, alpha=self.beta)

@@ -67,7 +67,7 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: int, dropped: int, row: NDArray[np.int64] | None) -> Tensor:
         ctx.mask = key, dropped, row
-        return _dropped(x, key, dropped) if row is None else _dropped_rows(x, key, dropped, row)
+        return _dropped(x, key, dropped, row)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -78,15 +78,15 @@ class DropoutKeys:
     """Dropout keys of a model on the whole graph, for passes over its nodes in ranges.
 
     Within `part`, each range is dropped as its rows in the matrix of all nodes would be. The n-th call of a part takes its key
-    from torch's generator at the first range. `keys` (by part) is the whole state; pass it to continue.
+    from torch's generator at the first range. `keys` (by part) is the whole state.
 
     >>> draws = DropoutKeys()
     >>> with draws.part("layer 0", {"sources": np.arange(8192, 16384)}):
     ...     rows = dropout(x, 0.5, training=True)  # float32[8192, f]
     """
 
-    def __init__(self, keys: dict[str, list[int]] | None = None) -> None:
-        self.keys = {} if keys is None else keys
+    def __init__(self) -> None:
+        self.keys: dict[str, list[int]] = {}
         self._at: dict[Of, NDArray[np.int64]] = {}
         self._part, self._calls = "", 0
         self._initial = hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=16).digest()
@@ -176,22 +176,17 @@ def _drawn(x: Tensor, dropped: int, of: Of) -> Tensor:
     return out
 
 
-def _dropped(x: Tensor, key: int, dropped: int) -> Tensor:
-    """See `drop`."""
+def _dropped(x: Tensor, key: int, dropped: int, row: NDArray[np.int64] | None) -> Tensor:
+    """See `drop`, and `drop_rows` for x [n, f] of float32 or float64 with `row`."""
     scale = np.float32(LEVELS / (LEVELS - dropped))
-    if x.dtype not in (torch.float32, torch.float64):  # numba does not support the others
+    if row is None and x.dtype not in (torch.float32, torch.float64):  # numba does not support the others
         factor = torch.empty(x.shape, dtype=torch.float32)
         ones = np.broadcast_to(np.float32(1), factor.numel())
         drop(np.uint64(key), dropped, scale, ones, factor.view(-1).numpy())
         return x * factor.to(x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype)
-    drop(np.uint64(key), dropped, scale, x.detach().reshape(-1).numpy(), out.view(-1).numpy())
-    return out
-
-
-def _dropped_rows(x: Tensor, key: int, dropped: int, row: NDArray[np.int64]) -> Tensor:
-    """See `drop_rows`; float32 or float64 [n, f]."""
-    scale = np.float32(LEVELS / (LEVELS - dropped))
-    out = torch.empty(x.shape, dtype=x.dtype)
-    drop_rows(np.uint64(key), dropped, scale, row, x.detach().contiguous().numpy(), out.numpy())
+    if row is None:
+        drop(np.uint64(key), dropped, scale, x.detach().reshape(-1).numpy(), out.view(-1).numpy())
+    else:
+        drop_rows(np.uint64(key), dropped, scale, row, x.detach().contiguous().numpy(), out.numpy())
     return out

@@ -6,7 +6,7 @@ decoder after it work row by row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint as recompute
 from torch_geometric.nn import BatchNorm
 
-from ooc.graph.aggregation import FirstLayerAggregates
+from ooc.graph.aggregation import FirstInput, FirstLayerAggregates
 from ooc.graph.blocks import Block
 from ooc.models.dropout import dropout
 from stores.errors import ConfigError, InputError
@@ -28,19 +28,10 @@ Norm = Literal["none", "batch", "layer"]
 class Layer(nn.Module):
     """dropout -> convolution -> norm -> + residual -> activation, on one block.
 
+    `conv` is a Module (x [num_src, in_channels], block) -> [num_dst, out_channels]. `norm` "layer" is of each row by itself,
+    "batch" over the rows of the batch. `residual` adds the destination's input row, through a linear map if the widths differ.
     The layer accepts `FirstLayerAggregates` if its convolution has `pre_aggregation` and there is no dropout, and `initial`
     (see `run_layers`) if its convolution has `needs_initial`.
-
-    Args:
-        conv: Module (x [num_src, in_channels], block) -> [num_dst, out_channels].
-        in_channels, out_channels: Widths of the input and output rows.
-        dropout: Dropout probability of the input.
-        norm: "none", "layer" (each row by itself) or "batch" (over the rows of the batch).
-        residual: Whether to add the destination's input row, through a linear map if the widths differ.
-        activation: Module applied last.
-
-    Raises:
-        ConfigError: If the norm is unknown.
 
     >>> layer = Layer(BlockGCNConv(128, 256), 128, 256, dropout=0.5, norm="batch", activation=nn.ReLU())
     >>> layer(torch.randn(block.num_src, 128), block).shape
@@ -72,13 +63,13 @@ class Layer(nn.Module):
         """Whether `forward` takes `initial`."""
         return bool(getattr(self.conv, "needs_initial", False))
 
-    def forward(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor | None = None) -> Tensor:
+    def forward(self, x: FirstInput, block: Block, initial: Tensor | None = None) -> Tensor:
         if not isinstance(x, FirstLayerAggregates):
             x = dropout(x, self.dropout, self.training)
         out = self.convolved(x, block, initial)
         return self.finished(out, x.self_row if isinstance(x, FirstLayerAggregates) else x[: block.num_dst])
 
-    def convolved(self, x: Tensor | FirstLayerAggregates, block: Block, initial: Tensor | None = None) -> Tensor:
+    def convolved(self, x: FirstInput, block: Block, initial: Tensor | None = None) -> Tensor:
         """Apply only the convolution, to rows after dropout: [num_dst, out_channels]."""
         out: Tensor = self.conv(x, block, initial) if self.needs_initial else self.conv(x, block)
         return out
@@ -106,11 +97,7 @@ class Layer(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """dropout -> linear map -> activation, row by row; the building block of encoders and decoders.
-
-    >>> DenseLayer(1433, 64, dropout=0.5, activation=nn.ReLU())(torch.randn(10, 1433)).shape
-    torch.Size([10, 64])
-    """
+    """dropout -> linear map -> activation, row by row; the building block of encoders and decoders."""
 
     def __init__(self, in_channels: int, out_channels: int, dropout: float = 0.0, activation: nn.Module | None = None) -> None:
         super().__init__()
@@ -144,7 +131,7 @@ Between = Callable[[int, Tensor], Tensor]
 
 def run_layers(
     layers: Sequence[nn.Module] | nn.ModuleList,
-    x: Tensor | FirstLayerAggregates,
+    x: FirstInput,
     blocks: Sequence[Block],
     checkpoint: bool = False,
     *,
@@ -162,21 +149,15 @@ def run_layers(
         blocks: One block per layer.
         checkpoint: Whether to save only the rows between layers and recompute the rest in the backward pass (Chen et al.,
             2016). The result does not change: random numbers are repeated, batch statistics recorded once.
-        encoder: Applied to x row by row.
-        decoder: Applied to the last layer's rows.
+        encoder, decoder: Applied to x, and to the last layer's rows, row by row.
         between: Hook between two layers; see `Between`.
         initial: Rows [num_dst, f0] before the first layer, for layers with `needs_initial`. Default: x after the encoder.
-
-    Returns:
-        [blocks[-1].num_dst, g].
 
     Raises:
         ConfigError: If the numbers of layers and blocks differ, or an encoder is given `FirstLayerAggregates`.
         InputError: If x does not fit the first block.
 
-    >>> out = run_layers(model.layers, batch.x, batch.blocks)
-    >>> out.shape
-    torch.Size([batch_size, classes])
+    >>> out = run_layers(model.layers, batch.x, batch.blocks)  # [batch_size, classes]
     """
     if len(layers) != len(blocks):
         square = all(block.num_src == block.num_dst for block in blocks)  # parts, subgraphs or the whole graph
@@ -205,11 +186,7 @@ def run_layers(
 
 
 def run_model(
-    model: Any,
-    x: Tensor | FirstLayerAggregates,
-    blocks: Sequence[Block],
-    checkpoint: bool = False,
-    between: Between | None = None,
+    model: Any, x: FirstInput, blocks: Sequence[Block], checkpoint: bool = False, between: Between | None = None
 ) -> Any:
     """Call `run_layers` with the model's `layers`, and its `encoder` and `decoder` if it has them."""
     encoder, decoder = getattr(model, "encoder", None), getattr(model, "decoder", None)
@@ -243,3 +220,22 @@ def recording_nothing(layer: nn.Module) -> Iterator[None]:
     finally:
         for norm, (momentum, batches) in zip(norms, before, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, batches
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Return torch's autocast context for precision "bf16" or "fp16", and a null context for "fp32"."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model in evaluation mode without gradients, and restore its mode afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(training)

@@ -24,29 +24,11 @@ def load_model(
 ) -> nn.Module:
     """Import and construct the module "package.module:Class", also from the working directory.
 
-    Args:
-        offered: Arguments by name; the constructor receives those it declares.
-        required: Arguments the constructor must accept.
-        requested: Names of offered arguments that the user set, so the constructor must accept them too.
-
-    Raises:
-        ConfigError: If the class is not found, cannot be constructed, or `forward_batch` could not call it.
+    The constructor receives those of the `offered` arguments that it declares; it must accept the `required` ones, and those
+    offered that the user set (`requested`). Raises ConfigError if the class is not found or cannot be constructed; `kind_of`
+    checks its forward.
 
     >>> model = load_model("mine.nets:Net", {"in_channels": 128, "out_channels": 32, "num_layers": 2})
-    >>> forward_batch(model, batch).shape
-    torch.Size([batch_size, 32])
-    """
-    model = make_module(name, offered, required, requested)
-    kind_of(model)
-    return model
-
-
-def make_module(
-    name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, requested: Collection[str] = ()
-) -> nn.Module:
-    """`load_model` without a check of the forward's signature.
-
-    >>> model = make_module("mine.nets:Net", {"in_channels": 128, "hidden_channels": 100})
     """
     cls = _find_class(name)
     arguments = _arguments(name, cls, offered, required or {}, requested)

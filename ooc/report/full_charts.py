@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from ooc.fullgraph.ir import TensorPlacement
 from ooc.fullgraph.placement.costs import TIERS
 from ooc.fullgraph.placement.step_plan import PlannedRun, StepPlan
-from ooc.runtime.trace import MemorySample, Spans
+from ooc.runtime.clock import MemorySample, Spans
 from stores.sizes import format_bytes
 
 FORWARD, BACKWARD, RECOMPUTED, INK, GREY = "#2563a8", "#d9722b", "#8a6bb1", "#1f2933", "#c3cad3"

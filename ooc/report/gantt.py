@@ -3,9 +3,8 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ooc.runtime.clock import MOST_SPANS, Span
+from ooc.runtime.clock import MOST_SPANS, Span, Spans, lanes
 from ooc.runtime.pipeline import CONSUMER
-from ooc.runtime.trace import Spans, lanes
 
 WINDOWS_SHOWN, BATCHES_SHOWN = 3, 24
 COLORS = {

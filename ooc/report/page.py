@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ooc.report.gantt import gantt_figure
-from ooc.runtime.trace import Trace, read_trace
+from ooc.runtime.clock import Trace, read_trace
 from ooc.training.checkpoint import read_metrics, read_plan
 from stores.errors import ConfigError
 from stores.io.atomic import write_file

@@ -27,19 +27,10 @@ _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every CUDA context
 class Buffers:
     """Allocates arrays whose memory is reused when the last reference to them, or to a tensor over them, is gone.
 
-    Pipelines reserve a batch's bytes in step order before requesting its memory, so the oldest batches get the leases.
-
-    Args:
-        kept: Number of idle buffers to keep for reuse.
-        max_bytes: Limit on all buffers, in use and idle; arrays beyond it use ordinary memory without waiting, since users may
-            hold any number of batches.
-        pinned: Whether to page-lock the memory for CUDA.
-        direct: Whether O_DIRECT reads fill the buffers; they then are not inherited by forks (see open(2) on O_DIRECT).
-        least_bytes: Smallest array that gets a buffer.
-        most_kept: Largest idle buffer to keep; larger ones are freed at once.
-
-    >>> buffers = Buffers(kept=2)
-    >>> x = buffers.empty((100_000, 128), np.dtype(np.float32))
+    Pipelines reserve a batch's bytes in step order before requesting its memory, so the oldest batches get the leases. At most
+    `kept` idle buffers are kept for reuse, none larger than `most_kept`. Arrays smaller than `least_bytes`, or beyond
+    `max_bytes` of all buffers in use and idle, use ordinary memory without waiting, since users may keep any number of batches.
+    `direct` buffers are for O_DIRECT reads and are not inherited by forks (see open(2)); `pinned` are page-locked for CUDA.
     """
 
     def __init__(
@@ -79,12 +70,8 @@ class Buffers:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an uninitialized array."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if nbytes < self._least_bytes:
-            return np.empty(shape, dtype)
-        lease = self._lease(nbytes)
-        if lease is None:
-            return np.empty(shape, dtype)
-        return lease[:nbytes].view(dtype).reshape(shape)
+        lease = None if nbytes < self._least_bytes else self._lease(nbytes)
+        return np.empty(shape, dtype) if lease is None else lease[:nbytes].view(dtype).reshape(shape)
 
     def _lease(self, nbytes: int) -> NDArray[np.uint8] | None:
         with self._lock:

@@ -42,11 +42,7 @@ def mix(value: int) -> int:
 
 
 def key(seed: int, purpose: Purpose, epoch: int = 0, step: int = 0, rank: int = 0) -> int:
-    """Return the 64-bit key of one use of randomness.
-
-    >>> key(0, Purpose.SAMPLE, epoch=1, step=2) == key(0, Purpose.SAMPLE, epoch=1, step=2)
-    True
-    """
+    """Return the 64-bit key of one use of randomness."""
     state = 0
     for part in (seed, int(purpose), epoch, step, rank):
         state = mix(state ^ (part & _MASK))
@@ -84,10 +80,6 @@ class KeyedPermutation:
 
     A balanced Feistel network (Luby and Rackoff, 1988) on the smallest even number of bits, with cycle walking (Black and
     Rogaway, 2002) down to n: O(1) memory, under four encryptions per position on average.
-
-    >>> order = KeyedPermutation(10, key=7)
-    >>> sorted(order[0:10].tolist()) == list(range(10)) and (order[3:5] == order[0:10][3:5]).all()
-    np.True_
     """
 
     def __init__(self, n: int, key: int) -> None:
@@ -118,11 +110,7 @@ class Cursor(NamedTuple):
 
 
 def steps_of(n: int, batch_size: int, drop_last: bool = False, world_size: int = 1) -> int:
-    """Steps of one epoch over `n` ids in batches of `batch_size` on each of `world_size` ranks.
-
-    >>> steps_of(10, 4), steps_of(10, 4, drop_last=True), steps_of(10, 4, world_size=2)
-    (3, 2, 2)
-    """
+    """Steps of one epoch over `n` ids in batches of `batch_size` on each of `world_size` ranks."""
     step_size = batch_size * world_size
     return n // step_size if drop_last else -(-n // step_size)
 
@@ -141,9 +129,6 @@ def seeds_of(
 
     A step covers `batch_size * world_size` positions of one order shared by all ranks, of which rank r takes the r-th share; an
     uneven last step is divided as evenly as possible. Raises IndexError for a step past the epoch's end.
-
-    >>> seeds_of(range(10), Cursor(epoch=0, step=2), batch_size=4, shuffle=False, seed=0)
-    array([8, 9])
     """
     steps = steps_of(len(ids), batch_size, drop_last, world_size)
     if not 0 <= cursor.step < steps:

@@ -11,17 +11,7 @@ from typing import Any
 
 
 def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module `__getattr__` (PEP 562) that imports a name's module on first use.
-
-    Args:
-        package: Name of the package, for the error.
-        modules: Exported name -> module that defines it.
-
-    Returns:
-        The function to bind to `__getattr__`.
-
-    >>> __getattr__ = lazy_exports(__name__, {"NeighborLoader": "ooc.loading.neighbor_loader"})
-    """
+    """A module `__getattr__` (PEP 562) that imports a name's module on first use; `modules` maps each name to its module."""
 
     def getattr_of(name: str) -> Any:
         if name not in modules:
@@ -32,23 +22,15 @@ def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], An
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Finds modules under the names they had before; importing one warns and names the new module.
-
-    Args:
-        moved: Old module name -> new module name.
-
-    >>> sys.meta_path.append(MovedModules({"ooc.train": "ooc.training.loop"}))
-    """
+    """Finds modules under the names they had before; importing one warns and names the new module."""
 
     def __init__(self, moved: Mapping[str, str]) -> None:
         self._moved = moved
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """A spec for a module that has moved, None for any other."""
         return ModuleSpec(name, self) if name in self._moved else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Make the old module give the new one's names."""
         new = self._moved[module.__name__]
         warnings.warn(f"{module.__name__} is now {new}: import that", DeprecationWarning, stacklevel=2)
         moved = import_module(new)
@@ -56,9 +38,5 @@ class MovedModules(MetaPathFinder, Loader):
 
 
 def keep_old_names(moved: Mapping[str, str]) -> None:
-    """Let `import OLD` import NEW, with a DeprecationWarning.
-
-    Args:
-        moved: Old module name -> new module name.
-    """
+    """Let `import OLD` import NEW, with a DeprecationWarning, for every OLD -> NEW of `moved`."""
     sys.meta_path.append(MovedModules(moved))

@@ -10,11 +10,9 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 from stores.process import resident_bytes
-from stores.sizes import format_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _REST = 4
@@ -27,14 +25,12 @@ _RETURN = {_M_MMAP_THRESHOLD: 2**20, _M_TRIM_THRESHOLD: 2**20}
 def keep_large_blocks(keep: bool) -> bool:
     """Make the C library cache freed blocks below 32 MiB, or return those of 1 MiB and more to the system.
 
-    Set by whoever opens a run or begins an epoch; it holds for the process until it is set again. Fresh activation blocks
-    cost a page fault every 4 KiB and contend with loader threads for the memory lock: caching makes a step a third faster
-    (measured), with one arena, because each fragments. Where the memory is full, blocks are returned: glibc alone raises its
-    threshold to the largest block freed and caches such blocks in per-thread arenas, which fragment because batches are freed
-    in other threads than they are allocated in. A fixed threshold lowers the peak by 100 MB (measured).
-
-    Returns:
-        Whether it could be set.
+    Set by whoever opens a run or begins an epoch; it applies to the process until it is set again. Returns whether it could be
+    set. Fresh activation blocks cost a page fault every 4 KiB and contend with loader threads for the memory lock: caching
+    makes a step a third faster (measured), with one arena, because each fragments. Where the memory is full, blocks are
+    returned: glibc alone raises its threshold to the largest block freed and caches such blocks in per-thread arenas, which
+    fragment because batches are freed in other threads than they are allocated in. A fixed threshold lowers the peak by 100 MB
+    (measured).
     """
     return _mallopt(_KEEP if keep else _RETURN)
 
@@ -50,10 +46,6 @@ class Tidy:
     """Returns the C library's free memory whenever the process has more than `most` resident bytes.
 
     Long-lived arrays between freed blocks leave holes; always returning them costs page faults (a tenth of an exact step).
-
-    >>> tidy = Tidy(3 * 10**9)
-    >>> tidy()  # after some work
-    >>> tidy(rows.nbytes)  # before much is allocated
     """
 
     def __init__(self, most: int) -> None:
@@ -82,8 +74,7 @@ def cuda_bytes() -> tuple[int, int]:
     return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
 
 
-@dataclass(frozen=True)
-class MemoryReading:
+class MemoryReading(NamedTuple):
     """Memory of one stretch of the program, in bytes."""
 
     name: str
@@ -93,17 +84,6 @@ class MemoryReading:
     cuda_before: int
     cuda_after: int
     cuda_peak: int
-
-    def asdict(self) -> dict[str, Any]:
-        """Return the fields as a dict."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        cuda = f", CUDA peak {format_bytes(self.cuda_peak)}" if self.cuda_peak else ""
-        return (
-            f"{self.name}: {format_bytes(self.before)} before, {format_bytes(self.after)} after, "
-            f"peak {format_bytes(self.peak)}{cuda}"
-        )
 
 
 class _Gauge:
@@ -122,9 +102,7 @@ class _Gauge:
 class MemoryMeter(ContextDecorator):
     """Records the memory of a `with` block, or of every call of a decorated function, in `readings`. Meters may nest.
 
-    Args:
-        name: Name of the readings.
-        period_s: Seconds between samples.
+    A thread takes a sample every `period_s` seconds.
 
     >>> with MemoryMeter("load") as meter:
     ...     rows = np.ones(10**6)
@@ -147,18 +125,16 @@ class MemoryMeter(ContextDecorator):
     @property
     def peak(self) -> int:
         """Highest resident bytes of all readings and open blocks."""
-        with self._lock:
-            for stretch in self._open:
-                stretch.process.sample()
-            return max([r.peak for r in self.readings] + [s.process.peak for s in self._open], default=0)
+        return max((reading.peak for reading in self._all()), default=0)
 
     @property
     def cuda_peak(self) -> int:
         """Highest CUDA bytes of all readings and open blocks."""
+        return max((reading.cuda_peak for reading in self._all()), default=0)
+
+    def _all(self) -> list[MemoryReading]:
         with self._lock:
-            for stretch in self._open:
-                stretch.cuda.sample()
-            return max([r.cuda_peak for r in self.readings] + [s.cuda.peak for s in self._open], default=0)
+            return [*self.readings, *(stretch.reading(self.name) for stretch in self._open)]
 
     def __enter__(self) -> Self:
         stretch = _Stretch(self._period_s)
@@ -168,29 +144,30 @@ class MemoryMeter(ContextDecorator):
 
     def __exit__(self, *exc: object) -> None:
         with self._lock:
-            process, cuda = self._open.pop().stop()
-            self.readings.append(
-                MemoryReading(self.name, process.before, process.after, process.peak, cuda.before, cuda.after, cuda.peak)
-            )
+            self.readings.append(self._open.pop().stop(self.name))
 
 
 class _Stretch:
     """A measurement in progress: two gauges and their sampling thread."""
 
     def __init__(self, period_s: float) -> None:
-        self.process, self.cuda = _Gauge(resident_bytes), _Gauge(cuda_bytes)
+        self._process, self._cuda = _Gauge(resident_bytes), _Gauge(cuda_bytes)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, args=(period_s,), name="ooc-memory", daemon=True)
         self._thread.start()
 
     def _sample(self, period_s: float) -> None:
         while not self._done.wait(period_s):
-            self.process.sample()
-            self.cuda.sample()
+            self._process.sample()
+            self._cuda.sample()
 
-    def stop(self) -> tuple[_Gauge, _Gauge]:
+    def reading(self, name: str) -> MemoryReading:
+        process, cuda = self._process, self._cuda
+        process.sample()
+        cuda.sample()
+        return MemoryReading(name, process.before, process.after, process.peak, cuda.before, cuda.after, cuda.peak)
+
+    def stop(self, name: str) -> MemoryReading:
         self._done.set()
         self._thread.join()
-        self.process.sample()
-        self.cuda.sample()
-        return self.process, self.cuda
+        return self.reading(name)

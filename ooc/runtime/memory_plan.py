@@ -40,11 +40,7 @@ _TRIAL_BYTES = 2**29
 
 
 class BatchRoom(int):
-    """Bytes that one batch may take, 1/`parts` of what `budget` has for batches, so that an error can say how much is enough.
-
-    >>> words_for(3 * 10**8, BatchRoom(budget.batches // 2, 2, budget))
-    '300 MB of 217 MB (half of what 2 GB of memory leaves for batches; about 2.21 GB would do)'
-    """
+    """Bytes that one batch may take, 1/`parts` of what `budget` has for batches; so an error can say how much is enough."""
 
     parts: int
     budget: "MemoryPlan"
@@ -78,11 +74,7 @@ def words_for(need: int, room: int) -> str:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of memory by purpose; printed, it is a table. Each property is the share of one part of `ooc`.
-
-    >>> plan_memory(ds, model=12_000_000).max_batch
-    217200000
-    """
+    """Bytes of memory by purpose; printed, it is a table. Each property is the share of one part of `ooc`."""
 
     memory: int
     """the whole process"""
@@ -209,32 +201,15 @@ class MemoryPlan:
 
 
 def divide(
-    memory: int,
-    *,
-    baseline: int,
-    topology: int = 0,
-    labels: int = 0,
-    model: int = 0,
-    scratch: int = 0,
-    origin: str = "",
+    memory: int, *, baseline: int, topology: int = 0, labels: int = 0, model: int = 0, scratch: int = 0, origin: str = ""
 ) -> MemoryPlan:
     """Divide `memory` bytes; arguments are bytes, named as in `MemoryPlan`. The parts sum to `memory`, except for rounding.
 
-    Activations larger than a batch (many wide layers) are not counted.
-
-    Raises:
-        BudgetError: What stays leaves no room for batches; it names the least memory that is enough.
-
-    >>> divide(2_000_000_000, baseline=700_000_000, topology=64_000_000).in_flight
-    434400000
+    Activations larger than a batch (many wide layers) are not counted. Raises BudgetError if what stays leaves no room for
+    batches; it names the least memory that is enough.
     """
-    stays = {
-        "the process": baseline,
-        "the topology": topology,
-        "labels": labels,
-        "the model": model,
-        "libraries": RUNTIME_BYTES,
-    }
+    stays = {"the process": baseline, "the topology": topology, "labels": labels, "the model": model}
+    stays["libraries"] = RUNTIME_BYTES
     fixed = sum(stays.values()) + scratch
     share = (memory - fixed) // SHARES
     if share < LEAST_BATCH:
@@ -249,18 +224,11 @@ def divide(
 
 
 def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | None = None) -> MemoryPlan:
-    """The plan for a run or a loader over a data set.
+    """The plan for a run or a loader over a data set; raises BudgetError if nothing is left for batches.
 
     All plans of a data set divide the same `Dataset.process_memory`, so loaders that are open together keep to one limit.
-
-    Args:
-        model: Bytes that training adds to an existing model: gradients, optimizer state, what it keeps for each node.
-        columns: The graph's columns that batches read; None: all.
-
-    Raises:
-        BudgetError: Nothing is left for batches.
-
-    >>> NeighborLoader(ds, [10, 10], budget=plan_memory(ds, columns=()))
+    `model` is the bytes that training adds to an existing model: gradients, optimizer state, what it keeps for each node.
+    `columns` are the graph's columns that batches read, None for all.
     """
     process, graph = dataset.process_memory, dataset.graph
     share = TOPOLOGY_SHARE if graph.sampled_bytes() <= process.limit // TOPOLOGY_SHARE else COLUMNS_SHARE

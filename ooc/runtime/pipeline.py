@@ -251,8 +251,8 @@ class Pipeline:
     consumer that keeps its last item while requesting the next one holds both.
 
     Args:
-        source: Iterable of cheap items (cursors, seeds).
-        stages: Applied in order; at most one has `nbytes`.
+        source: Cheap items (cursors, seeds).
+        stages: At most one has `nbytes`.
         max_bytes: Limit on the reserved bytes, the consumer's item included; a larger item is admitted only alone.
         max_items: Limit on items between source and consumer.
         clocks: Clocks of earlier pipelines to add to.
@@ -339,10 +339,7 @@ class Pipeline:
         return value
 
     def times(self) -> dict[str, dict[str, float]]:
-        """Return each stage's seconds of work and waiting, summed over threads, and its items; includes source and consumer.
-
-        The bottleneck is the stage that hardly waits while the consumer does.
-        """
+        """Each stage's `Clock.sums`, with source and consumer; the bottleneck hardly waits while the consumer does."""
         return {name: clock.sums() for name, clock in self.clocks.items()}
 
     @property

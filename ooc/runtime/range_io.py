@@ -1,6 +1,9 @@
-"""Reading and writing contiguous row ranges, without copies if memory and file are aligned."""
+"""Contiguous row ranges: read and written without copies where possible, read ahead, and written in the background."""
 
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -8,13 +11,14 @@ from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from stores.arrays import segment_rows
 from stores.arrays.mutable_rows import DiskRows
 from stores.arrays.rows import AnyArray, ArrayRows, MutableRows, Rows
+from stores.errors import StoreError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class MemoryRows(ArrayRows):
-    """Mutable rows in memory, for layer-wise passes over small graphs.
-
-    >>> MemoryRows.create((1000, 64), "float32").write(np.arange(10), values)
-    """
+    """Mutable rows in memory, for layer-wise passes over small graphs."""
 
     @classmethod
     def create(cls, shape: tuple[int, ...], dtype: Any) -> "MemoryRows":
@@ -34,8 +38,6 @@ def read_range(rows: Rows, first: int, stop: int, buffers: Buffers) -> tuple[Any
     """Return rows first:stop as stored, [stop - first, *row shape], and the bytes read from disk.
 
     Rows in memory are returned as a view, others in aligned memory of `buffers` that an engine reads into directly.
-
-    >>> values, nbytes = read_range(ds.stored("x"), 0, 8192, Buffers(kept=2, direct=True))
     """
     return segment_rows.read_range(rows, first, stop, lambda nbytes: buffers.empty((nbytes,), np.dtype(np.uint8)))
 
@@ -43,7 +45,7 @@ def read_range(rows: Rows, first: int, stop: int, buffers: Buffers) -> tuple[Any
 def write_range(rows: "MutableRows | DiskRows | MemoryRows", first: int, values: AnyArray) -> int:
     """Set rows first, first + 1, ... to `values` [n, *row shape]; returns the bytes written to disk.
 
-    Writes directly from `values` if both it and the range in the file are page-aligned.
+    Writes directly from `values` if both they and the range in the file are page-aligned.
     """
     if isinstance(rows, MemoryRows):
         rows.array[first : first + len(values)] = values
@@ -54,3 +56,66 @@ def write_range(rows: "MutableRows | DiskRows | MemoryRows", first: int, values:
             rows.file.store(begin, data)
             return len(data)
     return rows.write(np.arange(first, first + len(values)), values)
+
+
+def ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Iterable[Item], depth: int) -> Iterator[Result]:
+    """Yield the results of `run` in the order of `items`, with at most `depth` in progress or waiting."""
+    under_way: deque[Future[Result]] = deque()
+    todo = iter(items)
+    try:
+        while True:
+            while len(under_way) < depth and (item := next(todo, None)) is not None:
+                under_way.append(pool.submit(run, item))
+            if not under_way:
+                return
+            yield under_way.popleft().result()
+    finally:
+        wait([future for future in under_way if not future.cancel()])
+
+
+def one_ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Yield the results of `run` in order, with at most two alive: the caller's and the next one."""
+    under_way: Future[Result] | None = None
+    try:
+        for number in range(len(items)):
+            result = (under_way or pool.submit(run, items[number])).result()
+            under_way = pool.submit(run, items[number + 1]) if number + 1 < len(items) else None
+            yield result
+            del result  # the caller drops it before requesting the next one
+    finally:
+        if under_way is not None and not under_way.cancel():
+            wait([under_way])
+
+
+class WriteBehind:
+    """Runs writes in two threads, in the order they came; at most `depth` wait besides the one handed over."""
+
+    def __init__(self, name: str, depth: int) -> None:
+        self._pool, self._depth = ThreadPoolExecutor(2, thread_name_prefix=name), depth
+        self._pending: deque[Future[None]] = deque()
+
+    def make_room(self) -> None:
+        """Wait until fewer than `depth` writes wait. Raises StoreError where one failed."""
+        while len(self._pending) >= self._depth:
+            self._pending.popleft().result()
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Have something written, once there is room for it."""
+        self.make_room()
+        self._pending.append(self._pool.submit(write))
+
+    def drain(self) -> None:
+        """Wait until all is written. Raises StoreError, the first one, where something could not be."""
+        failure: StoreError | None = None
+        while self._pending:
+            try:
+                self._pending.popleft().result()
+            except StoreError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """End the threads, without what has not begun; idempotent."""
+        self._pool.shutdown(cancel_futures=True)
+        self._pending.clear()

@@ -9,7 +9,7 @@ io_uring's registered buffers.)
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from torch_geometric.data.data import BaseData
 
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock
+from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
-from ooc.runtime.user_warnings import warn_user
 
 COPY = "copy"
 """name of the stage in a loader's times"""
@@ -30,10 +30,7 @@ _STAGING_KEPT = 1
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to every leaf of Data (changed in place), tuples, NamedTuples, lists and mappings.
-
-    >>> map_leaves((torch.zeros(2), [1, 2]), lambda leaf: leaf.cuda() if isinstance(leaf, torch.Tensor) else leaf)
-    """
+    """Apply `change` to every leaf of Data (changed in place), tuples, NamedTuples, lists and mappings."""
     if isinstance(value, BaseData):
         return value.apply(lambda leaf: map_leaves(leaf, change))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -67,9 +64,6 @@ class StorageRegions:
     """The distinct arrays behind a batch's tensors, and those tensors recreated over copies of the arrays.
 
     Only plain tensors in CPU memory are included; sparse tensors, subclasses and tensors with a gradient are left unchanged.
-
-    >>> regions = StorageRegions(batch)
-    >>> regions.rebuilt({address: torch.from_numpy(region.bytes().copy()) for address, region in regions.at.items()})
     """
 
     def __init__(self, batch: Any) -> None:
@@ -151,8 +145,7 @@ def pin(batch: Any) -> Any:
     return regions.rebuilt(copies)
 
 
-@dataclass
-class ResidentBatch:
+class ResidentBatch(NamedTuple):
     """A batch on the device and the memory of its tensors."""
 
     batch: Any
@@ -162,13 +155,10 @@ class ResidentBatch:
 
 
 class Copier:
-    """Copies batches to a device, from any thread, and returns when the copies are complete.
+    """Copies batches to a device, from any thread, and returns when the copies are complete; see `deliver`.
 
     Arrays in buffers of `leases` are copied directly, others through a staging lease of at most `max_bytes`. Host memory is
     released when the copy's event has passed, also after an error. A CPU device works the same without streams.
-
-    >>> copier = Copier(torch.device("cuda", 0), leases, max_bytes=2**28)
-    >>> batch = copier.deliver(copier(batch))
     """
 
     def __init__(self, device: torch.device, leases: Buffers | None = None, max_bytes: int | None = None) -> None:
@@ -241,7 +231,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 class OnDevice:
-    """Iterator over batches on a device, as returned by `to_device`."""
+    """Iterator over batches on a device, as returned by `on_device`."""
 
     def __init__(self, batches: Iterator[Any], deliver: Callable[[Any], Any], source: Iterator[Any] | None = None) -> None:
         self._batches, self._deliver, self._source = batches, deliver, source
@@ -255,42 +245,21 @@ class OnDevice:
     def close(self) -> None:
         """Stop copying and close the source of the batches; idempotent."""
         for each in (self._batches, self._source):  # in this order: a running generator must not be closed
-            close = getattr(each, "close", None)
-            if close is not None:
-                close()
-
-
-def to_device(
-    batches: Iterable[Any], device: torch.device | str, copier: Copier | None = None, clocks: dict[str, Clock] | None = None
-) -> Iterator[Any]:
-    """Yield `batches` on `device`; for CUDA the next one is copied on a separate stream while the consumer computes.
-
-    CPU batches are passed through; on other devices they are moved when requested. The first failure, of `batches` or of a
-    copy, is raised at the consumer in its place.
-
-    Args:
-        batches: Iterable of Data, tensors and containers of them; a `Pipeline` stops and closes with this iterator.
-        copier: Copier of an earlier call, whose stream and page-locked memory are reused.
-        clocks: Clocks of the copy stage, as for `Pipeline`.
-
-    >>> for batch in to_device(NeighborLoader(ds, [10, 10], batch_size=1024), "cuda"):
-    ...     model(batch.x, batch.blocks)
-    """
-    device = torch.device(device)
-    return iter(batches) if device.type == "cpu" else on_device(batches, device, copier, clocks)
+            getattr(each, "close", lambda: None)()
 
 
 def on_device(
     batches: Iterable[Any], device: torch.device, copier: Copier | None = None, clocks: dict[str, Clock] | None = None
 ) -> OnDevice:
-    """`to_device` for a device other than the CPU."""
-    if device.type == "cuda":
-        return copied_ahead(batches, Copier(device) if copier is None else copier, clocks)
-    return OnDevice(iter(batches), lambda batch: moved(batch, device))
+    """Yield `batches` (Data, tensors and containers of them) on a device other than the CPU.
 
-
-def copied_ahead(batches: Iterable[Any], copier: Copier, clocks: dict[str, Clock] | None = None) -> OnDevice:
-    """Yield `batches` through `copier`, copied by a thread one batch ahead of the consumer."""
+    For CUDA, or with a `copier` (of an earlier call, whose stream and page-locked memory are reused), a thread copies the next
+    one on a separate stream while the consumer computes; else they are moved when requested. The first failure, of `batches` or
+    of a copy, is raised at the consumer in its place. A `Pipeline` stops and closes with this iterator.
+    """
+    if copier is None and device.type != "cuda":
+        return OnDevice(iter(batches), lambda batch: moved(batch, device))
+    copier = Copier(device) if copier is None else copier
     own = {} if clocks is None else {name: clocks.setdefault(name, Clock()) for name in (COPY, CONSUMER)}
     source = iter(batches)
     before = source if isinstance(source, Pipeline) else None

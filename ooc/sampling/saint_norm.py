@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.runtime.prefetch import ahead
+from ooc.runtime.range_io import ahead
 from ooc.sampling.saint import SaintSampler
 from stores.arrays.rows import ArrayRows, Ids, Rows
 from stores.arrays.segment_rows import SegmentRows

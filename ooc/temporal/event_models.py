@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import TransformerConv
 
-from ooc.models.user_models import make_module
+from ooc.models.user_models import load_model
 from ooc.temporal.node_memory import BatchMemory, flat
 from stores.errors import ConfigError
 
@@ -217,7 +217,7 @@ class OwnModel(nn.Module):
     ) -> None:
         super().__init__()
         self.name, self.width = name, int(offered["hidden_channels"])
-        self.model = make_module(name, offered, required, requested)
+        self.model = load_model(name, offered, required, requested)
         parameters = inspect.signature(self.model.forward)
         try:
             parameters.bind(None)

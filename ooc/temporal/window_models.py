@@ -16,7 +16,7 @@ from ooc.graph.blocks import Block
 from ooc.models.builders import build_model
 from ooc.models.convs import narrow_first, propagated
 from ooc.models.dropout import dropout
-from ooc.models.user_models import forward_batch, kind_of, make_module
+from ooc.models.user_models import forward_batch, kind_of, load_model
 from stores.errors import ConfigError
 
 Family = Literal["recurrent", "roland", "evolvegcn"]
@@ -99,7 +99,7 @@ def own_window_model(
 
     `offered` are in_channels, hidden_channels, out_channels, num_layers and dropout; see `ooc.models.user_models.load_model`.
     """
-    model = make_module(name, offered, required, requested)
+    model = load_model(name, offered, required, requested)
     if isinstance(model, WindowModel):
         return model
     kind_of(model)

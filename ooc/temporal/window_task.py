@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ooc.history.history import History
 from ooc.metrics.links import EdgeBank, LinkScores
 from ooc.models.builders import full_blocks
-from ooc.runtime.pace import Pace
+from ooc.runtime.messages import Pace
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.time_windows import last_labels
 from ooc.temporal.forecast_loader import Forecast, WindowPair, draw

@@ -26,16 +26,16 @@ from ooc.metrics.nodes import Scores as NodeScores
 from ooc.metrics.nodes import out_channels
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model
-from ooc.models.contexts import autocast, evaluating
+from ooc.models.layers import autocast, evaluating
 from ooc.models.user_models import forward_batch
 from ooc.planning.read_models import RunTrial
 from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
 from ooc.planning.run_profile import profile
 from ooc.planning.simulate_history import HistoryShape
+from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
 from ooc.runtime.memory_plan import plan_memory
-from ooc.runtime.trace import write_trace
 from ooc.training import checkpoint, summary
 from ooc.training.build import make_model, make_optimizer, model_bytes
 from ooc.training.mode import RunContext, Scores

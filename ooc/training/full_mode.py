@@ -17,10 +17,10 @@ from ooc.fullgraph.placement.step_plan import StepPlan
 from ooc.fullgraph.step import FullGraph
 from ooc.history.history import Growth
 from ooc.metrics.nodes import Loss
+from ooc.runtime.clock import write_trace
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import plan_memory
-from ooc.runtime.pace import Pace
-from ooc.runtime.trace import write_trace
+from ooc.runtime.messages import Pace
 from ooc.training import checkpoint
 from ooc.training.build import model_bytes
 from ooc.training.full_placement import FOLDER, asked_of, place, scores_beside

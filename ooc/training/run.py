@@ -188,7 +188,7 @@ class Run:
         """Record the memory of a stretch of the run for the summary."""
         with MemoryMeter(name) as meter:
             yield
-        self._spent["memory"].append(meter.reading.asdict())
+        self._spent["memory"].append(meter.reading._asdict())
 
     def finish(self) -> dict[str, Any]:
         """Score the best model, and write it and the summary."""

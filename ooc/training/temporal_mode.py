@@ -18,9 +18,9 @@ from ooc.config.events import EventsConfig
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.history.history import Growth, History
 from ooc.loading.event_loader import EventLoader
-from ooc.models.contexts import evaluating
-from ooc.runtime.pace import Pace
-from ooc.runtime.trace import write_trace
+from ooc.models.layers import evaluating
+from ooc.runtime.clock import write_trace
+from ooc.runtime.messages import Pace
 from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of
 from ooc.temporal.forecast_loader import ForecastLoader
 from ooc.training.mode import Mode, RunContext, Scores, next_epoch

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from ooc.runtime.pace import LINE_SECONDS, _say, speed
+from ooc.runtime.messages import LINE_SECONDS, say, speed
 from stores.errors import ConfigError
 from stores.sizes import format_bytes
 
@@ -109,7 +109,7 @@ class LineWatcher:
         return speed(self._seen * self._per_step, self._stepped - self._since, self._unit)
 
     def note(self, text: str) -> None:
-        _say(text)
+        say(text)
         self._spoke = time.monotonic()
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class StepBars:
             elif now - self._spoke >= LINE_SECONDS:
                 self._spoke = now
                 left = f", {(total - done) / rate:.0f} s left" if total and rate and total > done else ""
-                _say(f"{step}: {note}{left}")
+                say(f"{step}: {note}{left}")
 
     def __exit__(self, *_: object) -> None:
         if self._bars is not None:

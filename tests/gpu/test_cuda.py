@@ -10,7 +10,7 @@ import torch
 import ooc
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.buffers import LEAST_BYTES, Buffers
-from ooc.runtime.transfer import Copier, moved, pin, to_device
+from ooc.runtime.transfer import Copier, moved, on_device, pin
 from ooc.training import checkpoint
 from ooc.training.loop import train
 from stores.io.engines import gds, open_engine
@@ -50,7 +50,7 @@ def test_a_thousand_batches_lose_no_lease_and_mix_nothing_up() -> None:
             assert torch.from_numpy(x).is_pinned()
             yield {"x": torch.from_numpy(x), "step": torch.tensor([step])}
 
-    for step, batch in enumerate(to_device(batches(), "cuda", copier)):
+    for step, batch in enumerate(on_device(batches(), torch.device("cuda"), copier)):
         total = (batch["x"] - batch["step"]).abs().sum() + batch["x"].sum() * 0  # kernels that still run as it is let go
         assert total.item() == 0
         assert batch["step"].item() == step

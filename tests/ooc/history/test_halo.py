@@ -22,8 +22,7 @@ from ooc.layerwise import scans as node_scans
 from ooc.layerwise import shape as layerwise_shape
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.models.builders import full_blocks
-from ooc.models.contexts import evaluating
-from ooc.models.layers import run_model
+from ooc.models.layers import evaluating, run_model
 from ooc.report.page import write_report
 from ooc.training.history_mode import HistoryMode
 from ooc.training.loop import train, train_epoch

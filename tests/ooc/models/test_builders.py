@@ -10,7 +10,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
 from ooc.graph.blocks import Block, blocks_of
 from ooc.models.builders import Model, build_model, full_blocks, last_loop_weight
-from ooc.models.convs import GATHER_COST, BlockGCNConv, BlockSAGEConv, attention_sum, narrow_first, weighted_sum
+from ooc.models.convs import GATHER_COST, BlockGCNConv, BlockSAGEConv, narrow_first, weighted_sum
 from stores.errors import ConfigError
 from tests.ooc.graphs import hub_graph, sample
 
@@ -204,8 +204,8 @@ def test_attention_sum_and_its_gradients_equal_a_dense_product(monkeypatch: pyte
         dense = torch.zeros(60, 60, dtype=torch.float64)
         dense = dense.index_put((block.edge_index[1], block.edge_index[0]), value[:, head], accumulate=True)
         expected.append(dense @ x[:, 2 * head : 2 * head + 2])
-    torch.testing.assert_close(attention_sum(x, value, block), torch.cat(expected, dim=1))
-    assert torch.autograd.gradcheck(lambda rows, share: attention_sum(rows, share, block), (x, value), fast_mode=True)
+    torch.testing.assert_close(weighted_sum(x, block, value), torch.cat(expected, dim=1))
+    assert torch.autograd.gradcheck(lambda rows, share: weighted_sum(rows, block, share), (x, value), fast_mode=True)
 
 
 def test_a_batch_without_edges() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ooc.graph.spmm import pointers
+from ooc.graph.blocks import pointers
 from ooc.models.builders import build_model
 from ooc.models.compile import compile_model, missing_tools
 from ooc.training import checkpoint

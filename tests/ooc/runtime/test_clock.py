@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from ooc.report.gantt import gantt_figure, section
 from ooc.report.page import _svg
-from ooc.runtime.clock import MOST_SPANS, Clock, Span, noting_waits, waiting
+from ooc.runtime.clock import MOST_SPANS, Clock, Span, lanes, noting_waits, read_trace, waiting, write_trace
 from ooc.runtime.pipeline import Pipeline, Stage
-from ooc.runtime.trace import lanes, read_trace, write_trace
 from ooc.training.loop import train
 from stores.errors import ConfigError
 from tests.conftest import MakeStore

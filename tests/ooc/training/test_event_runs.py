@@ -109,7 +109,7 @@ def test_a_baseline_that_does_not_fit_is_told_of(
 def test_passes_without_training_say_how_far_they_are(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ooc.runtime.pace.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("ooc.runtime.messages.LINE_SECONDS", 0.0)
     train(configure(store, tmp_path / "run", epochs=1), watcher=LineWatcher())
     lines = capsys.readouterr().err.splitlines()
     for what, total in (("EdgeBank", 400), ("scores of val", 60), ("scores of test", 60)):

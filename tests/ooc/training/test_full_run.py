@@ -13,8 +13,8 @@ from ooc.config.full import FullConfig
 from ooc.fullgraph.placement import step_profile as fullprofile
 from ooc.metrics.nodes import Loss
 from ooc.models.builders import full_blocks
+from ooc.runtime.clock import read_trace
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.runtime.trace import read_trace
 from ooc.training.build import make_model
 from ooc.training.loop import train
 from stores.dataset import Dataset

@@ -16,7 +16,7 @@ from ooc.config.snapshots import SnapshotsConfig
 from ooc.history.rows import ResidentRows
 from ooc.metrics.nodes import Scores
 from ooc.report.page import write_report
-from ooc.runtime.pace import Pace
+from ooc.runtime.messages import Pace
 from ooc.sampling.negatives import RandomNegatives
 from ooc.sampling.time_windows import CountWindows, TimeWindow
 from ooc.temporal.forecast_loader import WindowPair, draw, window_pairs

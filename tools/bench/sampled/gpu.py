@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import ooc
 from ooc.models.builders import build_model
 from ooc.models.compile import compile_model
-from ooc.models.contexts import autocast
+from ooc.models.layers import autocast
 from ooc.models.user_models import forward_batch
 from tools.bench.lib.machine import describe
 

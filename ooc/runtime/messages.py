@@ -1,36 +1,31 @@
-"""Progress lines of a long pass."""
+"""What a run says to its user: progress lines of a long pass, and warnings that name the user's line."""
 
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 LINE_SECONDS = 10.0
 """seconds between two progress lines"""
 
 
 def speed(count: float, seconds: float, unit: str) -> str:
-    """Format a rate.
-
-    >>> speed(33_320, 2, "events")
-    '16,660 events/s'
-    """
+    """Format a rate, like 16,660 events/s."""
     rate = count / max(seconds, 1e-9)
     return f"{rate:,.0f} {unit}/s" if rate >= 100 else f"{rate:.3g} {unit}/s"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Print a line to stderr; a closed pipe (`ooc train ... 2>&1 | head`) does not end the run."""
     with suppress(BrokenPipeError):
         print(text, file=sys.stderr, flush=True)
 
 
 class Pace:
-    """Reports the progress of a long pass through `note` every ten seconds.
-
-    >>> pace = Pace(watchers.note)
-    >>> pace("scores of val", 20_000, 450_000, "events")
-    """
+    """Reports the progress of a long pass through `note` every ten seconds."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._what, self._done = note, "", 0
@@ -46,3 +41,11 @@ class Pace:
             self._reported, passed = now, now - self._since
             left = f", {(total - done) * passed / done:.0f} s left" if done else ""
             self._note(f"{what}: {done:,} of {total:,} {unit}, {speed(done, passed, unit)}{left}")
+
+
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the nearest line of the stack that is outside of `ooc`."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
