@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from stores import manifest as names
 from stores.arrays.zarr_write import write_array
 from stores.errors import InputError
+from stores.fingerprints import file_crc32c
 from stores.graph import Graph
 from stores.ids import write_ids
-from stores.integrity import file_crc32c
 from stores.io.atomic import check_absent, disk_errors, partial_path, publish
 from stores.manifest import IdKind, Manifest, Partition, Task, label_dtype, write_manifest
 

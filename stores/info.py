@@ -7,8 +7,8 @@ from typing import Any
 from stores import manifest as names
 from stores.arrays.encoding import encoding_of
 from stores.arrays.zarr_rows import open_zarr_rows
+from stores.fingerprints import array_names, fingerprint
 from stores.growth.delta import Appended, reading
-from stores.integrity import array_names, fingerprint
 from stores.manifest import arrays_of, read_manifest, version_of
 
 

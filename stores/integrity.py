@@ -1,25 +1,22 @@
-"""Checksums: a store's fingerprint, and `verify`, which locates damage down to the chunk."""
+"""`verify`, which locates a store's damage down to the chunk."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import google_crc32c
-import numpy as np
 import zarr
-from numpy.typing import NDArray
 
 from stores import manifest as names
-from stores.arrays.encoding import encoding_of, meaning
+from stores.arrays.encoding import encoding_of
 from stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from stores.errors import StoreError
+from stores.fingerprints import array_names, checksums, file_crc32c, has_checksums
+from stores.growth.delta import DELTA, reading
 from stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
 Progress = Callable[[int, int], None]
 """called with (bytes done, total bytes)"""
-_READ_BYTES = 2**22
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,6 @@ def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
 
 
 def _check_appends(store: Path) -> list[Damage]:
-    from stores.growth.delta import DELTA, reading
-
     try:
         with reading(store, version_of(store)) as delta:
             if delta is not None:
@@ -93,47 +88,6 @@ def _check_appends(store: Path) -> list[Damage]:
     except StoreError as error:
         return [Damage(DELTA, str(error))]
     return []
-
-
-def fingerprint(path: Path | str) -> str:
-    """Return the sha256 (hex) of the manifest and all checksums of a store; equal fingerprints mean equal data.
-
-    Arrays without checksums (written by others) contribute their metadata.
-    """
-    path = arrays_of(path)
-    return fingerprint_of(path, read_manifest(path))
-
-
-def fingerprint_of(path: Path, manifest: Manifest) -> str:
-    """`fingerprint` of the arrays in the folder `path`, described by `manifest`, of any version."""
-    digest = hashlib.sha256(manifest.canonical())
-    for name in array_names(path):
-        digest.update(f"\0{name}\0".encode())
-        if _has_checksums(path, name):
-            digest.update(_checksums(path, name).tobytes())
-            digest.update(meaning(path / name).encode())
-        else:
-            digest.update((path / name / "zarr.json").read_bytes())
-    return digest.hexdigest()
-
-
-def array_names(path: Path | str) -> list[str]:
-    """Paths of all arrays in the group at `path`, sorted, without checksums and other versions."""
-    path = Path(path)
-    found = []
-    for metadata in path.rglob("zarr.json"):
-        name = metadata.parent.relative_to(path).as_posix()
-        if not name.startswith((f"{names.CHECKSUMS}/", f"{names.VERSIONS}/")) and name != "." and _may_be_array(metadata):
-            found.append(name)
-    return sorted(found)
-
-
-def _may_be_array(metadata: Path) -> bool:
-    """False for a group; unreadable metadata counts as an array, so that opening it reports the error."""
-    try:
-        return bool(json.loads(metadata.read_bytes())["node_type"] == "array")
-    except (ValueError, KeyError, TypeError):
-        return True
 
 
 def expected_rows(manifest: Manifest) -> dict[str, int | None]:
@@ -158,20 +112,11 @@ def expected_rows(manifest: Manifest) -> dict[str, int | None]:
     return expected
 
 
-def file_crc32c(path: Path | str) -> str:
-    """crc32c of a file as eight hex digits."""
-    crc = 0
-    with Path(path).open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            crc = google_crc32c.extend(crc, block)
-    return f"{crc:08x}"
-
-
 Step = Iterator[tuple[int, Damage | None]]
 
 
 def _check(path: Path, name: str, rows: ShardedRows | ForeignRows) -> Step:
-    if isinstance(rows, ShardedRows) and _has_checksums(path, name):
+    if isinstance(rows, ShardedRows) and has_checksums(path, name):
         return _check_checksums(path, name, rows)
     return _check_decoding(path, name, rows)
 
@@ -180,17 +125,17 @@ def _check_checksums(path: Path, name: str, rows: ShardedRows) -> Step:
     """Yield (bytes read, damage) per inner chunk."""
     chunk_rows = zarr.open_array(path / name, mode="r").chunks[0]
     nbytes = chunk_rows * rows.row_bytes
-    checksums = _checksums(path, name)
+    known = checksums(path, name)
     chunks = rows.segments.total // nbytes
-    if len(checksums) != chunks:
-        yield 0, Damage(name, f"{names.CHECKSUMS} has {len(checksums)} entries, but the array has {chunks} chunks")
+    if len(known) != chunks:
+        yield 0, Damage(name, f"{names.CHECKSUMS} has {len(known)} entries, but the array has {chunks} chunks")
         return
     number = 0
     for file, payload in zip(rows.segments.paths, rows.segments.payload.tolist(), strict=True):
         with file.open("rb") as shard:
             for _ in range(payload // nbytes):
                 span = number * chunk_rows, min((number + 1) * chunk_rows, rows.shape[0])
-                good = google_crc32c.value(shard.read(nbytes)) == int(checksums[number])
+                good = google_crc32c.value(shard.read(nbytes)) == int(known[number])
                 yield (
                     nbytes,
                     None if good else Damage(name, f"the checksum of its bytes in {file} does not match", number, span),
@@ -220,14 +165,3 @@ def _check_ids(path: Path, manifest: Manifest) -> list[Damage]:
     if not file.exists():
         return [Damage(names.IDS, f"{file} is missing")]
     return [] if expected in (None, file_crc32c(file)) else [Damage(names.IDS, f"the checksum of {file} does not match")]
-
-
-def _has_checksums(path: Path, name: str) -> bool:
-    return (path / names.checksum_array(name) / "zarr.json").exists()
-
-
-def _checksums(path: Path, name: str) -> NDArray[np.uint32]:
-    try:
-        return np.asarray(zarr.open_array(path / names.checksum_array(name), mode="r")[:], dtype=np.uint32)
-    except Exception as error:  # zarr passes on any exception
-        raise StoreError(f"{path / names.checksum_array(name)} is damaged: {error}; build the store again") from error

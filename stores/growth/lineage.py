@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from stores.arrays.encoding import arrays_in
 from stores.errors import StoreError
+from stores.fingerprints import fingerprint_of
 from stores.growth.delta import EDGES, ROWS, Delta, reading, small
 from stores.growth.place import with_appends
-from stores.integrity import fingerprint_of
 from stores.io.atomic import replacing, write_file
 from stores.manifest import NODE, VERSIONS, Manifest, arrays_of, node_array, read_manifest, version_of
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from stores import manifest as names
-from stores.integrity import array_names
+from stores.fingerprints import array_names
 
 
 def link_array(root: Path, out: Path, name: str) -> None:

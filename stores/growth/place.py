@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stores.fingerprints import fingerprint_of
 from stores.growth.delta import Appended, reading
 from stores.growth.versions import AGAIN_SECONDS, Hold, hold_current, view_folder
 from stores.growth.view import _merge_view
-from stores.integrity import fingerprint_of
 from stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ import pytest
 import zarr
 
 from stores.errors import StoreError
+from stores.fingerprints import array_names, file_crc32c, fingerprint
 from stores.info import describe
-from stores.integrity import array_names, file_crc32c, fingerprint, verify
+from stores.integrity import verify
 from stores.manifest import read_manifest
 
 

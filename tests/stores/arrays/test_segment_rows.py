@@ -17,9 +17,10 @@ from stores.arrays.zarr_write import Appender, write_array
 from stores.build import judge
 from stores.dataset import Dataset
 from stores.errors import InputError, StoreError
+from stores.fingerprints import fingerprint
 from stores.graph import Graph
 from stores.info import describe
-from stores.integrity import fingerprint, verify
+from stores.integrity import verify
 from tests.conftest import MakeStore
 
 PARTS = [0, 10, 11, 50]

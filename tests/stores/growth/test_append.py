@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stores.dataset import Dataset
+from stores.fingerprints import fingerprint
 from stores.growth import delta, merge, sorting
 from stores.growth import grow as grow_module
 from stores.growth.append import append
 from stores.growth.compact import compact
 from stores.growth.spec import AppendSpec
 from stores.ingest import IngestSpec, ingest
-from stores.integrity import fingerprint, verify
+from stores.integrity import verify
 
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 F = 3

@@ -15,9 +15,10 @@ import zarr
 
 from stores.dataset import Dataset
 from stores.errors import ConfigError, InputError
+from stores.fingerprints import fingerprint
 from stores.info import describe
 from stores.ingest import IngestSpec, ingest, nodes
-from stores.integrity import fingerprint, verify
+from stores.integrity import verify
 from tests.forked import python
 from tests.stores.ingest.test_resume import tree
 

@@ -74,11 +74,11 @@ def measure(
 ) -> dict[str, Any]:
     """Run everything; see the module. widths: of nodes' and of edges' features."""
     from stores.dataset import Dataset
+    from stores.fingerprints import fingerprint
     from stores.growth.append import append
     from stores.growth.compact import compact
     from stores.growth.spec import AppendSpec
     from stores.ingest import IngestSpec, ingest
-    from stores.integrity import fingerprint
 
     work.mkdir(parents=True)
     cut, log = edges - int(edges * share), work / "log"

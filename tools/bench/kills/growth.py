@@ -98,9 +98,9 @@ def look(store: Path, wanted: tuple[int, int], found: Path) -> int:
 
 def finish(store: Path, whole: Path, lots: dict[str, Any]) -> int:
     """Compare with a store from a single ingest."""
+    from stores.fingerprints import fingerprint
     from stores.growth.compact import compact
     from stores.ingest import IngestSpec, ingest
-    from stores.integrity import fingerprint
 
     compact(store)
     ingest(IngestSpec(out=whole, **lots))
