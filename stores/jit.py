@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import os
 import pickle
+import re
+import shutil
 import sys
 import tempfile
 import time
@@ -22,7 +24,7 @@ import numba
 from numba.core.compiler import CompileResult
 from numba.extending import overload as numba_overload
 
-from stores.kernel_key import NoKeyError, kernel_key
+from stores.kernel_key import kernel_key
 
 try:
     from numba.core.caching import NullCache
@@ -37,6 +39,8 @@ UNUSED_DAYS = 60
 """Compiled code that nobody has loaded for so long is removed"""
 _DAY = 86_400
 _CHECKSUM = hashlib.sha256().digest_size
+_OWN_FOLDER = re.compile(r"numba-[0-9a-f]{16}")
+"""of `package_folder`"""
 
 
 def cache_folder() -> Path:
@@ -80,15 +84,15 @@ class KernelCache(NullCache):  # type: ignore[misc]
         path = self._path(sig, data.codegen)
         if path is None or data.library.has_dynamic_globals or any(not lifted.can_cache for lifted in data.lifted):
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # whatever cannot be written is compiled again
             path.parent.mkdir(parents=True, exist_ok=True)
-            remove_unused(path.parent)
             _write(path, dumps(data._reduce()))
+        remove_unused(path.parent)
 
     def _path(self, sig: Any, codegen: Any) -> Path | None:
         try:
             key = kernel_key(self._kernel, sig, codegen.magic_tuple())
-        except NoKeyError:
+        except Exception:  # what cannot be described (NoKeyError), or has surprises, is compiled again
             return None
         function = self._kernel.py_func
         return cache_folder() / f"{function.__module__}.{function.__name__}-{key}.kernel"
@@ -122,11 +126,16 @@ def _write(path: Path, data: bytes) -> None:
 
 @cache
 def remove_unused(folder: Path, days: int = UNUSED_DAYS) -> None:
-    """Remove compiled code that was not loaded for `days` days; once a process."""
+    """Remove compiled code that was not loaded for `days` days, and folders of numba's own cache; once a process."""
     oldest = time.time() - days * _DAY
-    for path in folder.iterdir():
+    parents = [folder] if os.environ.get("NUMBA_CACHE_DIR") else [folder, folder.parent]  # where earlier versions had theirs
+    for path in [path for parent in parents if parent.is_dir() for path in parent.iterdir()]:
         with contextlib.suppress(OSError):  # another process removes it too
-            if path.suffix in (".kernel", ".tmp") and path.stat().st_mtime < oldest:
+            if path.stat().st_mtime >= oldest:
+                continue
+            if _OWN_FOLDER.fullmatch(path.name):
+                shutil.rmtree(path)
+            elif path.suffix in (".kernel", ".tmp") and path.parent == folder:
                 path.unlink()
 
 
@@ -140,7 +149,10 @@ def package_folder(package: str) -> str:
                 text = path.read_bytes()
                 if b"@kernel" in text:
                     digest.update(path.name.encode() + text)
-    return str(cache_folder() / f"numba-{digest.hexdigest()[:16]}")
+    folder = cache_folder() / f"numba-{digest.hexdigest()[:16]}"
+    with contextlib.suppress(OSError):  # not there yet, or not ours to change
+        os.utime(folder)
+    return str(folder)
 
 
 def kernel(function: F) -> F:
@@ -162,14 +174,15 @@ def kernel(function: F) -> F:
 
 
 def overload(function: Any, **options: Any) -> Callable[[F], F]:
-    """`numba.extending.overload`, whose implementation counts in the keys of the kernels that call `function`.
+    """`numba.extending.overload`, whose implementation and options count in the keys of the kernels that call `function`.
 
     >>> @overload(value, inline="always")
     ... def _value(row, j): ...
     """
 
     def register(implementation: F) -> F:
-        function.overloads = [*getattr(function, "overloads", ()), implementation]
+        described = (implementation, repr(sorted(options.items())))
+        function.overloads = [*getattr(function, "overloads", ()), described]
         return numba_overload(function, **options)(implementation)
 
     return register

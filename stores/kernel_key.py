@@ -84,6 +84,8 @@ def _describe(value: Any, seen: dict[int, int]) -> str:
 def _describe_code(value: Any, seen: dict[int, int]) -> str:
     """What is defined in a module: a module, a class, a kernel, an intrinsic, or a function of Python."""
     if isinstance(value, ModuleType):
+        if not _by_name(value.__name__):  # which of its attributes are read is not known
+            raise NoKeyError(f"the module {value.__name__} is used as a value")
         return f"module {value.__name__}"
     if hasattr(value, "__qualname__") and _by_name(value.__module__):
         return f"{value.__module__}.{value.__qualname__}"
@@ -124,7 +126,7 @@ def _describe_function(function: FunctionType, seen: dict[int, int]) -> str:
 
 
 def _describe_bytecode(code: CodeType, doc: str | None, seen: dict[int, int]) -> str:
-    """Instructions, constants and names; neither lines nor the docstring."""
+    """Instructions and what handles their exceptions, constants and names; neither lines nor the docstring."""
     constants = []
     for item in code.co_consts:
         if isinstance(item, CodeType):
@@ -133,7 +135,7 @@ def _describe_bytecode(code: CodeType, doc: str | None, seen: dict[int, int]) ->
             constants.append("doc" if doc is not None and item == doc else _describe(item, seen))
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    return f"{hashlib.sha256(code.co_code).hexdigest()} {constants} {names} {counts}"
+    return f"{hashlib.sha256(code.co_code + code.co_exceptiontable).hexdigest()} {constants} {names} {counts}"
 
 
 def _globals_of(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:

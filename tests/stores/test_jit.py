@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,7 @@ def keys(helpers: ModuleType, callers: ModuleType) -> dict[str, str]:
         ("STEP = 3", "STEP = 4", {"constant"}),
         ("arange(4)", "arange(4) * 2", {"table"}),
         ("x * 2", "x * 3", {"overloaded"}),
+        ("@overload(scaled)", '@overload(scaled, inline="always")', {"overloaded"}),
         ("return arguments[0]", "return arguments[-1]", {"intrinsic"}),
         ('"getpid"', '"getppid"', {"system"}),
         ("low: int\n    high: int", "high: int\n    low: int", {"makes", "reads"}),
@@ -159,15 +160,27 @@ def test_types_and_processors_have_keys_of_their_own() -> None:
     assert len(set(found)) == 6
 
 
-def test_what_cannot_be_described_has_no_key() -> None:
-    unknown: Any = object()
-
+@pytest.mark.parametrize("unknown", [object(), pytest], ids=["object", "module"])
+def test_what_cannot_be_described_has_no_key(unknown: Any) -> None:
     @kernel
     def total(x: int) -> int:
         return x + len(unknown)
 
-    with pytest.raises(NoKeyError, match="cannot be described"):
+    with pytest.raises(NoKeyError, match=r"cannot be described|used as a value"):
         kernel_key(total, (types.int64,))
+    assert KernelCache(total)._path((types.int64,), SimpleNamespace(magic_tuple=tuple)) is None
+
+
+def test_where_exceptions_are_handled_counts() -> None:
+    def guarded(x: int) -> int:
+        try:
+            return 1 // x
+        except Exception:
+            return 0
+
+    code = guarded.__code__
+    other = FunctionType(code.replace(co_exceptiontable=code.co_exceptiontable[:-1] + b"\x01"), {})
+    assert kernel_key(kernel(guarded), (types.int64,)) != kernel_key(kernel(other), (types.int64,))
 
 
 def test_every_kernel_has_a_key() -> None:
@@ -259,7 +272,10 @@ def test_code_that_nobody_loads_is_removed(cached: Path) -> None:
     compiled(1.0)  # loaded, so not unused
     old = cached / f"other-{'0' * 32}.kernel"
     other = cached / "other.txt"
-    for file in (old, other):
+    of_numba = cached / f"numba-{'0' * 16}"
+    of_numba.mkdir()
+    (of_numba / "kernel.nbi").touch()
+    for file in (old, other, of_numba):
         file.touch()
         os.utime(file, (long_ago, long_ago))
     remove_unused.__wrapped__(cached, 5)
