@@ -28,8 +28,18 @@ FLOORS = (
     ("runtime",),
 )
 """Packages of `ooc/` from the top floor down: each imports only what stands below its floor."""
-STORE_FLOORS = (("growth",), ("ingest",), ("arrays",), ("io",))
-"""The same for the packages of `stores/`; the modules beside them are not on a floor."""
+STORE_FLOORS = (
+    ("dataset", "info", "integrity"),
+    ("growth",),
+    ("ingest",),
+    ("build",),
+    ("events", "fingerprints", "ids"),
+    ("arrays", "graph", "manifest"),
+    ("io",),
+    ("jit", "sizes"),
+    ("errors", "kernel_key", "prefetch", "process"),
+)
+"""The same for the packages of `stores/`, and for the modules beside them."""
 
 
 def module_of(path: Path) -> str:
@@ -103,6 +113,12 @@ def test_ooc_holds_packages_only() -> None:
     assert [path.name for path in (ROOT / "ooc").glob("*.py")] == ["__init__.py"]
     packages = {path.parent.name for path in (ROOT / "ooc").glob("*/__init__.py")}
     assert packages == {name for names in FLOORS for name in names}, "every package has a floor"
+
+
+def test_everything_in_stores_has_a_floor() -> None:
+    found = {path.parent.name for path in (ROOT / "stores").glob("*/__init__.py")}
+    found |= {path.stem for path in (ROOT / "stores").glob("*.py")} - {"__init__"}
+    assert found == {name for names in STORE_FLOORS for name in names}
 
 
 def test_no_class_name_is_defined_twice() -> None:
@@ -209,7 +225,7 @@ SHARED = {
     "ooc.runtime.pipeline._RUNNING": "pipelines to end before the interpreter does",
     "ooc.sampling.temporal_index._shared": "open columns of a data set, the same for all its loaders",
 }
-"""Containers at the top of a module that functions change, and why no result depends on them."""
+"""State of a module that functions change, and why no result depends on it."""
 
 
 def called(node: ast.AST | None) -> str:
@@ -219,8 +235,8 @@ def called(node: ast.AST | None) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def containers(tree: ast.Module) -> set[str]:
-    """Names at the top of a module that are bound to a container."""
+def containers(tree: ast.Module | ast.ClassDef) -> set[str]:
+    """Names at the top of a module or class that are bound to a container."""
     found: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -244,11 +260,39 @@ def changed(tree: ast.Module) -> set[str]:
     return found
 
 
+def remembering(tree: ast.Module) -> set[str]:
+    """Functions that keep their results for the next call (`functools.cache`, `lru_cache`)."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else []:
+            plain = decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
+            found |= {node.name} if (called(decorator) or plain) in ("cache", "lru_cache") else set()
+    return found
+
+
+def changed_of_classes(tree: ast.Module) -> set[str]:
+    """Attributes of classes that functions change: set by a class's name, or containers of a class that are not an object's."""
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    nodes = [node for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) for node in ast.walk(each)]
+    stored = [node for node in nodes if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)]
+    owners = {*classes, "cls", "type(self)", "self.__class__"}
+    found = {node.attr for node in stored if ast.unparse(node.value) in owners}
+    shared = {name for node in classes.values() for name in containers(node)} - {node.attr for node in stored}
+    for node in nodes:
+        target: ast.AST | None = None
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            target = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            target = node.func.value
+        found |= {target.attr} & shared if isinstance(target, ast.Attribute) else set()
+    return found
+
+
 def state_of(source: str) -> set[str]:
-    """Names at the top of a module that functions change: state that a call leaves behind for the next one."""
+    """What functions change of a module and its classes: state that a call leaves behind for the next one."""
     tree = ast.parse(source)
     rebound = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    return (containers(tree) & changed(tree)) | rebound
+    return (containers(tree) & changed(tree)) | rebound | remembering(tree) | changed_of_classes(tree)
 
 
 def test_no_result_depends_on_state_of_a_module() -> None:
@@ -264,6 +308,11 @@ def test_no_result_depends_on_state_of_a_module() -> None:
         "_budgets: Kept = weakref.WeakKeyDictionary()\ndef budget_of(ds):\n    _budgets[ds] = divide(ds)",
         "_made = {}\ndef of(key):\n    return _made.setdefault(key, make(key))",
         "_last = None\ndef of(key):\n    global _last\n    _last = key",
+        "@cache\ndef of(key):\n    return make(key)",
+        "@functools.lru_cache(maxsize=8)\ndef of(key):\n    return make(key)",
+        "class Plan:\n    made = {}\n    def of(self, key):\n        self.made[key] = make(key)",
+        "class Plan:\n    last = None\n    def of(self, key):\n        Plan.last = key",
+        "class Plan:\n    @classmethod\n    def of(cls, key):\n        cls.last = key",
     ],
 )
 def test_state_of_a_module_is_found(source: str) -> None:
