@@ -92,15 +92,18 @@ class Block(NamedTuple):
 
 def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
     """Return the prefix of `block` with the given numbers of sources, destinations and edges: the next layer's block."""
-    of_nodes = {name: getattr(block, name) for name in ("degree", "loops", "weight_sum", "loop_weight")}
-    of_edges = {name: getattr(block, name) for name in ("weight", "stands_for", "share")}
     return Block(
-        edge_index=block.edge_index[:, :num_edges],
-        indptr=block.indptr[: num_dst + 1],
-        num_src=num_src,
-        num_dst=num_dst,
-        **{name: each if each is None else each[:num_src] for name, each in of_nodes.items()},
-        **{name: each if each is None else each[:num_edges] for name, each in of_edges.items()},
+        block.edge_index[:, :num_edges],
+        block.indptr[: num_dst + 1],
+        num_src,
+        num_dst,
+        block.degree[:num_src],
+        None if block.loops is None else block.loops[:num_src],
+        None if block.weight is None else block.weight[:num_edges],
+        None if block.weight_sum is None else block.weight_sum[:num_src],
+        None if block.loop_weight is None else block.loop_weight[:num_src],
+        None if block.stands_for is None else block.stands_for[:num_edges],
+        None if block.share is None else block.share[:num_edges],
     )
 
 
