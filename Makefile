@@ -7,7 +7,9 @@ DEMO   ?= demo
 ALONE  := $(BIN)/python -m pytest
 TESTS  := $(ALONE) --numprocesses 2 --dist worksteal
 
-.PHONY: demo check quick full test test-all clean
+MEASURED = $(shell grep -rl --include='test_*.py' 'mark.alone' tests)
+
+.PHONY: demo check lint types quick measured full test test-all clean
 
 $(VENV)/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,21 +21,30 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready
 	$(BIN)/python -m tools.examples.demo $(DEMO)
 
-check: $(VENV)/.ready
+check: lint types
+
+lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready
 	$(BIN)/mypy
 
-# Two tests at a time; behind them, one by one, those that measure their process. OOC_TESTS=quick: tests/scale.py.
+# OOC_TESTS=quick: tests/scale.py. Two tests at a time; behind them, one by one, those that measure their process.
 quick: $(VENV)/.ready
 	OOC_TESTS=quick $(TESTS) -m "not slow and not alone"
-	OOC_TESTS=quick $(ALONE) -m "not slow and alone"
+
+measured: $(VENV)/.ready
+	OOC_TESTS=quick $(ALONE) -m "not slow and alone" $(MEASURED)
 
 full: $(VENV)/.ready
 	$(TESTS) -m "not alone"
-	$(ALONE) -m alone
+	$(ALONE) -m alone $(MEASURED)
 
-test: check quick
+# Types are checked beside the tests that measure nothing.
+test: lint
+	$(MAKE) --jobs 2 types quick
+	$(MAKE) measured
 
 test-all: check full
 

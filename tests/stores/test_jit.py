@@ -179,7 +179,7 @@ def test_where_exceptions_are_handled_counts() -> None:
             return 0
 
     code = guarded.__code__
-    other = FunctionType(code.replace(co_exceptiontable=code.co_exceptiontable[:-1] + b"\x01"), {})
+    other = FunctionType(code.replace(co_exceptiontable=code.co_exceptiontable[:-1] + b"\x01"), globals())
     assert kernel_key(kernel(guarded), (types.int64,)) != kernel_key(kernel(other), (types.int64,))
 
 
