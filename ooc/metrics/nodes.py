@@ -207,17 +207,15 @@ class Scores:
             return
         self._loss_sum += float(self._loss(logits, labels)) * count
         self._known += count
-        if self.task == "multiclass":
-            probability, target = logits[known].softmax(1), labels[known].long()
-            positive = F.one_hot(target, self._channels).bool()
-            known = torch.ones_like(positive)
-        elif self.task == "binary":
-            probability, target = logits.view(-1)[known.view(-1)].sigmoid(), labels.view(-1)[known.view(-1)].long()
-            positive = (target > 0).view(-1, 1)
-            known = torch.ones_like(positive)
-        else:
+        if self.task == "multilabel":
             probability, target = logits.sigmoid(), torch.where(known, labels, -1).long()
             positive = target > 0
+        else:
+            binary, known = self.task == "binary", known.view(-1)
+            logits, target = (logits.view(-1) if binary else logits)[known], labels.view(-1)[known].long()
+            probability = logits.sigmoid() if binary else logits.softmax(1)
+            positive = (target > 0).view(-1, 1) if binary else F.one_hot(target, self._channels).bool()
+            known = torch.ones_like(positive)
         self._positives += (positive & known).sum(0)
         self._negatives += (~positive & known).sum(0)
         self._metrics.update(probability, target)

@@ -1,6 +1,6 @@
 """Samplers map seeds and a key to a Subgraph; they read the graph's topology, never features."""
 
-from ooc.sampling.neighbor import NeighborSampler, count_hop
+from ooc.sampling.neighbor import NeighborSampler
 from ooc.sampling.ondisk_neighbor import OnDiskFrontier, frontier_bytes, read_together
 
-__all__ = ["NeighborSampler", "OnDiskFrontier", "count_hop", "frontier_bytes", "read_together"]
+__all__ = ["NeighborSampler", "OnDiskFrontier", "frontier_bytes", "read_together"]

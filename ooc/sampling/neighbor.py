@@ -25,35 +25,16 @@ _TABLE_LEAST = 2**10
 _STAMPS = 1 << (63 - kernels.LOCAL_BITS)
 
 
-class HopCount(NamedTuple):
-    """Edges sampled in a hop, and the expanded node with the most in-edges (`hub`, -1 for none)."""
-
-    edges: int
-    hub: int
-    degree: int
-
-
 class HopBound(NamedTuple):
     """Upper bounds of a batch after a hop, known before anything is allocated for it."""
 
-    edges: HopCount
+    sampled: int
+    """edges of this hop, including those of weight zero, which weighted sampling skips"""
+    degree: int
+    """most in-edges of a node expanded in it"""
     num_nodes: int
     num_edges: int
     num_expanded: int
-
-
-def count_hop(indptr: Ids, node: Ids, start: int, stop: int, fanout: int, replace: bool) -> HopCount:
-    """Count the edges sampled when expanding `node[start:stop]`, without allocating.
-
-    Edges of weight zero are counted too, although weighted sampling skips them. Raises StoreError if indptr decreases.
-
-    >>> count_hop(np.array([0, 3, 4]), np.array([0, 1]), 0, 2, fanout=2, replace=False)
-    HopCount(edges=3, hub=0, degree=3)
-    """
-    edges, hub, degree = kernels.count_edges(indptr, node, start, stop, fanout, replace)
-    if edges < 0:
-        raise StoreError(f"indptr decreases at node {hub}: the store is damaged; run `ooc verify` on it")
-    return HopCount(int(edges), int(hub), int(degree))
 
 
 def table_capacity(num_nodes: int) -> int:
@@ -219,16 +200,17 @@ class NeighborSampler:
         """Return the upper bounds after hop `hop`. Raises BudgetError if they may exceed `max_bytes`."""
         stop, done, batch_size = sum(builder.num_nodes), sum(builder.num_edges), builder.num_nodes[0]
         start = stop - builder.num_nodes[-1]
-        count = count_hop(self.indptr, builder.node, start, stop, self.fanout[hop], self.replace)
-        most_nodes = min(stop + count.edges, self.num_nodes + batch_size)
-        most = HopBound(count, most_nodes, done + count.edges, stop)
+        sampled, hub, degree = kernels.count_edges(self.indptr, builder.node, start, stop, self.fanout[hop], self.replace)
+        if sampled < 0:
+            raise StoreError(f"indptr decreases at node {hub}: the store is damaged; run `ooc verify` on it")
+        most = HopBound(sampled, degree, min(stop + sampled, self.num_nodes + batch_size), done + sampled, stop)
         need = bytes_bound(most.num_nodes, most.num_edges, most.num_expanded, self.row_bytes, self.weighted)
         need += self.expanded_bytes * most.num_expanded
         if self.max_bytes is not None and need > self.max_bytes:
             raise BudgetError(
-                f"hop {hop + 1} of fan-out {list(self.fanout)} samples {count.edges} edges, so the batch may need "
-                f"{words_for(need, self.max_bytes)}; the largest hub is node {count.hub} with "
-                f"{count.degree} in-edges; use a batch size below {batch_size}, a smaller fan-out or more --memory"
+                f"hop {hop + 1} of fan-out {list(self.fanout)} samples {sampled} edges, so the batch may need "
+                f"{words_for(need, self.max_bytes)}; the largest hub is node {hub} with "
+                f"{degree} in-edges; use a batch size below {batch_size}, a smaller fan-out or more --memory"
             )
         return most
 
@@ -243,7 +225,7 @@ class NeighborSampler:
             if builder.stands_for is not None:
                 builder.stands_for[builder.indptr[start] :] = 1
             return
-        rank = np.empty(kernels.num_drawn(max(need.edges.degree, 0), fanout, self.replace), np.float64)
+        rank = np.empty(kernels.num_drawn(max(need.degree, 0), fanout, self.replace), np.float64)
         out = (builder.slot, builder.indptr, builder.stands_for)
         bad = kernels.draw_weighted(self.indptr, self.weight, builder.node, *draw, rank, *out)
         if bad >= self.num_slots:

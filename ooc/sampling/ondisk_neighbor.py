@@ -136,7 +136,7 @@ def frontier_bytes(
     column_bytes = sum(columns)
     per_edge = 16 + 4 * weighted + column_bytes
     arrays = sum(8 * need.num_nodes + per_edge * need.num_edges + 8 * (need.num_expanded + 1) for need in needs)
-    sampled = sum(need.edges.edges for need in needs)
+    sampled = sum(need.sampled for need in needs)
     union = (_UNION_BYTES + itemsize + column_bytes) * sampled + (_PLAN_BYTES + max([itemsize, *columns])) * min(
         at_once, sampled
     )
@@ -149,8 +149,6 @@ class FrontierBatches(NamedTuple):
 
     batches: list[Subgraph | Exception]
     """each batch's subgraph, or the error `NeighborSampler.sample` would raise"""
-    edges: int
-    """slots read over all hops, including those of batches dropped later"""
     nbytes: int
     """bytes read from disk, including columns"""
 
@@ -256,7 +254,7 @@ class OnDiskFrontier:
         A failing batch returns its exception (as raised by `NeighborSampler.sample`, or by reading its slots).
         """
         batches = [_Batch(self.sampler, self.columns, each, key) for each, key in zip(seeds, keys, strict=True)]
-        edges = nbytes = 0
+        nbytes = 0
         try:
             for hop in range(len(self.sampler.fanout)):
                 batches = self._fitting(batches, hop)
@@ -267,12 +265,11 @@ class OnDiskFrontier:
                 arrays = [self.indices, *self.columns.values()]
                 reading = read_together(arrays, [batch.slots for batch in live], self.at_once)
                 for batch, values in zip(live, reading.values, strict=True):
-                    edges += len(batch.slots)
                     batch.number(values)
                 nbytes += reading.nbytes
         finally:
             scratch.trim()
-        return FrontierBatches([batch.error or batch.builder.finish() for batch in batches], edges, nbytes)
+        return FrontierBatches([batch.error or batch.builder.finish() for batch in batches], nbytes)
 
     def _fitting(self, batches: list[_Batch], hop: int) -> list[_Batch]:
         """The first batches that fit while hop `hop` is sampled; the others free their memory."""

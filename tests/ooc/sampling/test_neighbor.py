@@ -16,7 +16,7 @@ from scipy import stats
 from torch_geometric.utils import k_hop_subgraph
 
 from ooc.graph.blocks import Subgraph
-from ooc.sampling import NeighborSampler, count_hop, kernels, neighbor
+from ooc.sampling import NeighborSampler, kernels, neighbor
 from stores.errors import BudgetError, ConfigError, InputError, StoreError
 from stores.graph import Graph
 from tests.ooc.sampling_reference import reference
@@ -264,9 +264,9 @@ def test_weights_that_cannot_be_drawn_by_are_refused() -> None:
 def test_offsets_beyond_32_bits() -> None:
     indptr = np.array([0, 2**33, 2**33 + 5, 2**40])
     node = np.array([2, 0, 1])
-    assert count_hop(indptr, node, 0, 3, -1, False) == (2**40, 2, 2**40 - 2**33 - 5)
-    assert count_hop(indptr, node, 1, 3, 2**32, False) == (2**32 + 5, 0, 2**33)
-    assert count_hop(indptr, np.zeros(2**12, np.int64), 0, 2**12, 2**30, True) == (2**42, 0, 2**33)
+    assert kernels.count_edges(indptr, node, 0, 3, -1, False) == (2**40, 2, 2**40 - 2**33 - 5)
+    assert kernels.count_edges(indptr, node, 1, 3, 2**32, False) == (2**32 + 5, 0, 2**33)
+    assert kernels.count_edges(indptr, np.zeros(2**12, np.int64), 0, 2**12, 2**30, True) == (2**42, 0, 2**33)
     slot, edge_indptr = np.empty(300, np.int64), np.zeros(4, np.int64)
     kernels.draw_uniform(indptr, node, 0, 3, 100, False, np.uint64(5), slot, edge_indptr)
     assert edge_indptr.tolist() == [0, 100, 200, 205]

@@ -108,7 +108,6 @@ def test_batches_are_those_sampled_alone(
         for name in read if isinstance(batch, Subgraph) else []:
             assert batch.columns[name].dtype == graph.columns[name].dtype
             assert np.array_equal(batch.columns[name], graph.columns[name][batch.slot])
-    assert found.edges == sum(map(len, drawn))
     ids = sum(len(call) for call in rows.calls)
     assert found.nbytes == ids * (rows.row_bytes + sum(column.row_bytes for column in columns.values()))
     for column in columns.values():
@@ -250,7 +249,7 @@ def test_what_does_not_fit_is_left_for_the_next_call(limit: int, count: int, wei
         found = together.sample(seeds[len(batches) :], keys[len(batches) :])
         assert len(found.batches) > 0
         batches += found.batches
-    assert_all_same(FrontierBatches(batches, 0, 0), sampler, seeds, keys)
+    assert_all_same(FrontierBatches(batches, 0), sampler, seeds, keys)
 
 
 def peak_of(together: OnDiskFrontier, seeds: list[Ids]) -> tuple[int, FrontierBatches]:

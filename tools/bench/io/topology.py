@@ -88,7 +88,7 @@ def sampled(frontier: Any, nodes: int, batch_size: int, batches: int, seed: int)
     while done < batches:
         together = frontier.sample(seeds[done:], list(range(done, batches)))
         done, calls = done + len(together.batches), calls + 1
-        edges, nbytes = edges + together.edges, nbytes + together.nbytes
+        edges, nbytes = edges + sum(len(each.slot) for each in together.batches), nbytes + together.nbytes
         found += [(len(batch.slot), hash(batch.slot.tobytes()), hash(batch.node.tobytes())) for batch in together.batches]
     seconds = time.perf_counter() - begin
     cpu = time.process_time() - cpu
