@@ -7,20 +7,32 @@ graph on average, which attention takes no part in. So another mode must pay for
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from stores.sizes import format_bytes
 
-Mode = Literal["sampled", "history", "cluster", "saint"]
-MODES: tuple[Mode, ...] = ("sampled", "history", "cluster", "saint")
-"""the less a mode loses the earlier it stands"""
-WORTH = {"history": 2.0, "cluster": 2.0, "saint": 8.0}
-"""times as fast an epoch must be in a mode that loses more; in a random subgraph a node meets few of its neighbors, so that it
-takes more epochs"""
 LEAST_SECONDS = 0.2
 """of an epoch that must be saved: on a small graph whatever is measured is chance"""
-MOST_DROPPED = 0.3
-"""of the edges: clusters that lose more are chosen only where nothing else fits"""
+
+
+@dataclass(frozen=True)
+class ModeTraits:
+    """What choosing must know of a mode, stated by its class. In texts {lost} and {kept} are shares, {hops} the model's layers
+    and {takes} what an epoch takes.
+
+    rank: the less a mode loses the lower, 0 of the one that loses nothing; noun: what its batches are; exactness: what it
+    loses; reason: why it is chosen; drops: why not, where more than `most_lost` is lost or, with `unweighed` (what it loses
+    then), where the model takes no coefficients; worth: times as fast an epoch must be as in a mode that loses less.
+    """
+
+    rank: int
+    noun: str
+    exactness: str
+    reason: str = ""
+    worth: float = 1.0
+    drops: str = ""
+    most_lost: float = 1.0
+    unweighed: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,40 +40,33 @@ class Candidate:
     """A mode, with the settings (of `TrainConfig`, besides those given) it was tried with. Seconds and bytes: of an epoch of
     training, on average over the run; 0 where it does not fit.
 
-    fix: what would make it fit or do, None where it does. lost: the share of a batch's edges that a cluster drops, or of its
-    rows that come from histories. weighed: whether the model takes GraphSAINT's coefficients.
+    fix: what would make it fit or do, None where it does. peak_bytes: of the process; edges_read: 0 where they are mapped or in
+    memory. lost: the share of a batch's edges that a cluster drops, or of its rows that come from histories. weighed: whether
+    the model takes GraphSAINT's coefficients.
     """
 
-    mode: Mode
+    mode: str
+    traits: ModeTraits
     settings: dict[str, Any]
     fix: str | None = None
     seconds: float = 0.0
     peak_bytes: int = 0
-    """of the process"""
     features_read: int = 0
     edges_read: int = 0
-    """0 where they are mapped or in memory"""
     histories_read: int = 0
     histories_written: int = 0
     lost: float = 0.0
     weighed: bool = True
 
     @property
-    def moved(self) -> int:
-        """Bytes read and written."""
-        return self.features_read + self.edges_read + self.histories_read + self.histories_written
+    def good(self) -> bool:
+        """Whether it learns what the graph has."""
+        return self.lost <= self.traits.most_lost and (self.weighed or not self.traits.unweighed)
 
     @property
     def exactness(self) -> str:
         """What it costs."""
-        lost = f"{self.lost:.0%}".replace("%", " %")
-        words: dict[Mode, str] = {
-            "sampled": "none",
-            "history": f"stale halos: {lost} of a batch's rows",
-            "cluster": f"dropped edges: {lost}",
-            "saint": "none on average" if self.weighed else "dropped edges, not weighed by attention",
-        }
-        return words[self.mode]
+        return self.text(self.traits.exactness if self.weighed else self.traits.unweighed or self.traits.exactness)
 
     @property
     def flags(self) -> str:
@@ -69,92 +74,77 @@ class Candidate:
         given = {"mode": self.mode, **self.settings}
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
 
+    def pays(self, other: "Candidate") -> bool:
+        """Whether it is so much faster than another that loses less."""
+        return self.traits.worth * self.seconds < other.seconds and other.seconds - self.seconds > LEAST_SECONDS
+
+    def text(self, template: str, layers: int = 0) -> str:
+        """A text of its `ModeTraits`, filled in."""
+        lost, kept = (f"{share:.0%}".replace("%", " %") for share in (self.lost, 1 - self.lost))
+        hops = f"{layers} layer{'s' * (layers != 1)}"
+        moved = self.features_read + self.edges_read + self.histories_read + self.histories_written
+        takes = f"{self.seconds:.3g} s an epoch" + (f", {format_bytes(moved)} read and written" if moved else "")
+        return template.format(lost=lost, kept=kept, hops=hops, takes=takes)
+
+    def asdict(self) -> dict[str, Any]:
+        """As plain values, with what is said of it."""
+        given = {name: value for name, value in asdict(self).items() if name != "traits"}
+        return {**given, "exactness": self.exactness, "flags": self.flags}
+
 
 @dataclass(frozen=True)
 class ModeChoice:
     """The candidates, the one recommended, and why, in one sentence."""
 
     candidates: tuple[Candidate, ...]
-    recommended: Mode
+    best: Candidate
     reason: str
 
     @property
-    def best(self) -> Candidate:
-        """The one recommended."""
-        return next(each for each in self.candidates if each.mode == self.recommended)
+    def recommended(self) -> str:
+        """The name of the mode."""
+        return self.best.mode
 
     def asdict(self) -> dict[str, Any]:
-        """The fields as plain values, with what is said of each candidate."""
-        told = [{**asdict(each), "exactness": each.exactness, "flags": each.flags} for each in self.candidates]
-        return {"candidates": told, "recommended": self.recommended, "reason": self.reason}
+        """The fields as plain values."""
+        each = [candidate.asdict() for candidate in self.candidates]
+        return {"candidates": each, "recommended": self.recommended, "reason": self.reason}
 
 
 def choose(candidates: Sequence[Candidate], layers: int) -> ModeChoice:
     """Choose among `candidates`, one a mode, for a model of so many layers. Without one that fits, the first is named.
 
-    >>> choose([Candidate("sampled", {}, seconds=60.0), Candidate("history", {}, seconds=5.0)], layers=8).recommended
+    >>> choose(candidates, layers=8).recommended
     'history'
     """
-    ordered = sorted(candidates, key=lambda each: MODES.index(each.mode))
+    ordered = tuple(sorted(candidates, key=lambda each: each.traits.rank))
     fitting = [each for each in ordered if each.fix is None]
-    good = [each for each in fitting if _is_good(each)] or fitting[:1]
+    good = [each for each in fitting if each.good] or fitting[:1]
     if not good:
-        first = ordered[0]
-        return ModeChoice(tuple(ordered), first.mode, f"Nothing fits; for mode {first.mode}: {first.fix}.")
+        return ModeChoice(ordered, ordered[0], f"Nothing fits; for mode {ordered[0].mode}: {ordered[0].fix}.")
     # The first that no later one is so much faster than.
-    best = next(each for k, each in enumerate(good) if not any(_pays(other, each) for other in good[k + 1 :]))
-    return ModeChoice(tuple(ordered), best.mode, _reason(best, ordered, layers))
-
-
-def _is_good(candidate: Candidate) -> bool:
-    """Whether it learns what the graph has."""
-    learns: dict[Mode, bool] = {"saint": candidate.weighed, "cluster": candidate.lost <= MOST_DROPPED}
-    return learns.get(candidate.mode, True)
-
-
-def _pays(other: Candidate, best: Candidate) -> bool:
-    return WORTH[other.mode] * other.seconds < best.seconds and best.seconds - other.seconds > LEAST_SECONDS
-
-
-_NAMES = {
-    "sampled": "sampled neighborhoods",
-    "history": "histories",
-    "cluster": "clusters",
-    "saint": "GraphSAINT's subgraphs",
-}
+    best = next(each for k, each in enumerate(good) if not any(other.pays(each) for other in good[k + 1 :]))
+    return ModeChoice(ordered, best, _reason(best, ordered, layers))
 
 
 def _reason(best: Candidate, candidates: Sequence[Candidate], layers: int) -> str:
-    sampled = next((each for each in candidates if each.mode == MODES[0]), None)
-    if best is sampled:
-        return _reason_to_sample(best, [each for each in candidates if each is not best and each.fix is None])
-    why = {
-        "history": f"with histories a step needs one hop for all {layers} layer{'s' * (layers != 1)}: {_takes(best)}",
-        "cluster": f"parts keep {1 - best.lost:.0%} of a batch's edges: {_takes(best)}".replace("%", " %"),
-        "saint": f"random subgraphs, weighed to stand for the whole graph, take {_takes(best)}",
-    }[best.mode]
-    if sampled is None:
+    if best.traits.rank == 0:
+        return _reason_to_lose_nothing(best, [each for each in candidates if each is not best and each.fix is None])
+    why, first = best.text(best.traits.reason, layers), candidates[0]
+    if first.traits.rank:
         return f"{why[0].upper()}{why[1:]}."
-    if sampled.fix is not None:
-        return f"Sampled neighborhoods of {layers} layers do not do; {why}."
-    return f"Sampled neighborhoods of {layers} layers take {_takes(sampled)}; {why}."
+    noun = first.traits.noun.capitalize()
+    if first.fix is not None:
+        return f"{noun} of {layers} layers do not fit; {why}."
+    return first.text(f"{noun} of {layers} layers take {{takes}}; {why}.")
 
 
-def _reason_to_sample(best: Candidate, others: Sequence[Candidate]) -> str:
-    good = [each for each in others if _is_good(each)]
-    quick = [each for each in others if not _is_good(each) and _pays(each, best)]
-    said = f"Sampled neighborhoods fit and lose nothing: {_takes(best)}"
-    if quick:
-        loses = {"cluster": f"drop {quick[0].lost:.0%} of the edges".replace("%", " %"), "saint": "drop edges"}[quick[0].mode]
-        return f"{said}; {_NAMES[quick[0].mode]} would take {quick[0].seconds:.3g} s, but {loses}."
-    if good:
-        nearest = min(good, key=lambda each: each.seconds)
-        return (
-            f"{said}; {_NAMES[nearest.mode]}, the fastest others, with {nearest.seconds:.3g} s do not pay for what they lose."
-        )
-    return f"{said}; no other mode does."
-
-
-def _takes(candidate: Candidate) -> str:
-    moved = f", {format_bytes(candidate.moved)} read and written" if candidate.moved else ""
-    return f"{candidate.seconds:.3g} s an epoch{moved}"
+def _reason_to_lose_nothing(best: Candidate, others: Sequence[Candidate]) -> str:
+    said = best.text(f"{best.traits.noun.capitalize()} fit and lose nothing: {{takes}}")
+    quick = next((each for each in others if not each.good and each.pays(best)), None)
+    if quick is not None:
+        return f"{said}; {quick.traits.noun} would take {quick.seconds:.3g} s, but {quick.text(quick.traits.drops)}."
+    nearest = min((each for each in others if each.good), key=lambda each: each.seconds, default=None)
+    if nearest is None:
+        return f"{said}; no other mode fits."
+    return f"{said}; {nearest.traits.noun}, the fastest others, take {nearest.seconds:.3g} s: not worth what they lose."

@@ -1,27 +1,31 @@
-"""Short trials of a run's stages before it begins: batches sampled, rows read, the model run on rows that stand for others.
+"""Short trials of a run's stages before it begins: batches sampled, rows read, the model run on batches that are in memory.
 
 Each works on counters and buffers of its own, so nothing of it reaches the run.
 """
 
-import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count, islice, repeat, takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.loading.collate import LoadedBatch, SampledBatch
-from ooc.loading.read_strategy import ReadStrategy
-from ooc.loading.stages import BatchStages, LoadStage
-from ooc.planning.simulate_superbatches import Lengths, cost_of
-from ooc.runtime.clock import Clock
+from ooc.graph.aggregation import Floats
+from ooc.loading.batch_bytes import PIECES
+from ooc.loading.collate import SampledBatch
+from ooc.loading.read_strategy import AHEAD, ReadStrategy, ServedBatch, sampled_batches, serve
+from ooc.loading.shared_scan import FinishedScan, ScanSession, SharedScans
+from ooc.loading.shared_scan_plan import ScanDraft, ScanPiece, SharedScan, WaitingBatch
+from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, Lengths, cost_of
+from ooc.runtime.clock import Clock, noting_waits
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import MemoryMeter
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
-from stores.arrays.rows import AnyArray, ArrayRows
+from stores.arrays.rows import AnyArray
 from stores.arrays.zarr_rows import ShardedRows
 from stores.io.read_plan import ReadCost
 
@@ -34,28 +38,9 @@ LEAST_STEPS = 8
 ENOUGH_GROUPS, PATIENCE = 4, 8
 """A sample may take so many times its seconds until it fills so many superbatches or scans; so may the model until it ran
 `LEAST_STEPS`"""
+WARM_STEPS = 2
 
 Step = Callable[[Any], None]
-
-
-class StandInRows:
-    """Rows in memory that stand for those on disk: as large, of the same shape, but each is one of a few real ones."""
-
-    def __init__(self, like: Any, rows: AnyArray) -> None:
-        self.shape, self.dtype = like.shape, rows.dtype
-        self.row_bytes = rows[:1].nbytes
-        self.rows, self.cost = rows, cost_of(like)
-
-    def read(self, ids: NDArray[np.int64], out: AnyArray, at: NDArray[np.int64] | None = None) -> int:
-        """See `Rows.read`."""
-        return ArrayRows(self.rows).read(ids % len(self.rows), out, at)
-
-    def submit(self, ids: NDArray[np.int64], out: AnyArray) -> Future[int]:
-        """See `Rows.submit`."""
-        return ArrayRows(self.rows).submit(ids % len(self.rows), out)
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 def batches_of(strategy: ReadStrategy, epoch: int, steps: int) -> Iterator[SampledBatch]:
@@ -63,41 +48,39 @@ def batches_of(strategy: ReadStrategy, epoch: int, steps: int) -> Iterator[Sampl
     return strategy.stages.sample.batches(Cursor(epoch, step) for step in range(steps))
 
 
-def cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 class BatchSample:
     """Iterates over batches, as many as fit bytes and seconds (one at least), and keeps them.
 
-    The seconds are those since iteration began, whatever they were spent on; `patience` times as many until `ENOUGH_GROUPS`,
-    which are counted in `groups`, are known.
+    The seconds are those since iteration began, whatever they were spent on; `patience` times as many until there are
+    `ENOUGH_GROUPS`. first: what the first group of batches reads.
     """
 
     def __init__(self, source: Iterator[SampledBatch], max_bytes: int, seconds: float, patience: int = PATIENCE) -> None:
         self.batches: list[SampledBatch] = []
-        self.groups = 0
-        self.whole = False
-        """whether there are no more"""
+        self.first: Any = None
+        self._groups = 0
         self._taken: list[float] = []
         self._source, self._max_bytes, self._seconds, self._patience = source, max_bytes, seconds, patience
 
     def __iter__(self) -> Iterator[SampledBatch]:
         begun, left = time.perf_counter(), self._max_bytes
         while not self.batches or left > 0:
-            asked = time.perf_counter()
-            limit = self._seconds * (1 if self.groups >= ENOUGH_GROUPS else self._patience)
-            if self.batches and asked - begun > limit:
+            before = time.perf_counter()
+            limit = self._seconds * (1 if self._groups >= ENOUGH_GROUPS else self._patience)
+            if self.batches and before - begun > limit:
                 return
             batch = next(self._source, None)
             if batch is None:
-                self.whole = True
                 return
-            self._taken.append(time.perf_counter() - asked)
+            self._taken.append(time.perf_counter() - before)
             self.batches.append(batch)
             left -= batch.subgraph.nbytes
             yield batch
+
+    def formed(self, reads: Any) -> None:
+        """Count a group of batches, which reads that."""
+        self.first = reads if self.first is None else self.first
+        self._groups += 1
 
     @property
     def total_s(self) -> float:
@@ -111,9 +94,9 @@ class BatchSample:
         return sum(later) / max(1, len(later))
 
     @property
-    def parts(self) -> float:
-        """Batches a step: 1 unless some were split."""
-        return len(self.batches) / max(1, sum(batch.last for batch in self.batches))
+    def steps(self) -> int:
+        """Steps that the batches are of, which may have been split."""
+        return sum(batch.last for batch in self.batches)
 
 
 def lengths_of(x: Any) -> Lengths:
@@ -141,8 +124,7 @@ def read_cost(x: Any, ids: NDArray[np.int64], max_bytes: int, seconds: float) ->
 
     The device's cost model, scaled to what these reads took: a disk's speed changes by the minute, its shape does not.
     """
-    lengths = lengths_of(x)
-    model = cost_of(x)
+    lengths, model = lengths_of(x), cost_of(x)
     most = max(1, min(len(ids), PIECE_ROWS, max_bytes // x.row_bytes))
     rows = np.empty((most, *x.shape[1:]), x.dtype)
     x.read(ids[:most:WARM_EVERY], rows[: -(-most // WARM_EVERY)])  # compiles the kernels
@@ -153,58 +135,59 @@ def read_cost(x: Any, ids: NDArray[np.int64], max_bytes: int, seconds: float) ->
         x.read(piece, rows)
         cpu += time.process_time() - busy
         taken += time.perf_counter() - begun
-        length = lengths(piece)
-        expected += len(length) * model.read_s + int(length.sum()) * model.byte_s
+        expected += read_s(model, lengths(piece))
         if taken > seconds:
             break
     scale = max(taken, 1e-9) / expected
     return ReadCost(model.read_s * scale, model.byte_s * scale, model.latency_s), cpu / max(taken, 1e-9), rows
 
 
-@dataclass(frozen=True)
-class WarmBatchCosts:
-    """What a batch takes where nothing waits for the disk: medians, in seconds."""
-
-    seconds: float
-    cpu_s: float
-    sample_s: float
-    collate_s: float
-    step_s: float
-    peak: int
-    """bytes of the process"""
+def read_s(cost: ReadCost, length: NDArray[np.int64]) -> float:
+    """Seconds of reading extents of so many bytes, by a cost model."""
+    return len(length) * cost.read_s + int(length.sum()) * cost.byte_s
 
 
-def run_together(pipeline: Pipeline, step: Step, gather: Sequence[str], warm: int, seconds: float) -> WarmBatchCosts:
-    """Run `step` on a pipeline's batches for about `seconds`, after half as long to warm up, in which the first
-    `warm` fill caches.
+def batch_seconds(pipeline: Pipeline, step: Step) -> Iterator[float]:
+    """Seconds of one batch after the other."""
+    begun = time.perf_counter()
+    for _, batch in pipeline:
+        step(batch)
+        del batch
+        now = time.perf_counter()
+        yield now - begun
+        begun = now
 
-    gather: the stages between sampling and the model.
+
+def taken_by(runs: Iterator[float], least: int, seconds: float) -> list[float]:
+    """What the next batches take: for about so many seconds, of `least` batches at least unless they take much longer."""
+    taken: list[float] = []
+    while (len(taken) < least or sum(taken) < seconds) and sum(taken) <= PATIENCE * max(seconds, 0.1):
+        another = next(runs, None)
+        if another is None:
+            break
+        taken.append(another)
+    return taken
+
+
+def run_together(
+    pipeline: Pipeline, step: Step, base: BatchCosts, gather: Sequence[str], warm: int, seconds: float
+) -> tuple[BatchCosts, int]:
+    """(`base` with what a batch takes where nothing waits for the disk, in medians; the most bytes of the process).
+
+    Runs `step` on a pipeline's batches for about `seconds`, after half as long to warm up, in which the first `warm` fill
+    caches. gather: the stages between sampling and the model.
     """
-    at: list[tuple[float, float]] = []
-    mark = 0
+    runs = batch_seconds(pipeline, step)
     with pipeline, MemoryMeter("plan", period_s=0.005) as meter:
-        for _, batch in pipeline:
-            step(batch)
-            del batch
-            at.append((time.perf_counter(), time.process_time()))
-            if not mark:
-                mark = len(at) - 1 if len(at) > warm and at[-1][0] - at[0][0] > seconds / 2 else 0
-            elif at[-1][0] - at[mark][0] > (seconds if len(at) > mark + LEAST_STEPS else PATIENCE * seconds):
-                break
-        peak = meter.peak
-    warm = mark or (len(at) - 1) // 2
-    wall = np.diff([wall for wall, _ in at[warm:]])
-    cpu = (at[-1][1] - at[warm][1]) / max(1, len(at) - 1 - warm)
-    clocks = pipeline.clocks
-    steps = median_of(clocks[CONSUMER], warm)
-    return WarmBatchCosts(
-        seconds=float(np.median(wall)) if len(wall) else steps,
-        cpu_s=float(cpu),
-        sample_s=median_of(clocks["sample"], warm) if "sample" in clocks else 0.0,
-        collate_s=sum(median_of(clocks[name], warm) for name in gather),
-        step_s=steps,
-        peak=peak,
-    )
+        before = taken_by(runs, warm + 1, seconds / 2)
+        busy = time.process_time()
+        wall = taken_by(runs, LEAST_STEPS, seconds)
+        cpu_s, peak = (time.process_time() - busy) / len(wall) if wall else 0.0, meter.peak
+    warm = len(before) if wall else len(before) // 2  # of few batches the second half
+    step_s = median_of(pipeline.clocks[CONSUMER], warm)
+    collate_s = sum(median_of(pipeline.clocks[name], warm) for name in gather)
+    together_s = float(np.median(wall or before[warm:])) if wall or before[1:] else step_s
+    return replace(base, collate_s=collate_s, step_s=step_s, together_s=together_s, cpu_s=cpu_s), peak
 
 
 def median_of(clock: Clock, warm: int) -> float:
@@ -213,18 +196,143 @@ def median_of(clock: Clock, warm: int) -> float:
     return float(np.median([span.end - span.start for span in spans])) if spans else 0.0
 
 
-def load_shown(load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
-    """A batch with rows, or their aggregates, out of those that stand for the ones on disk."""
-    if isinstance(load.x, StandInRows):
-        return load.take(drawn, load.x.rows, drawn.subgraph.node % len(load.x.rows))
-    return load.load(drawn)
+# --- shared scans ---
 
 
-def warm_pipeline(stages: BatchStages, steps: int, max_bytes: int, max_items: int) -> Pipeline:
-    """Batches of the first steps as training makes them, but that none is read from the disk."""
-    sample, cursors = stages.sample, (Cursor(0, step) for step in range(steps))
-    # One thread gathers and collates, as it does for superbatches.
-    collate = Stage("collate", lambda drawn: stages.collate.collate(load_shown(stages.load, drawn)))
-    if sample.one_by_one:
-        return Pipeline(cursors, [Stage("sample", sample.sample), collate], max_bytes, max_items)
-    return Pipeline(sample.batches(cursors), [collate], max_bytes, max_items)
+class _Pass(NamedTuple):
+    """A stretch of making aggregates. model_s: what it should take by the device's cost model."""
+
+    seconds: float
+    nbytes: int
+    model_s: float
+    reading_s: float
+    waiting_s: float
+
+
+class _Maker:
+    """Makes parts of a scan's aggregates, and measures what they took."""
+
+    def __init__(self, strategy: SharedScans, scan: SharedScan) -> None:
+        assert strategy.disk_rows is not None
+        self._rows, self._counts, self._scan = strategy.disk_rows, strategy.stages.counts, scan
+        self._clock, self._model_s = Clock(), 0.0
+        self.session = ScanSession(strategy, self._clock)
+
+    def buffer(self) -> tuple[Floats, Floats]:
+        """Zeros for a scan's aggregates and the rows it keeps."""
+        neighbor, self_rows = self.session.room_for(self._scan, 0)
+        neighbor[:], self_rows[:] = 0, 0
+        return neighbor, self_rows
+
+    def pieces(self) -> Iterator[ScanPiece]:
+        """The pieces of the scan."""
+        cost = cost_of(self._rows)
+        for piece in self.session.pieces(self._scan):
+            length = np.array([len(piece.row) * self._rows.row_bytes]) if piece.plan is None else piece.plan.length
+            self._model_s += read_s(cost, length)
+            yield piece
+
+    @property
+    def nbytes(self) -> int:
+        """Read so far."""
+        return self._counts.nbytes
+
+    def make(self, sums: tuple[Floats, Floats], todo: Iterator[ScanPiece]) -> _Pass:
+        """Read pieces and add their rows to the aggregates."""
+        before, model, reading, begun = self.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
+        with noting_waits() as waits:
+            self.session.add_up(self._scan, *sums, todo)
+        waited = sum(stop - start for start, stop in waits)
+        seconds = time.perf_counter() - begun
+        return _Pass(seconds, self.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
+
+    def repeated(self, stop: threading.Event) -> Iterator[ScanPiece]:
+        """The pieces of the scan, over and over."""
+        while not stop.is_set():
+            yield from takewhile(lambda _: not stop.is_set(), self.pieces())
+
+
+def try_scan(
+    strategy: SharedScans, scan: SharedScan, steps: int, step: Step, base: BatchCosts, seconds: float
+) -> tuple[BatchCosts, int]:
+    """Make a part of `scan` for about `seconds`, serve its batches to `step` for as long, and then both at once.
+
+    In memory are the aggregates of two scans, as in training. strategy: whose counters and buffers nobody else uses; steps: of
+    the epoch; base: what is known already.
+
+    Returns:
+        The costs, and the most bytes of the process, but for the aggregates and the scan.
+    """
+    maker = _Maker(strategy, scan)
+    try:
+        with MemoryMeter("plan", period_s=0.005) as meter:
+            made, served = maker.buffer(), maker.buffer()
+            maker.make(made, islice(maker.pieces(), PIECES + 1))  # loads the kernels
+            end = time.perf_counter() + seconds
+            alone = maker.make(served, takewhile(lambda _: time.perf_counter() < end, maker.pieces()))
+            finished = FinishedScan(len(scan.batches), None, scan.batches, scan.start, scan.own, *served)
+            pipeline = _pipeline(maker.session, finished, steps)
+            with pipeline:
+                found = _beside(pipeline, maker, made, step, base, alone, seconds)
+    finally:
+        maker.session.end()
+    known = sum(part.nbytes for part in (*made, *served)) + scan.nbytes + sum(rest.nbytes for rest in scan.batches)
+    return replace(found, collate_s=median_of(pipeline.clocks["collate"], WARM_STEPS)), max(0, meter.peak - known)
+
+
+def _beside(
+    pipeline: Pipeline,
+    maker: _Maker,
+    sums: tuple[Floats, Floats],
+    step: Step,
+    base: BatchCosts,
+    alone: _Pass,
+    seconds: float,
+) -> BatchCosts:
+    """`base` with the pace, a batch while no aggregates are made, and the model's part of a batch while they are."""
+    runs = batch_seconds(pipeline, step)
+    taken_by(runs, WARM_STEPS, 0.0)
+    quiet = taken_by(runs, LEAST_STEPS, seconds)
+    stop = threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:
+        making = pool.submit(maker.make, sums, maker.repeated(stop))
+        try:
+            next(runs)  # the batch under way when it began
+            before, begun, spans = maker.nbytes, time.perf_counter(), len(pipeline.clocks[CONSUMER].spans)
+            busy = taken_by(runs, LEAST_STEPS, seconds)
+            nbytes, taken = maker.nbytes - before, time.perf_counter() - begun
+        finally:
+            stop.set()
+        passed = making.result()
+    slower = alone.seconds / alone.model_s
+    byte_s = alone.model_s / max(1, alone.nbytes)
+    together_s = float(np.median(quiet))
+    pace = AggregationSpeed(
+        alone=slower,
+        beside=max(slower, taken / (nbytes * byte_s)) if nbytes else slower,
+        batch_s=max(together_s, float(np.median(busy))),
+        reading=min(1.0, passed.reading_s / passed.seconds),
+        pre_aggregation=min(1.0, 1 - passed.waiting_s / passed.seconds),
+    )
+    return replace(base, step_s=median_of(pipeline.clocks[CONSUMER], spans), together_s=together_s, pace=pace)
+
+
+def _pipeline(session: ScanSession, made: FinishedScan, steps: int) -> Pipeline:
+    """Batches of a scan, over and over; for each that is served another one is sampled and put in file order."""
+    cursors = (Cursor(0, step % steps) for step in count())
+    sampled = sampled_batches(session.sample, session.prepare, cursors, Clock())
+    return Pipeline(
+        _served(serve(repeat(made), "sum", session.begin), sampled),
+        [Stage("collate", session.collate)],
+        max_bytes=1,
+        max_items=AHEAD,
+        before=sampled,
+    )
+
+
+def _served(batches: Iterator[ServedBatch], sampled: Iterator[WaitingBatch]) -> Iterator[ServedBatch]:
+    for batch, drawn in zip(batches, sampled, strict=False):
+        draft = ScanDraft(1, 0)  # a scan by itself
+        draft.add(drawn)
+        draft.finish()
+        yield batch

@@ -1,7 +1,7 @@
 """PURE: profile + budget -> `Plan`: what a run will take, why, and what would change it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ooc.planning.run_profile import Evaluation, RunProfile
@@ -14,65 +14,63 @@ WORTH = 0.1
 
 
 @dataclass(frozen=True)
-class RunFacts:
-    """What the planner must know of a run besides its profile."""
+class Upkeep:
+    """What a run does besides batches. Bytes.
 
-    steps_per_epoch: int
-    steps: int
-    """batches of the whole run"""
-    row_bytes: int
-    """of a row as stored; 0 where rows are in memory"""
-    scored: Mapping[str, int]
-    """times that each split is"""
-    upkeep: "Upkeep" = field(default_factory=lambda: Upkeep())
+    beforehand: batches drawn before the first one, to count how often nodes come; lag: pushes to histories that are still to be
+    written at the end; fills: times that histories' hot rows are read, before the second epoch and after every layer-wise pass;
+    refresh_read: by all refreshes, but not by those that share a layer-wise pass with scores; drift_read: by measuring the
+    drift of histories, behind every epoch; emptied: of the epochs after the first, the share before which a layer-wise pass has
+    driven the rows out of memory; scan_peak: of the process in a layer-wise pass, where there are any.
+    """
+
+    beforehand: float = 0.0
+    lag: int = 0
+    fills: int = 0
+    refresh_read: int = 0
+    refresh_written: int = 0
+    drift_read: int = 0
+    emptied: float = 0.0
+    scan_peak: int = 0
 
 
 @dataclass(frozen=True)
-class Upkeep:
-    """What a run does besides batches. Bytes."""
+class RunFacts:
+    """What the planner must know of a run besides its profile. steps: batches of the whole run; row_bytes: of a row as stored,
+    0 where rows are in memory; scored: times that each split is."""
 
-    beforehand: float = 0.0
-    """batches drawn before the first one, to count how often nodes come"""
-    lag: int = 0
-    """pushes to histories that are still to be written at the end"""
-    fills: int = 0
-    """times that histories' hot rows are read: before the second epoch, and after every layer-wise pass"""
-    refresh_read: int = 0
-    """by all refreshes, but not by those that share a layer-wise pass with scores"""
-    refresh_written: int = 0
-    drift_read: int = 0
-    """by measuring the drift of histories, behind every epoch"""
-    emptied: float = 0.0
-    """of the epochs after the first, the share before which a layer-wise pass has driven the rows out of memory"""
-    scan_peak: int = 0
-    """of the process in a layer-wise pass, where there are any"""
+    steps_per_epoch: int
+    steps: int
+    row_bytes: int
+    scored: Mapping[str, int]
+    upkeep: Upkeep = Upkeep()
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run will take: training only, but for the peak and where it is said. Seconds, bytes, rows: of the whole run."""
+    """What a run will take: training only, but for the peak and where it is said. Seconds, bytes, rows: of the whole run.
+
+    None where it does not apply: later_epoch_seconds with one epoch; hit_rate (of the rows that batches ask for, those that
+    need no reading), read_amplification (bytes read by bytes of the rows that had to be read) and read_bytes_per_second (while
+    reading) where rows are in memory.
+    """
 
     seconds_per_epoch: float
     first_epoch_seconds: float
     later_epoch_seconds: float | None
-    """None where there is but one"""
     evaluate_seconds: float
     peak_rss_bytes: int
     bytes_read: int
     """features and edges"""
     edge_bytes_read: int
-    """of them, edges"""
     history_bytes_read: int
+    """a refresh's too, as in `history_bytes_written`"""
     history_bytes_written: int
-    """0 without histories; a refresh's bytes are among both"""
     rows_read: int
     rows_asked: int
     hit_rate: float | None
-    """of the rows that batches ask for, those that need no reading; None where all are in memory"""
     read_amplification: float | None
-    """bytes read by bytes of the rows that had to be read"""
     read_bytes_per_second: float | None
-    """while reading"""
     stages: dict[str, float]
     """seconds of work, by stage"""
     bottleneck: str
@@ -82,21 +80,21 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run's memory, what it will take, and what to change; frozen, printed by `ooc plan`, JSON by `asdict`."""
+    """A run's memory, what it will take, and what to change; frozen, printed by `ooc plan`, JSON by `asdict`.
+
+    others: seconds an epoch with another setting; steps, profiled_steps: batches of the run, and those sampled for the plan;
+    reading: how features are read, by which engine and why.
+    """
 
     budget: MemoryPlan
     prediction: Prediction
     costs: BatchCosts
     others: dict[str, float]
-    """seconds an epoch with another setting"""
     advice: str
     steps: int
-    """batches of the run"""
     profiled_steps: int
-    """batches sampled for it"""
     profile_seconds: float
     reading: str = ""
-    """how features are read: by which engine, and why"""
 
     def __str__(self) -> str:
         """The prediction in one line."""
@@ -120,10 +118,10 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
     >>> print(plan(profile, budget, run).advice)
     """
     first, later = _shares(profile.simulated, profile, run)
-    whole = first + later
-    stages = _stages(whole, profile) | _pulling(first, later, profile)
+    costs, whole = profile.costs, first + later
+    pulling_s, pulled, pushed = _histories(first, later, profile, run)
+    stages = _stages(whole, profile) | pulling_s
     edges = profile.sampled_nbytes * (whole.steps + run.upkeep.beforehand)
-    pulled, pushed = _histories(first, later, profile, run)
     seconds_per_epoch = whole.seconds / whole.steps * run.steps_per_epoch
     others = {
         name: sum(_shares((other,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch
@@ -134,7 +132,7 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
         seconds_per_epoch=seconds_per_epoch,
         first_epoch_seconds=first.seconds,
         later_epoch_seconds=later.scaled(run.steps_per_epoch).seconds if later.steps else None,
-        evaluate_seconds=_evaluation(profile, run),
+        evaluate_seconds=sum(run.scored.get(name, 0) * scoring_s(each, costs) for name, each in profile.evaluations.items()),
         peak_rss_bytes=peak_bytes(profile, run),
         bytes_read=round(whole.nbytes + edges),
         edge_bytes_read=round(edges),
@@ -147,10 +145,10 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
         read_bytes_per_second=whole.nbytes / whole.read_s if whole.read_s else None,
         stages=stages,
         bottleneck=bottleneck(stages),
-        beforehand_seconds=run.upkeep.beforehand * profile.costs.sample_s,
+        beforehand_seconds=run.upkeep.beforehand * costs.sample_s,
     )
     advice = advise(stages, whole.seconds, seconds_per_epoch, others)
-    return Plan(budget, prediction, profile.costs, others, advice, run.steps, profile.steps, profile.seconds)
+    return Plan(budget, prediction, costs, others, advice, run.steps, profile.steps, profile.seconds)
 
 
 def hit_rate(rows_read: float, rows_asked: float) -> float | None:
@@ -168,52 +166,33 @@ def _shares(simulated: tuple[SimulatedReads, ...], profile: RunProfile, run: Run
     exchange = profile.exchange
     if exchange is None:
         return first, later
-    busy = exchange.pull_s(exchange.first) + exchange.push_s(), exchange.pull_s(exchange.later) + exchange.push_s()
-    return _beside(first, busy[0]), _beside(later, busy[1])
+
+    def beside(share: Share, pull_s: float) -> Share:
+        idle = max(0.0, share.seconds - share.read_s)
+        return replace(share, seconds=share.seconds + max(0.0, (pull_s + exchange.push_s()) * share.steps - idle))
+
+    return beside(first, exchange.pull_s(exchange.first)), beside(later, exchange.pull_s(exchange.later))
 
 
-def _beside(share: Share, batch_s: float) -> Share:
-    """With so many seconds of the disk more for every batch."""
-    idle = max(0.0, share.seconds - share.read_s)
-    return replace(share, seconds=share.seconds + max(0.0, batch_s * share.steps - idle))
-
-
-def _pulling(first: Share, later: Share, profile: RunProfile) -> dict[str, float]:
-    """Seconds of reading histories, as a stage."""
-    exchange = profile.exchange
+def _histories(first: Share, later: Share, profile: RunProfile, run: RunFacts) -> tuple[dict[str, float], float, float]:
+    """Of histories: (seconds of reading them, as a stage; bytes read; bytes written)."""
+    exchange, upkeep, steps = profile.exchange, run.upkeep, first.steps + later.steps
     if exchange is None:
-        return {}
-    return {"pull": exchange.pull_s(exchange.first) * first.steps + exchange.pull_s(exchange.later) * later.steps}
-
-
-def _histories(first: Share, later: Share, profile: RunProfile, run: RunFacts) -> tuple[float, float]:
-    """Bytes read and written of histories."""
-    exchange, upkeep = profile.exchange, run.upkeep
-    if exchange is None:
-        return 0.0, 0.0
+        return {}, 0.0, 0.0
+    seconds = exchange.pull_s(exchange.first) * first.steps + exchange.pull_s(exchange.later) * later.steps
     read = exchange.first.nbytes * first.steps + exchange.later.nbytes * later.steps + exchange.hot.nbytes * upkeep.fills
-    pushed = exchange.written * max(0.0, first.steps + later.steps - upkeep.lag)
-    read += upkeep.drift_read * ((first.steps + later.steps) // run.steps_per_epoch)
-    return read + upkeep.refresh_read, pushed + upkeep.refresh_written
+    read += upkeep.drift_read * (steps // run.steps_per_epoch) + upkeep.refresh_read
+    return {"pull": seconds}, read, exchange.written * max(0.0, steps - upkeep.lag) + upkeep.refresh_written
 
 
 def _epochs(simulated: tuple[SimulatedReads, ...], profile: RunProfile, run: RunFacts) -> tuple[Share, Share]:
     """(the first epoch, all later ones together)."""
-    costs, first_steps = profile.costs, min(run.steps, run.steps_per_epoch)
-    left = run.steps - first_steps
-    if not simulated:
-        seconds = costs.together_s * first_steps + costs.sample_s + costs.collate_s
-        asked = profile.asked * first_steps
-        first = Share(first_steps, seconds, rows_read=asked, rows_asked=asked, model_s=costs.step_s * first_steps)
-        return first, first.scaled(left)
-    begin = simulated[0]
-    first = begin.epoch(costs, first_steps)
+    costs, each = profile.costs, run.steps_per_epoch
+    first = simulated[0].epoch(costs, min(run.steps, each))
+    left = run.steps - min(run.steps, each)
     if not left:
         return first, Share()
-    if len(simulated) > 1:
-        later = simulated[1].epoch(costs, run.steps_per_epoch)
-    else:
-        later = begin.later_epoch(costs, run.steps_per_epoch)
+    later = simulated[1].epoch(costs, each) if len(simulated) > 1 else simulated[0].later_epoch(costs, each)
     emptied = run.upkeep.emptied * left
     return first, first.scaled(emptied) + later.scaled(left - emptied)
 
@@ -224,11 +203,6 @@ def _stages(whole: Share, profile: RunProfile) -> dict[str, float]:
     stages = {"sample": whole.steps * costs.sample_s, "group": whole.steps * costs.group_s, "read": whole.read_s}
     sums = {} if costs.pace is None else {"sum": whole.sum_s}
     return {**stages, **sums, "collate": whole.steps * costs.collate_s, "consumer": whole.model_s}
-
-
-def _evaluation(profile: RunProfile, run: RunFacts) -> float:
-    """Seconds of all evaluations."""
-    return sum(run.scored.get(split, 0) * scoring_s(each, profile.costs) for split, each in profile.evaluations.items())
 
 
 def scoring_s(each: Evaluation, costs: BatchCosts) -> float:
@@ -252,14 +226,13 @@ def peak_bytes(profile: RunProfile, run: RunFacts) -> int:
     for split, each in profile.evaluations.items():
         if run.scored.get(split) and each.simulated is not None:
             most.append(each.simulated.peak_bytes(profile.costs, each.batches, run.row_bytes))
-    exchange, histories = profile.exchange, 0
-    if exchange is not None:
-        histories = exchange.held + (exchange.resident_hot if run.steps > run.steps_per_epoch else 0)
+    exchange = profile.exchange
+    histories = 0 if exchange is None else exchange.held + exchange.resident_hot * (run.steps > run.steps_per_epoch)
     return max(profile.resident + profile.unmapped + max(most, default=0) + histories, run.upkeep.scan_peak)
 
 
 def bottleneck(stages: Mapping[str, float]) -> str:
-    """The stage that works longest: the others wait for it."""
+    """The stage that works longest, for which the others wait."""
     return max(stages, key=lambda name: stages[name])
 
 
@@ -283,9 +256,7 @@ def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float
     'Reading takes 90 % of the time: with --memory 4GB an epoch would take 6 s instead of 10 s.'
     """
     worst = bottleneck(stages)
-    share = f"{NAMES.get(worst, worst).capitalize()} takes {min(1.0, stages[worst] / seconds):.0%} of the time".replace(
-        "%", " %"
-    )
+    share = f"{NAMES.get(worst, worst).capitalize()} takes {100 * min(1.0, stages[worst] / seconds):.0f} % of the time"
     best = min(others, key=lambda name: others[name], default=None)
     if worst == "read" and best is not None and others[best] < (1 - WORTH) * seconds_per_epoch:
         better = f"with {best} an epoch would take {others[best]:.3g} s instead of {seconds_per_epoch:.3g} s"

@@ -1,88 +1,250 @@
 """A short profile of a run before it begins: its own batches sampled, a part of its rows read, its model run on them.
 
-Nothing of it reaches the run: the model is another one of the same shape, counters are its own, and what is drawn is a
-function of the seed, so training is the same to the bit with and without it.
+A `ReadModel` counts what a read strategy reads without reading, and measures its stages on a few batches. Nothing of it reaches
+the run: the model is another one of the same shape, counters are its own, and what is drawn is a function of the seed, so
+training is the same to the bit with and without it.
 """
 
+import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from ooc.loading.base import BatchLoader
 from ooc.loading.collate import LoadedBatch, SampledBatch
+from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.read_strategy import InMemory, ReadStrategy
+from ooc.loading.shared_scan import SharedScans
+from ooc.loading.shared_scan_plan import SharedScan
 from ooc.loading.stages import BatchStages, LoadStage
+from ooc.loading.superbatch import Superbatches
 from ooc.planning.measure import (
+    WARM_STEPS,
     BatchSample,
-    StandInRows,
     Step,
     TimedLengths,
     batches_of,
-    cores,
     lengths_of,
-    load_shown,
+    read_cost,
     run_together,
+    try_scan,
 )
-from ooc.planning.read_models import ReadModel, RunTrial, model_of
-from ooc.planning.simulate_history import HistoryTraffic, simulate_exchange
-from ooc.planning.simulate_superbatches import BatchCosts, Lengths, SimulatedReads
+from ooc.planning.simulate_history import HistoryShape, HistoryTraffic, simulate_exchange
+from ooc.planning.simulate_scans import SimulatedScans, simulate_scans
+from ooc.planning.simulate_superbatches import (
+    BatchCosts,
+    Lengths,
+    SimulatedInMemory,
+    SimulatedReads,
+    SimulatedSuperbatches,
+    cost_of,
+    simulate_superbatches,
+)
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import return_freed
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.pipeline import Pipeline, Stage
+from stores.arrays.rows import AnyArray, Ids
 from stores.arrays.zarr_rows import ShardedRows
-from stores.io.read_plan import ReadCost, plan_by_cost
+from stores.io.read_plan import plan_by_cost
 from stores.sizes import format_bytes
 
+TOGETHER = 3
+"""Batches in the pipeline at once: one sampled, one gathered ahead and one at the model"""
+
+Seen = Callable[[Any], None]
+"""called with what each group of batches reads"""
 EVALUATED = 3
 """Batches of evaluation that the model runs on, the first to warm up"""
 CHEAP_SECONDS = 0.3
 """What trying another setting may take where the user did not want it"""
 
-FREE = ReadCost(0.0, 1e-18)
+
+@dataclass(frozen=True)
+class RunTrial:
+    """What is profiled. step: runs the model on a batch, forward and backward; forward: without gradients, as for scores;
+    steps: of the first epoch."""
+
+    loader: BatchLoader
+    evaluators: Mapping[str, BatchLoader]
+    step: Step
+    forward: Step
+    steps: int
+    epochs: int
+    histories: HistoryShape | None = None
+
+
+class Measured(NamedTuple):
+    """What a strategy's stages cost. resident: most bytes of the process while the model was run, but for rows and aggregates;
+    rows: stand for those on disk where batches are gathered."""
+
+    costs: BatchCosts
+    resident: int
+    rows: Any
+
+
+class StandInRows:
+    """Rows in memory that stand for those on disk: as large, of the same shape, but each is one of a few real ones."""
+
+    def __init__(self, like: Any, rows: AnyArray) -> None:
+        self.shape, self.dtype, self.row_bytes = like.shape, rows.dtype, rows[:1].nbytes
+        self.rows, self.cost = rows, cost_of(like)
+
+
+def ignored(reads: Any) -> None:
+    """A `Seen` that does nothing."""
+
+
+@dataclass(frozen=True)
+class ReadModel(ABC):
+    """The cost model of a read strategy. pool: bytes for all batches alive at once."""
+
+    strategy: ReadStrategy
+    pool: int
+    gathers: ClassVar[bool] = True
+    """whether `load` is a part of each batch's work"""
+
+    @abstractmethod
+    def simulate(self, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Seen = ignored) -> SimulatedReads:
+        """Count what training reads for batches `drawn`."""
+
+    def following(self, simulated: Any) -> Self | None:
+        """The model of the epoch after; None where that reads as much as the first."""
+        return None
+
+    @abstractmethod
+    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> Measured:
+        """Run the stages for about `seconds` each. first: what the first group reads; base: what is known already."""
+
+    def load(self, load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
+        """A batch with rows, or their aggregates, out of those in memory."""
+        if isinstance(load.x, StandInRows):
+            return load.take(drawn, load.x.rows, drawn.subgraph.node % len(load.x.rows))
+        return load.load(drawn)
+
+
+class InMemoryModel(ReadModel):
+    """Of rows in memory: the pipeline itself, for a while."""
+
+    def simulate(self, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Seen = ignored) -> SimulatedInMemory:
+        nodes = []
+        for batch in drawn:
+            nodes.append(len(batch.subgraph.node))
+            seen(None)
+        return SimulatedInMemory(sum(nodes) / max(1, len(nodes)))
+
+    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> Measured:
+        prefetch, cursors = trial.loader.prefetch, (Cursor(0, step) for step in range(trial.steps))
+        pipeline = self.strategy.apart().pipeline(cursors, trial.loader.budget, prefetch, {})
+        return Measured(
+            *run_together(pipeline, trial.step, base, ["read", "collate"], prefetch, seconds), self.strategy.stages.load.x
+        )
+
+
+@dataclass(frozen=True)
+class SuperbatchModel(ReadModel):
+    """Of superbatches. residents: rows in memory before the first."""
+
+    strategy: Superbatches
+    residents: CachedNodes = field(default_factory=CachedNodes.none)
+
+    def simulate(self, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Seen = ignored) -> SimulatedSuperbatches:
+        return simulate_superbatches(self.strategy.planner(self.pool, self.residents), drawn, lengths, seen)
+
+    def following(self, simulated: SimulatedSuperbatches) -> Self:
+        return replace(self, residents=simulated.residents)
+
+    def measure(self, trial: RunTrial, first: Ids, base: BatchCosts, seconds: float) -> Measured:
+        """On rows that stand for those on disk; these are read in part."""
+        budget, x = trial.loader.budget, self.strategy.disk_rows
+        read, read_cpu, rows = read_cost(x, first, budget.trial_rows, seconds)
+        known = replace(base, read=read, read_cpu=read_cpu)
+        stand_in: Any = StandInRows(x, rows)
+        pipeline = self._warm_pipeline(self.strategy.stages.apart().over(stand_in), trial.steps, budget.in_flight)
+        costs, peak = run_together(pipeline, trial.step, known, ["collate"], WARM_STEPS, seconds)
+        return Measured(costs, peak - rows.nbytes, stand_in)
+
+    def _warm_pipeline(self, stages: BatchStages, steps: int, max_bytes: int) -> Pipeline:
+        """Batches of the first steps as training makes them, but that none is read from the disk."""
+        sample, cursors = stages.sample, (Cursor(0, step) for step in range(steps))
+        # One thread gathers and collates, as it does for superbatches.
+        collate = Stage("collate", lambda drawn: stages.collate.collate(self.load(stages.load, drawn)))
+        if sample.one_by_one:
+            return Pipeline(cursors, [Stage("sample", sample.sample), collate], max_bytes, TOGETHER)
+        return Pipeline(sample.batches(cursors), [collate], max_bytes, TOGETHER)
+
+
+@dataclass(frozen=True)
+class ScanModel(ReadModel):
+    """Of shared scans, which make the aggregates of batches beforehand."""
+
+    strategy: SharedScans
+    gathers: ClassVar[bool] = False
+
+    def simulate(self, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Seen = ignored) -> SimulatedScans:
+        return simulate_scans(self.strategy, drawn, self.pool, lengths, seen)
+
+    def measure(self, trial: RunTrial, first: SharedScan, base: BatchCosts, seconds: float) -> Measured:
+        """On a part of the first scan."""
+        found = try_scan(self.strategy.apart(), first, trial.steps, trial.step, base, seconds)
+        return Measured(*found, self.strategy.disk_rows)
+
+    def load(self, load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
+        """With zeros for its aggregates."""
+        _, rest = load.factors(drawn)
+        return load.aggregated(rest, *np.zeros((2, len(rest.subgraph.node), self.strategy.memory.batch.channels), np.float32))
+
+
+_MODELS: dict[type[ReadStrategy], Callable[[Any, int], ReadModel]] = {
+    InMemory: InMemoryModel,
+    SharedScans: ScanModel,
+    Superbatches: SuperbatchModel,
+}
+
+
+def model_of(strategy: ReadStrategy, pool: int) -> ReadModel:
+    """The cost model of a strategy."""
+    return _MODELS[type(strategy)](strategy, pool)
 
 
 @dataclass(frozen=True)
 class RunProfile:
-    """What was measured."""
+    """What was measured.
+
+    steps: batches of the first epoch that were sampled; simulated: the first epoch, and the second where the first was sampled
+    whole; others: the first epoch's reads with other settings, by what to do for them; asked: rows a batch wants; evaluations:
+    of every split to score; sampled_nbytes: bytes of edges that sampling a batch reads from the disk; unmapped: bytes of edges
+    that draws will map besides those they have; resident: most bytes of the process while the model was run, but for rows,
+    aggregates and what only the profile had; seconds: it took; exchange: with histories, where there are any.
+    """
 
     steps: int
-    """batches of the first epoch that were sampled"""
     costs: BatchCosts
-    """`read` costs nothing where rows are in memory"""
     simulated: tuple[SimulatedReads, ...]
-    """the first epoch, and the second where the first was sampled whole; none where rows are in memory"""
     others: dict[str, SimulatedReads]
-    """the first epoch's with other settings, by what to do for them"""
     asked: float
-    """rows a batch wants"""
     evaluations: dict[str, "Evaluation"]
-    """of every split to score"""
     sampled_nbytes: float
-    """bytes of edges that sampling a batch reads from the disk"""
     unmapped: int
-    """bytes of edges that draws will map besides those they have"""
     resident: int
-    """most bytes of the process while the model was run, but for rows, aggregates and what only the profile had"""
     seconds: float
-    """it took"""
     exchange: HistoryTraffic | None = None
-    """with histories, where there are any"""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scoring a split once."""
+    """Scoring a split once. batch_s: to compute a batch, and to sample and gather it where its reads are not `simulated`, as
+    rows are in memory."""
 
     batches: float
     batch_s: float
-    """to compute a batch, and to sample and gather it where that is not `simulated`"""
     sample_s: float
     simulated: SimulatedReads | None
-    """of its first batches; None where rows are in memory"""
 
 
 def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfile:
@@ -94,147 +256,86 @@ def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfil
     >>> profile(RunTrial(loader, {}, step, forward, steps=len(loader), epochs=5), seconds=1.0).costs.step_s
     0.024
     """
-    begun = time.perf_counter()
-    strategy = trial.loader.strategy.apart()
-    strategy.stages.sample.topology.warm()
-    model = model_of(strategy, strategy.pool(trial.loader.budget))
-    measured = _in_memory(trial, seconds) if model is None else _from_disk(trial, model, seconds, variants)
-    return_freed()
-    return replace(measured, seconds=time.perf_counter() - begun)
-
-
-def _in_memory(trial: RunTrial, seconds: float) -> RunProfile:
-    """Where rows are in memory the profile is the pipeline itself, for a while."""
-    loader, budget = trial.loader, trial.loader.budget
-    strategy = loader.strategy.apart()
-    cursors = (Cursor(0, step) for step in range(trial.steps))
-    pipeline = strategy.pipeline(cursors, budget, loader.prefetch, {})
-    found = run_together(pipeline, trial.step, ["read", "collate"], loader.prefetch, seconds)
-    sample = BatchSample(batches_of(strategy.apart(), 0, trial.steps), budget.trial_batches(), seconds / 2)
-    exchange = None if trial.histories is None else _exchange(trial, list(sample))
-    sample.batches.clear()
-    costs = BatchCosts(found.sample_s, 0.0, found.collate_s, found.step_s, found.seconds, found.cpu_s, FREE, 0.0, cores())
-    steps = pipeline.clocks["sample"].items
-    return RunProfile(
-        steps=steps,
-        costs=costs,
-        simulated=(),
-        others={},
-        asked=strategy.stages.counts.requested / max(1, steps),
-        evaluations=_evaluations(trial, loader.strategy.stages.load, seconds),
-        sampled_nbytes=0.0,
-        unmapped=strategy.stages.sample.topology.unmapped(),
-        resident=found.peak,
-        seconds=0.0,
-        exchange=exchange,
-    )
-
-
-def _exchange(trial: RunTrial, drawn: list[SampledBatch]) -> HistoryTraffic | None:
-    """What these batches, the first ones, pull from histories and push."""
-    return None if trial.histories is None else simulate_exchange(trial.histories, drawn, len(drawn) == trial.steps)
-
-
-def _from_disk(trial: RunTrial, model: ReadModel, seconds: float, variants: bool) -> RunProfile:
-    """Groups of batches are planned as in training and read in part; the model runs on rows that stand for the others."""
-    strategy, budget, steps = model.strategy, trial.loader.budget, trial.steps
-    lengths = TimedLengths(lengths_of(strategy.disk_rows))
-    max_bytes = budget.trial_batches()
-    model.simulate(batches_of(strategy, 0, 1), lengths_of(strategy.disk_rows))  # loads the kernels
-    sampling = strategy.apart()
-    sample, seen = BatchSample(batches_of(sampling, 0, steps), max_bytes, seconds / 2), _First()
-    begun = time.perf_counter()
-    simulated = [model.simulate(sample, lengths, lambda found: seen.add(found, sample))]
-    group_s = (time.perf_counter() - begun - sample.total_s - lengths.total_s) / len(sample.batches)
-    count, whole = len(sample.batches), sample.whole or len(sample.batches) == steps
+    begun, budget = time.perf_counter(), trial.loader.budget
+    sampling = trial.loader.strategy.apart()
+    topology = sampling.stages.sample.topology
+    topology.warm()
+    model = model_of(sampling.apart(), sampling.pool(budget))
+    model.simulate(batches_of(model.strategy, 0, 1), lengths_of(sampling.disk_rows))  # loads the kernels
+    sample = BatchSample(batches_of(sampling, 0, trial.steps), budget.trial_batches(), seconds / 2)
+    first, base = _counted(model, sample)
+    count, whole, histories = len(sample.batches), sample.steps == trial.steps, trial.histories
     asked = sum(len(batch.subgraph.node) for batch in sample.batches) / count
-    exchange = _exchange(trial, sample.batches)
-    others = {}
-    if variants or group_s * count < CHEAP_SECONDS:
-        others = {name: other.simulate(sample.batches, own) for name, other, own in variations(model, budget)}
+    exchange = None if histories is None else simulate_exchange(histories, sample.batches, whole)
+    tried = variations(model, budget) if variants or base.group_s * count < CHEAP_SECONDS else ()
+    others = {name: other.simulate(sample.batches, own) for name, other, own in tried}
     sample.batches.clear()
-    following = model.following(simulated[0])
-    if whole and trial.epochs > 1 and following is not None:
-        second = BatchSample(batches_of(strategy.apart(), 1, steps), max_bytes, seconds)
-        later = following.simulate(second, lengths)
-        simulated += [later] if len(second.batches) == steps else []
-        second.batches.clear()
+    later = _later(model, first, trial, seconds) if whole else ()
     return_freed()
-    base = BatchCosts(sample.batch_s, group_s, 0.0, 0.0, 0.0, 0.0, FREE, 0.0, cores())
-    measured = model.measure(trial, seen.found, base, seconds)
+    measured = model.measure(trial, sample.first, base, seconds)
+    scored = {name: evaluation(each, measured.rows, trial.forward, seconds / 4) for name, each in trial.evaluators.items()}
+    return_freed()
     return RunProfile(
         steps=count,
         costs=measured.costs,
-        simulated=tuple(simulated),
+        simulated=(first, *later),
         others=others,
         asked=asked,
-        evaluations=_evaluations(trial, measured.load, seconds),
+        evaluations=scored,
         sampled_nbytes=sampling.stages.counts.topology_nbytes / count,
-        unmapped=strategy.stages.sample.topology.unmapped(),
+        unmapped=topology.unmapped(),
         resident=measured.resident,
-        seconds=0.0,
+        seconds=time.perf_counter() - begun,
         exchange=exchange,
     )
 
 
-class _First:
-    """Keeps what the first group of batches reads."""
-
-    def __init__(self) -> None:
-        self.found: Any = None
-
-    def add(self, found: Any, sample: BatchSample) -> None:
-        """See `ReadModel.simulate`."""
-        self.found = found if self.found is None else self.found
-        sample.groups += 1
+def _counted(model: ReadModel, sample: BatchSample) -> tuple[SimulatedReads, BatchCosts]:
+    """(what the batches of a sample read, what sampling and grouping them cost)."""
+    lengths = TimedLengths(lengths_of(model.strategy.disk_rows))
+    begun = time.perf_counter()
+    found = model.simulate(sample, lengths, sample.formed)
+    group_s = (time.perf_counter() - begun - sample.total_s - lengths.total_s) / len(sample.batches)
+    grouped = model.strategy.disk_rows is not None
+    return found, BatchCosts(sample.batch_s, group_s * grouped, cores=len(os.sched_getaffinity(0)))
 
 
-def _evaluations(trial: RunTrial, shown: LoadStage, seconds: float) -> dict[str, Evaluation]:
-    """What scoring each split takes. shown: training's, for its rows."""
-    return {split: evaluation(loader, shown, trial.forward, seconds / 4) for split, loader in trial.evaluators.items()}
+def _later(model: ReadModel, first: SimulatedReads, trial: RunTrial, seconds: float) -> tuple[SimulatedReads, ...]:
+    """What the second epoch reads, where there is one that reads other rows and all of it can be sampled."""
+    following = model.following(first)
+    if trial.epochs < 2 or following is None:
+        return ()
+    sample = BatchSample(batches_of(model.strategy.apart(), 1, trial.steps), trial.loader.budget.trial_batches(), seconds)
+    found = following.simulate(sample, lengths_of(model.strategy.disk_rows))
+    return (found,) if sample.steps == trial.steps else ()
 
 
-def evaluation(loader: BatchLoader, shown: LoadStage, forward: Step, seconds: float) -> Evaluation:
-    """What scoring a split takes, from its first batches, as small as they have to be."""
+def evaluation(loader: BatchLoader, rows: Any, forward: Step, seconds: float) -> Evaluation:
+    """What scoring a split takes, from its first batches, as small as they have to be. rows: in memory, for all others."""
     strategy = loader.strategy.apart()
-    pool = strategy.pool(loader.budget)
+    pool, in_memory = strategy.pool(loader.budget), strategy.disk_rows is None
     most = loader.budget.trial_batches(pool - loader.budget.batches)
     sample = BatchSample(batches_of(strategy, 0, len(loader)), most, seconds, patience=1)
-    model, found = model_of(strategy, pool), None
-    if model is None:
-        drawn = list(islice(sample, EVALUATED))
-    else:
-        found = model.simulate(sample, lengths_of(strategy.disk_rows))
-        drawn = sample.batches[:EVALUATED]
-    batches, sample_s = len(loader) * sample.parts, sample.batch_s
+    model = model_of(strategy, pool)
+    found = model.simulate(sample, lengths_of(strategy.disk_rows))
+    parts, stages = len(sample.batches) / max(1, sample.steps), strategy.apart().stages.over(rows)
+    taken, drawn = [], sample.batches[:EVALUATED]
     sample.batches.clear()
-    stages = strategy.apart().stages.over(shown.x)
-    load = partial(load_shown if model is None else model.load, stages.load)
-    batch_s = _scored(stages, drawn, forward, load, model is None or model.gathers)
-    return Evaluation(batches, batch_s + (0.0 if found else sample_s), sample_s, found)
-
-
-def _scored(
-    stages: BatchStages,
-    drawn: list[SampledBatch],
-    forward: Step,
-    load: Callable[[SampledBatch], LoadedBatch],
-    gathers: bool,
-) -> float:
-    """Seconds to gather (where `gathers`) and score a batch."""
-    taken = []
     while drawn:
         batch, begun = drawn.pop(0), time.perf_counter()
-        loaded = load(batch)
-        begun = begun if gathers else time.perf_counter()
+        loaded = model.load(stages.load, batch)
+        begun = begun if model.gathers else time.perf_counter()
         forward(stages.collate.collate(loaded)[1])
         taken.append(time.perf_counter() - begun)
-    return min(taken, default=0.0)
+    batch_s = min(taken, default=0.0) + (sample.batch_s if in_memory else 0.0)
+    return Evaluation(len(loader) * parts, batch_s, sample.batch_s, None if in_memory else found)
 
 
 def variations(model: ReadModel, budget: MemoryPlan) -> Iterator[tuple[str, ReadModel, Lengths]]:
-    """Other settings worth trying: (what to do, the model with them, how its rows would be read)."""
+    """Other settings worth trying where rows are on disk: (what to do, the model with them, how its rows would be read)."""
     x: Any = model.strategy.disk_rows
+    if x is None:
+        return
     for percent in (50, 100):
         more = budget.memory * percent // 100
         name = f"--memory {format_bytes(budget.memory + more).replace(' ', '')}"
@@ -242,6 +343,6 @@ def variations(model: ReadModel, budget: MemoryPlan) -> Iterator[tuple[str, Read
     if isinstance(x, ShardedRows) and x.dtype == np.float32:
         half = x.row_bytes // 2
         plan = partial(plan_by_cost, row_bytes=half, cost=x.cost, count=x.shape[0], alignment=x.engine.alignment)
-        strategy = model.strategy.over(StandInRows(x, np.empty((1, *x.shape[1:]), np.float16)))
+        rows: Any = StandInRows(x, np.empty((1, *x.shape[1:]), np.float16))
         name = "float16 features (ooc ingest --dtype float16)"
-        yield name, replace(model, strategy=strategy), lambda ids: plan(ids).length
+        yield name, replace(model, strategy=model.strategy.over(rows)), lambda ids: plan(ids).length

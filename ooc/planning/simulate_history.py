@@ -1,12 +1,13 @@
-"""PURE: what training from histories asks of the disk and of the memory, counted over sampled batches: no row is read.
+"""PURE: what training from histories reads, writes and keeps in memory, counted over sampled batches: no row is read.
 
 A batch's halo is a function of the seed, so is what is pulled, and which nodes are pulled most often, whose rows stay in RAM
 after the first epoch. Where the sample is the whole epoch all of it is counted; else half of the batches choose those nodes and
-the other half tells how many pulls they serve.
+the other half shows how many pulls they serve.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,9 +55,8 @@ class HistoryShape:
         return sum(plan_writes(ids, each).nbytes for each in (*self.row_bytes, STAMP_BYTES))
 
 
-@dataclass(frozen=True)
-class Pulls:
-    """Of a batch, on average. extents, nbytes: read from disk."""
+class Pulls(NamedTuple):
+    """Of a batch, on average: extents and bytes read from disk."""
 
     extents: float
     nbytes: float
@@ -64,20 +64,18 @@ class Pulls:
 
 @dataclass(frozen=True)
 class HistoryTraffic:
-    """What batches pull and push."""
+    """What batches pull and push.
+
+    first, later: in the first epoch, and in all others, when the hot rows are in RAM; hot: reading these once; written: bytes
+    that a batch pushes; held: bytes of memory in the first epoch; resident_hot: of the hot rows, besides, from then on.
+    """
 
     first: Pulls
-    """in the first epoch"""
     later: Pulls
-    """in all others, when the hot rows are in RAM"""
-    written: float
-    """bytes a batch"""
     hot: Pulls
-    """reading the hot rows, once"""
+    written: float
     held: int
-    """bytes of memory in the first epoch"""
     resident_hot: int
-    """of the hot rows, besides, from then on"""
     cost: ReadCost
 
     def pull_s(self, pulls: Pulls) -> float:
@@ -97,52 +95,45 @@ def simulate_exchange(shape: HistoryShape, drawn: Sequence[SampledBatch], whole:
     own = [batch.subgraph.node[: batch.subgraph.num_nodes[0]] for batch in drawn]
     halo = [batch.subgraph.node[batch.subgraph.num_nodes[0] :] for batch in drawn]
     most_hot = shape.hot_bytes // (shape.node_bytes + 8)
-    first = _mean([shape.read(ids) for ids in halo])
-    asked = _asked(shape.num_nodes, halo)
-    hot = most_asked(asked, most_hot)
+    hot = _hot(shape, halo, most_hot)
     if whole or len(halo) < 2:
-        later = _mean([shape.read(_without(ids, hot)) for ids in halo])
+        later = _mean([shape.read(np.setdiff1d(ids, hot, assume_unique=True)) for ids in halo])
     else:
         later = _unseen(shape, halo, most_hot)
-    most_halo, most_own = max(map(len, halo), default=0), max(map(len, own), default=0)
-    pending = shape.lag + 1 + shape.ahead
-    state = shape.num_nodes * (_ASKED_BYTES + STAMP_BYTES + (shape.node_bytes + STAMP_BYTES) // PAGE_BYTES)
-    held = (
-        most_halo * (shape.ahead * (shape.node_bytes + 12) + 4 * shape.widest)
-        + most_own * pending * (shape.node_bytes + 8)
-        + state
-        + _WRITERS * 2 * PIECE_BYTES
-    )
-    count = len(hot) if whole else min(most_hot, shape.num_nodes)
     return HistoryTraffic(
-        first=first,
+        first=_mean([shape.read(ids) for ids in halo]),
         later=later,
-        written=float(np.mean([shape.written(ids) for ids in own])) if own else 0.0,
         hot=_mean([shape.read(hot)]),
-        held=held,
-        resident_hot=count * (shape.node_bytes + 8),
+        written=float(np.mean([shape.written(ids) for ids in own])) if own else 0.0,
+        held=_held(shape, max(map(len, own), default=0), max(map(len, halo), default=0)),
+        resident_hot=(len(hot) if whole else min(most_hot, shape.num_nodes)) * (shape.node_bytes + 8),
         cost=shape.cost,
     )
 
 
-def _asked(num_nodes: int, halo: Sequence[Ids]) -> NDArray[np.uint16]:
-    asked = np.zeros(num_nodes, np.uint16)
+def _held(shape: HistoryShape, own: int, halo: int) -> int:
+    """Bytes of memory for batches of at most so many nodes, and so many in their halo."""
+    pending = shape.lag + 1 + shape.ahead
+    pulled = halo * (shape.ahead * (shape.node_bytes + 12) + 4 * shape.widest)
+    state = shape.num_nodes * (_ASKED_BYTES + STAMP_BYTES + (shape.node_bytes + STAMP_BYTES) // PAGE_BYTES)
+    return pulled + own * pending * (shape.node_bytes + 8) + state + _WRITERS * 2 * PIECE_BYTES
+
+
+def _hot(shape: HistoryShape, halo: Sequence[Ids], most: int) -> Ids:
+    """The nodes in most halos, at most so many."""
+    asked = np.zeros(shape.num_nodes, np.uint16)
     for ids in halo:
         asked[ids] += np.uint16(1)
-    return asked
+    return most_asked(asked, most)
 
 
 def _unseen(shape: HistoryShape, halo: Sequence[Ids], most_hot: int) -> Pulls:
     """Pulls of the batches with odd numbers beside the nodes that those with even ones would keep; room they do not fill goes
     to others at random."""
-    hot = most_asked(_asked(shape.num_nodes, halo[::2]), most_hot)
+    hot = _hot(shape, halo[::2], most_hot)
     cold = 1 - (min(most_hot, shape.num_nodes) - len(hot)) / max(1, shape.num_nodes - len(hot))
-    found = _mean([shape.read(_without(ids, hot)) for ids in halo[1::2]])
+    found = _mean([shape.read(np.setdiff1d(ids, hot, assume_unique=True)) for ids in halo[1::2]])
     return Pulls(found.extents * cold, found.nbytes * cold)
-
-
-def _without(ids: Ids, hot: Ids) -> Ids:
-    return np.setdiff1d(ids, hot, assume_unique=True)
 
 
 def _mean(found: Sequence[NDArray[np.int64]]) -> Pulls:

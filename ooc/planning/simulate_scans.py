@@ -15,7 +15,7 @@ import numpy as np
 from ooc.loading.collate import SampledBatch
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import SharedScan, WaitingBatch
-from ooc.planning.simulate_superbatches import BatchCosts, Lengths, Share, cost_of, planned
+from ooc.planning.simulate_superbatches import BatchCosts, Lengths, Share, SimulatedReads, cost_of, planned
 from stores.arrays.rows import Rows
 
 MOST_SIMULATED = 256
@@ -25,23 +25,22 @@ _ALL = 1 - 1e-6
 
 @dataclass(frozen=True)
 class ScanLoad:
-    """What a scan wants of the disk and of the memory, or the mean of several. Of the memory: bytes."""
+    """What a scan wants of the disk and of the memory, or the mean of several.
+
+    asked: rows its batches want, each time they do; nbytes, read_s: to read, and what that should take by the device's cost
+    model. Bytes of memory: sums, of the aggregates; rests, of what remains of its batches beside them; entries, as they come,
+    one copy; table, of the entries in file order, with the rows that they need.
+    """
 
     batches: float
     asked: float
-    """rows its batches want, each time they do"""
     rows_read: float
     nbytes: float
-    """to read"""
     read_s: float
-    """that reading should take by the device's cost model"""
     sums: float
     rests: float
-    """what remains of its batches beside the aggregates"""
     entries: float
-    """its entries as they come, one copy"""
     table: float
-    """its entries in file order, with the rows that they need"""
 
     def part(self, batches: float, rows: Rows) -> "ScanLoad":
         """The same with so many batches, each of which wants as large a share of the file, regardless of what others want."""
@@ -67,18 +66,20 @@ def _covered(some: float, whole: float, times: float) -> float:
 
 
 @dataclass(frozen=True)
-class SimulatedScans:
-    """The scans of an epoch's first batches; see `ooc.planning.simulate_superbatches.SimulatedReads`."""
+class SimulatedScans(SimulatedReads):
+    """The scans of an epoch's first batches. most: batches that fit a scan. No row stays in memory, so all epochs are alike."""
 
     scans: tuple[ScanLoad, ...]
-    """the last one may lack batches: the sample ended"""
     most: float
-    """batches that fit a scan"""
     rows: Rows
+
+    @property
+    def groups(self) -> list[float]:
+        return [scan.batches for scan in self.scans]
 
     def of(self, steps: float) -> Sequence[ScanLoad]:
         """The scans of an epoch of so many batches: those known, then their mean, then what is left."""
-        ends = [0.0, *accumulate(scan.batches for scan in self.scans)]
+        ends = [0.0, *accumulate(self.groups)]
         if ends[-1] >= steps:
             known = [scan for scan, end in zip(self.scans, ends[1:], strict=True) if end <= steps]
             left = steps - ends[len(known)]
@@ -90,25 +91,15 @@ class SimulatedScans:
         return [*whole, *[typical] * int(count), *([typical.part(rest, self.rows)] if rest >= 1 else [])]
 
     def epoch(self, costs: BatchCosts, steps: float) -> Share:
-        """What an epoch of `steps` batches takes."""
         if not steps:
             return Share()
         scans = self.of(steps)
         simulated = scans[:MOST_SIMULATED]
-        share = _share(simulated, simulate_timeline(simulated, costs), costs, 0)
+        line = simulate_timeline(simulated, costs)
+        share = _share(simulated, line, costs, 0)
         if len(simulated) < len(scans):
-            share += _share(simulated, simulate_timeline(simulated, costs), costs, MOST_SIMULATED // 2).scaled(
-                steps - share.steps
-            )
+            share += _share(simulated, line, costs, MOST_SIMULATED // 2).scaled(steps - share.steps)
         return share
-
-    def later_epoch(self, costs: BatchCosts, steps: int) -> Share:
-        """The same: no row stays in memory."""
-        return self.epoch(costs, steps)
-
-    def suffices(self, steps: float) -> bool:
-        """All batches do, or two whole scans."""
-        return sum(scan.batches for scan in self.scans) >= steps or len(self.scans) > 2
 
     def peak_bytes(self, costs: BatchCosts, steps: float, row_bytes: int) -> int:
         """Of the aggregates of one scan, which serve batches, those of the next, which are made, and the entries of the one
@@ -134,10 +125,7 @@ def simulate_scans(
     lengths: Lengths,
     seen: Callable[[SharedScan], None] = lambda _: None,
 ) -> SimulatedScans:
-    """Group `drawn` as training would, and count instead of reading; `seen` is called with each scan.
-
-    >>> sum(scan.rows_read for scan in simulate_scans(strategy, drawn, pool, lambda ids: rows.plan(ids).length).scans)
-    """
+    """Group `drawn` as training would, and count instead of reading; `seen` is called with each scan."""
     rows, memory = strategy.disk_rows, strategy.memory
     assert rows is not None
     asked: deque[tuple[int, int]] = deque()
@@ -150,7 +138,9 @@ def simulate_scans(
 
     loads, cost, most = [], cost_of(rows), 1.0
     for scan in strategy.plan(prepared(), pool):
-        most = max(most, batches_in(pool - memory.reserved_bytes, scan))
+        # Batches like those of this scan, which may lack some, that fit one.
+        fit = (pool - memory.reserved_bytes - scan.size.fixed) * len(scan.batches) // max(1, scan.size.kept)
+        most = max(most, float(len(scan.batches)), fit)
         wanted = [asked.popleft() for _ in scan.batches]
         extents, nbytes = planned(scan.row.astype(np.int64), lengths)
         loads.append(
@@ -168,12 +158,6 @@ def simulate_scans(
         )
         seen(scan)
     return SimulatedScans(tuple(loads), most, rows)
-
-
-def batches_in(pool: int, shared_scan: SharedScan) -> float:
-    """Batches like those of this scan, which may lack some, that fit a scan of `pool` bytes."""
-    size, count = shared_scan.size, len(shared_scan.batches)
-    return max(float(count), (pool - size.fixed) * count // max(1, size.kept))
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ which rows it will read. What remains is time: reading, gathering and computing 
 which `simulate` follows superbatch by superbatch. `ooc.planning.run_profile` measures the costs.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,48 +18,149 @@ from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.superbatch import PIECE_ROWS
 from ooc.loading.superbatch_plan import ROW_BYTES, SUPERBATCHES, SuperbatchPlanner
+from stores.arrays.rows import Ids
 from stores.io.read_plan import ReadCost
 
-Ids = NDArray[np.int64]
 Lengths = Callable[[Ids], NDArray[np.int64]]
 """ascending ids -> bytes of the extents that serve them"""
+FREE = ReadCost(0.0, 1e-18)
+"""of rows in memory"""
 
 
-class SimulatedReads(Protocol):
+@dataclass(frozen=True)
+class Share:
+    """What some batches of a run take. read_s: in which something was read; sum_s: spent on aggregates of shared scans."""
+
+    steps: float = 0
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    rows_read: float = 0.0
+    rows_asked: float = 0.0
+    read_s: float = 0.0
+    sum_s: float = 0.0
+    model_s: float = 0.0
+
+    def __add__(self, other: "Share") -> "Share":
+        return Share(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: "Share") -> "Share":
+        return Share(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def scaled(self, steps: float) -> "Share":
+        """The same for so many batches."""
+        return Share(*(value * steps / self.steps if self.steps else 0.0 for value in astuple(self)))
+
+
+@dataclass(frozen=True)
+class AggregationSpeed:
+    """How fast shared scans make aggregates; measured on a part of one.
+
+    alone, beside: reading and adding up together, in multiples of what the cost model says of the reads, while no batch is
+    served and while batches are; batch_s: a batch, while aggregates are made; reading, pre_aggregation: of the time, the share
+    in which something is read, and in which something is added up.
+    """
+
+    alone: float
+    beside: float
+    batch_s: float
+    reading: float
+    pre_aggregation: float
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """Measured seconds of a batch, or as they are named.
+
+    group_s: to put a batch into its superbatch or scan; collate_s: to gather and collate it; step_s: the model's forward,
+    backward and optimizer step, while nothing else runs in the process; together_s: a batch where sampling, collation and the
+    model share the processor and no batch waits for the disk; cpu_s: processor seconds of such a batch, over all threads;
+    read_cpu: cores that reading keeps busy; pace: of shared scans, which do not read as `read` says.
+    """
+
+    sample_s: float
+    group_s: float
+    collate_s: float = 0.0
+    step_s: float = 0.0
+    together_s: float = 0.0
+    cpu_s: float = 0.0
+    read: ReadCost = FREE
+    read_cpu: float = 0.0
+    cores: int = 1
+    pace: AggregationSpeed | None = None
+
+    def read_s(self, load: "SuperbatchLoad") -> float:
+        """Seconds that reading a superbatch's rows takes."""
+        return load.extents * self.read.read_s + load.nbytes * self.read.byte_s
+
+    def batch_s(self, load: "SuperbatchLoad") -> float:
+        """Seconds between two batches whose rows are there in time: reading and grouping want cores too."""
+        cpu = self.cpu_s + self.group_s + self.read_cpu * self.read_s(load) / load.batches
+        return max(self.together_s, cpu / self.cores)
+
+
+class SimulatedReads(ABC):
     """What an epoch's first batches read, counted without reading."""
 
-    def epoch(self, costs: "BatchCosts", steps: float) -> "Share":
-        """What an epoch of `steps` batches takes that begins with those simulated."""
+    @property
+    @abstractmethod
+    def groups(self) -> Sequence[int | float]:
+        """Batches of each group that is read together, the last of which the sample's end may have cut short."""
 
-    def later_epoch(self, costs: "BatchCosts", steps: int) -> "Share":
-        """What one of the epochs after it takes."""
+    def covers(self, steps: float) -> bool:
+        """Whether these are all groups of an epoch of so many batches."""
+        return sum(self.groups) >= steps
 
     def suffices(self, steps: float) -> bool:
-        """Whether enough batches were simulated to extrapolate from."""
+        """Whether there is enough to extrapolate from: all batches, or two whole groups."""
+        return self.covers(steps) or len(self.groups) > 2
 
-    def peak_bytes(self, costs: "BatchCosts", steps: float, row_bytes: int) -> int:
+    @abstractmethod
+    def epoch(self, costs: BatchCosts, steps: float) -> Share:
+        """What an epoch of `steps` batches takes that begins with those simulated."""
+
+    def later_epoch(self, costs: BatchCosts, steps: int) -> Share:
+        """What one of the epochs after it takes."""
+        return self.epoch(costs, steps)
+
+    @abstractmethod
+    def peak_bytes(self, costs: BatchCosts, steps: float, row_bytes: int) -> int:
         """The most bytes in memory of rows or aggregates and their tables. row_bytes: of a stored row."""
 
 
 @dataclass(frozen=True)
+class SimulatedInMemory(SimulatedReads):
+    """Rows in memory. asked: rows a batch wants."""
+
+    asked: float
+    groups: tuple[int, ...] = ()
+
+    def epoch(self, costs: BatchCosts, steps: float) -> Share:
+        seconds = costs.together_s * steps + costs.sample_s + costs.collate_s
+        asked = self.asked * steps
+        return Share(steps, seconds, rows_read=asked, rows_asked=asked, model_s=costs.step_s * steps)
+
+    def peak_bytes(self, costs: BatchCosts, steps: float, row_bytes: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
 class SuperbatchLoad:
-    """What a superbatch wants of the disk and of the memory."""
+    """What a superbatch wants of the disk and of the memory.
+
+    asked: int64[batches], rows each batch wants; limit: rows in memory at most while it is read; kept: bytes of its batches
+    while they wait. Rows evicted: early, before anything is read for it; idle, as soon as its first batch is gathered; freed,
+    int64[batches], after each batch.
+    """
 
     asked: NDArray[np.int64]
-    """int64[batches]: rows each batch wants"""
     rows_read: int
     extents: int
     nbytes: int
     limit: int
-    """rows in memory at most while it is read"""
     kept: int
-    """bytes of its batches while they wait"""
     early: int
-    """rows evicted before anything is read for it"""
     idle: int
-    """rows evicted as soon as its first batch is gathered"""
     freed: NDArray[np.int64]
-    """int64[batches]: rows evicted after each batch"""
 
     @property
     def batches(self) -> int:
@@ -66,16 +168,19 @@ class SuperbatchLoad:
 
 
 @dataclass(frozen=True)
-class SimulatedSuperbatches:
-    """The superbatches of an epoch's first batches; see `SimulatedReads`."""
+class SimulatedSuperbatches(SimulatedReads):
+    """The superbatches of an epoch's first batches. before: rows in memory before the first; residents: what is in memory
+    after the last."""
 
     loads: tuple[SuperbatchLoad, ...]
     before: int
-    """rows in memory before the first superbatch"""
     residents: CachedNodes
-    """what is in memory after the last"""
 
-    def epoch(self, costs: "BatchCosts", steps: float) -> "Share":
+    @property
+    def groups(self) -> list[int]:
+        return [load.batches for load in self.loads]
+
+    def epoch(self, costs: BatchCosts, steps: float) -> Share:
         """The batches beyond those simulated go on like the last half of their superbatches.
 
         Where they are not all, the last superbatch was cut short by the sample's end, and does not count unless it is the only
@@ -92,21 +197,13 @@ class SimulatedSuperbatches:
         known = _share(loads, line, costs, 0, whole)
         return known + steady.scaled(steps - known.steps) if steps >= known.steps else known.scaled(steps)
 
-    def later_epoch(self, costs: "BatchCosts", steps: int) -> "Share":
+    def later_epoch(self, costs: BatchCosts, steps: int) -> Share:
         """All but the beginning of an epoch: what follows the batches simulated."""
-        if self._covers(steps):
+        if self.covers(steps):
             return self.epoch(costs, steps)
-        return self.epoch(costs, 2 * steps).without(self.epoch(costs, steps))
+        return self.epoch(costs, 2 * steps) - self.epoch(costs, steps)
 
-    def _covers(self, steps: float) -> bool:
-        """Whether these are all superbatches of an epoch of so many batches."""
-        return sum(load.batches for load in self.loads) >= steps
-
-    def suffices(self, steps: float) -> bool:
-        """All batches do, or two whole superbatches."""
-        return self._covers(steps) or len(self.loads) > 2
-
-    def peak_bytes(self, costs: "BatchCosts", steps: float, row_bytes: int) -> int:
+    def peak_bytes(self, costs: BatchCosts, steps: float, row_bytes: int) -> int:
         """Of the rows in memory and the batches that wait."""
         rows = simulate(self.loads, costs, self.before).peak_rows
         return rows * (row_bytes + ROW_BYTES) + SUPERBATCHES * max(load.kept for load in self.loads)
@@ -115,10 +212,7 @@ class SimulatedSuperbatches:
 def simulate_superbatches(
     planner: SuperbatchPlanner, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Callable[[Ids], None] = lambda _: None
 ) -> SimulatedSuperbatches:
-    """Group `drawn` as training would, and count instead of reading; `seen` is called with the rows that each superbatch reads.
-
-    >>> sum(load.rows_read for load in simulate_superbatches(planner, drawn, lambda ids: rows.plan(ids).length).loads)
-    """
+    """Group `drawn` as training would, and count instead of reading; `seen` is called with the rows that each one reads."""
     loads, residents = [], planner.residents
     for superbatch in planner.plan(iter(drawn)):
         sketch, missing = superbatch.sketch, superbatch.missing
@@ -142,7 +236,7 @@ def simulate_superbatches(
 
 
 def cost_of(x: Any) -> ReadCost:
-    """The cost model of reading rows; by bytes alone where somebody else's code reads."""
+    """The cost model of reading rows; by bytes alone where other code reads."""
     return x.cost if hasattr(x, "cost") else ReadCost(0.0, 1e-9)
 
 
@@ -153,64 +247,13 @@ def planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class AggregationSpeed:
-    """How fast shared scans make aggregates, by making some: reading and adding up together."""
-
-    alone: float
-    """times as long as the cost model says of the reads, while no batch is served"""
-    beside: float
-    """and while batches are"""
-    batch_s: float
-    """a batch, while aggregates are made"""
-    reading: float
-    """of the time, the share in which something is read"""
-    pre_aggregation: float
-    """and in which something is added up"""
-
-
-@dataclass(frozen=True)
-class BatchCosts:
-    """Measured seconds of a batch, or as they are named."""
-
-    sample_s: float
-    """to sample a batch"""
-    group_s: float
-    """to put a batch into its superbatch"""
-    collate_s: float
-    """to gather and collate a batch"""
-    step_s: float
-    """the model's forward, backward and optimizer step, while nothing else runs in the process"""
-    together_s: float
-    """a batch where sampling, collation and the model share the processor and no batch waits for the disk"""
-    cpu_s: float
-    """processor seconds of such a batch, over all threads"""
-    read: ReadCost
-    read_cpu: float
-    """cores that reading keeps busy"""
-    cores: int
-    pace: AggregationSpeed | None = None
-    """of shared scans, which do not read as `read` says"""
-
-    def read_s(self, load: SuperbatchLoad) -> float:
-        """Seconds that reading a superbatch's rows takes."""
-        return load.extents * self.read.read_s + load.nbytes * self.read.byte_s
-
-    def batch_s(self, load: SuperbatchLoad) -> float:
-        """Seconds between two batches whose rows are there in time: reading and grouping want cores too."""
-        cpu = self.cpu_s + self.group_s + self.read_cpu * self.read_s(load) / load.batches
-        return max(self.together_s, cpu / self.cores)
-
-
-@dataclass(frozen=True)
 class Timeline:
-    """When things end, in seconds from the first request."""
+    """done: float64[batches], when the model is through with a batch, in seconds from the first request; read_s: spent reading;
+    peak_rows: in memory at most."""
 
     done: NDArray[np.float64]
-    """float64[batches]: the model is through with a batch"""
     read_s: float
-    """spent reading"""
     peak_rows: int
-    """rows in memory at most"""
 
 
 class _Pool:
@@ -265,33 +308,6 @@ def simulate(loads: Sequence[SuperbatchLoad], costs: BatchCosts, before: int = 0
             model = asked_for + batch_s
             done.append(model)
     return Timeline(np.array(done), read_s, pool.peak)
-
-
-@dataclass(frozen=True)
-class Share:
-    """What some batches of a run take."""
-
-    steps: float = 0
-    seconds: float = 0.0
-    nbytes: float = 0.0
-    rows_read: float = 0.0
-    rows_asked: float = 0.0
-    read_s: float = 0.0
-    """in which something was read"""
-    sum_s: float = 0.0
-    """spent on making aggregates in shared scans"""
-    model_s: float = 0.0
-
-    def __add__(self, other: "Share") -> "Share":
-        return Share(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    def without(self, other: "Share") -> "Share":
-        """What these take more than `other`."""
-        return Share(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    def scaled(self, steps: float) -> "Share":
-        """The same for so many batches."""
-        return Share(*(value * steps / self.steps if self.steps else 0.0 for value in astuple(self)))
 
 
 def _share(loads: Sequence[SuperbatchLoad], line: Timeline, costs: BatchCosts, begin: int, end: int) -> Share:

@@ -28,9 +28,9 @@ from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model
 from ooc.models.layers import autocast, evaluating
 from ooc.models.user_models import forward_batch
-from ooc.planning.read_models import RunTrial
+from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
-from ooc.planning.run_profile import profile
+from ooc.planning.run_profile import RunTrial, profile
 from ooc.planning.simulate_history import HistoryShape
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
@@ -64,6 +64,7 @@ class BatchMode(NodeMode):
     """whether exact scores are the mode's choice where the settings are open"""
     loses: ClassVar[bool] = False
     """whether batches lack something that `met` counts"""
+    traits: ClassVar[ModeTraits]
 
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -306,6 +307,7 @@ class SampledMode(BatchMode):
     """Sampled neighborhoods; see `Mode`."""
 
     prefers_exact = False
+    traits = ModeTraits(0, "sampled neighborhoods", "none")
 
     def _make_loader(self) -> BatchLoader:
         config = self.config
@@ -321,6 +323,15 @@ class ClusterMode(BatchMode):
     """Parts, and the edges between those of a batch; see `Mode`."""
 
     loses = True
+    traits = ModeTraits(
+        2,
+        "clusters",
+        "dropped edges: {lost}",
+        "parts keep {kept} of a batch's edges: {takes}",
+        worth=2.0,
+        drops="drop {lost} of the edges",
+        most_lost=0.3,
+    )
 
     def _make_loader(self) -> BatchLoader:
         config = self.config
@@ -343,6 +354,15 @@ class SaintMode(BatchMode):
     loader: SaintLoader
     node_bytes = 4
     """how often it came"""
+    traits = ModeTraits(
+        3,
+        "GraphSAINT's subgraphs",
+        "none on average",
+        "random subgraphs, weighed to stand for the whole graph, take {takes}",
+        worth=8.0,  # in a random subgraph a node meets few of its neighbors, so that it takes more epochs
+        drops="drop edges",
+        unweighed="dropped edges, not weighed by attention",
+    )
 
     def _make_loader(self) -> BatchLoader:
         config = self.config

@@ -11,9 +11,7 @@ from typing import Any
 
 from ooc.config.nodes import TrainConfig, in_mode
 from ooc.layerwise.shape import parts_of as layers_of
-from ooc.planning.choose_mode import MODES as TRIED
 from ooc.planning.choose_mode import Candidate, ModeChoice, choose
-from ooc.planning.choose_mode import Mode as Name
 from ooc.planning.measure import batches_of
 from ooc.planning.run_plan import Plan
 from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode
@@ -23,12 +21,14 @@ from ooc.training.registry import MODES
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError, OocError
 
+TRIED = {name: made for name, made in MODES.items() if issubclass(made, BatchMode)}
+"""The modes that are compared"""
 COMPARE_SECONDS = 0.5
 """What each part of a mode's profile may take"""
 CLOSE = 1.1
 """A prediction may be off by so much: batches keep to the memory, or are refused"""
 LOOKED_AT = 3
-"""batches that tell what a mode loses"""
+"""batches that show what a mode loses"""
 
 
 def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
@@ -42,7 +42,8 @@ def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
     """
     # One data set for all modes: so they have the same memory, whatever the ones before have loaded.
     with tempfile.TemporaryDirectory(prefix="ooc-plan-") as folder, open_dataset(config) as dataset:
-        found = [_candidate(config, name, dataset, Path(folder)) for name in TRIED]
+        ranked = sorted(TRIED, key=lambda name: TRIED[name].traits.rank)
+        found = [_candidate(config, name, dataset, Path(folder)) for name in ranked]
         chosen = choose(found, config.layers)
         if chosen.best.fix is not None:
             raise BudgetError(chosen.best.fix)
@@ -51,35 +52,35 @@ def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
             return chosen, mode.predict(PLAN_SECONDS, variants=True)
 
 
-def _candidate(config: TrainConfig, name: Name, dataset: Dataset, folder: Path) -> Candidate:
+def _candidate(config: TrainConfig, name: str, dataset: Dataset, folder: Path) -> Candidate:
     """A mode tried, with the largest batches of parts that fit."""
-    refused = Candidate(name, {}, fix=f"{dataset.num_nodes} nodes do not make {PARTS_AN_EPOCH} parts")
-    made = MODES[name]
-    assert issubclass(made, BatchMode)
+    made = TRIED[name]
+    refused = Candidate(name, made.traits, {}, fix=f"{dataset.num_nodes} nodes do not make {PARTS_AN_EPOCH} parts")
     for number, more in enumerate(made.choices(dataset)):
         try:
             return _tried(config, name, dataset, folder / f"{name}{number}", more)
         except BudgetError as error:
-            refused = Candidate(name, more, fix=str(error))
+            refused = Candidate(name, made.traits, more, fix=str(error))
         except ConfigError as error:
-            if name == TRIED[0]:
+            if made.traits.rank == 0:
                 raise
-            return Candidate(name, more, fix=str(error))
+            return Candidate(name, made.traits, more, fix=str(error))
     return refused
 
 
-def _tried(config: TrainConfig, name: Name, dataset: Dataset, folder: Path, more: dict[str, Any]) -> Candidate:
+def _tried(config: TrainConfig, name: str, dataset: Dataset, folder: Path, more: dict[str, Any]) -> Candidate:
     with planning(in_mode(config, name, more), folder, dataset) as mode:
         if mode.prefers_exact and "evaluate" not in config.model_fields_set and _has_layers(mode):
             more = {**more, "evaluate": "layerwise"}
         lost = _lost(mode)
-        mode.config, mode.evaluators = in_mode(config, name, more), {}
+        mode.config, mode.evaluators = in_mode(config, name, more).model_copy(update={"out": mode.config.out}), {}
         plan: Plan = mode.predict(COMPARE_SECONDS, variants=False)
         found, share = plan.prediction, mode.steps_per_epoch / max(1, plan.steps)
         fits = found.peak_rss_bytes <= CLOSE * mode.batch_budget.memory
         fix = None if fits else f"the memory is too little, --memory {_rounded(found.peak_rss_bytes)} would do"
         return Candidate(
             name,
+            mode.traits,
             more,
             fix=fix,
             seconds=found.seconds_per_epoch,

@@ -19,6 +19,7 @@ from ooc.history.halo import AHEAD, FOLDER, Halo, HaloLoader, open_halo, widths_
 from ooc.history.history import Growth, History
 from ooc.history.refresh import Refresh, Refresher, refresh
 from ooc.layerwise.layerwise_pass import LayerwisePass
+from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.measure import lengths_of
 from ooc.planning.run_plan import Upkeep
 from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
@@ -43,6 +44,13 @@ class HistoryMode(BatchMode):
 
     loader: HaloLoader
     loses = True
+    traits = ModeTraits(
+        1,
+        "histories",
+        "stale halos: {lost} of a batch's rows",
+        "with histories a step needs one hop for all {hops}: {takes}",
+        worth=2.0,
+    )
     node_bytes = 6
     """the step that wrote its histories, and how often they were pulled"""
     halo: Halo | None = None

@@ -81,7 +81,7 @@ def planning(config: RunConfig, folder: Path, dataset: Dataset | None = None) ->
     """The mode of `config`, open in `folder`, to be planned."""
     composed = mode_of(config).planned(config).model_copy(update={"out": folder, "tensorboard": False})
     with open_run(composed, False, Watchers([]), dataset) as run:
-        run.mode.config = config
+        run.mode.config = config.model_copy(update={"out": folder})
         yield run.mode
 
 

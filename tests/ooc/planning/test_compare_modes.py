@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from ooc.config.nodes import TrainConfig, in_mode
-from ooc.planning.choose_mode import MODES
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.training import loop
 from ooc.training.batch_modes import BatchMode
 from ooc.training.compare_modes import compare
 from tests.conftest import MakeStore
+from tests.ooc.planning.test_choose_mode import MODES
 from tests.ooc.runs import configure
 
 N = 3000

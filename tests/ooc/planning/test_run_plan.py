@@ -17,9 +17,8 @@ from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.models.builders import build_model, pre_aggregation_of
 from ooc.planning.measure import batches_of, lengths_of
-from ooc.planning.read_models import model_of
 from ooc.planning.run_plan import RunFacts, advise, plan
-from ooc.planning.run_profile import RunProfile
+from ooc.planning.run_profile import RunProfile, model_of
 from ooc.planning.simulate_scans import ScanLoad, SimulatedScans, simulate_timeline
 from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, SimulatedSuperbatches, SuperbatchLoad, simulate
 from ooc.runtime.memory_plan import plan_memory
