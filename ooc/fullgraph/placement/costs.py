@@ -1,7 +1,7 @@
 """PURE: what a run of an exact step costs: seconds by what the memory that is left allows, and bytes by tier."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ TIERS = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK)
 MOVED = TIERS[1:]
 Bytes = tuple[int, int, int]
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class RangeBytes(NamedTuple):
@@ -31,10 +32,13 @@ NOTHING = RangeBytes()
 
 @dataclass(frozen=True)
 class OpCost:
-    """Seconds of an op, all nodes once. rows_s: of the row-wise part (in the backward pass, of its gradients alone); sums_s: to
-    add rows along the edges, and pass_s: to go through all rows for that, once a range of destinations; 0 of "gather".
-    Of "gather", gathered: what the ranges in memory at a time take; kept: what autograd keeps of one range; hub: bytes of the
-    node with the most edges. workspace: bytes that an op takes whatever the ranges are."""
+    """Seconds of an op, all nodes once, and bytes.
+
+    rows_s: of the row-wise part (in the backward pass, of its gradients alone); sums_s: to add rows along the edges, and
+    pass_s: to go through all rows for that, once a range of destinations; 0 of "gather". Of "gather", gathered: what the ranges
+    in memory at a time take; kept: what autograd keeps of one range; hub: bytes of the node with the most edges. workspace:
+    bytes that an op takes whatever the ranges are.
+    """
 
     rows_s: float = 0.0
     sums_s: float = 0.0
@@ -43,6 +47,10 @@ class OpCost:
     kept: RangeBytes = NOTHING
     hub: int = 0
     workspace: int = 0
+
+    def kept_bytes(self, nodes: int, meetings: float = 1.0) -> int:
+        """Bytes that autograd keeps for all nodes; meetings: see `Ranges`, of an op that gathers."""
+        return round(nodes * (self.kept.own + self.kept.source * meetings))
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,7 @@ class Speed:
 @dataclass(frozen=True)
 class StepProfile:
     """What ops cost and how fast tiers are. nbytes: of values, where that was measured; hidden: share of the shorter of
-    computing and moving that goes on behind the longer, 0 to 1.
-
-    >>> StepProfile({"up0": OpCost(1.0, 2.0)}, {TensorPlacement.DISK: Speed(2e9, 1e9)}, hidden=0.9)
-    """
+    computing and moving that goes on behind the longer, 0 to 1."""
 
     ops: Mapping[str, OpCost]
     tiers: Mapping[TensorPlacement, Speed]
@@ -73,10 +78,6 @@ class StepProfile:
     def size(self, value: Value) -> int:
         """Bytes of a value."""
         return self.nbytes.get(value.name, value.nbytes)
-
-    def asdict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 class Ranges(NamedTuple):
@@ -125,24 +126,32 @@ class RunLoad(NamedTuple):
     the same, once a range; row_pass: once a meeting with all rows that are gathered. Fields may be arrays.
     """
 
-    rows: tuple[Any, Any, Any]
-    adds: tuple[Any, Any, Any]
-    row_pass: tuple[Any, Any, Any]
-    add_pass: tuple[Any, Any, Any]
+    rows: Sequence[Any]
+    adds: Sequence[Any]
+    row_pass: Sequence[Any]
+    add_pass: Sequence[Any]
     ranges: Ranges
+
+    @classmethod
+    def of(cls, cells: Any) -> "RunLoad":
+        """From `CELLS` numbers along the last axis, in the order of the fields."""
+        cells = np.moveaxis(cells, -1, 0)
+        return cls(cells[:3], cells[3:6], cells[6:9], cells[9:12], Ranges(*cells[12:CELLS]))
+
+    @property
+    def cells(self) -> list[float]:
+        """See `of`."""
+        return [*self.rows, *self.adds, *self.row_pass, *self.add_pass, *self.ranges]
+
+    def _phases(self, passes: Any) -> list[list[Any]]:
+        """Seconds of computing and of either tier while sums are added up, and while rows are computed."""
+        repeated = (self.adds, self.add_pass, passes), (self.rows, self.row_pass, self.ranges.meetings(passes))
+        return [[a + times * b for a, b in zip(once, each, strict=True)] for once, each, times in repeated]
 
     def parts(self, passes: Any) -> tuple[Any, Any, Any]:
         """Seconds of computing and of either tier, each alone."""
-        adding, computing = self._phases(passes)
-        return adding[0] + computing[0], adding[1] + computing[1], adding[2] + computing[2]
-
-    def _phases(self, passes: Any) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-        computing = self._phase(self.rows, self.row_pass, self.ranges.meetings(passes))
-        return self._phase(self.adds, self.add_pass, passes), computing
-
-    @staticmethod
-    def _phase(once: tuple[Any, Any, Any], each: tuple[Any, Any, Any], passes: Any) -> tuple[Any, Any, Any]:
-        return once[0] + passes * each[0], once[1] + passes * each[1], once[2] + passes * each[2]
+        compute, host, disk = (adding + computing for adding, computing in zip(*self._phases(passes), strict=True))
+        return compute, host, disk
 
     def seconds(self, left: Any, hidden: float, least: Any = 1) -> Any:
         """In `left` bytes of memory: of either phase the longest part, and of the others what is not hidden behind it. least:
@@ -156,12 +165,9 @@ class RunLoad(NamedTuple):
         return np.where(fits, taken, np.inf)
 
 
-def kept_bytes(kept: RangeBytes, nodes: int, meetings: float = 1.0) -> int:
-    """Bytes that autograd keeps of an op for all nodes; meetings: see `Ranges`, of an op that gathers."""
-    return round(nodes * (kept.own + kept.source * meetings))
-
-
-Moved = tuple[tuple[int, int], tuple[int, int]]
+CELLS = 18
+"""Numbers of a `RunLoad`"""
+Moved = Sequence[tuple[int, int]]
 """bytes (read, written), by tier of `MOVED`"""
 
 
@@ -176,11 +182,8 @@ class RunBytes(NamedTuple):
     def whole(self, passes: int, meetings: float, way: int) -> tuple[int, int]:
         """Bytes read (way 0) or written (1) in so many ranges, by tier of `MOVED`; meetings: see `Ranges`."""
         host, disk = (
-            self.rows[tier][way]
-            + self.adds[tier][way]
-            + round(meetings * self.row_pass[tier][way])
-            + passes * self.add_pass[tier][way]
-            for tier in range(len(MOVED))
+            rows[way] + adds[way] + round(meetings * row_pass[way]) + passes * add_pass[way]
+            for rows, adds, row_pass, add_pass in zip(*self, strict=True)
         )
         return host, disk
 
@@ -190,8 +193,7 @@ class StepCosts:
 
     def __init__(self, program: Program, profile: StepProfile) -> None:
         self.program, self.profile, self.schedule = program, profile, Schedule(program)
-        self.values = {value.name: value for value in program.values}
-        self.ops = {op.name: op for op in program.ops}
+        self.values, self.ops = self.schedule.values, self.schedule.ops
         self.edges = next((value.name for value in program.values if value.name == "edges"), "")
         self._added = program.added_to
         self.met = program.num_edges / max(1, program.num_nodes)
@@ -218,12 +220,12 @@ class StepCosts:
 
     def compute_s(self, run: OpRun) -> tuple[float, float, float]:
         """Seconds that a run computes: its rows, its sums, and for these once a range."""
-        own, ops = self.profile.op(run.op.name), self.profile.ops
+        own = self.profile.op(run.op.name)
         if not run.op.backward:
             return own.rows_s, own.sums_s * bool(run.adds), own.pass_s * bool(run.adds)
         adding = [self.adding_s(name) for name in (run.adds[1:] if run.op.summed else run.adds)]
         adding += [(own.sums_s, own.pass_s)] * bool(run.op.summed)
-        rows_s = own.rows_s + ops.get(run.repeated, OpCost()).rows_s
+        rows_s = own.rows_s + self.profile.op(run.repeated).rows_s
         return rows_s, sum(sums_s for sums_s, _ in adding), sum(pass_s for _, pass_s in adding)
 
     def adding_s(self, added: str) -> tuple[float, float]:
@@ -264,7 +266,10 @@ class StepCosts:
         """How the destinations of a run are taken together."""
         if run.op.kind == "gather":
             return self.gathered(run.op, self.kept_ranges(run, placement))
-        unit = sum(self.width(name) for name in run.adds[len(self._into(run, placement)) :])
+        sums = [] if run.op.backward else [name for name in run.writes if self.values[name].kind == "sums"]
+        # Sums that are made where they are to stand need no memory of their own.
+        into = any(placement.standing(name) is TensorPlacement.RETAINED for name in sums)
+        unit = 0 if into else sum(self.width(name) for name in run.adds)
         return Ranges(self.units(run.op), float(unit * self.program.cell_rows), met=self.met)
 
     def units(self, op: Op) -> int:
@@ -274,9 +279,7 @@ class StepCosts:
     def kept_ranges(self, run: OpRun, placement: Placement) -> int:
         """Of how many ranges what autograd keeps is in memory, beside what stands there as a value."""
         op, saved = run.op, [name for name in (*run.op.reads, *run.op.writes) if self.values[name].kind == "saved"]
-        if run.again or not saved:
-            return int(op.turns)
-        return self.kept_of(op, placement.of(saved[0]))
+        return int(op.turns) if run.again or not saved else self.kept_of(op, placement.of(saved[0]))
 
     @staticmethod
     def kept_of(op: Op, where: TensorPlacement) -> int:
@@ -298,16 +301,6 @@ class StepCosts:
         """See `Ranges`: sources bring those rows with them that share a page."""
         gathered = self.ops[op.repeats or op.name].summed if op.kind == "gather" else ""
         return self.met * max(1, PAGE_BYTES // max(1, self.width(gathered))) if gathered else self.met
-
-    def _into(self, run: OpRun, placement: Placement) -> tuple[str, ...]:
-        """Sums that are made where they are to stand: they need no memory of their own."""
-        if run.op.backward or not run.adds:
-            return ()
-        return tuple(
-            name
-            for name in run.writes
-            if self.values[name].kind == "sums" and placement.standing(name) is TensorPlacement.RETAINED
-        )
 
     def standing_bytes(self, names: tuple[str, ...], placement: Placement) -> Bytes:
         """Bytes of values by the tier they stand in; the store's features take none more on disk."""

@@ -19,8 +19,6 @@ class OpRun:
     again: in the backward pass, an op of the forward pass once more. adds: whose rows are added along the edges; gathers: whose
     rows are gathered; reads: read once; writes: made; repeated: the op whose row-wise part is computed again for its gradients,
     "" where what autograd kept is read. alive: all that stands somewhere meanwhile, what is read and written included.
-
-    >>> [run.op.name for run in runs(program, placement)]
     """
 
     op: Op
@@ -32,19 +30,8 @@ class OpRun:
     repeated: str
     alive: tuple[str, ...]
 
-    @property
-    def name(self) -> str:
-        """For people: an op's, and whether it is run again."""
-        return f"{self.op.name} again" if self.again else self.op.name
 
-
-def sums_of(program: Program, op: Op) -> str:
-    """The sums that an op makes, "" where they have no name."""
-    kinds = {value.name: value.kind for value in program.values}
-    return next((name for name in op.writes if kinds[name] == "sums"), "")
-
-
-def met_on_the_way(op: Op, sums: str, made: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def inputs_of(op: Op, sums: str, made: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """(what an op of the forward pass adds, gathers, reads). sums: its sums; made: whether they are there."""
     if op.kind == "gather":
         return (), (op.summed,), op.reads
@@ -53,60 +40,38 @@ def met_on_the_way(op: Op, sums: str, made: bool) -> tuple[tuple[str, ...], tupl
     return (op.summed,) * bool(op.summed), (), op.reads
 
 
-def runs(program: Program, placement: Placement, first: bool = False) -> tuple[OpRun, ...]:
-    """The runs of a step. first: of the first epoch, which makes what is constant.
-
-    >>> runs(program, Placement({"rows1": TensorPlacement.RECOMPUTED}))[-2].again
-    True
-    """
-    return Schedule(program).runs(placement, first)
-
-
 class Schedule:
-    """What is known of a program's runs before there is a placement."""
+    """What is known of a program's runs before there is a placement. sums: by op of the forward pass, the sums that it makes,
+    "" where they have no name."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.values = {value.name: value for value in program.values}
         self.ops = {op.name: op for op in program.ops}
         self.at = {op.name: number for number, op in enumerate(program.ops)}
-        self.sums = {op.name: sums_of(program, op) for op in program.forward}
+        self.sums = {
+            op.name: next((name for name in op.writes if self.values[name].kind == "sums"), "") for op in program.forward
+        }
         self.made_at = {value.name: self.at.get(value.made_by, -1) for value in program.values}
-        last = [value for value in program.values if value.kind in ("rows", "sums")]
-        self._remade = sorted(last, key=lambda value: (self.made_at[value.name], value.kind == "rows"), reverse=True)
-        self._inputs = {value.name: self._inputs_of(value) for value in self._remade}
-        self._backward = {value.name: {self.at[name] for name in value.backward} for value in program.values}
-
-    def _inputs_of(self, value: Value) -> tuple[str, ...]:
-        """What a value is made of."""
-        op = self.ops[value.made_by]
-        if value.kind == "sums":
-            return (op.summed,)
-        sums = self.sums[op.name]
-        return (*op.reads, sums or op.summed) if sums or op.summed else op.reads
 
     def runs(self, placement: Placement, first: bool = False) -> tuple[OpRun, ...]:
-        """See `runs`."""
-        return tuple(_RunOrder(self, placement, first).runs())
+        """The runs of a step. first: of the first epoch, which makes what is constant.
 
-    def last_use(self, placement: Placement) -> dict[str, int]:
-        """By value the last op in the backward pass that needs it, or something that is RECOMPUTED of it; -1 where none
-        does."""
-        uses = {name: set(own) for name, own in self._backward.items()}
-        for value in self._remade:
-            if placement.of(value.name) is TensorPlacement.RECOMPUTED:
-                for name in self._inputs[value.name]:
-                    uses[name] |= uses[value.name]
-        return {name: max(own, default=-1) for name, own in uses.items()}
+        >>> Schedule(program).runs(Placement({"rows1": TensorPlacement.RECOMPUTED}))[-2].again
+        True
+        """
+        return tuple(_RunOrder(self, placement, first).runs())
 
 
 class _RunOrder:
-    """The forward pass and the backward pass."""
+    """The forward pass and the backward pass. last: by value the last op in the backward pass that needs it, or something that
+    is RECOMPUTED of it; -1 where none does."""
 
     def __init__(self, schedule: Schedule, placement: Placement, first: bool) -> None:
         self.program, self.placement, self.first = schedule.program, placement, first
         self.values, self.ops, self.at, self.sums = schedule.values, schedule.ops, schedule.at, schedule.sums
-        self.made_at, self.last = schedule.made_at, schedule.last_use(placement)
+        self.made_at = schedule.made_at
+        self.last = {name: self.at[ops[-1]] if ops else -1 for name, ops in self.program.uses(placement).items()}
         self.again: list[str] = []
 
     def runs(self) -> Iterator[OpRun]:
@@ -148,21 +113,21 @@ class _RunOrder:
 
     def _run_forward(self, op: Op) -> OpRun:
         moment, sums = self.at[op.name], self.sums[op.name]
-        adds, gathers, reads = met_on_the_way(op, sums, bool(sums) and self._there(sums))
+        adds, gathers, reads = inputs_of(op, sums, bool(sums) and self._there(sums))
         writes = tuple(name for name in op.writes if not self._there(name) and self._stands(self.values[name], moment))
         return OpRun(op, False, adds, gathers, reads, writes, "", tuple(self._alive(moment)))
 
     def _run_backward(self, op: Op) -> Iterator[OpRun]:
-        moment, gone = self.at[op.name], [name for name in op.reads if self._recomputed(name)]
-        saved = [name for name in op.reads if self.values[name].kind == "saved"]
-        sums = [self.ops[self.values[name].made_by].summed for name in gone if self.values[name].kind == "sums"]
-        gathers = tuple(name for name in (self.ops[op.repeats].summed,) if op.kind == "gather" and name in op.reads)
-        lost = [name for name in gone if self.values[name].kind in ("sums", "saved")]
-        added = [name for name in op.writes if self.values[name].made_by != op.name]  # to what is there
+        moment, values = self.at[op.name], self.values
+        saved = [name for name in op.reads if values[name].kind == "saved"]
+        lost = [name for name in op.reads if self._recomputed(name) and values[name].kind in ("sums", "saved")]
+        sums = [self.ops[values[name].made_by].summed for name in lost if values[name].kind == "sums"]
+        gathers = tuple(name for name in (self.ops[op.repeats].summed,) if name in op.reads) if op.kind == "gather" else ()
+        added = [name for name in op.writes if values[name].made_by != op.name]  # to what is there
         reads = (*(name for name in op.reads if name not in (*lost, *gathers)), *added)
         adds = tuple(name for name in (op.summed, *sums) if name)
         standing = self._alive(moment)
-        before = [name for name in standing if self.values[name].made_by != op.name]
+        before = [name for name in standing if values[name].made_by != op.name]
         for name in self._ordered((*reads, *adds, *gathers)):
             yield from self._make(name, before)
         repeated = "" if saved and not self._recomputed(saved[0]) else op.repeats
@@ -180,7 +145,7 @@ class _RunOrder:
             return
         op = self.ops[self.values[wanted].made_by]
         sums = self.sums[op.name]
-        adds, gathers, reads = met_on_the_way(op, sums, sums in before)
+        adds, gathers, reads = inputs_of(op, sums, sums in before)
         for name in self._ordered((*reads, *adds, *gathers)):
             yield from self._make(name, before)
         writes = tuple(n for n in op.writes if self._recomputed(n) and self.values[n].kind == "rows" and self.last[n] >= 0)

@@ -7,6 +7,9 @@ two only those that no other one beats in bytes and seconds go on; so the result
 that the rest takes at least, with all memory to itself, and the seconds of a plan that is known. Where more states are left
 than `MOST`, some are given up, and `exact` says so. (As knapsacks are solved by lists of undominated states: Nemhauser and
 Ullmann, 1969.)
+
+Rows that are RECOMPUTED are made again before the first op in the backward pass that needs them: that of the highest stage that
+makes something again of them. Until the search comes to it they are a chain of runs, which grows with every stage.
 """
 
 from typing import NamedTuple
@@ -15,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.fullgraph.ir import Placement, Program, TensorPlacement
-from ooc.fullgraph.placement.costs import TIERS, Bytes, Floats, StepCosts, StepProfile
-from ooc.fullgraph.placement.recompute import RecomputeChains, RecomputeLink
+from ooc.fullgraph.placement.costs import CELLS, TIERS, Bytes, Floats, Ints, RunLoad, StepCosts, StepProfile
+from ooc.fullgraph.placement.schedule import OpRun, inputs_of
 from ooc.fullgraph.placement.stage_tables import ALIVE, BEFORE, PlacementStage, Stages, Tables, ValueChoice
 from stores.jit import kernel
 
-Ints = NDArray[np.int64]
 MOST, LEAST_MOST, FIRST = 1_500_000, 40_000, 4_000
 """States by options: of all stages, of one at least; and of one in a quick search before that finds a bound"""
 _SLACK = 1 + 1e-9
@@ -28,6 +30,9 @@ _SLACK = 1 + 1e-9
 _BANDS = 16
 """of bytes: where states are given up, some of each are kept"""
 Known = tuple[ValueChoice, ...]
+
+_WORKSPACE, _MADE, _FIELDS = CELLS, CELLS + 1, CELLS + 4
+"""Of a run: behind the cells of its `RunLoad` its bytes of workspace, and those of all rows of the chain so far by tier"""
 
 
 class SearchResult(NamedTuple):
@@ -39,7 +44,7 @@ class SearchResult(NamedTuple):
 
 class States(NamedTuple):
     """States before a stage, or beyond the last. known: int64[s], what the stage meets, by its number; chain: int64[s], rows
-    to be made again (`ooc.fullgraph.placement.recompute`); held: float64[s, 3]; seconds: float64[s]; parent, option: int64[s],
+    to be made again (`RecomputeChains`); held: float64[s, 3]; seconds: float64[s]; parent, option: int64[s],
     where each comes from."""
 
     known: Ints
@@ -51,27 +56,98 @@ class States(NamedTuple):
 
     def some(self, at: Ints) -> "States":
         """Those at some places."""
-        known, chain, held, seconds, parent, option = self
-        return States(known[at], chain[at], held[at], seconds[at], parent[at], option[at])
+        return States._make(field[at] for field in self)
+
+
+class RecomputeLink(NamedTuple):
+    """What a stage adds to a chain. written: rows that its op makes again, empty where none; read: what it reads for them; run:
+    float64[19], the first of `_FIELDS`; size: float64[3], bytes of the rows by tier."""
+
+    written: frozenset[str]
+    read: frozenset[str]
+    run: Floats
+    size: Floats
+
+
+NO_LINK = RecomputeLink(frozenset(), frozenset(), np.zeros(_MADE), np.zeros(3))
+
+
+class RecomputeChains:
+    """Chains by number, 0 that of nothing. made: float64[chains, 3], bytes of their rows by tier."""
+
+    def __init__(self, costs: StepCosts, stages: Stages, room: Floats) -> None:
+        self._costs, self._stages, self._room = costs, stages, room
+        self._runs: list[Floats] = [np.zeros((0, _FIELDS))]
+        self._written: list[frozenset[str]] = [frozenset()]
+        self._numbers: dict[tuple[int, bytes, frozenset[str]], int] = {}
+        self.made = np.zeros((1, 3))
+
+    def deciding(self, stage: PlacementStage) -> tuple[str, ...]:
+        """The values that decide what a stage adds to a chain, given what is known to it."""
+        return tuple(v.name for v in stage.decides if v.kind in ("rows", "sums") and v.name in stage.op.writes)
+
+    def link(self, stage: PlacementStage, known: dict[str, ValueChoice]) -> RecomputeLink:
+        """What a stage adds to chains. known: choices, also of those values that decide."""
+        values, size = self._costs.values, np.zeros(3)
+        written = tuple(n for n in stage.op.writes if n in known and self._stages.made_again(values[n], known[n]))
+        if not written:
+            return NO_LINK
+        sums = stage.sums
+        made = bool(sums) and self._stages.kept(values[sums], known[sums])
+        adds, gathers, reads = inputs_of(stage.op, sums, made)
+        placement = Placement({n: c.where for n, c in known.items()}, {n: c.standing for n, c in known.items()})
+        load = self._costs.load(OpRun(stage.op, True, adds, gathers, reads, written, "", ()), placement)
+        for name in written:
+            size[TIERS.index(known[name].standing)] += self._costs.size(name)
+        workspace = self._costs.profile.op(stage.op.name).workspace
+        run = np.array([*load.cells, workspace])
+        return RecomputeLink(frozenset(written), frozenset((*adds, *gathers, *reads)), run, size)
+
+    def grown(self, chain: int, link: RecomputeLink) -> tuple[int, bool]:
+        """(the chain behind a stage, whether the turn of the one before comes with the stage's backward pass)."""
+        if not link.written:
+            return 0, chain > 0
+        goes_on = not self._written[chain].isdisjoint(link.read)
+        below = chain if goes_on else 0
+        key = below, link.run.tobytes() + link.size.tobytes(), link.written
+        if key not in self._numbers:
+            made = self.made[below] + link.size
+            self._numbers[key] = len(self._runs)
+            self._runs.append(np.concatenate([self._runs[below], np.concatenate([link.run, made])[None]]))
+            self._written.append(link.written)
+            self.made = np.concatenate([self.made, made[None]])
+        return self._numbers[key], chain > 0 and not goes_on
+
+    def seconds(self, chains: Ints, inverse: Ints, held: Floats, before: Floats) -> Floats:
+        """float64[states, b]: of making chains[inverse] again where `held` [states, 3] and `before` [b, 3] stand."""
+        longest = max(len(self._runs[chain]) for chain in chains)
+        runs = np.zeros((len(chains), longest, _FIELDS))
+        for row, chain in zip(runs, chains, strict=True):
+            row[: len(self._runs[chain])] = self._runs[chain]
+        own = runs[inverse][:, None]  # [states, 1, runs, fields]
+        stands = held[:, None, None, :] + before[None, :, None, :] + own[..., _MADE:]
+        left = self._room[0] - stands[..., 0] - own[..., _WORKSPACE]
+        load = RunLoad.of(own[..., :CELLS])
+        load = load._replace(ranges=load.ranges._replace(units=np.maximum(load.ranges.units, 1)))  # 0 where there is no run
+        seconds = load.seconds(left, self._costs.profile.hidden)
+        fits = (stands[..., 1:] <= self._room[1:]).all(-1)
+        return np.where(fits, seconds, np.inf).sum(-1)
 
 
 class Step(NamedTuple):
-    """A stage met with something known: all that does not hang on the state. follows: int64[options], the number of what the
-    next stage meets; link: int64[options], which of `links` an option adds to what is to be made again."""
+    """A stage met with something known: all that does not depend on the state. follows: int64[options], the number of what the
+    next stage meets; link: int64[options], which of `links` an option adds to what is to be made again; before: bytes before
+    the first op of the backward pass, the different ones [b, 3], and which an option has [options]."""
 
     tables: Tables
     follows: Ints
     link: Ints
     links: list[RecomputeLink]
     before: tuple[Floats, Ints]
-    """bytes before the first op of the backward pass: the different ones [b, 3], and which an option has [options]"""
 
 
 def search(program: Program, profile: StepProfile, room: Bytes, known: float = np.inf) -> SearchResult | None:
-    """The placement that takes the least time, or None where nothing fits `room` or is as fast as `known` seconds.
-
-    >>> search(program, profile, (10**9, 0, 10**11)).placement.of("rows1")
-    """
+    """The placement that takes the least time, or None where nothing fits `room` or is as fast as `known` seconds."""
     searching = _Search(StepCosts(program, profile), room)
     quick, most = searching.run(known, FIRST), max(LEAST_MOST, MOST // len(searching.stages.stages))
     if quick is None:
@@ -97,7 +173,7 @@ class _Search:
         self.best, self.whole = np.inf, True
         most = np.zeros(3)
         for value in costs.program.values:
-            for tier in {choice.standing for choice in self.stages.choices(value)}:
+            for tier in {choice.standing for choice in self.stages.choices[value.name]}:
                 most[TIERS.index(tier)] += costs.size(value.name)
         self._binding = [0] + [tier for tier in (1, 2) if most[tier] > self.room[tier]]
 
@@ -122,7 +198,7 @@ class _Search:
         options: list[dict[str, ValueChoice]] = [{}]
         for value in self.costs.program.values:
             if self.stages.decided[value.name] < 0:
-                options = [{**each, value.name: choice} for each in options for choice in self.stages.choices(value)]
+                options = [{**each, value.name: choice} for each in options for choice in self.stages.choices[value.name]]
         held = np.zeros((len(options), 3))
         for row, chosen in zip(held, options, strict=True):
             for name, choice in chosen.items():
@@ -169,7 +245,7 @@ class _Search:
 
     def _links(self, stage: PlacementStage, known: dict[str, ValueChoice]) -> tuple[Ints, list[RecomputeLink]]:
         """See `Step`."""
-        picked, inverse = self._parted(stage, self.chains.tells(stage))
+        picked, inverse = self._parted(stage, self.chains.deciding(stage))
         links = list[RecomputeLink]()
         number = []
         for each in picked:
@@ -195,11 +271,8 @@ class _Search:
     def _seconds(self, stage: PlacementStage, step: Step, held: Floats, made: Floats) -> Floats:
         """float64[states, options]: of the stage's ops, up and down, infinite where something does not fit. made:
         float64[states, 3], bytes of rows made again."""
-        hidden, total, ops = (
-            self.costs.profile.hidden,
-            np.zeros((len(held), len(step.tables.kept))),
-            (stage.op, *stage.backwards),
-        )
+        hidden, ops = self.costs.profile.hidden, (stage.op, *stage.backwards)
+        total = np.zeros((len(held), len(step.tables.kept)))
         node_scans = []
         for scan, op in enumerate(ops):
             cells, stands = step.tables.node_scans[:, scan], held + made if scan else held
@@ -207,25 +280,18 @@ class _Search:
             fits = np.ones(total.shape, np.bool_)
             for tier in (1, 2):
                 fits &= stands[:, tier : tier + 1] + cells[None, :, ALIVE.start + tier] <= self.room[tier]
-            node_scans.append((step.tables.load(scan, self.costs.units(op), self.costs.met_of(op)), left, fits))
-        gathered = [
-            load.ranges.passes(left) for op, (load, left, _) in zip(ops, node_scans, strict=True) if op.kind == "gather"
-        ]
+            node_scans.append((op.kind == "gather", RunLoad.of(cells[:, :CELLS]), left, fits))
+        gathered = [load.ranges.passes(left) for gathers, load, left, _ in node_scans if gathers]
         cut = np.maximum.reduce(gathered) if gathered else 1.0  # a layer's ranges are the same up and down
-        for op, (load, left, fits) in zip(ops, node_scans, strict=True):
-            seconds = load.seconds(left, hidden, cut if op.kind == "gather" else 1.0)
-            total += np.where(fits, seconds, np.inf)
+        for gathers, load, left, fits in node_scans:
+            total += np.where(fits, load.seconds(left, hidden, cut if gathers else 1.0), np.inf)
         return total
 
     def _again(self, step: Step, held: Floats, of: tuple[Ints, Ints], seconds: Floats) -> tuple[Floats, Ints]:
-        """(seconds with rows made again before this stage's backward pass, where that is their turn; the chains behind the
-        stage)."""
+        """(seconds with rows made again before this stage's backward pass, where they are due; the chains behind the stage)."""
         chains, inverse = of
         grown = [[self.chains.grown(int(chain), link) for link in step.links] for chain in chains]
-        behind, turn = (
-            np.array([[own for own, _ in row] for row in grown]),
-            np.array([[due for _, due in row] for row in grown]),
-        )
+        behind, turn = (np.array([[each[part] for each in row] for row in grown]) for part in (0, 1))
         chain, due = behind[inverse][:, step.link], turn[inverse][:, step.link]
         if due.any():
             before, which = step.before

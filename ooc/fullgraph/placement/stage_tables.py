@@ -10,30 +10,27 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ooc.fullgraph.ir import TensorPlacement, Value
-from ooc.fullgraph.placement.costs import MOVED, TIERS, Floats, Ranges, RunLoad, StepCosts
-from ooc.fullgraph.placement.schedule import sums_of
+from ooc.fullgraph.placement.costs import CELLS, MOVED, TIERS, Floats, Ints, StepCosts
 from ooc.layerwise.ir import Op
 
-ALIVE, ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12), slice(12, 15)
-UNIT, SOURCE, ALL_SOURCES, LEAST, BEFORE = 15, 16, 17, 18, slice(19, 22)
-_COLUMNS = 22
-"""Of a scan: bytes that stand meanwhile by tier; of its `RunLoad` the seconds; of its `Ranges` the bytes, the least being
-those of a unit's sums in the first epoch (infinite: what cannot be); bytes that stand just before it"""
+ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12)
+UNITS, UNIT, SOURCE, ALL_SOURCES, LEAST, MET = range(12, CELLS)
+ALIVE, BEFORE, _COLUMNS = slice(CELLS, CELLS + 3), slice(CELLS + 3, CELLS + 6), CELLS + 6
+"""Of a scan: the `cells` of its `RunLoad`, the least being the bytes of a unit's sums in the first epoch (infinite: what cannot
+be); bytes by tier that stand meanwhile, and just before it"""
 
 
 class ValueChoice(NamedTuple):
     """A value's placement, and the tier it stands in while it is used. needed: whether the backward pass needs it; where that
-    hangs on sums that a later stage decides, both are tried, and the later stage refuses what it is not."""
+    depends on sums that a later stage decides, both are tried, and the later stage refuses what it is not."""
 
     where: TensorPlacement
     standing: TensorPlacement
     needed: bool = True
 
 
-Ints = NDArray[np.int64]
 Known = Mapping[str, ValueChoice]
 
 
@@ -48,28 +45,14 @@ class PlacementStage:
     sums: str
     decides: tuple[Value, ...]
     known: tuple[str, ...]
-    own: frozenset[str]
-    """names of what it decides"""
 
 
 class Tables(NamedTuple):
-    """Of all options of a stage, given what is known. node_scans: float64[options, 1 + backwards, columns]; kept:
-    float64[options, 3], bytes that stand from now on."""
+    """Of all options of a stage, given what is known. node_scans: float64[options, 1 + backwards, columns], the forward pass
+    first; kept: float64[options, 3], bytes that stand from now on."""
 
     node_scans: Floats
     kept: Floats
-
-    def load(self, scan: int, units: int, met: float) -> RunLoad:
-        """Of scan 0, the forward pass, or of an op of the backward pass; arrays by option. units, met: see `Ranges`."""
-        found = self.node_scans[:, scan].T
-        ranges = Ranges(units, found[UNIT], found[SOURCE], found[ALL_SOURCES], found[LEAST], met)
-        return RunLoad(
-            (found[3], found[4], found[5]),
-            (found[6], found[7], found[8]),
-            (found[9], found[10], found[11]),
-            (found[12], found[13], found[14]),
-            ranges,
-        )
 
 
 class Stages:
@@ -77,14 +60,14 @@ class Stages:
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs, self.program, self.values = costs, costs.program, costs.values
-        self.at = {op.name: number for number, op in enumerate(self.program.ops)}
+        self.at = costs.schedule.at
         self._stage_of, number = {op.name: number for number, op in enumerate(self.program.forward)}, 0
         for op in reversed(self.program.backward):  # one that repeats none is for the one behind it
             number = self._stage_of[op.repeats] if op.repeats else number
             self._stage_of[op.name] = number
         self.decided = {value.name: self._decided_at(value) for value in self.program.values}
         self.stages = [self._stage(number) for number in range(len(self.program.forward))]
-        self._choices = {value.name: self._choices_of(value) for value in self.program.values}
+        self.choices = {value.name: self._choices_of(value) for value in self.program.values}
 
     def _decided_at(self, value: Value) -> int:
         """The stage that decides a value; -1 of the store's own."""
@@ -97,8 +80,7 @@ class Stages:
         backwards = tuple(each for each in self.program.backward if self._stage_of[each.name] == number)
         decides = tuple(value for value in self.program.values if self.decided[value.name] == number)
         known = tuple(v.name for v in self.program.values if self.decided[v.name] < number <= self._last(v))
-        own = frozenset(value.name for value in decides)
-        return PlacementStage(number, op, backwards, sums_of(self.program, op), decides, known, own)
+        return PlacementStage(number, op, backwards, self.costs.schedule.sums[op.name], decides, known)
 
     def _last(self, value: Value) -> int:
         """The last stage whose ops meet a value."""
@@ -109,12 +91,8 @@ class Stages:
 
     # --- choices ---
 
-    def choices(self, value: Value) -> list[ValueChoice]:
-        """What can become of a value, in a machine with these tiers."""
-        return self._choices[value.name]
-
     def _choices_of(self, value: Value) -> list[ValueChoice]:
-        """See `choices`.
+        """What can become of a value, in a machine with these tiers.
 
         Rows that are needed all through the backward pass, or at once, are not made again where they can be kept: once made
         they would stand as long, so nothing would be won.
@@ -143,7 +121,7 @@ class Stages:
 
     def _summed_again(self, value: Value) -> bool:
         """Whether there are sums of a value that the backward pass may make again."""
-        found = [sums_of(self.program, op) for op in self.program.forward if op.summed == value.name]
+        found = [self.costs.schedule.sums[op.name] for op in self.program.forward if op.summed == value.name]
         return any(sums and self.values[sums].backward for sums in found)
 
     def kept(self, value: Value, choice: ValueChoice) -> bool:
@@ -167,7 +145,7 @@ class Stages:
             fixed = fixed + self._cells(stage, self.values[name], known[name], known)
         node_scans, kept, shape = fixed[(None,) * count], np.zeros((1,) * count + (3,)), []
         for axis, value in enumerate(stage.decides):
-            choices = self.choices(value)
+            choices = self.choices[value.name]
             at = (None,) * axis + (slice(None),) + (None,) * (count - axis - 1)
             node_scans = node_scans + np.stack([self._cells(stage, value, choice, known) for choice in choices])[at]
             kept = kept + np.stack([self.kept_bytes(value, choice) for choice in choices])[at]
@@ -179,12 +157,12 @@ class Stages:
 
     def options(self, stage: PlacementStage) -> Ints:
         """What each option of a stage picks: int64[options, values it decides], places in their `choices`."""
-        counts = [len(self.choices(value)) for value in stage.decides]
+        counts = [len(self.choices[value.name]) for value in stage.decides]
         return np.array(list(np.ndindex(*counts)), np.int64).reshape(-1, len(counts)) if counts else np.zeros((1, 0), np.int64)
 
     def picked(self, stage: PlacementStage, option: Ints) -> dict[str, ValueChoice]:
         """The choices of an option: of values by name."""
-        return {v.name: self.choices(v)[at] for v, at in zip(stage.decides, option, strict=True)}
+        return {v.name: self.choices[v.name][at] for v, at in zip(stage.decides, option, strict=True)}
 
     def kept_bytes(self, value: Value, choice: ValueChoice) -> Floats:
         found = np.zeros(3)
@@ -200,7 +178,8 @@ class Stages:
         for number, option in enumerate(self.options(stage)):
             picked = self.picked(stage, option)
             if all(picked[value.name].where is not TensorPlacement.RECOMPUTED for value in made):
-                node_scans[number, 0, ROWS.start : LEAST] = 0
+                node_scans[number, 0, ROWS.start : ADD_PASS.stop] = 0
+                node_scans[number, 0, UNIT:LEAST] = 0
 
     def _anyway(self, stage: PlacementStage) -> Floats:
         """What the ops of a stage ask for whatever is chosen."""
@@ -208,8 +187,9 @@ class Stages:
         for own, op in zip(cells, (stage.op, *stage.backwards), strict=True):
             own[ROWS.start] = profile.op(op.name).rows_s
             own[ALIVE.start] = profile.op(op.name).workspace
+            own[UNITS], own[MET] = self.costs.units(op), self.costs.met_of(op)
             if op.kind == "gather":
-                self._gather(own, self.costs.gathered(op, int(op.turns)))
+                own[UNIT:MET] = self.costs.gathered(op, int(op.turns))[1:5]
             if op.backward and not any(self.values[name].kind == "saved" for name in op.reads):
                 own[ROWS.start] += profile.op(op.repeats).rows_s
             if op.summed and (op.backward or (not stage.sums and op.kind != "gather")):
@@ -217,24 +197,6 @@ class Stages:
                 own[ADD_PASS.start] += profile.op(op.name).pass_s
                 own[UNIT] += self.costs.width(op.summed) * self.program.cell_rows
             own[LEAST] = max(own[LEAST], own[UNIT])
-        return cells
-
-    @staticmethod
-    def _gather(cells: Floats, ranges: Ranges) -> None:
-        cells[[UNIT, SOURCE, ALL_SOURCES, LEAST]] = ranges[1:5]
-
-    def _keep(self, cells: Floats, op: Op, where: TensorPlacement) -> None:
-        """What autograd keeps of ranges that are gathered, beside what stands as a value."""
-        more, bare = self.costs.gathered(op, self.costs.kept_of(op, where)), self.costs.gathered(op, 0)
-        for column, own, known in zip((UNIT, SOURCE, ALL_SOURCES, LEAST), more[1:5], bare[1:5], strict=True):
-            cells[column] += own - known
-
-    def _cells(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known) -> Floats:
-        """What a value adds to each scan of a stage."""
-        cells = np.zeros((1 + len(stage.backwards), _COLUMNS))
-        self._run_forward(stage, value, choice, known, cells[0])
-        for number, op in enumerate(stage.backwards, 1):
-            self._run_backward(stage, op, value, choice, known, cells[number])
         return cells
 
     def _move(self, cells: Floats, columns: slice, name: str, tier: TensorPlacement, read: float, written: float) -> None:
@@ -253,30 +215,63 @@ class Stages:
         cells[ADDS.start] += sums_s
         cells[ADD_PASS.start] += pass_s
 
-    def _run_forward(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
-        """What a value adds to the forward pass."""
-        name, tier, op, size = value.name, choice.standing, stage.op, self.costs.space(value.name, choice.standing)
-        kept, moment = self.kept(value, choice), stage.number
-        fresh = kept and name in stage.own
-        passes = not kept and value.kind == "rows" and self.at[value.made_by] <= moment <= self.at.get(value.last_forward, -1)
-        turned = value.kind == "gradient" and value.made_by == op.name
-        if fresh or passes or turned:
-            cells[TIERS.index(tier)] += size
-        if name in op.reads:
+    def _cells(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known) -> Floats:
+        """What a value adds to each scan of a stage."""
+        cells = np.zeros((1 + len(stage.backwards), _COLUMNS))
+        for own, op in zip(cells, (stage.op, *stage.backwards), strict=True):
+            self._met(stage, op, value, choice, own)
+            if op.backward and value.name in op.reads and choice.where is TensorPlacement.RECOMPUTED:
+                if value.kind == "saved":
+                    own[ROWS.start] += self.costs.profile.op(op.repeats).rows_s
+                elif value.kind == "sums":
+                    self._adds(own, self.costs.ops[value.made_by].summed, known)
+        if value.name == stage.sums:
+            self._sums_forward(stage, value, choice, known, cells[0])
+        return cells
+
+    def _met(self, stage: PlacementStage, op: Op, value: Value, choice: ValueChoice, cells: Floats) -> None:
+        """What a value, where it is met, adds to the scan of an op."""
+        name, tier, back, costs = value.name, choice.standing, op.backward, self.costs
+        stands, written = self._stands_backward(stage, op, value, choice) if back else self._stands(op, value, choice)
+        if stands:
+            cells[ALIVE.start + TIERS.index(tier)] += costs.space(name, tier)
+            if value.made_by != op.name:
+                cells[BEFORE.start + TIERS.index(tier)] += costs.space(name, tier)
+        gathered = op.kind == "gather" and name == stage.op.summed
+        gone = choice.where is TensorPlacement.RECOMPUTED and value.kind in ("sums", "saved")
+        if name in op.reads and not (back and (gathered or gone)):
             self._move(cells, ROWS, name, tier, 1, 0)
-        if name in op.writes and (passes or turned or (fresh and not value.constant)):
-            self._move(cells, ROWS, name, tier, 0, 1)
-        if name == op.summed and (op.kind == "gather" or not stage.sums):
-            self._move(cells, ROW_PASS if op.kind == "gather" else ADD_PASS, name, tier, 1, 0)
+        if name in op.writes and written:
+            self._move(cells, ROWS, name, tier, value.made_by != op.name, 1)
+        if gathered and (not back or name in op.reads):
+            self._move(cells, ROW_PASS, name, tier, 1, 0)
+        elif name == op.summed and (back or not stage.sums):
+            self._move(cells, ADD_PASS, name, tier, 1, 0)
         if name == op.scatters:
             self._move(cells, ROW_PASS, name, tier, 1, 1)
             self._move(cells, ROWS, name, tier, 0, value.made_by == op.name)  # it begins with zeros
-        if value.name == self.costs.edges and op.summed and op.kind == "sum" and not stage.sums:
+        if name == costs.edges and op.summed and (back or (op.kind == "sum" and not stage.sums)):
             self._move(cells, ADDS, name, tier, 0.5, 0)
-        if name in op.writes and op.kind == "gather" and value.kind == "saved":
-            self._keep(cells, op, choice.where)
-        if name == stage.sums:
-            self._sums_forward(stage, value, choice, known, cells)
+        if value.kind == "saved" and op.kind == "gather" and name in (*op.reads, *op.writes):
+            # What autograd keeps of ranges that are gathered, beside what stands as a value.
+            cells[UNIT:MET] += np.subtract(costs.gathered(op, costs.kept_of(op, choice.where)), costs.gathered(op, 0))[1:5]
+
+    def _stands(self, op: Op, value: Value, choice: ValueChoice) -> tuple[bool, bool]:
+        """(whether a value that is not counted before stands while an op of the forward pass runs, whether that writes it)."""
+        kept, moment = self.kept(value, choice), self.at[op.name]
+        fresh = kept and self.decided[value.name] == moment
+        passes = not kept and value.kind == "rows" and self.at[value.made_by] <= moment <= self.at.get(value.last_forward, -1)
+        turned = value.kind == "gradient" and value.made_by == op.name
+        return fresh or passes or turned, passes or turned or (fresh and not value.constant)
+
+    def _stands_backward(self, stage: PlacementStage, op: Op, value: Value, choice: ValueChoice) -> tuple[bool, bool]:
+        """The same of an op of the backward pass, which writes all that it names."""
+        moment, last = self.at[op.name], self.at[value.backward[-1]] if value.backward else -1
+        if value.kind == "gradient":
+            return self.at[value.made_by] <= moment <= last, True
+        again = self.made_again(value, choice) and last >= moment
+        kept = self.kept(value, choice) and (value.constant or last >= moment)
+        return self.decided[value.name] == stage.number and (again or kept), True
 
     def _sums_forward(self, stage: PlacementStage, value: Value, choice: ValueChoice, known: Known, cells: Floats) -> None:
         """What the sums of a stage's op, or their being there, add to its forward pass."""
@@ -292,40 +287,3 @@ class Stages:
         if own.kind == "rows" and not (own.backward or own.constant):
             wanted = bool(value.backward) and choice.where is TensorPlacement.RECOMPUTED
             cells[LEAST] = np.inf if wanted != known[source].needed else cells[LEAST]
-
-    def _run_backward(
-        self, stage: PlacementStage, op: Op, value: Value, choice: ValueChoice, known: Known, cells: Floats
-    ) -> None:
-        """What a value adds to a scan of the backward pass."""
-        name, tier, costs = value.name, choice.standing, self.costs
-        moment, gone = self.at[op.name], choice.where is TensorPlacement.RECOMPUTED
-        last = self.at[value.backward[-1]] if value.backward else -1
-        if value.kind == "gradient":
-            stands = self.at[value.made_by] <= moment <= last
-        else:
-            again = self.made_again(value, choice) and last >= moment
-            stands = name in stage.own and (again or (self.kept(value, choice) and (value.constant or last >= moment)))
-        if stands:
-            cells[TIERS.index(tier)] += costs.space(name, tier)
-            if value.made_by != op.name:
-                cells[BEFORE.start + TIERS.index(tier)] += costs.space(name, tier)
-        gathers = op.kind == "gather" and name == stage.op.summed
-        if name in op.reads and not gathers and not (gone and value.kind in ("sums", "saved")):
-            self._move(cells, ROWS, name, tier, 1, 0)
-        if name in op.writes:
-            self._move(cells, ROWS, name, tier, value.made_by != op.name, 1)
-        if name == op.summed:
-            self._move(cells, ADD_PASS, name, tier, 1, 0)
-        if gathers and name in op.reads:
-            self._move(cells, ROW_PASS, name, tier, 1, 0)
-        if name == op.scatters:
-            self._move(cells, ROW_PASS, name, tier, 1, 1)
-            self._move(cells, ROWS, name, tier, 0, value.made_by == op.name)  # it begins with zeros
-        if value.name == self.costs.edges and op.summed:
-            self._move(cells, ADDS, name, tier, 0.5, 0)
-        if name in op.reads and op.kind == "gather" and value.kind == "saved":
-            self._keep(cells, op, choice.where)
-        if name in op.reads and gone and value.kind == "saved":
-            cells[ROWS.start] += costs.profile.op(op.repeats).rows_s
-        if name in op.reads and gone and value.kind == "sums":
-            self._adds(cells, costs.ops[value.made_by].summed, known)

@@ -1,9 +1,8 @@
 """PURE: program + profile + room by tier -> where every intermediate of an exact step goes, and what a step then takes.
 
 `plan_step` finds the placements that take the least time (`ooc.fullgraph.placement.search`) and `predict` says what any
-placements take, run by run: both go by `ooc.fullgraph.placement.schedule`, as the executor does. (FlexGNN's four placements;
-chosen by dynamic programming as in Checkmate's and Capuchin's line of work, but over layers whose lifetimes are brackets, where
-it is exact and fast.)
+placements take, run by run (`ooc.fullgraph.placement.schedule`). The placements are FlexGNN's four, chosen by dynamic
+programming as in Checkmate's and Capuchin's line of work, but over nested lifetimes, where it is exact and fast.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from ooc.fullgraph.ir import Placement, Program, TensorPlacement, Value
-from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, Ranges, RunLoad, StepCosts, StepProfile, kept_bytes
+from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, Ranges, RunLoad, StepCosts, StepProfile
 from ooc.fullgraph.placement.schedule import OpRun
 from ooc.fullgraph.placement.search import search
 from stores.errors import BudgetError
@@ -24,6 +23,11 @@ STATIC = {
     "all recomputed": (TensorPlacement.RECOMPUTED, TensorPlacement.DISK, TensorPlacement.RETAINED),
 }
 """Plans that treat all values alike: the first of these placements that a value may have"""
+TIER_NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.HOST: "host memory", TensorPlacement.DISK: "disk"}
+_TRIES, _ALIKE = 4, 1.02
+"""of `settled`: plans made, and by how much a value may be larger than it was planned with"""
+_CLOSE = 0.01
+"""of what is there: how precise the bytes of a fix are"""
 
 
 @dataclass(frozen=True)
@@ -69,18 +73,15 @@ class PlannedRun:
 class StepPlan:
     """Where everything goes, and what a step, an epoch, is to take; frozen, printed by `ooc plan`, JSON by `asdict`.
 
-    placement: also has the bytes of a range of the ops that gather. static: seconds of the plans that treat all values alike,
-    None where one does not fit. exact: whether no placement is faster by these costs; else there were too many to compare.
-
-    >>> plan_step(program, profile, room).seconds
-    12.5
+    placement: also has the bytes of a range of the ops that gather. sizes: bytes by value. static: seconds of the plans that
+    treat all values alike, None where one does not fit. exact: whether no placement is faster by these costs; else there were
+    too many to compare.
     """
 
     placement: Placement
     room: TierRoom
     runs: tuple[PlannedRun, ...]
     sizes: dict[str, int]
-    """bytes, by value"""
     static: dict[str, float | None]
     exact: bool = True
 
@@ -118,50 +119,49 @@ class StepPlan:
         placements, passing = (
             {name: TensorPlacement(where) for name, where in placed[each].items()} for each in ("fates", "passing")
         )
-        runs = tuple(PlannedRun(**{name: _tuple(each) for name, each in run.items()}) for run in data["runs"])
+        runs: list[dict[str, Any]] = [
+            {name: tuple(each) if isinstance(each, list) else each for name, each in run.items()} for run in data["runs"]
+        ]
         placement = Placement(placements, passing, placed["ranges"])
-        return cls(placement, TierRoom(**data["room"]), runs, dict(data["sizes"]), dict(data["static"]), data["exact"])
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        made = tuple(PlannedRun(**run) for run in runs)
+        return cls(placement, TierRoom(**data["room"]), made, dict(data["sizes"]), dict(data["static"]), data["exact"])
 
 
 def predict(program: Program, profile: StepProfile, placement: Placement, room: TierRoom) -> StepPlan:
-    """What a step takes under given placements. Raises BudgetError, naming the op, where something does not fit `room`.
-
-    >>> predict(program, profile, Placement({}), room).peak
-    (812000000, 0, 0)
-    """
+    """What a step takes under given placements. Raises BudgetError, naming the op, where something does not fit `room`."""
     costs, now, found = StepCosts(program, profile), 0.0, []
     asked = [_asked(costs, run, placement, room) for run in costs.schedule.runs(placement)]
-    cut = _cut(asked)
+    cut, range_bytes = dict[str, int](), dict[str, int]()
+    for each in filter(lambda each: each.layer, asked):
+        # The backward pass of a layer takes the ranges of what autograd kept.
+        cut[each.layer] = max(cut.get(each.layer, 1), int(each.load.ranges.passes(each.left)))
+        memory = each.range_bytes(costs)
+        range_bytes[each.layer] = min(memory, range_bytes.get(each.layer, memory))
     for each in asked:
-        run, load, alive, left = each
-        passes = max(int(load.ranges.passes(left)), cut.get(each.layer, 1))
-        meetings, traffic = float(load.ranges.meetings(passes)), costs.traffic(run, placement)
+        (run, load, alive, left), ranges = each, each.load.ranges
+        passes = max(int(ranges.passes(left)), cut.get(each.layer, 1))
+        meetings, traffic = float(ranges.meetings(passes)), costs.traffic(run, placement)
         seconds = float(load.seconds(left, profile.hidden, passes))
-        taken = round(float(load.ranges.taken(-(-load.ranges.units // passes))))
-        parts = tuple(float(part) for part in load.parts(passes))
-        found.append(
-            PlannedRun(
-                run.op.name,
-                run.again,
-                run.op.backward,
-                now,
-                now + seconds,
-                (parts[0], parts[1], parts[2]),
-                passes,
-                (room.device - left + taken, *alive[1:]),
-                traffic.whole(passes, meetings, 0),
-                traffic.whole(passes, meetings, 1),
-            )
+        taken = round(float(ranges.taken(-(-ranges.units // passes))))
+        compute, host, disk = map(float, load.parts(passes))
+        made = PlannedRun(
+            op=run.op.name,
+            again=run.again,
+            backward=run.op.backward,
+            start=now,
+            stop=now + seconds,
+            parts=(compute, host, disk),
+            passes=passes,
+            memory=(room.device - left + taken, *alive[1:]),
+            read=traffic.whole(passes, meetings, way=0),
+            written=traffic.whole(passes, meetings, way=1),
         )
-        now += seconds
+        found.append(made)
+        now = made.stop
     sizes = {value.name: profile.size(value) for value in program.values}
     for run in costs.schedule.runs(placement, first=True):  # which makes what is constant
         _asked(costs, run, placement, room)
-    return StepPlan(replace(placement, ranges=_range_bytes(costs, asked)), room, tuple(found), sizes, {})
+    return StepPlan(replace(placement, ranges=range_bytes), room, tuple(found), sizes, {})
 
 
 class _Asked(NamedTuple):
@@ -177,28 +177,13 @@ class _Asked(NamedTuple):
         """The op in the forward pass of a layer that gathers, "" for other runs."""
         return (self.run.op.repeats or self.run.op.name) if self.run.op.kind == "gather" else ""
 
-
-def _cut(asked: list[_Asked]) -> dict[str, int]:
-    """Ranges of every layer that gathers: what autograd keeps of one goes down in that one."""
-    found: dict[str, int] = {}
-    for each in asked:
-        if each.layer:
-            found[each.layer] = max(found.get(each.layer, 1), int(each.load.ranges.passes(each.left)))
-    return found
-
-
-def _range_bytes(costs: StepCosts, asked: list[_Asked]) -> dict[str, int]:
-    """Bytes of memory for the ranges of layers that gather, beside what autograd keeps of them."""
-    found: dict[str, int] = {}
-    for each in asked:
-        if each.layer:
-            ranges, rows = each.load.ranges, each.load.ranges.fits(each.left)
-            memory = int(each.left - ranges.taken(rows) + costs.gathered(each.run.op, 0).taken(rows))
-            if not ranges.unit:  # not measured
-                memory = each.left // 2
-            memory = max(memory, costs.profile.op(each.layer).hub)
-            found[each.layer] = min(memory, found.get(each.layer, memory))
-    return found
+    def range_bytes(self, costs: StepCosts) -> int:
+        """Of a layer that gathers, bytes of memory for its ranges, beside what autograd keeps of them."""
+        ranges, memory = self.load.ranges, self.left // 2
+        if ranges.unit:  # it was measured
+            rows = ranges.fits(self.left)
+            memory = int(self.left - ranges.taken(rows) + costs.gathered(self.run.op, 0).taken(rows))
+        return max(memory, costs.profile.op(self.layer).hub)
 
 
 def _asked(costs: StepCosts, run: OpRun, placement: Placement, room: TierRoom) -> _Asked:
@@ -216,11 +201,8 @@ def _asked(costs: StepCosts, run: OpRun, placement: Placement, room: TierRoom) -
 
 
 def settled(program: Program, profile: StepProfile, plan_of: Callable[[StepProfile], StepPlan]) -> StepPlan:
-    """A plan whose ranges of layers that gather are those by which it reckons what autograd keeps: of every source in every
-    range. profile: by one range each.
-
-    >>> settled(program, profile, lambda own: predict(program, own, placement, room))
-    """
+    """A plan whose ranges of layers that gather are those by which it counts what autograd keeps: of every source in every
+    range. profile: by one range each."""
     plan = plan_of(profile)
     for tried in range(_TRIES):
         cut = {run.op: run.passes for run in plan.runs}
@@ -233,9 +215,6 @@ def settled(program: Program, profile: StepProfile, plan_of: Callable[[StepProfi
     return plan
 
 
-_TRIES, _ALIKE = 4, 1.02
-
-
 def _kept_sizes(program: Program, profile: StepProfile, cut: Mapping[str, int]) -> dict[str, int]:
     """What autograd keeps of layers that gather, in so many ranges; where those are not known, as many as there are nodes."""
     found, met = {}, program.num_edges / max(1, program.num_nodes)
@@ -243,11 +222,8 @@ def _kept_sizes(program: Program, profile: StepProfile, cut: Mapping[str, int]) 
         saved = next((name for name in op.writes if program.value(name).kind == "saved"), "")
         if op.kind == "gather" and saved in profile.nbytes:
             meetings = float(Ranges(program.num_nodes, 1.0, met=met).meetings(cut.get(op.name, program.num_nodes)))
-            found[saved] = kept_bytes(profile.op(op.name).kept, program.num_nodes, meetings)
+            found[saved] = profile.op(op.name).kept_bytes(program.num_nodes, meetings)
     return found
-
-
-TIER_NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.HOST: "host memory", TensorPlacement.DISK: "disk"}
 
 
 def static_placements(program: Program, profile: StepProfile) -> dict[str, Placement]:
@@ -270,10 +246,8 @@ def _first(value: Value, wanted: tuple[TensorPlacement, ...]) -> TensorPlacement
 def plan_step(program: Program, profile: StepProfile, room: TierRoom) -> StepPlan:
     """The placements that take the least time in `room`.
 
-    Never slower than a plan that treats all values alike. Raises BudgetError, naming how much more memory or disk would do,
+    Never slower than a plan that treats all values alike. Raises BudgetError, naming how much more memory or disk is enough,
     where nothing fits.
-
-    >>> print(plan_step(program, profile, TierRoom(2 * 10**9, 0, 10**11)).placement.placements)
     """
     static = {name: _predicted(program, profile, each, room) for name, each in static_placements(program, profile).items()}
     seconds = {name: None if plan is None else plan.seconds for name, plan in static.items()}
@@ -298,7 +272,7 @@ def _predicted(program: Program, profile: StepProfile, placement: Placement, roo
 
 
 def _fix(program: Program, profile: StepProfile, room: TierRoom) -> str:
-    """What would do, in words: more of one tier, where that is enough."""
+    """What would make a plan fit, in words: more of one tier, where that is enough."""
     total = 2 * sum(profile.size(value) for value in program.values) + sum(profile.op(op.name).workspace for op in program.ops)
     more = []
     for name, words in (("disk", "more room on the disk"), ("device", "more --memory")):
@@ -317,17 +291,11 @@ def _fix(program: Program, profile: StepProfile, room: TierRoom) -> str:
 
 def _fits(program: Program, profile: StepProfile, room: TierRoom) -> bool:
     static = static_placements(program, profile).values()
-    if any(_predicted(program, profile, each, room) is not None for each in static):
-        return True
-    return search(program, profile, room.bytes) is not None
-
-
-_CLOSE = 0.01
-"""of what is there: how close a fix is told"""
+    return any(_predicted(program, profile, each, room) for each in static) or bool(search(program, profile, room.bytes))
 
 
 def _least(program: Program, profile: StepProfile, room: TierRoom, most: TierRoom, name: str) -> int:
-    """Bytes of a tier that do, between those of `room`, which do not, and of `most`, which do."""
+    """Bytes of a tier that are enough, between those of `room`, which are not, and of `most`, which are."""
     low, high = getattr(room, name), getattr(most, name)
     while high - low > _CLOSE * high:
         middle = (low + high) // 2

@@ -1,10 +1,11 @@
 """A short profile of exact steps before the first: a part of every layer is computed, added up, written and read.
 
 Nothing of it reaches the run: rows are made up, gradients and torch's random numbers are put back. What is measured is what a
-chunk takes up and down and what autograd keeps of it, what an edge takes, how fast the disk is beside nothing else, and how
-much of reading goes on behind computing: both alone, and both at once.
+chunk takes forward and backward and what autograd keeps of it, what an edge takes, how fast the disk is by itself, and how much
+of reading goes on behind computing: both alone, and both at once.
 """
 
+import shutil
 import statistics
 import threading
 from collections.abc import Callable, Iterator
@@ -26,8 +27,7 @@ from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.gradients import inputs_of, wanted_of
 from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.ops import Moments, StepModules
-from ooc.fullgraph.placement.costs import OpCost, RangeBytes, StepProfile, kept_bytes
-from ooc.fullgraph.placement.disk_speed import PIECE_BYTES, TRIED_BYTES, PieceReader, disk_speed, tried
+from ooc.fullgraph.placement.costs import OpCost, RangeBytes, Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, settled
 from ooc.fullgraph.step import FullGraph
 from ooc.fullgraph.value_store import copy
@@ -41,8 +41,10 @@ from ooc.layerwise.pass_plan import CHUNK_ROWS
 from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
 from ooc.models.dropout import DropoutKeys
-from ooc.runtime.range_io import MemoryRows
+from ooc.runtime.buffers import Buffers
+from ooc.runtime.range_io import MemoryRows, read_range, write_range
 from stores.arrays.encoding import Encoding
+from stores.arrays.mutable_rows import DiskRows
 from stores.arrays.rows import ArrayRows
 from stores.errors import BudgetError
 from stores.graph import Graph
@@ -58,6 +60,9 @@ _TRIED_EDGES = 1 << 21
 _RANGES = 4
 """of destinations, in which their edges are tried once more"""
 _BESIDE_SECONDS = 0.4
+TRIED_BYTES, _ROUNDS = 128 * 2**20, 5
+"""of a file written and read, so many times: a disk may stand still for seconds"""
+PIECE_BYTES = 8 * 2**20
 _Tried = tuple[PendingChunk, Tensors, "_Results"]
 """a chunk whose forward is done, its inputs, and where its results go"""
 
@@ -66,17 +71,16 @@ def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | No
     """Where the values of exact steps go, in the room that `full` has and `disk` bytes of disk below `folder`.
 
     Takes a few seconds; see `profile`. Raises BudgetError where nothing fits.
-
-    >>> full.placement = plan_full(full, Path("run/full"), 50 * 10**9).placement
     """
+
+    def planned(folder: Path | None, disk: int) -> StepPlan:
+        measured, room = profile(full, folder, loss, disk), TierRoom(full.room, 0, 0 if folder is None else disk)
+        return settled(full.program, measured, lambda profile: plan_step(full.program, profile, room))
+
     if full.most_bytes <= full.room:  # then a disk is of no use
         with suppress(BudgetError):
-            return _planned(full, profile(full, None, loss), TierRoom(full.room, 0, 0))
-    return _planned(full, profile(full, folder, loss, disk), TierRoom(full.room, 0, 0 if folder is None else disk))
-
-
-def _planned(full: FullGraph, measured: StepProfile, room: TierRoom) -> StepPlan:
-    return settled(full.program, measured, lambda profile: plan_step(full.program, profile, room))
+            return planned(None, 0)
+    return planned(folder, disk)
 
 
 def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, disk: int | None = None) -> StepProfile:
@@ -85,9 +89,6 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
 
     Takes a few seconds, and memory for a few chunks, or for rows that are added up: at most two thirds of the room, and twice
     192 MB.
-
-    >>> profile(full, Path("run")).tiers[TensorPlacement.DISK].read
-    2100000000.0
     """
     node_scans = NodeScans(full.dataset, full.shape.model, full.store, (), IoStats(), torch.device("cpu"), keyed=True)
     encoder, layers, decoder = parts_of(full.model)
@@ -113,15 +114,15 @@ def _gradients_of(modules: list[nn.Module]) -> Iterator[None]:
     finally:
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
-        for buffer, held in buffers:
-            buffer.copy_(held)
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 class _Trial(Executor):
     """Tries parts of every op, by the functions that steps are made of."""
 
     def profile(self, graph: Graph, folder: Path | None, loss: LossOf | None, nbytes: int) -> StepProfile:
-        """See `profile`. nbytes: of a file to try the disk with; of a few rows there is nothing to be told."""
+        """See `profile`. nbytes: of a file to try the disk with; a few rows show nothing."""
         if nbytes < 2 * PIECE_BYTES:
             folder = None
         self.graph, self.nodes = graph, self.program.num_nodes
@@ -135,9 +136,9 @@ class _Trial(Executor):
             add_s = self._scatter_s(op) if op.kind == "gather" else 0.0
             turned = backward_s + add_s if op.turns else 0.0
             ops[op.name] = OpCost(forward_s + turned, *self._adding(op), **gathering)
-            for down in self.program.backward:
-                if down.repeats == op.name:
-                    ops[down.name] = OpCost(backward_s + add_s, *self._adding(down), **gathering)
+            for back in self.program.backward:
+                if back.repeats == op.name:
+                    ops[back.name] = OpCost(backward_s + add_s, *self._adding(back), **gathering)
         for op in self.program.backward:
             ops.setdefault(op.name, OpCost(0.0, *self._adding(op)))
         disk = {} if folder is None else {TensorPlacement.DISK: disk_speed(folder, nbytes)}
@@ -147,8 +148,8 @@ class _Trial(Executor):
     # --- rows ---
 
     def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float, RangeBytes]:
-        """Seconds of the row-wise part of an op for all nodes, up and down, with the loss; what autograd keeps of a source, and
-        of a destination beside. Notes what it keeps in all."""
+        """Seconds of the row-wise part of an op for all nodes, forward and backward, with the loss; what autograd keeps of a
+        source, and of a destination beside. Notes what it keeps in all."""
         tries, place = self._chunk(op)
         own, sources = place.stop - place.first, len(place.at["sources"]) if op.kind == "gather" else 0
         usual = self._usual(place) if sources else 1.0
@@ -157,11 +158,10 @@ class _Trial(Executor):
             begun = perf_counter()
             live, given, results = run()
             forwards.append(perf_counter() - begun)
-            saved = next(iter(self._of(op.writes, "saved")), "")
             shared = live.bytes_of(sources) if sources else 0
             kept = RangeBytes(shared / max(1, sources), (live.nbytes - shared) / own * usual)
-            if saved:
-                self._nbytes[saved] = kept_bytes(kept, self.nodes)
+            for saved in self._of(op.writes, "saved"):
+                self._nbytes[saved] = OpCost(kept=kept).kept_bytes(self.nodes)
             grads = {name: torch.ones_like(rows) for name, rows in live.outputs.items()}
             begun = perf_counter()
             if loss is not None:
@@ -293,16 +293,16 @@ class _Trial(Executor):
             results(live.backward(given, {name: torch.ones_like(rows) for name, rows in live.outputs.items()}))
 
         with tried(folder, nbytes) as rows:
-            reading = PieceReader(rows)
-            alone = rate(compute), rate(reading.some)
+            read_some = piece_reader(rows)
+            alone = rate(compute), rate(read_some)
             stop = threading.Event()
             with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:
-                begun = perf_counter()
-                beside = pool.submit(_until, stop, reading.some)
-                computing = rate(compute)
-                stop.set()
-                read = beside.result() / (perf_counter() - begun)
-        return float(np.clip(computing / alone[0] + read / alone[1] - 1, 0.0, 1.0))
+                reading = pool.submit(rate, read_some, stop.is_set)
+                try:
+                    computing = rate(compute)
+                finally:
+                    stop.set()
+        return float(np.clip(computing / alone[0] + reading.result() / alone[1] - 1, 0.0, 1.0))
 
 
 class _Results:
@@ -319,11 +319,11 @@ class _Results:
             copy(values.numpy(), self._room[place])
 
 
-def rate(work: Callable[[], None]) -> float:
-    """Times a second, over a while."""
+def rate(work: Callable[[], None], ended: Callable[[], bool] | None = None) -> float:
+    """Times a second, over a while or until it has `ended`; the first time is not counted."""
     work()
     begun, count = perf_counter(), 0
-    while perf_counter() - begun < _BESIDE_SECONDS:
+    while not (perf_counter() - begun >= _BESIDE_SECONDS if ended is None else ended()):
         work()
         count += 1
     return count / (perf_counter() - begun)
@@ -335,9 +335,49 @@ def _seconds(work: Callable[[], None]) -> float:
     return perf_counter() - begun
 
 
-def _until(stop: threading.Event, work: Callable[[], None]) -> int:
-    count = 0
-    while not stop.is_set():
-        work()
-        count += 1
-    return count
+def piece_reader(rows: DiskRows) -> Callable[[], None]:
+    """What reads the next piece of a file at each call, over and over."""
+    step, buffers = max(1, PIECE_BYTES // rows.row_bytes), Buffers(kept=2, direct=True, least_bytes=1)
+    starts = cycle(range(0, max(1, rows.shape[0] - step + 1), step))
+
+    def read() -> None:
+        first = next(starts)
+        read_range(rows, first, min(first + step, rows.shape[0]), buffers)
+
+    return read
+
+
+@contextmanager
+def tried(folder: Path, nbytes: int) -> Iterator[DiskRows]:
+    """Rows on the disk for a while."""
+    path = folder / "profile"
+    shutil.rmtree(path, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = DiskRows.create(path, (nbytes // PIECE_BYTES * PIECE_BYTES // 1024, 256), "float32", "auto")
+    try:
+        yield rows
+    finally:
+        rows.close()
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def disk_speed(folder: Path, nbytes: int = TRIED_BYTES) -> Speed:
+    """Bytes a second that are read from and written to a folder's disk, in pieces as steps do."""
+    buffers = Buffers(kept=4, direct=True, least_bytes=1)
+    with tried(folder, nbytes) as rows, ThreadPoolExecutor(2, thread_name_prefix="ooc-plan") as pool:
+        step = PIECE_BYTES // rows.row_bytes
+        values: NDArray[np.float32] = buffers.empty((step, 256), np.dtype(np.float32))
+        values[:] = 1
+        starts = range(0, rows.shape[0], step)
+        works: tuple[Callable[[int], int], ...] = (
+            lambda first: write_range(rows, first, values),
+            lambda first: read_range(rows, first, first + step, buffers)[1],
+        )
+        taken: list[list[float]] = [[], []]
+        for _ in range(_ROUNDS):
+            for work, rates in zip(works, taken, strict=True):
+                begun = perf_counter()
+                nbytes = sum(pool.map(work, starts))
+                rates.append(nbytes / (perf_counter() - begun))
+    written, read = map(statistics.median, taken)
+    return Speed(read=read, written=written)
