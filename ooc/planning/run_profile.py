@@ -141,9 +141,8 @@ class InMemoryModel(ReadModel):
     def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> Measured:
         prefetch, cursors = trial.loader.prefetch, (Cursor(0, step) for step in range(trial.steps))
         pipeline = self.strategy.apart().pipeline(cursors, trial.loader.budget, prefetch, {})
-        return Measured(
-            *run_together(pipeline, trial.step, base, ["read", "collate"], prefetch, seconds), self.strategy.stages.load.x
-        )
+        found = run_together(pipeline, trial.step, base, ["read", "collate"], prefetch, seconds)
+        return Measured(*found, self.strategy.stages.load.x)
 
 
 @dataclass(frozen=True)

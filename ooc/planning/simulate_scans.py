@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,7 @@ MOST_SIMULATED = 256
 _ALL = 1 - 1e-6
 
 
-@dataclass(frozen=True)
-class ScanLoad:
+class ScanLoad(NamedTuple):
     """What a scan wants of the disk and of the memory, or the mean of several.
 
     asked: rows its batches want, each time they do; nbytes, read_s: to read, and what that should take by the device's cost
@@ -45,16 +45,12 @@ class ScanLoad:
     def part(self, batches: float, rows: Rows) -> "ScanLoad":
         """The same with so many batches, each of which wants as large a share of the file, regardless of what others want."""
         times = batches / self.batches
-        return ScanLoad(
-            batches,
-            self.asked * times,
-            _covered(self.rows_read, rows.shape[0], times),
-            nbytes := _covered(self.nbytes, rows.shape[0] * rows.row_bytes, times),
-            self.read_s * nbytes / max(1, self.nbytes),
-            self.sums * times,
-            self.rests * times,
-            self.entries * times,
-            self.table * times,
+        nbytes = _covered(self.nbytes, rows.shape[0] * rows.row_bytes, times)
+        return ScanLoad(*(value * times for value in self))._replace(
+            batches=batches,
+            rows_read=_covered(self.rows_read, rows.shape[0], times),
+            nbytes=nbytes,
+            read_s=self.read_s * nbytes / max(1, self.nbytes),
         )
 
 
@@ -85,7 +81,7 @@ class SimulatedScans(SimulatedReads):
             left = steps - ends[len(known)]
             return [*known, self.scans[len(known)].part(left, self.rows)] if left else known
         whole = list(self.scans[:-1])
-        typical = _mean(whole) if whole else self.scans[0].part(self.most, self.rows)
+        typical = ScanLoad(*np.mean(whole, axis=0).tolist()) if whole else self.scans[0].part(self.most, self.rows)
         left = steps - ends[len(whole)]
         count, rest = divmod(left, typical.batches)
         return [*whole, *[typical] * int(count), *([typical.part(rest, self.rows)] if rest >= 1 else [])]
@@ -104,18 +100,14 @@ class SimulatedScans(SimulatedReads):
     def peak_bytes(self, costs: BatchCosts, steps: float, row_bytes: int) -> int:
         """Of the aggregates of one scan, which serve batches, those of the next, which are made, and the entries of the one
         after, which are sorted."""
-        known = [None, None, *self.of(steps), None, None]
-        most = 0.0
-        for served, made, drawn in zip(known, known[1:], known[2:], strict=False):
-            alive = [scan for scan in (served, made, drawn) if scan is not None]
-            sums = sum(scan.sums for scan in (served, made) if scan is not None)
-            entries = (made.table if made else 0.0) + (2 * drawn.entries if drawn else 0.0)
-            most = max(most, sums + entries + sum(scan.rests for scan in alive))
-        return round(most)
-
-
-def _mean(scans: Sequence[ScanLoad]) -> ScanLoad:
-    return ScanLoad(*np.mean([list(vars(scan).values()) for scan in scans], axis=0).tolist())
+        none = ScanLoad(*[0.0] * len(ScanLoad._fields))
+        known = [none, none, *self.of(steps), none, none]
+        return round(
+            max(
+                (served.sums + made.sums) + (made.table + 2 * drawn.entries) + (served.rests + made.rests + drawn.rests)
+                for served, made, drawn in zip(known, known[1:], known[2:], strict=False)
+            )
+        )
 
 
 def simulate_scans(
@@ -160,8 +152,7 @@ def simulate_scans(
     return SimulatedScans(tuple(loads), most, rows)
 
 
-@dataclass(frozen=True)
-class ScanTimeline:
+class ScanTimeline(NamedTuple):
     """done: when each scan's batches are through, in seconds from the first request; making, serving: seconds of each scan,
     and of its batches at the model."""
 

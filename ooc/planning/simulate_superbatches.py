@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -246,13 +246,11 @@ def planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
     return sum(map(len, pieces)), sum(int(length.sum()) for length in pieces)
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """done: float64[batches], when the model is through with a batch, in seconds from the first request; read_s: spent reading;
-    peak_rows: in memory at most."""
+class Timeline(NamedTuple):
+    """done: float64[batches], when the model is through with each batch, in seconds from the first request; peak_rows: the most
+    rows in memory."""
 
     done: NDArray[np.float64]
-    read_s: float
     peak_rows: int
 
 
@@ -286,7 +284,7 @@ def simulate(loads: Sequence[SuperbatchLoad], costs: BatchCosts, before: int = 0
     before: rows in memory at the beginning.
     """
     pool, rate = _Pool(before), max(costs.sample_s, costs.group_s)
-    grouped = reader = gathered = model = asked_for = read_s = 0.0
+    grouped = reader = gathered = model = asked_for = 0.0
     served = [0.0, 0.0]  # when the superbatches two and one before began to be served
     done: list[float] = []
     for w, load in enumerate(loads):
@@ -297,7 +295,7 @@ def simulate(loads: Sequence[SuperbatchLoad], costs: BatchCosts, before: int = 0
         pool.free(reader, load.early)
         while left:
             reader, taken = pool.take(reader, min(PIECE_ROWS[0], left), min(PIECE_ROWS[1], left), load.limit)
-            reader, left, read_s = reader + taken * row_s, left - taken, read_s + taken * row_s
+            reader, left = reader + taken * row_s, left - taken
         served.append(max(reader, gathered))
         batch_s = costs.batch_s(load)
         for k in range(load.batches):
@@ -307,7 +305,7 @@ def simulate(loads: Sequence[SuperbatchLoad], costs: BatchCosts, before: int = 0
             asked_for = max(model, gathered)  # the model takes it, and the next one is begun
             model = asked_for + batch_s
             done.append(model)
-    return Timeline(np.array(done), read_s, pool.peak)
+    return Timeline(np.array(done), pool.peak)
 
 
 def _share(loads: Sequence[SuperbatchLoad], line: Timeline, costs: BatchCosts, begin: int, end: int) -> Share:

