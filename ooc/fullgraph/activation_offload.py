@@ -7,6 +7,7 @@ enter, so that no input is kept for them. (torch's saved-tensor hooks; offloaded
 
 import shutil
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ops import Tensors
-from ooc.layerwise.row_files import Noted
-from ooc.layerwise.scans import MOST_KEPT
+from ooc.layerwise.row_files import MOST_KEPT, copy
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.range_io import WriteBehind
 from stores.io.pages import PageFile
@@ -39,14 +40,10 @@ class OffloadedTensor(NamedTuple):
 
 
 class OffloadFile:
-    """Tensors on disk, in files of 64 MB below `folder` that are written front to back and used again after `clear`.
+    """Tensors on disk, in files of 64 MB below `folder` that are written front to back and used again after `clear`."""
 
-    >>> offloaded = spool.put(tensor)
-    >>> spool.get(offloaded)
-    """
-
-    def __init__(self, folder: Path, written: Noted, read: Noted) -> None:
-        self._folder, self._written, self._read = folder, written, read
+    def __init__(self, folder: Path, stats: IoStats) -> None:
+        self._folder, self._stats = folder, stats
         self._files: list[PageFile] = []
         self._end = 0
         self._writes = WriteBehind("ooc-spool", _PENDING)
@@ -72,20 +69,17 @@ class OffloadFile:
         while done < padded:
             number, at = divmod(self._end, SEGMENT_BYTES)
             count = min(padded - done, SEGMENT_BYTES - at, _PIECE_BYTES)
-            copy = self._copies.empty((count,), np.dtype(np.uint8))
-            copy[: min(count, size - done)] = whole[done : done + count]
-            self._submit(self._file(number), at, copy)
+            copied = self._copies.empty((count,), np.dtype(np.uint8))
+            copy(whole[done : done + count], copied[: min(count, size - done)])
+            self._writes.submit(partial(self._write, self._file(number), at, copied))
             pieces.append((number, at, count))
             done, self._end = done + count, self._end + count
         return OffloadedTensor(pieces, values.shape, values.dtype)
 
-    def _submit(self, file: PageFile, at: int, data: NDArray[np.uint8]) -> None:
-        def write() -> None:
-            began = perf_counter()
-            file.store(at, data)
-            self._written(len(data), began)
-
-        self._writes.submit(write)
+    def _write(self, file: PageFile, at: int, data: NDArray[np.uint8]) -> None:
+        began = perf_counter()
+        file.store(at, data)
+        self._stats.written(len(data), began)
 
     def _file(self, number: int) -> PageFile:
         while len(self._files) <= number:
@@ -108,7 +102,7 @@ class OffloadFile:
         for number, at, count in offloaded.pieces:
             self._files[number].load(at, buffer[done : done + count])
             done += count
-        self._read(done, began)
+        self._stats.read(done, began)
         size = offloaded.shape.numel() * offloaded.dtype.itemsize
         return torch.from_numpy(buffer[:size]).view(offloaded.dtype).view(offloaded.shape)
 
@@ -153,13 +147,14 @@ class _Exit(torch.autograd.Function):
 
 
 class PendingChunk:
-    """A chunk on its way: what it gave, and what autograd keeps for its backward pass.
+    """A chunk whose forward is done: its outputs, for the caller to take away, and what autograd keeps for its backward.
 
-    compute: of the inputs `given`; wanted: those that a gradient is asked of; own: storages of parameters, by address; spool:
-    where what is kept goes, None for memory. After `run`, `backward` is to be called once, with the inputs again.
+    compute: of the inputs `given`; wanted: those that need a gradient; own: storages of parameters, by address; offload: where
+    what is kept goes, None for memory. `backward` is to be called once, with the inputs again. nbytes: of memory that what is
+    kept takes; needed_inputs: those that the backward needs.
 
-    >>> live = PendingChunk(function, {"sums": sums}, {"sums"}, own, None)
-    >>> live.backward({"sums": sums}, {"rows1": gradient})["sums"]
+    >>> pending = PendingChunk(function, {"sums": sums}, {"sums"}, own, None)
+    >>> pending.backward({"sums": sums}, {"rows1": gradient})["sums"]
     """
 
     def __init__(
@@ -168,16 +163,14 @@ class PendingChunk:
         given: Tensors,
         wanted: Iterable[str],
         own: set[int],
-        spool: OffloadFile | None,
+        offload: OffloadFile | None,
     ) -> None:
-        self._given, self._own, self._spool = dict(given), own, spool
+        self._given, self._own, self._offload = dict(given), own, offload
         self._kept: list[Tensor | OffloadedTensor] = []
         self._caught: Tensors = {}
         self._handed: Tensors = {}
         self.needed_inputs: set[str] = set()
-        """inputs that the backward pass needs"""
         self.nbytes = 0
-        """of memory that what is kept takes"""
         anchor = torch.zeros((), requires_grad=True)
         entered = dict(given)
         for name in wanted:
@@ -186,11 +179,10 @@ class PendingChunk:
             outputs = compute(entered)
             learned = {name: rows for name, rows in outputs.items() if rows.requires_grad}
             end = _Exit.apply(self._handed, list(learned), *learned.values())  # type: ignore[no-untyped-call]
-        if spool is not None:  # not sooner: some ops keep what they fill only then, as RReLU its noise
-            self._kept = [spool.put(tensor) for tensor in self._kept if isinstance(tensor, Tensor)]
+        if offload is not None:  # not sooner: some ops keep what they fill only then, as RReLU its noise
+            self._kept = [offload.put(tensor) for tensor in self._kept if isinstance(tensor, Tensor)]
         self._end: Tensor | None = end if learned else None
         self.outputs = {name: rows.detach() for name, rows in outputs.items()}
-        """for the caller to take away"""
         self._given = {}
 
     def _pack(self, tensor: Tensor) -> Any:
@@ -201,7 +193,7 @@ class PendingChunk:
             if at == rows.untyped_storage().data_ptr() and tensor.dtype == rows.dtype and tensor.numel():
                 self.needed_inputs.add(name)
                 return name, tensor.storage_offset() - rows.storage_offset(), tensor.size(), tensor.stride()
-        if self._spool is None:
+        if self._offload is None:
             self.nbytes += tensor.numel() * tensor.element_size()
         self._kept.append(tensor)
         return len(self._kept) - 1
@@ -224,8 +216,8 @@ class PendingChunk:
 
     def fetch(self) -> None:
         """Read what is on disk; in any thread, before `backward`."""
-        if self._spool is not None:
-            self._kept = [self._spool.get(kept) if isinstance(kept, OffloadedTensor) else kept for kept in self._kept]
+        if self._offload is not None:
+            self._kept = [self._offload.get(kept) if isinstance(kept, OffloadedTensor) else kept for kept in self._kept]
 
     def backward(self, given: Tensors, grads: Tensors) -> Tensors:
         """Gradients of the inputs that wanted one, from those of the outputs (others have none); parameters' are added up."""
@@ -238,44 +230,8 @@ class PendingChunk:
         return caught
 
     def end(self) -> None:
-        """Let everything go."""
+        """Drop everything."""
         self.outputs, self._given, self._kept, self._end = {}, {}, [], None
         self.nbytes = 0
         self._handed.clear()
         self._caught.clear()
-
-
-class PendingChunks:
-    """Chunks between their forward and their backward. nbytes: of memory that all of them take.
-
-    >>> waiting.add("layer0", 8192, live); waiting.of("layer0")[8192].backward(given, grads)
-    """
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._of: dict[str, dict[int, PendingChunk]] = {}
-
-    def add(self, op: str, first: int, live: PendingChunk) -> None:
-        """One whose forward is done."""
-        self._of.setdefault(op, {})[first] = live
-        self.nbytes += live.nbytes
-
-    def of(self, op: str) -> dict[int, PendingChunk]:
-        """An op's, by their first destination."""
-        return self._of.get(op, {})
-
-    def begin_backward(self, live: PendingChunk) -> None:
-        """Its backward begins."""
-        self.nbytes -= live.nbytes
-        live.nbytes = 0
-
-    def end(self, op: str) -> None:
-        """Let an op's go, those too whose backward did not begin."""
-        for live in self._of.pop(op, {}).values():
-            self.nbytes -= live.nbytes
-            live.end()
-
-    def end_all(self) -> None:
-        """Let all go."""
-        for op in list(self._of):
-            self.end(op)

@@ -5,26 +5,25 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.fullgraph.activation_offload import OffloadFile, PendingChunk, PendingChunks
-from ooc.fullgraph.gradients import SUMMED_GRADIENT, arriving, before_norm, inputs_of, wanted_of
-from ooc.fullgraph.ir import Placement, Program, TensorPlacement, ValueKind
-from ooc.fullgraph.ops import Moments, StepModules
-from ooc.fullgraph.program import FullShape
+from ooc.fullgraph.activation_offload import OffloadFile, PendingChunk
+from ooc.fullgraph.ir import Program, TensorPlacement, ValueKind
+from ooc.fullgraph.ops import SUMMED_GRADIENT, Moments, StepModules, before_norm, wanted_of
 from ooc.fullgraph.resume import StepLog, StepPosition, statistics_of
-from ooc.fullgraph.shape import hidden_norms, norm_of
-from ooc.fullgraph.value_store import ValueStore, nothing
+from ooc.fullgraph.value_store import ValueStore
+from ooc.layerwise.aggregator import mean_factors
 from ooc.layerwise.executor import ForwardExecutor
-from ooc.layerwise.io_stats import COMPUTE, IoStats
+from ooc.layerwise.io_stats import COMPUTE
 from ooc.layerwise.ir import Op, ValueRef
-from ooc.layerwise.ops import RangeOfNodes, Tensors
+from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of
+from ooc.layerwise.pass_plan import ModelShape
 from ooc.layerwise.scans import NodeChunk, NodeScans, SumRequest, sum_rows
+from ooc.layerwise.shape import gather_ranges, hidden_norms, norm_of
 from ooc.models.layers import recording_nothing
+from ooc.runtime.memory_plan import gathered_share
 from stores.errors import BudgetError, StoreError
 
-Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
 """progress(what, nodes or edges done, in all)"""
 LossOf = Callable[[int, Tensor], Tensor | None]
@@ -32,32 +31,28 @@ LossOf = Callable[[int, Tensor], Tensor | None]
 
 
 class Executor(ForwardExecutor):
-    """Carries out a program's ops. parts: with this step's draws; room: bytes for values and sums; constant: values that an
-    earlier step made and that are good still, added to.
+    """Carries out a program's ops, as the store places their values. modules: with this step's draws; offload: None without a
+    disk; room: bytes for values and sums; constant: values that an earlier step made and that are still valid, added to."""
 
-    >>> Executor(program, placement, shape, parts, store, node_scans, spool, traffic, room, constant).run(loss)
-    0.693
-    """
+    modules: StepModules
+    store: ValueStore
 
     def __init__(
         self,
         program: Program,
-        placement: Placement,
-        shape: FullShape,
-        parts: StepModules,
+        shape: ModelShape,
+        modules: StepModules,
         store: ValueStore,
-        node_scans: NodeScans,
-        spool: OffloadFile | None,
-        traffic: IoStats,
+        scans: NodeScans,
+        offload: OffloadFile | None,
         room: int,
         constant: set[str],
         log: StepLog | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
-        super().__init__(parts, store, node_scans, traffic)
-        self.program, self.placement, self.shape, self.parts = program, placement, shape, parts
-        self.store, self.spool, self.traffic = store, spool, traffic
-        self.room, self.constant = room, constant
+        super().__init__(modules, store, scans)
+        self.program, self.shape, self.placement = program, shape, store.placement
+        self.offload, self.room, self.constant = offload, room, constant
         self.loss = 0.0
         self._log, self._progress = log, progress
         self._number, self._resumed_op = 0, ""
@@ -65,51 +60,55 @@ class Executor(ForwardExecutor):
         self._begun: set[str] = set()
         self._adds: set[str] = set()
         """gradients that this op adds to what others left, chunk by chunk"""
-        self._waiting = PendingChunks()
-        self._uses = program.uses(placement)
+        self._pending: dict[str, dict[int, PendingChunk]] = {}
+        """chunks between their forward and their backward, by op and first destination"""
+        self.pending_bytes = 0
+        """of memory that they take"""
+        self._uses = program.uses(self.placement)
         self._values = {value.name: value for value in program.values}
-        self._own = {p.untyped_storage().data_ptr() for module in parts.present for p in module.parameters()}
+        self._own = {p.untyped_storage().data_ptr() for module in modules.present for p in module.parameters()}
 
     def run(self, loss: LossOf) -> float:
         """The whole step: gradients are added to the parameters'; the loss."""
-        state = self._resumed()
-        self._resumed_op = self.program.ops[state.op].name if state.next else ""
+        position = self._resumed()
+        self._resumed_op = self.program.ops[position.op].name if position.next else ""
         self.store.left = self._left
         try:
-            for number, op in list(enumerate(self.program.ops))[state.op :]:
-                self._number, start = number, state.next if number == state.op else 0
+            for number, op in list(enumerate(self.program.ops))[position.op :]:
+                resumed = number == position.op
+                self._number, start = number, position.next if resumed else 0
                 self._adds = {name for name in op.writes if name in self._begun}
-                with self.traffic.op(op.name):
+                with self.stats.op(op.name):
                     if op.backward:
                         self._run_backward(op, start)
                     else:
-                        moments = state.moments if number == state.op else None
-                        self._run_forward(op, self._of(op.writes, "rows", "sums", "gradient"), loss, start, moments)
+                        writes = self._of(op.writes, "rows", "sums", "gradient")
+                        self._run_forward(op, writes, loss, start, position.moments if resumed else None)
                     self._drain()
-                self._let_go(op)
+                self._drop_unused(op)
             return self.loss
         finally:
             self._release()
 
     def _resumed(self) -> StepPosition:
-        """Where to begin: at a note of this very step, with what it speaks of."""
-        state = None if self._log is None else self._log.found()
+        """Where to begin: where a log of this very step ends, with what it says is made."""
+        position = None if self._log is None else self._log.found()
         self.store.halves.clear()
-        if state is None:
+        if position is None:
             if self._log is not None:
                 self._log.forget()
             return StepPosition()
-        self.loss = state.loss
-        self._made |= set(state.made)
-        self._begun |= set(state.begun)
-        self.store.halves.update(state.halves)
-        state.put_back(self.parts)
-        return state
+        self.loss = position.loss
+        self._made |= set(position.made)
+        self._begun |= set(position.begun)
+        self.store.halves.update(position.halves)
+        position.put_back(self.modules)
+        return position
 
     def _record(self, op: Op, chunk: NodeChunk, moments: Moments | None = None) -> None:
-        """Tell that an op came so far, and note it, where everything that is needed to go on outlives the process."""
+        """Report how far an op came, and log it, where everything that is needed to go on outlives the process."""
         self.store.tidy()
-        self._progress(op.name, chunk.place.stop, self.shape.model.num_nodes)
+        self._progress(op.name, chunk.place.stop, self.shape.num_nodes)
         if self._log is None or not chunk.ends or op.scatters or not self._log.due():
             return
         later = self.program.ops[self._number :]
@@ -118,70 +117,60 @@ class Executor(ForwardExecutor):
         begun = [name for name in (*self._begun, *op.writes) if name in needed]
         if not all(self.store.on_disk(name) for name in begun):
             return
-        rows = [name for name in op.writes if self._comes(name)]
-        if chunk.place.stop < self.shape.model.num_nodes and not all(map(self.store.on_disk, rows)):
+        rows = [name for name in op.writes if self._kept(name)]
+        if chunk.place.stop < self.shape.num_nodes and not all(map(self.store.on_disk, rows)):
             return  # what is in memory alone is made again from its first row on
         made = [name for name in self._of(self._made, "rows", "sums", "gradient") if self.store.on_disk(name)]
         self._drain()
         self.store.sync([*rows, *made, *begun])
-        state = StepPosition(
-            self._number,
-            chunk.place.stop,
-            self.loss,
-            made,
-            sorted(self._begun),
-            self.parts.draws.keys,
-            statistics_of(self.parts),
-            None if moments is None else moments.state,
-            dict(self.store.halves),
-        )
-        self._log.keep(state)
+        reached, halves = (self._number, chunk.place.stop, self.loss), dict(self.store.halves)
+        state = self.modules.draws.keys, statistics_of(self.modules), None if moments is None else moments.state
+        self._log.keep(StepPosition(*reached, made, sorted(self._begun), *state, halves))
 
     def _drain(self) -> None:
         self.store.drain()
-        if self.spool is not None:
-            self.spool.drain()
+        if self.offload is not None:
+            self.offload.drain()
 
     # --- forward ---
 
     def _run_forward(
         self, op: Op, writes: list[str], loss: LossOf | None, start: int = 0, state: list[Any] | None = None
     ) -> None:
-        """Run an op for the values `writes`, from node `start` on; loss: None where they were made before, and are made again;
+        """Run an op for the values `writes`, from node `start` on. loss: None where they were made before, and are made again;
         state: of the moments gathered before `start`."""
         inputs = inputs_of(self.shape, op)
-        for name in self._of(inputs.values(), "features", "rows"):
-            self._ensure(name)
+        self._ensure(inputs.values())
         if loss is not None:
             self._begin(op)
-        sums = inputs.get("sums", "")
-        rows = self._of(writes, "rows")
+        sums, rows = inputs.get("sums", ""), self._of(writes, "rows")
         for name in rows:
             self.store.open(name)
         before = ValueRef("pre_norm", op.layer).name
         moments = Moments(state) if loss is not None and before in rows else None
 
         def compute(chunk: NodeChunk) -> Tensors:
-            given = self._given(inputs, chunk)
+            given = self.given(inputs, chunk)
             if op.turns and loss is not None:
-                self._turn(op, chunk, given, loss)
+                self._end_forward(op, chunk, given, loss)
                 return {}
             return self._forward(op, chunk.place, given, loss is None)
 
-        chunks = self._scan(op, inputs, sums in writes and self._stored(sums), [], {}, start)
-        for chunk, outputs in self.forward(chunks, compute, rows):
+        keeps = sums in writes and self._stored(sums)
+        for chunk in self._scan(op, inputs, start, keep=keeps):
+            outputs = self.run_chunk(chunk, compute, rows)
             if moments is not None:
                 moments.add(outputs[before])
             if loss is not None:
                 self._record(op, chunk, moments)
         if moments is not None:
-            self._normed(op.layer, moments)
+            self.modules.statistics[op.layer] = moments.statistics(self._dtype)
+            moments.record(norm_of(self.modules.layers[op.layer]))
         if loss is not None:
             self._added(op)
-        done = [*rows, *([sums] if sums in writes and self._stored(sums) else [])]
-        self._made |= {name for name in done if not start or self.store.on_disk(name)}
+        self._made |= {name for name in (*rows, *([sums] if keeps else [])) if not start or self.store.on_disk(name)}
 
-    def _comes(self, name: str) -> bool:
+    def _kept(self, name: str) -> bool:
         """Whether an op's value is put anywhere, for later ops or for the backward pass."""
         kind = self._values[name].kind
         return kind != "saved" and (kind != "sums" or self._stored(name))
@@ -190,78 +179,80 @@ class Executor(ForwardExecutor):
         """Whether a value is kept for the backward pass."""
         return self.placement.of(name) is not TensorPlacement.RECOMPUTED and bool(self._uses[name])
 
-    def _forward(self, op: Op, place: RangeOfNodes, given: Tensors, again: bool) -> Tensors:
+    def _forward(self, op: Op, place: RangeOfNodes, given: Tensors, repeated: bool) -> Tensors:
         saved = next(iter(self._of(op.writes, "saved")), "")
-        if again or not saved or not self._stored(saved):
-            with torch.no_grad(), self._quiet(op, again):
+        if repeated or not saved or not self._stored(saved):
+            with torch.no_grad(), self._quiet(op, repeated):
                 return self._function(op, place)(given)
-        spool = self.spool if self.placement.of(saved) is TensorPlacement.DISK else None
-        live = PendingChunk(self._function(op, place), given, wanted_of(self.shape, op), self._own, spool)
-        self._waiting.add(op.name, place.first, live)
+        pending = self._run_pending(op, place, given, self.placement.of(saved) is TensorPlacement.DISK)
+        self._pending.setdefault(op.name, {})[place.first] = pending
+        self.pending_bytes += pending.nbytes
         self.store.trim(self._left())
-        outputs, live.outputs = live.outputs, {}
+        outputs, pending.outputs = pending.outputs, {}
         return outputs
 
-    def _turn(self, op: Op, chunk: NodeChunk, given: Tensors, loss: LossOf) -> None:
-        """A chunk of the last op: up to the loss, and down at once."""
-        live = PendingChunk(self._function(op, chunk.place), given, wanted_of(self.shape, op), self._own, None)
-        out, grads = live.outputs["out"].requires_grad_(), {}
+    def _end_forward(self, op: Op, chunk: NodeChunk, given: Tensors, loss: LossOf) -> None:
+        """A chunk of the last op: the loss, and its gradients at once."""
+        pending = self._run_pending(op, chunk.place, given)
+        out, grads = pending.outputs["out"].requires_grad_(), {}
         value = loss(chunk.place.first, out)
         if value is not None:
             self.loss += float(value.detach())
             (gradient,) = torch.autograd.grad(value, out)
             grads = {"out": gradient}
-        self._leave(op, chunk, live.backward(given, grads))
+        self._put_gradients(op, chunk, pending.backward(given, grads))
 
-    def _normed(self, index: int, moments: Moments) -> None:
-        dtype = torch.float64 if self.shape.itemsize == 8 else torch.float32
-        self.parts.statistics[index] = moments.statistics(dtype)
-        moments.record(norm_of(self.parts.layers[index]))
+    def _run_pending(self, op: Op, place: RangeOfNodes, given: Tensors, on_disk: bool = False) -> PendingChunk:
+        """Run the forward of a chunk whose backward follows."""
+        offload = self.offload if on_disk else None
+        return PendingChunk(self._function(op, place), given, wanted_of(self.shape, op), self._own, offload)
 
     # --- backward ---
 
     def _run_backward(self, op: Op, start: int) -> None:
-        if op.kind == "add":
-            self._add(op, start)
+        if op.kind == "add":  # sums of gradients alone
+            for chunk in self._scan(op, {}, start, backward=op):
+                self.store.put(op.writes[0], chunk.place.first, chunk.read[SUMMED_GRADIENT])
+                self._record(op, chunk)
+            self._added(op)
             return
-        up = self.program.op(op.repeats)
-        lives = self._waiting.of(up.name)
-        whole = lives and up.name != self._resumed_op  # of an op that was gone on with, the first chunks are computed again
-        needed = set().union(*(live.needed_inputs for live in lives.values())) if whole else None
-        inputs = {part: name for part, name in inputs_of(self.shape, up).items() if needed is None or part in needed}
+        forward = self.program.op(op.repeats)
+        pending = self._pending.get(forward.name, {})
+        whole = pending and forward.name != self._resumed_op  # of an op that was resumed, the first chunks are computed again
+        needed = set().union(*(each.needed_inputs for each in pending.values())) if whole else None
+        inputs = {part: name for part, name in inputs_of(self.shape, forward).items() if needed is None or part in needed}
         more = self._of(op.reads, "gradient")
         if before_norm(self.shape, op):
             more.append(ValueRef("pre_norm", op.layer).name)
-        for name in self._of([*inputs.values(), *more], "features", "rows"):
-            self._ensure(name)
+        self._ensure([*inputs.values(), *more])
         self._begin(op)
         try:
-            for chunk in self._scan(up, inputs, False, more, lives, start, op):
-                with self.traffic.timed(COMPUTE):
-                    given = self._given(inputs, chunk)
-                    live = chunk.live
-                    if live is not None:
-                        self._waiting.begin_backward(live)
-                    else:
-                        with self._quiet(up, True):
-                            live = PendingChunk(
-                                self._function(up, chunk.place), given, wanted_of(self.shape, up), self._own, None
-                            )
-                    caught = live.backward(given, arriving(self.shape, self.parts, op, chunk.read))
-                self._leave(op, chunk, caught)
+            for chunk in self._scan(forward, inputs, start, more=more, backward=op):
+                with self.stats.timed(COMPUTE):
+                    caught = self._backward(op, forward, chunk, self.given(inputs, chunk))
+                self._put_gradients(op, chunk, caught)
                 self._record(op, chunk)
-                del chunk, given, live, caught  # before the next one comes
+                del chunk, caught  # before the next one comes
         finally:
-            self._waiting.end(up.name)
+            self._end_pending(forward.name)
         self._added(op)
 
-    def _add(self, op: Op, start: int) -> None:
-        """Sums of gradients alone."""
-        (name,) = op.writes
-        for chunk in self._scan(op, {}, False, [], {}, start, op):
-            self.store.put(name, chunk.place.first, chunk.read[SUMMED_GRADIENT])
-            self._record(op, chunk)
-        self._added(op)
+    def _backward(self, op: Op, forward: Op, chunk: NodeChunk, given: Tensors) -> Tensors:
+        """The gradients of a chunk's inputs."""
+        pending = chunk.fetched
+        if pending is not None:
+            self.pending_bytes -= pending.nbytes
+            pending.nbytes = 0
+        else:
+            with self._quiet(forward, True):
+                pending = self._run_pending(forward, chunk.place, given)
+        return pending.backward(given, self.modules.arriving(op, chunk.read))
+
+    def _end_pending(self, op: str) -> None:
+        """Drop an op's chunks, those too whose backward did not begin."""
+        for pending in self._pending.pop(op, {}).values():
+            self.pending_bytes -= pending.nbytes
+            pending.end()
 
     def _begin(self, op: Op) -> None:
         """Zeros to add to, where an op is the first to add to any row of a gradient; to what is there it can be added once."""
@@ -273,20 +264,19 @@ class Executor(ForwardExecutor):
             self._log.forget()
 
     def _added(self, op: Op) -> None:
-        """An op's gradients stand there."""
+        """All gradients of an op are put."""
         for name in self._adds:
             self.store.halves[name] = self.store.other_half(name)
         self._begun |= set(self._of((*op.writes, op.scatters), "gradient"))
 
-    def _leave(self, op: Op, chunk: NodeChunk, caught: Tensors) -> None:
-        """Put the gradients of a chunk's inputs where the ops below find them."""
-        index, place = op.layer, chunk.place
+    def _put_gradients(self, op: Op, chunk: NodeChunk, caught: Tensors) -> None:
+        """Put the gradients of a chunk's inputs where later ops read them."""
+        index, place, store = op.layer, chunk.place, self.store
         if op.scatters and "rows" in caught:
-            self.store.add(op.scatters, place.at["sources"], caught["rows"].numpy())
-        own = self.shape.own_gradient(index)
+            store.add(op.scatters, place.at["sources"], caught["rows"].numpy())
         refs = {
             "sums": ValueRef("sums", index, gradient=True),
-            "self": own,
+            "self": self.shape.own_gradient(index),
             "initial": ValueRef("initial", gradient=True),
             "pre_norm": ValueRef("pre_norm", index, gradient=True),
         }
@@ -296,96 +286,109 @@ class Executor(ForwardExecutor):
                 continue
             gradient = caught.get(part)
             if gradient is None:
-                shape = (place.stop - place.first, self._values[name].columns)
-                gradient = torch.zeros(shape, dtype=torch.float64 if self.shape.itemsize == 8 else torch.float32)
-            if part == "sums" and self.shape.model.layers[index].kind == "mean":
-                gradient = gradient * torch.from_numpy(self.node_scans.inverse_degree(place.first, place.stop))[:, None]
+                gradient = torch.zeros((place.stop - place.first, self._values[name].columns), dtype=self._dtype)
+            if part == "sums" and self.shape.layers[index].kind == "mean":
+                factor = mean_factors(self.scans.graph, place.first, place.stop, store.dtype)
+                gradient = gradient * torch.from_numpy(factor)[:, None]
+            half = None
             if name in self._adds:
-                gradient = gradient + torch.from_numpy(self.store.read(name, place.first, place.stop))
-                self.store.put(name, place.first, gradient.numpy(), self.store.other_half(name))
-            else:
-                self.store.put(name, place.first, gradient.numpy())
+                gradient = gradient + torch.from_numpy(store.read(name, place.first, place.stop))
+                half = store.other_half(name)
+            store.put(name, place.first, gradient.numpy(), half)
 
     # --- both passes ---
 
     def _scan(
         self,
-        up: Op,
+        forward: Op,
         inputs: dict[str, str],
-        keep: bool,
-        more: list[str],
-        lives: dict[int, PendingChunk],
         start: int,
-        down: Op | None = None,
+        *,
+        keep: bool = False,
+        more: Iterable[str] = (),
+        backward: Op | None = None,
     ) -> Iterator[NodeChunk]:
-        """The chunks of an op from node `start` on, and what it reads; keep: whether its sums become a value."""
-        summed, model = [], self.shape.model
-        kind = model.layers[up.layer].kind
-        sums = inputs.get("sums", "")
+        """The chunks of an op from node `start` on, with its inputs and `more`; keep: whether its sums become a value."""
+        summed, layers = [], self.shape.layers
+        kind, sums = layers[forward.layer].kind, inputs.get("sums", "")
         if sums and sums not in self._made:
             assert kind is not None
-            self._ensure(up.summed)
-            summed.append(SumRequest(sums, up.summed, kind, False, keep))
-        if down is not None and down.summed:
-            above = model.layers[down.layer + (down.kind not in ("map", "add"))].kind
+            self._ensure([forward.summed])
+            summed.append(SumRequest(sums, forward.summed, kind, False, keep))
+        if backward is not None and backward.summed:
+            above = layers[backward.layer + (backward.kind not in ("map", "add"))].kind
             assert above is not None
-            summed.append(SumRequest(SUMMED_GRADIENT, down.summed, "sum" if above == "mean" else above, True, False))
-        made = {each.name for each in summed}
-        names = list(dict.fromkeys(name for name in (*inputs.values(), *more) if name not in made))
-        self.store.trim(0 if up.kind == "gather" else self._left())
-        if up.kind == "gather":
-            memory = self.placement.ranges.get(up.name, self.room // 2)  # the rest is for what autograd keeps
-            others = [name for part, name in inputs.items() if part != "rows"]
-            ranges = self.node_scans.ranges(up.layer, memory, start)
-            if ranges not in ([], [(0, model.num_nodes)]) and hidden_norms(self.parts.layers[up.layer]):
-                raise BudgetError(f"layer {up.layer} normalises over all nodes inside, and memory holds only some: give more")
-            return self.node_scans.gathered(up.summed, [*others, *more], ranges, lives)
-        stay = [
-            each for each in summed if each.keep and self.placement.of(each.name) is not TensorPlacement.DISK
-        ]  # made where they are
-        columns = sum(self.store.rows(each.source).shape[1] for each in summed if each not in stay)
-        rows = model.num_nodes
-        if columns:
-            rows = sum_rows(self._left(), columns, self.shape.itemsize, self.program.cell_rows)
-        return self.node_scans.rows(names, summed, rows, lives, start, edges=up.kind == "sum")
+            summed.append(SumRequest(SUMMED_GRADIENT, backward.summed, "sum" if above == "mean" else above, True, False))
+        self.store.trim(0 if forward.kind == "gather" else self._left())
+        room = self._ranges(forward, start) if forward.kind == "gather" else self._sum_rows(summed)
+        chunks = {} if backward is None or backward.kind == "add" else self._pending.get(forward.name, {})
+
+        def fetch(first: int) -> PendingChunk | None:
+            if first in chunks:
+                chunks[first].fetch()
+            return chunks.get(first)
+
+        return self.chunks(forward, inputs, summed, room, start, more, fetch)
+
+    def _ranges(self, op: Op, start: int) -> int:
+        """Bytes for two ranges of an op that gathers; the rest is for what autograd keeps."""
+        memory = self.placement.ranges.get(op.name, gathered_share(self.room))
+        if hidden_norms(self.modules.layers[op.layer]):
+            ranges = list(gather_ranges(self.scans.graph, self.shape.layers[op.layer], memory, start))
+            if ranges not in ([], [(0, self.shape.num_nodes)]):
+                raise BudgetError(f"layer {op.layer} normalises over all nodes inside, and memory holds only some: give more")
+        return memory
+
+    def _sum_rows(self, sums: list[SumRequest]) -> int:
+        """Destinations whose sums fit the memory at a time, but those that are made where they stay."""
+        made = [each for each in sums if not each.keep or self.placement.of(each.name) is TensorPlacement.DISK]
+        columns = sum(self.store.rows(each.source).shape[1] for each in made)
+        if not columns:
+            return self.shape.num_nodes
+        return sum_rows(self._left(), columns, self.shape.itemsize, self.program.cell_rows)
+
+    @property
+    def _memory_bytes(self) -> int:
+        """Of values, of what autograd keeps, and of sums."""
+        return self.store.memory_bytes + self.pending_bytes + self.scans.sum_bytes
 
     def _left(self) -> int:
         """Bytes for sums, and for arrays that wait for their next use."""
-        return self.room - self.store.memory_bytes - self._waiting.nbytes - self.node_scans.sum_bytes
+        return self.room - self._memory_bytes
 
     def _of(self, names: Iterable[str], *kinds: ValueKind) -> list[str]:
         """Those of some values that are of these kinds."""
         return [name for name in names if name and self._values[name].kind in kinds]
 
-    def _given(self, inputs: dict[str, str], chunk: NodeChunk) -> Tensors:
-        spooled = 0 if self.spool is None else self.spool.nbytes
-        self.traffic.sample(
-            self.store.memory_bytes + self._waiting.nbytes + self.node_scans.sum_bytes, self.store.disk.nbytes + spooled
-        )
-        return self.given(inputs, chunk)
+    def given(self, inputs: dict[str, str], chunk: NodeChunk) -> Tensors:
+        """See `ForwardExecutor.given`; takes a sample of the memory and disk in use."""
+        offloaded = 0 if self.offload is None else self.offload.nbytes
+        self.stats.sample(self._memory_bytes, self.store.disk.nbytes + offloaded)
+        return super().given(inputs, chunk)
 
     def _function(self, op: Op, place: RangeOfNodes) -> Callable[[Tensors], Tensors]:
         def function(given: Tensors) -> Tensors:
-            with self.parts.draws.fixed(op.name, place.first):
-                return self.parts.norm(op.layer, given, place) if op.kind == "norm" else self.compute(op, place, given)
+            with self.modules.draws.fixed(op.name, place.first):
+                return self.modules.norm(op.layer, given, place) if op.kind == "norm" else self.compute(op, place, given)
 
         return function
 
-    def _quiet(self, op: Op, again: bool) -> Any:
+    def _quiet(self, op: Op, repeated: bool) -> Any:
         """Running statistics stay as they are where rows are computed a second time."""
-        return recording_nothing(self.parts.layers[op.layer]) if again and op.kind == "gather" else nullcontext()
+        return recording_nothing(self.modules.layers[op.layer]) if repeated and op.kind == "gather" else nullcontext()
 
-    def _ensure(self, name: str) -> None:
-        """Make a value again that is gone."""
-        if name in self._made:
-            return
-        op = self.program.op(self.program.value(name).made_by)
-        wanted = [each for each in self._of(op.writes, "rows") if each not in self._made]
-        with self.traffic.op(f"{op.name} again"):
-            self._run_forward(op, wanted, None)
-            self._drain()
+    def _ensure(self, names: Iterable[str]) -> None:
+        """Recompute those of some features and rows that were dropped."""
+        for name in self._of(names, "features", "rows"):
+            if name in self._made:
+                continue
+            op = self.program.op(self.program.value(name).made_by)
+            wanted = [each for each in self._of(op.writes, "rows") if each not in self._made]
+            with self.stats.op(f"{op.name} again"):
+                self._run_forward(op, wanted, None)
+                self._drain()
 
-    def _let_go(self, op: Op) -> None:
+    def _drop_unused(self, op: Op) -> None:
         """Values whose last use this op was."""
         for value in self.program.values:
             name, uses = value.name, self._uses[value.name]
@@ -399,13 +402,14 @@ class Executor(ForwardExecutor):
         self.constant |= {v.name for v in self.program.values if v.constant and v.name in self._made and v.kind == "sums"}
 
     def _release(self) -> None:
-        """Let all go but what the next step can use."""
-        self.store.left = nothing
-        with suppress(StoreError):  # of a step that failed: no write may outlive its file, nor tell the next step
+        """Drop everything but what the next step can use."""
+        self.store.left = int
+        with suppress(StoreError):  # of a step that failed: no write may outlive its file, nor fail the next step
             self._drain()
-        self._waiting.end_all()
+        for name in list(self._pending):
+            self._end_pending(name)
         for value in self.program.values:
             if value.kind in ("rows", "sums", "gradient") and value.name not in self.constant:
                 self.store.drop(value.name)
-        if self.spool is not None:
-            self.spool.clear()
+        if self.offload is not None:
+            self.offload.clear()

@@ -1,8 +1,8 @@
 """PURE: what an exact training step makes, what needs it, and where each of it stands until then.
 
-A step is a scan through a program: its forward ops, layer by layer, then its backward ops in the opposite order. Most values
-are made in the forward pass and needed again in the backward pass; lifetimes are nested like brackets. In between a value is in
-memory, on disk, or gone and computed again. (The four placements of FlexGNN; nothing here computes anything.)
+A step runs a program: its forward ops, layer by layer, then its backward ops in the opposite order. Most values are made in
+the forward pass and needed again in the backward pass. In between a value is in memory, on disk, or recomputed. (The four
+placements of FlexGNN.)
 """
 
 from collections.abc import Mapping
@@ -32,20 +32,15 @@ ValueKind = Literal["features", "edges", "rows", "sums", "saved", "gradient"]
 class Value:
     """Something with a row for every node that an op writes and others read.
 
-    name: as in `Op.reads`; layer: that reads it in the forward pass (the number of layers: none does); kind: "features" (the
-    store's own: on disk already, never written), "edges" (in the two orders that sums meet them in; made once), "rows" (what a
-    layer reads), "sums" (over neighbors), "saved" (what autograd keeps of an op's row-wise part beside its inputs; nbytes is an
-    estimate until it is measured), "gradient" (of rows or sums; only within the backward pass). columns: of a row, 0 for
-    "saved" and "edges". nbytes: of all rows. made_by: op, "" for features and edges. last_forward: the last op in the forward
-    pass that reads it ("" for gradients and saved: none does). backward: ops in the backward pass that read it, in order; ()
-    where none does, and then it is gone after `last_forward`. constant: the same in every epoch, so what is kept of it is made
-    once. placements: that it may have.
-
-    >>> program.value("near0").nbytes
+    kind: "features" (the store's own: on disk already, never written), "edges" (in the two orders that sums need; made once),
+    "rows" (what a layer reads), "sums" (over neighbors), "saved" (what autograd keeps of an op's row-wise part beside its
+    inputs; nbytes is an estimate until it is measured), "gradient" (of rows or sums; only within the backward pass). columns:
+    of a row, 0 for "saved" and "edges". nbytes: of all rows. made_by: op, "" for features and edges. last_forward: the last op
+    in the forward pass that reads it, "" for gradients and saved. backward: ops in the backward pass that read it, in order;
+    without any it is gone after `last_forward`. constant: the same in every epoch, so it is made once. placements: allowed.
     """
 
     name: str
-    layer: int
     kind: ValueKind
     columns: int
     nbytes: int
@@ -58,16 +53,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Program:
-    """A training step. num_nodes, num_edges: of the graph; itemsize: bytes of a number; slot_bytes: of an edge in each of the
-    two orders it is kept in; cell_rows: ranges of destinations are multiples of it, but the last.
-
-    >>> for op in (*program.forward, *program.backward): ...
-    """
+    """A training step. itemsize: bytes of a number; cell_rows: ranges of destinations are multiples of it, but the last."""
 
     num_nodes: int
     num_edges: int
     itemsize: int
-    slot_bytes: int
     cell_rows: int
     values: tuple[Value, ...]
     forward: tuple[Op, ...]

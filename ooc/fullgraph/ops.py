@@ -1,51 +1,56 @@
-"""What a step adds to the row-wise parts of a forward pass (`ooc.layerwise.ops`): norms over all nodes."""
+"""What a step adds to the row-wise parts of a forward pass (`ooc.layerwise.ops`): norms over all nodes, which inputs get a
+gradient, and which gradients arrive at the outputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ooc.fullgraph.program import FullShape
-from ooc.fullgraph.shape import norm_of
-from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.layerwise.ir import ValueRef
+from ooc.layerwise.ir import Op, ValueRef
 from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors
-from ooc.layerwise.shape import Parts
+from ooc.layerwise.pass_plan import ModelShape
+from ooc.layerwise.shape import Parts, norm_of
 from ooc.models.dropout import DropoutKeys, dropout
+
+SUMMED_GRADIENT = "gsum"
+"""name of the sums that arrive at a chunk by the transposed edges; they are no value"""
+
+
+def wanted_of(shape: ModelShape, op: Op) -> list[str]:
+    """The inputs of an op that need a gradient."""
+    below, index = shape.trained(op.layer), op.layer
+    if op.kind == "map":
+        return []
+    if op.kind == "norm":
+        wanted = ["pre_norm"] if below or shape.layers[index].trains else []
+        return [*wanted, *(["self"] if below and shape.layers[index].residual else [])]
+    wanted = [] if not below else ["rows"] if op.kind == "gather" else ["sums", "self"]
+    first = shape.layers[index].needs_initial and shape.trained(0)
+    return [*wanted, *(["initial"] if first else [])]
+
+
+def before_norm(shape: ModelShape, op: Op) -> bool:
+    """Whether what an op gives goes through a norm over all rows."""
+    return op.kind in ("sum", "gather") and bool(shape.layers[op.layer].norm)
 
 
 @dataclass
 class Statistics:
-    """Mean and variance of a norm's rows, [f] each, and what the loss says of them once they have gradients."""
+    """Mean and variance of a norm's rows, [f] each; after the norm's backward, with the gradients of the loss by them."""
 
     mean: Tensor
     var: Tensor
 
 
 class StepModules(LayerModules):
-    """A model's parts in training, in the order of a step."""
+    """A model's parts in training, in the order of a step. statistics: of norms over all nodes, by layer."""
 
-    def __init__(self, parts: Parts, shape: FullShape, draws: DropoutKeys) -> None:
-        super().__init__(parts, shape.model, draws)
-        self.shape = shape
+    def __init__(self, parts: Parts, shape: ModelShape, draws: DropoutKeys) -> None:
+        super().__init__(parts, shape, draws)
         self.statistics: dict[int, Statistics] = {}
-
-    def layer(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
-        """See `LayerModules.layer`; a layer with a norm over all nodes stops before it."""
-        if not self.shape.layers[index].norm:
-            return super().layer(index, given, place)
-        layer, block = self.layers[index], place.block
-        extra = (given["initial"],) if "initial" in given else ()
-        if "sums" not in given:
-            with self.draws.part(f"layer{index}", place.at):
-                h = layer.convolved(dropout(given["rows"], layer.dropout, layer.training), block, *extra)
-        elif self.model.narrows(index):
-            h = layer.conv_joined(given["sums"], given["self"], block)
-        else:
-            h = layer.convolved(FirstLayerAggregates(given["sums"], given["self"]), block, *extra)
-        return {ValueRef("pre_norm", index).name: h}
 
     def norm(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
         """given: "pre_norm", and "self" with a residual."""
@@ -56,6 +61,38 @@ class StepModules(LayerModules):
                 own = dropout(own, layer.dropout, layer.training)
         h = layer.finished(given["pre_norm"], own, normaliser(layer, found))
         return self._after(index, h, place)
+
+    def arriving(self, op: Op, read: dict[str, NDArray[Any]]) -> Tensors:
+        """Gradients of what the op's forward gives, for a chunk; read: what later ops left of it."""
+        shape = self.shape
+        if before_norm(shape, op):
+            return {ValueRef("pre_norm", op.layer).name: self._through_norm(op.layer, read)}
+        index = 0 if op.kind == "map" else op.layer + 1
+        gradient = shape.own_gradient(index)
+        if gradient is None:
+            return {}
+        own = torch.from_numpy(read[gradient.name])
+        rows, self_rows, found = shape.rows(index).name, shape.self_rows(index).name, {}
+        summed = read.get(SUMMED_GRADIENT)
+        found[rows] = torch.from_numpy(read[ValueRef("rows", index, gradient=True).name] if summed is None else summed)
+        if shape.sums(index):
+            if self_rows == rows:
+                found[rows] = found[rows] + own if summed is None else found[rows].add_(own)
+            else:
+                found[self_rows] = own
+        initial = shape.initial_gradient
+        if index == 0 and initial is not None and initial.name in read:
+            first = torch.from_numpy(read[initial.name])
+            found[shape.initial.name] = first if shape.initial_apart else found[rows] + first
+        return found
+
+    def _through_norm(self, index: int, read: dict[str, NDArray[Any]]) -> Tensor:
+        """The gradient before a norm: directly, by the mean and by the variance of all rows."""
+        found, nodes, before = self.statistics[index], self.shape.num_nodes, ValueRef("pre_norm", index)
+        direct, rows = (torch.from_numpy(read[ref.name]) for ref in (before._replace(gradient=True), before))
+        if found.mean.grad is None or found.var.grad is None:
+            return direct
+        return direct + found.mean.grad / nodes + (rows - found.mean.detach()) * (found.var.grad * (2 / nodes))
 
 
 def normaliser(layer: nn.Module, found: Statistics) -> Callable[[Tensor], Tensor]:
@@ -72,33 +109,24 @@ def normaliser(layer: nn.Module, found: Statistics) -> Callable[[Tensor], Tensor
 
 
 class Moments:
-    """Mean and variance of rows that go by in chunks, each [f] in float64 (Chan et al., 1979).
-
-    >>> moments.add(z); moments.statistics(torch.float32).var
-    """
+    """Mean and variance of rows that come in chunks, each [f] in float64 (Chan et al., 1979)."""
 
     def __init__(self, state: list[Any] | None = None) -> None:
-        first: list[Any] = [0, torch.zeros(()), torch.zeros(())]
-        self.count, self._mean, self._squares = first if state is None else state
-
-    @property
-    def state(self) -> list[Any]:
-        """To go on with."""
-        return [self.count, self._mean, self._squares]
+        self.state: list[Any] = [0, torch.zeros(()), torch.zeros(())] if state is None else state
 
     def add(self, z: Tensor) -> None:
         """z: [n, f]."""
-        rows = z.detach().double()
+        rows, (count, before, squares) = z.detach().double(), self.state
         mean = rows.mean(0)
-        squares = (rows - mean).square_().sum(0)
-        total, gap = self.count + len(rows), mean - self._mean
-        self._squares = self._squares + squares + gap.square() * (self.count * len(rows) / total)
-        self._mean = self._mean + gap * (len(rows) / total)
-        self.count = total
+        own = (rows - mean).square_().sum(0)
+        total, gap = count + len(rows), mean - before
+        squares = squares + own + gap.square() * (count * len(rows) / total)
+        self.state = [total, before + gap * (len(rows) / total), squares]
 
     def statistics(self, dtype: torch.dtype) -> Statistics:
         """The mean and the variance over all rows, as leaves that take a gradient."""
-        mean, var = self._mean.to(dtype), (self._squares / self.count).to(dtype)
+        count, mean, squares = self.state
+        mean, var = mean.to(dtype), (squares / count).to(dtype)
         return Statistics(mean.requires_grad_(), var.requires_grad_())
 
     def record(self, norm: Any) -> None:
@@ -107,6 +135,7 @@ class Moments:
             return
         norm.num_batches_tracked += 1
         share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-        norm.running_mean.lerp_(self._mean.to(norm.running_mean.dtype), share)
-        unbiased = self._squares / max(1, self.count - 1)
+        count, mean, squares = self.state
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
+        unbiased = squares / max(1, count - 1)
         norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)

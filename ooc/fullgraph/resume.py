@@ -1,6 +1,5 @@
-"""How far a step came, kept beside its values on disk: a step that was killed goes on from its last note."""
+"""How far a step came, kept beside its values on disk: a killed step goes on from its last log entry."""
 
-import hashlib
 import io
 import time
 from dataclasses import dataclass, field
@@ -12,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ooc.fullgraph.ops import Statistics, StepModules
+from ooc.layerwise.layerwise_pass import digest
 from stores.io.atomic import sync_dir, write_file
 
 NOTE = "step.pt"
 LEAST_SECONDS = 5.0
-"""between two notes: each waits for the disk"""
+"""between two entries: each waits for the disk"""
 
 
 @dataclass
 class StepPosition:
-    """Op number `op` is done up to node `next`. made, begun: values that stand on disk, whole or as far as they are; keys:
-    of dropout; statistics: of norms over all nodes, by layer: mean, variance, and what the loss says of them so far; moments:
-    those that are being gathered; halves: which file of a gradient that is added to holds what was added last."""
+    """Op number `op` is done up to node `next`. made, begun: values on disk, whole or as far as they are; keys: of dropout;
+    statistics: of norms over all nodes, by layer: mean, variance, and their gradients so far; moments: those that are being
+    gathered; halves: which file of a gradient that is added to holds what was added last."""
 
     op: int = 0
     next: int = 0
@@ -57,12 +57,8 @@ def statistics_of(parts: StepModules) -> dict[int, list[Tensor | None]]:
 
 
 class StepLog:
-    """Keeps `StepPosition`s of steps of a model in `folder`, with the gradients so far and the buffers.
-
-    key: tells a step from one with other parameters, other random numbers or over other data.
-
-    >>> state = notes.found()
-    """
+    """Keeps the last `StepPosition` of a model's step in `folder`, with the gradients so far and the buffers. key: identifies
+    the step, see `key_of`."""
 
     def __init__(self, folder: Path, model: nn.Module, key: str) -> None:
         self._path, self._model, self._key = folder / NOTE, model, key
@@ -90,15 +86,8 @@ class StepLog:
             if kept["key"] != self._key:
                 return None
             state = StepPosition(**kept["state"])
-        except (
-            RuntimeError,
-            ValueError,
-            KeyError,
-            TypeError,
-            EOFError,
-            UnpicklingError,
-        ):  # not whole, or of another version: begin anew
-            return None
+        except (RuntimeError, ValueError, KeyError, TypeError, EOFError, UnpicklingError):
+            return None  # not whole, or of another version
         with torch.no_grad():
             for name, buffer in self._model.named_buffers():
                 buffer.copy_(kept["buffers"][name])
@@ -115,9 +104,5 @@ class StepLog:
 
 def key_of(model: nn.Module, data: str) -> str:
     """Of the parameters and buffers as they are, the gradients that a step adds to, torch's generator, and the data."""
-    hashed = hashlib.sha256(f"{data} {model}".encode())
     named = [*model.state_dict().items(), *((f"{n} grad", p.grad) for n, p in model.named_parameters() if p.grad is not None)]
-    for name, tensor in [*sorted(named, key=lambda item: item[0]), ("generator", torch.get_rng_state())]:
-        hashed.update(name.encode())
-        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()
+    return digest(f"{data} {model}", [*sorted(named, key=lambda item: item[0]), ("generator", torch.get_rng_state())])

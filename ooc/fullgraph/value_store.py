@@ -1,49 +1,46 @@
 """The values of a step: rows by name, in memory or on disk as they are placed, written behind and read ahead."""
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ooc.fullgraph.ir import Placement, Program, TensorPlacement
+from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.layerwise.io_stats import IoStats
-from ooc.layerwise.pass_store import RowReader
-from ooc.layerwise.row_files import Files, Kept, RowWriter
-from ooc.layerwise.scans import MOST_KEPT
+from ooc.layerwise.row_files import MOST_KEPT, Files, Kept, RowStore, copy
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.memory import Tidy, return_freed
 from ooc.runtime.range_io import MemoryRows, read_range
-from stores.arrays.rows import ArrayRows, Rows
+from stores.arrays.rows import ArrayRows
 from stores.dataset import Dataset
 
 _BUFFERS = 6
+_HALVES = ("{}", "{}.1")
+"""files of a value"""
 _ADDED_ROWS = 8192
 """read, added to and written at a time: whole pages"""
 
 
-class ValueStore(RowReader):
-    """Where every value stands. dtype: of rows, sums and gradients; tidy: to be called now and then, see
-    `ooc.runtime.memory.Tidy`.
-
-    >>> store.put("near0", 0, sums)
-    >>> store.read("near0", 0, 8192)
-    """
+class ValueStore(RowStore):
+    """Values in memory or on disk, as they are placed. dtype: of rows, sums and gradients; tidy: to be called now and then, see
+    `ooc.runtime.memory.Tidy`."""
 
     def __init__(
         self,
         folder: Path | None,
         engine: str,
         dataset: Dataset,
-        program: Program,
+        columns: dict[str, int],
         dtype: np.dtype[Any],
-        traffic: IoStats,
+        stats: IoStats,
         tidy: Tidy,
     ) -> None:
-        super().__init__(dataset, dtype, traffic, Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT))
+        buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT)
+        super().__init__(dataset, dtype, columns, stats, buffers)
         self.memory = Files(None, engine, in_ram=True)
         self.disk = Files(folder, engine)
         self.placement = Placement({})
@@ -52,13 +49,10 @@ class ValueStore(RowReader):
         op that was killed can add once more to what was there before"""
         self.frees = False
         """whether files go with their values, where the disk has no room for all of a step"""
-        self._traffic, self._tidy = traffic, tidy
-        self._nodes, self._columns = program.num_nodes, {value.name: value.columns for value in program.values}
-        self._writer = RowWriter(traffic.written)
-        self._x_read = False
+        self._tidy, self._x_read = tidy, False
         self._spare: list[NDArray[np.uint8]] = []
-        self.left: Callable[[], int] = nothing
-        """tells, during a step, how many bytes of arrays may wait for their next use"""
+        self.left: Callable[[], int] = int
+        """of a step under way: bytes of arrays that may wait for their next use; between steps 0"""
 
     @property
     def memory_bytes(self) -> int:
@@ -68,12 +62,12 @@ class ValueStore(RowReader):
     def place(self, placement: Placement) -> None:
         """Where values are put from now on."""
         self.placement = placement
-        retained = placement.placements.get("x") in (TensorPlacement.RETAINED, TensorPlacement.HOST)
+        retained = placement.placements.get("x", TensorPlacement.DISK) is not TensorPlacement.DISK
         stored = self._dataset.stored("x")
         if retained and not isinstance(self._x, ArrayRows):  # else it is in the data set's memory already
             self.trim()
             values, nbytes = read_range(stored, 0, stored.shape[0], self._buffers)
-            self._traffic.read(nbytes, perf_counter())
+            self._stats.read(nbytes, perf_counter())
             self._x, self._x_read = ArrayRows(values), True
         elif not retained:
             self._x, self._x_read = stored, False
@@ -82,21 +76,17 @@ class ValueStore(RowReader):
         """The tier that a value is in."""
         return self.disk if self.placement.standing(name) is TensorPlacement.DISK else self.memory
 
-    def rows(self, name: str) -> Rows:
-        """A value's rows, made where there are none."""
-        return self._x if name == "x" else self.open(name)
-
     def open(self, name: str, half: int | None = None) -> Kept:
-        """The same of one that is written. half: of a gradient that is added to, see `halves`."""
-        half = self.halves.get(name, 0) if half is None else half
-        named, shape, files = f"{name}.{half}" if half else name, (self._nodes, self._columns[name]), self.files(name)
+        """See `RowStore.open`. half: of a gradient that is added to, see `halves`."""
+        named = _HALVES[self.halves.get(name, 0) if half is None else half].format(name)
+        shape, files = (self._nodes, self._columns[name]), self.files(name)
         if files is self.memory and files.opened(named) is None:
             files.add_rows(named, MemoryRows(self.take(shape)))
         return files.rows(named, shape, str(self.dtype))
 
     def take(self, shape: tuple[int, ...]) -> NDArray[Any]:
-        """An array of any content, in memory that `give` was given where it fits: fresh one costs a page fault every 4 KiB."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        """See `RowStore.take`; in memory that `give` was given where it fits: fresh one costs a page fault every 4 KiB."""
+        nbytes = math.prod(shape) * self.dtype.itemsize
         waiting = next((number for number, each in enumerate(self._spare) if each.nbytes == nbytes), None)
         if waiting is None:
             self.trim(self.left() - nbytes)
@@ -105,7 +95,7 @@ class ValueStore(RowReader):
         return self._spare.pop(waiting).view(self.dtype).reshape(shape)
 
     def give(self, array: NDArray[Any]) -> None:
-        """Let an array wait for its next use; nobody may have it any more."""
+        """See `RowStore.give`; the array waits for its next use."""
         self._spare.append(array.reshape(-1).view(np.uint8))
 
     @property
@@ -124,22 +114,18 @@ class ValueStore(RowReader):
             self.trim()
             return_freed()
 
-    def has(self, name: str) -> bool:
-        """Whether a value stands there."""
-        return name == "x" or self.files(name).opened(name) is not None
-
     def drop(self, name: str) -> None:
         """Let a value go: from memory; files stay, to be overwritten by the next step, unless the disk has no room for all."""
         rows = self.memory.opened(name)
         self.memory.drop(name)
         if self.frees:
-            for named in (name, f"{name}.1"):
-                self.disk.drop(named)
+            for half in _HALVES:
+                self.disk.drop(half.format(name))
         if isinstance(rows, MemoryRows) and rows.dtype == self.dtype:
             self.give(rows.array)
 
     def put(self, name: str, first: int, values: NDArray[Any], half: int | None = None) -> None:
-        """Rows first, first + 1, ... of a value; in the background, if they go to the disk."""
+        """See `RowStore.put`. half: as of `open`."""
         rows = self.open(name, half)
         if isinstance(rows, MemoryRows):
             copy(values, rows.array[first : first + len(values)])
@@ -159,17 +145,12 @@ class ValueStore(RowReader):
         self.drain()
         for name in names:
             if name not in ("x", "edges") and self.on_disk(name):
-                for half in (0, 1):
-                    rows = self.disk.opened(f"{name}.{half}" if half else name)
+                for rows in (self.disk.opened(half.format(name)) for half in _HALVES):
                     if rows is not None:
                         rows.sync()
 
-    def drain(self) -> None:
-        """Wait until all is written. Raises StoreError where something could not be."""
-        self._writer.drain()
-
     def gather(self, name: str, node: NDArray[np.int64]) -> NDArray[Any]:
-        """See `RowReader.gather`."""
+        """See `RowStore.gather`."""
         self._tidy(len(node) * self.rows(name).row_bytes)
         return super().gather(name, node)
 
@@ -183,10 +164,10 @@ class ValueStore(RowReader):
             self._add_through(rows, node, values)
             return
         stored = np.empty(values.shape, rows.dtype)
-        self._traffic.read(rows.read(node, stored), began)
+        self._stats.read(rows.read(node, stored), began)
         stored += values
         began = perf_counter()
-        self._traffic.written(rows.write(node, stored), began)
+        self._stats.written(rows.write(node, stored), began)
 
     def _add_through(self, rows: Kept, node: NDArray[np.int64], values: NDArray[Any]) -> None:
         """The same through all rows from the first of them to the last: one is written while the next ones are read."""
@@ -198,7 +179,7 @@ class ValueStore(RowReader):
             if low < high:
                 began = perf_counter()
                 stored, nbytes = read_range(rows, first, stop, self._buffers)
-                self._traffic.read(nbytes, began)
+                self._stats.read(nbytes, began)
                 stored[node[low:high] - first] += values[order[low:high]]
                 self._writer.put(rows, first, stored)
         self._writer.drain()
@@ -222,7 +203,7 @@ class ValueStore(RowReader):
 
     def close(self) -> None:
         """End the threads, and close all rows; idempotent."""
-        self._writer.close()
+        super().close()
         self.make_room()
         self.memory.close()
         self.disk.close()
@@ -232,13 +213,3 @@ def _dense(node: NDArray[np.int64], row_bytes: int) -> bool:
     """Whether pages of some rows are at least half of those that `ValueStore._add_through` goes through."""
     pages = len(np.unique(node * row_bytes // PAGE_BYTES)) * max(PAGE_BYTES, row_bytes)
     return 2 * pages >= len(np.unique(node // _ADDED_ROWS)) * _ADDED_ROWS * row_bytes
-
-
-def nothing() -> int:
-    """`ValueStore.left` between steps."""
-    return 0
-
-
-def copy(values: NDArray[Any], into: NDArray[Any]) -> None:
-    """Into memory, by all of torch's threads; one alone does not keep up with what computes."""
-    torch.from_numpy(into).copy_(torch.from_numpy(values))

@@ -1,11 +1,9 @@
-"""Sums over all in-edges of a range of destinations, made while the rows go by once in file order: exact, in bounded memory.
+"""Sums over all in-edges of a range of destinations, made while the rows are read once in file order.
 
-What `ooc.loading.shared_scan` does for sampled batches, for the whole graph: memory holds one row of sums for each destination
-of the range, a few pieces of rows on their way, and the edges between the two (`ooc.layerwise.edge_tiles`). Threads share a
-piece's edges by destination, so that every sum is one thread's, in one order.
+Memory has one row of sums for each destination of the range, a few pieces of rows, and the edges between the two
+(`ooc.layerwise.edge_tiles`). Threads share a piece's edges by destination: every sum is one thread's, in one order.
 """
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -14,8 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ooc.graph.aggregation import Floats, Kind, RowDecoder, gcn_factors, value
-from ooc.layerwise.edge_tiles import SOURCE_BITS, Ints, Tiles
-from ooc.layerwise.row_files import Noted
+from ooc.layerwise.edge_tiles import SOURCE_BITS, Ints, Noted, Tiles, unnoted
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import ahead, read_range
 from stores.arrays.rows import AnyArray, Rows
@@ -41,8 +38,8 @@ class RowPiece(NamedTuple):
 
 
 class SumKernel:
-    """Adds rows to the sums of their out-neighbors. kind: "mean", "sum" or "gcn", as of `ooc.graph.aggregation.PreAggregation`;
-    threads: that add; dtype: of the sums, float32 or float64; noted: is called with what was read, in the threads that read.
+    """Adds rows to the sums of their out-neighbors. kind: as of `ooc.graph.aggregation.PreAggregation`; threads: that add;
+    dtype: of the sums, float32 or float64; read: is called with what was read, in the threads that read.
 
     >>> adder = SumKernel(tiles, graph, "mean", threads=2)
     >>> adder.add(rows, RowDecoder.of(encoding), 0, 8192, sums)  # float32[8192, f]
@@ -50,29 +47,19 @@ class SumKernel:
     """
 
     def __init__(
-        self,
-        tiles: Tiles,
-        graph: Graph,
-        kind: Kind,
-        threads: int,
-        dtype: DTypeLike = np.float32,
-        noted: Noted = lambda nbytes, began: None,
+        self, tiles: Tiles, graph: Graph, kind: Kind, threads: int, dtype: DTypeLike = np.float32, read: Noted = unnoted
     ) -> None:
-        self._tiles, self._graph, self.kind, self._noted = tiles, graph, kind, noted
+        self._tiles, self._graph, self.kind, self._noted = tiles, graph, kind, read
         self._dtype = np.dtype(dtype)
         self._weighted = kind == "gcn" and tiles.weight is not None
         self._threads = threads
         self._buffers = Buffers(kept=AHEAD + 1, direct=True, least_bytes=1)
         self._readers = ThreadPoolExecutor(AHEAD, thread_name_prefix="ooc-piece")
         self._adders = ThreadPoolExecutor(threads, thread_name_prefix="ooc-add")
-        self._lock = threading.Lock()
-        self.bytes_read = self.edge_bytes_read = 0
 
     def add(self, rows: Rows, code: RowDecoder, first: int, stop: int, sums: NDArray[Any]) -> None:
-        """Fill sums [stop - first, f] with the sums of destinations first:stop over `rows` [N, f], all pieces of them.
-
-        first: a multiple of the grid's cells. Mind `scale`.
-        """
+        """Fill sums [stop - first, f] with the sums of destinations first:stop over `rows` [N, f], before `scale`. first: a
+        multiple of the grid's cells."""
         sums[:] = 0
         spans = self._tiles.spans(first, stop)
         for piece in ahead(self._readers, lambda span: self._read(rows, *span), spans, AHEAD):
@@ -84,8 +71,7 @@ class SumKernel:
     def scale(self, first: int, sums: NDArray[Any]) -> None:
         """The factor of each destination first, first + 1, ... onto its sum ([d, f]): its mean, or GCN's."""
         if self.kind == "mean":
-            degree = self._graph.degree(np.arange(first, first + len(sums)))
-            sums *= (1 / np.maximum(degree, 1)).astype(sums.dtype)[:, None]
+            sums *= mean_factors(self._graph, first, first + len(sums), sums.dtype)[:, None]
         elif self.kind == "gcn":
             factor = self._factors(first, first + len(sums))
             with np.errstate(invalid="ignore"):
@@ -110,9 +96,6 @@ class SumKernel:
             stored, nbytes = read_range(rows, begin, end, self._buffers)
             values, row_at = stored.reshape(-1), np.arange(piece_rows) * width
         self._noted(nbytes + edge_bytes, began)
-        with self._lock:
-            self.bytes_read += nbytes
-            self.edge_bytes_read += edge_bytes
         return RowPiece(begin, _bits(values), row_at, entry, weight if self._weighted else _ONES)
 
     def _some(self, rows: Rows, ids: Ints) -> tuple[AnyArray, Ints, int]:
@@ -143,6 +126,11 @@ class SumKernel:
         """End the threads; idempotent."""
         self._readers.shutdown(cancel_futures=True)
         self._adders.shutdown(cancel_futures=True)
+
+
+def mean_factors(graph: Graph, first: int, stop: int, dtype: DTypeLike) -> NDArray[Any]:
+    """What an in-edge counts for in the mean of each of nodes first:stop."""
+    return (1 / np.maximum(np.diff(graph.indptr[first : stop + 1]), 1)).astype(dtype)
 
 
 def _cut(entry: Ints, at: int) -> int:

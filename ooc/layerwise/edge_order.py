@@ -2,24 +2,29 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import perf_counter
 
 import numpy as np
 
 from ooc.graph.aggregation import Floats
 from ooc.layerwise.edge_tiles import (
-    NO_WEIGHT,
     SOURCE_BITS,
-    EdgesInOrder,
+    EdgePart,
     Ints,
+    Noted,
     SlotReader,
     TileGrid,
     Tiles,
     count_entries,
     rows_over,
+    unnoted,
 )
+from ooc.layerwise.io_stats import IoStats
+from ooc.layerwise.pass_plan import ModelShape, cell_rows
 from ooc.layerwise.row_files import Files
+from ooc.layerwise.shape import piece_rows_of
 from stores.dataset import Dataset
 from stores.io.atomic import sync_dir, write_file
 from stores.jit import kernel
@@ -30,49 +35,45 @@ _PART = 1 << 21
 """entries that are sorted at a time"""
 
 
+def open_tiles(
+    dataset: Dataset, files: Files, shape: ModelShape, stats: IoStats, progress: Callable[[str, int, int], None], back: bool
+) -> tuple[Tiles, ...]:
+    """The edges of a pass in tiles, by piece of sources; with `back` by piece of destinations too. None where no layer sums."""
+    if not shape.has_sums:
+        return ()
+    edges = EdgeTiles(dataset, files, piece_rows_of(shape), cell_rows(shape), stats, weighted=shape.slot_bytes > 8)
+
+    def done(count: int) -> None:
+        progress("edges", count, shape.num_edges)
+
+    forth = edges.open(done)
+    if not back:
+        return (forth,)
+    return forth, forth if dataset.manifest.undirected else edges.open(done, forth)
+
+
 class EdgeTiles:
     """Opens tiles (see `ooc.layerwise.edge_tiles`) in `files`. piece_rows, cell_rows: of the grid; weighted: with the edges'
-    weights.
+    weights."""
 
-    >>> edges = EdgeTiles(dataset, files, 16384, 8192, weighted=False)
-    >>> forth, back = edges.forth(print), edges.back(print)
-    """
-
-    def __init__(self, dataset: Dataset, files: Files, piece_rows: int, cell_rows: int, *, weighted: bool) -> None:
-        self._dataset, self._files, self._weighted = dataset, files, weighted
+    def __init__(
+        self, dataset: Dataset, files: Files, piece_rows: int, cell_rows: int, stats: IoStats, *, weighted: bool
+    ) -> None:
+        self._dataset, self._files, self._stats, self._weighted = dataset, files, stats, weighted
         self._piece_rows, self._cell_rows = piece_rows, cell_rows
-        self._forth: Tiles | None = None
-        self.bytes_read = self.bytes_written = 0
 
-    def forth(self, progress: Callable[[int], None]) -> Tiles:
-        """Edges by piece of sources, for sums over in-edges. progress: of edges done. StoreError where the disk is full."""
-        if self._forth is None:
-            self._forth = self._open(FORTH, lambda slots: slots, progress)
-        return self._forth
-
-    def back(self, progress: Callable[[int], None]) -> Tiles:
-        """Edges by piece of destinations, for sums over out-edges; of an undirected graph the same."""
-        forth = self.forth(progress)
-        if self._dataset.manifest.undirected:
-            return forth
-        return self._open(BACK, lambda slots: OutEdges(forth), progress)
-
-    def _open(
-        self, names: tuple[str, str], order: Callable[[SlotReader], EdgesInOrder], progress: Callable[[int], None]
-    ) -> Tiles:
-        folder = self._files.folder
-        about: dict[str, Any] = {
-            "store": self._dataset.fingerprint,
-            "piece_rows": self._piece_rows,
-            "weighted": self._weighted,
-        }
+    def open(self, progress: Callable[[int], None], forth: Tiles | None = None) -> Tiles:
+        """Edges by piece of sources, for sums over in-edges, or by piece of destinations, from the tiles `forth`, for sums over
+        out-edges: those an earlier process left in the folder, or made now. progress: of edges done."""
+        names, folder = FORTH if forth is None else BACK, self._files.folder
+        about = {"store": self._dataset.fingerprint, "piece_rows": self._piece_rows, "weighted": self._weighted}
         note, firsts = f"{names[0]}.json", f"{names[0]}.npy"
-        if folder is not None and (folder / note).exists() and json.loads((folder / note).read_bytes()) == about:
-            return self._tiles(names, TileGrid(self._piece_rows, self._cell_rows, np.load(folder / firsts)))
-        if folder is not None and (folder / note).exists():  # those that are there are overwritten
-            (folder / note).unlink()
+        if folder is not None and (folder / note).exists():
+            if json.loads((folder / note).read_bytes()) == about:
+                return self._tiles(names, TileGrid(self._piece_rows, self._cell_rows, np.load(folder / firsts)))
+            (folder / note).unlink()  # those that are there are overwritten
             sync_dir(folder)
-        tiles = self._deal(names, order, progress)
+        tiles = self._make(names, forth, progress)
         if folder is not None:
             for rows in map(self._files.opened, names):
                 if rows is not None:
@@ -83,18 +84,14 @@ class EdgeTiles:
             write_file(folder / note, json.dumps(about).encode())
         return tiles
 
-    def _deal(
-        self, names: tuple[str, str], order: Callable[[SlotReader], EdgesInOrder], progress: Callable[[int], None]
-    ) -> Tiles:
-        """Put the edges in order: one reading of the slots to count, one of `order`."""
-        graph, dataset = self._dataset.graph, self._dataset
+    def _make(self, names: tuple[str, str], forth: Tiles | None, progress: Callable[[int], None]) -> Tiles:
+        """Put the edges in order: one reading of the slots to count, one of them or of `forth`."""
+        graph, dataset, read = self._dataset.graph, self._dataset, self._stats.read
         weight = rows_over(graph.columns["weight"], lambda: dataset.edge_rows("weight")) if self._weighted else None
-        slots = SlotReader(graph, rows_over(graph.indices, lambda: dataset.edge_rows("indices")), weight)
-        ordered = order(slots)
-        grid = count_entries(slots, self._piece_rows, self._cell_rows, reverse=ordered is not slots)
+        slots = SlotReader(graph, rows_over(graph.indices, lambda: dataset.edge_rows("indices")), weight, read)
+        grid = count_entries(slots, self._piece_rows, self._cell_rows, reverse=forth is not None)
         tiles = self._tiles(names, grid)
-        self.bytes_written += tiles.fill(ordered, progress)
-        self.bytes_read += slots.bytes_read + (ordered.bytes_read if isinstance(ordered, OutEdges) else 0)
+        self._stats.bytes_written += tiles.fill(slots.parts() if forth is None else out_edges(forth, read), progress)
         return tiles
 
     def _tiles(self, names: tuple[str, str], grid: TileGrid) -> Tiles:
@@ -102,59 +99,48 @@ class EdgeTiles:
         return Tiles(grid, entry, self._files.rows(names[1], (grid.size,), "float32") if self._weighted else None)
 
 
-class OutEdges:
-    """The edges by source, each one's destinations ascending: what `ooc.layerwise.edge_tiles` deals out by destination, turned
-    round.
+def out_edges(tiles: Tiles, read: Noted = unnoted) -> Iterator[EdgePart]:
+    """The edges by ascending source, each one's destinations ascending, from tiles by piece of sources. A piece's entries are
+    sorted in memory, as many sources at a time as have two million."""
+    grid = tiles.grid
 
-    A piece's entries are sorted in memory, as many sources at a time as have two million.
+    def entries(low: int, high: int) -> tuple[Ints, Floats]:
+        began = perf_counter()
+        entry, weight, nbytes = tiles.read(low, high)
+        read(nbytes, began)
+        return entry, weight
 
-    >>> for first, indptr, target, weight in OutEdges(tiles).parts(): ...
-    """
+    for piece in range(grid.num_pieces):
+        begin, end = int(grid.first[piece, 0]), int(grid.first[piece, -1])
+        spans = [(low, min(low + _PART, end)) for low in range(begin, end, _PART)]
+        counts = np.zeros(grid.piece_rows, np.int64)
+        for span in spans if len(spans) > 1 else []:
+            _count(entries(*span)[0], counts)
+        first = 0
+        while first < grid.piece_rows and spans:
+            stop = first + max(1, int(np.searchsorted(np.cumsum(counts[first:]), _PART, side="right")))
+            yield from _sources(piece * grid.piece_rows, first, stop, [partial(entries, *span) for span in spans])
+            first = stop
 
-    def __init__(self, tiles: Tiles) -> None:
-        self._tiles = tiles
-        self.bytes_read = 0
 
-    def parts(self) -> Iterator[tuple[int, Ints, Ints, Floats]]:
-        """(first source, indptr of it and the following ones from 0 on, destinations int64[e], weights float32[e] or [0])."""
-        grid = self._tiles.grid
-        for piece in range(grid.num_pieces):
-            begin, end = int(grid.first[piece, 0]), int(grid.first[piece, -1])
-            spans = [(low, min(low + _PART, end)) for low in range(begin, end, _PART)]
-            counts = np.zeros(grid.piece_rows, np.int64)
-            for low, high in spans if len(spans) > 1 else []:
-                _count(self._read(low, high)[0], counts)
-            first = 0
-            while first < grid.piece_rows and spans:
-                stop = first + max(1, int(np.searchsorted(np.cumsum(counts[first:]), _PART, side="right")))
-                yield from self._sources(piece * grid.piece_rows, first, stop, spans)
-                first = stop
-
-    def _sources(
-        self, base: int, first: int, stop: int, spans: list[tuple[int, int]]
-    ) -> Iterator[tuple[int, Ints, Ints, Floats]]:
-        """Sources first:stop of a piece; one alone comes in as many parts as there are spans."""
-        found = []
-        for low, high in spans:
-            entry, weight = self._read(low, high)
-            if len(spans) > 1:
-                offset = entry & ((1 << SOURCE_BITS) - 1)
-                own = (offset >= first) & (offset < stop)
-                entry, weight = entry[own], weight[own] if len(weight) else weight
-            found.append((entry, weight))
-            if stop - first == 1:
-                yield base + first, np.array([0, len(entry)]), entry >> SOURCE_BITS, weight
-        if stop - first > 1:
-            entry = np.concatenate([each[0] for each in found])
-            weight = np.concatenate([each[1] for each in found])
-            target, weights = np.empty(len(entry), np.int64), np.empty(len(weight), np.float32)
-            indptr = _by_source(entry, weight, first, stop, target, weights)
-            yield base + first, indptr, target, weights
-
-    def _read(self, low: int, high: int) -> tuple[Ints, Floats]:
-        entry, weight, nbytes = self._tiles.read(low, high)
-        self.bytes_read += nbytes
-        return entry, weight if self._tiles.weight is not None else NO_WEIGHT
+def _sources(base: int, first: int, stop: int, spans: Sequence[Callable[[], tuple[Ints, Floats]]]) -> Iterator[EdgePart]:
+    """Sources first:stop of a piece that begins at `base`; one alone comes in as many parts as there are spans."""
+    found = []
+    for entries in spans:
+        entry, weight = entries()
+        if len(spans) > 1:
+            offset = entry & ((1 << SOURCE_BITS) - 1)
+            own = (offset >= first) & (offset < stop)
+            entry, weight = entry[own], weight[own] if len(weight) else weight
+        found.append((entry, weight))
+        if stop - first == 1:
+            yield base + first, np.array([0, len(entry)]), entry >> SOURCE_BITS, weight
+    if stop - first > 1:
+        entry = np.concatenate([each[0] for each in found])
+        weight = np.concatenate([each[1] for each in found])
+        target, weights = np.empty(len(entry), np.int64), np.empty(len(weight), np.float32)
+        indptr = _by_source(entry, weight, first, stop, target, weights)
+        yield base + first, indptr, target, weights
 
 
 @kernel

@@ -1,18 +1,17 @@
 """Edges in the order in which a pass meets them: by piece of source rows, within it by destination.
 
 A pass reads rows in file order, a piece at a time, and adds each to the sums of its out-neighbors. The store has the edges by
-destination; here they stand by (piece of sources, destination, source), dealt out once in bounded memory: going through the
-destinations in order, every edge goes to the end of its source's piece, so each piece comes out sorted. For a destination, the
-order of summation is ascending by source, equal ones in the order of their slots (as in `ooc.graph.aggregation`), however
-large a piece (but at one of millions of edges, whose parts are sorted each by itself).
+destination; here they are by (piece of sources, destination, source), dealt out once in bounded memory: in the order of
+destinations, every edge goes to the end of its source's piece. So a destination's sum is in ascending order of the source,
+equal ones by slot, whatever the size of a piece (but at millions of edges, whose parts are sorted each by itself).
 (GridGraph's and X-Stream's streaming partitions: Zhu et al., ATC 2015; Roy et al., SOSP 2013.)
 """
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,11 +42,9 @@ NO_WEIGHT: Floats = np.empty(0, np.float32)
 
 @dataclass(frozen=True)
 class TileGrid:
-    """Where the entries of each piece and range of destinations are to stand. PURE but for the numbers it is made from.
-
-    piece_rows: sources of a piece, a power of two; cell_rows: destinations of a cell of the grid; first: int64[pieces,
-    cells + 1], where piece p's entries of destinations cell_rows * g and beyond begin.
-    """
+    """Where the entries of each piece and range of destinations are. piece_rows: sources of a piece, a power of two; cell_rows:
+    destinations of a cell of the grid; first: int64[pieces, cells + 1], where piece p's entries of destinations cell_rows * g
+    and beyond begin."""
 
     piece_rows: int
     cell_rows: int
@@ -61,11 +58,6 @@ class TileGrid:
     def size(self) -> int:
         """Entries that the pieces take, with the room between them."""
         return int(self.first[-1, -1]) + _STEP if len(self.first) else 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the pointers."""
-        return self.first.nbytes
 
     @classmethod
     def of_counts(cls, piece_rows: int, cell_rows: int, counts: Ints) -> "TileGrid":
@@ -88,31 +80,26 @@ def cell_rows_of(num_nodes: int, chunk_rows: int) -> int:
     return max(1, -(-num_nodes // (_GRID * chunk_rows))) * chunk_rows
 
 
-class EdgesInOrder(Protocol):
-    """Edges by ascending node, each one's ends on the other side ascending."""
+EdgePart = tuple[int, Ints, Ints, Floats]
+"""(first node, indptr of it and the following ones from 0 on, their edges' other ends int64[e], weights float32[e] or [0])"""
+Noted = Callable[[int, float], None]
+"""noted(bytes, when it began): what a thread read or wrote, once it is done"""
 
-    def parts(self) -> Iterator[tuple[int, Ints, Ints, Floats]]:
-        """See `SlotReader.parts`."""
+
+def unnoted(nbytes: int, began: float) -> None:
+    """A `Noted` that does nothing."""
 
 
 class SlotReader:
-    """The graph's slots read front to back: sources of consecutive destinations, each one's ascending, with their weights.
+    """The graph's slots read front to back. weight: where sums are weighted."""
 
-    columns: `indices`, and `weight` where sums are weighted, as Rows or arrays.
-    """
-
-    def __init__(self, graph: Graph, indices: Rows, weight: Rows | None) -> None:
-        self.graph, self._indices, self._weight = graph, indices, weight
+    def __init__(self, graph: Graph, indices: Rows, weight: Rows | None, read: Noted = unnoted) -> None:
+        self.graph, self._indices, self._weight, self._noted = graph, indices, weight, read
         self._buffers = Buffers(kept=2, direct=True)
-        self._lock = threading.Lock()
-        self.bytes_read = 0
 
-    def parts(self, ordered: bool = True) -> Iterator[tuple[int, Ints, Ints, Floats]]:
-        """(first destination, indptr of it and the following ones from 0 on, sources int64[e], weights float32[e] or [0]).
-
-        ordered: each destination's sources ascend; else neither that nor weights. Read and sorted ahead by two threads. A
-        destination of more than a million edges comes in several parts, each sorted by itself: memory stays bounded.
-        """
+    def parts(self, ordered: bool = True) -> Iterator[EdgePart]:
+        """Edges by ascending destination; `ordered`, each one's sources ascend, and weights are read. A destination of more
+        than a million edges comes in several parts, each sorted by itself, so that memory stays bounded."""
         with ThreadPoolExecutor(_READERS, thread_name_prefix="ooc-slots") as readers:
             yield from ahead(readers, lambda part: self._read(*part, ordered), self._ranges(), _READERS)
 
@@ -130,15 +117,14 @@ class SlotReader:
                 yield first, low, np.array([0, min(_SLOTS_AT_ONCE, int(indptr[first + 1]) - low)])
             first += 1
 
-    def _read(self, first: int, begin: int, indptr: Ints, ordered: bool) -> tuple[int, Ints, Ints, Floats]:
-        end, weight = begin + int(indptr[-1]), NO_WEIGHT
+    def _read(self, first: int, begin: int, indptr: Ints, ordered: bool) -> EdgePart:
+        began, end, weight = perf_counter(), begin + int(indptr[-1]), NO_WEIGHT
         values, nbytes = read_range(self._indices, begin, end, self._buffers)
         source = values.astype(np.int64)
         if self._weight is not None and ordered:
             values, more = read_range(self._weight, begin, end, self._buffers)
             weight, nbytes = np.array(values, np.float32), nbytes + more
-        with self._lock:
-            self.bytes_read += nbytes
+        self._noted(nbytes, began)
         if ordered:
             sort_slots(indptr, source, weight)
         return first, indptr, source, weight
@@ -166,8 +152,8 @@ class Tiles:
         self.grid, self.entry, self.weight = grid, entry, weight
         self._buffers = Buffers(kept=8, direct=True, least_bytes=1)
 
-    def fill(self, slots: EdgesInOrder, progress: Callable[[int], None]) -> int:
-        """Deal all edges out, in one reading of the slots; returns the bytes written. progress: of edges done."""
+    def fill(self, parts: Iterable[EdgePart], progress: Callable[[int], None]) -> int:
+        """Deal all edges out, which come by ascending node; returns the bytes written. progress: of edges done."""
         pieces = self.grid.num_pieces
         wide = 12 if self.weight is not None else 8
         size = max(_STEP, min(16 * _STEP, _BUFFER_BYTES // (wide * max(1, pieces)) // _STEP * _STEP))
@@ -175,7 +161,7 @@ class Tiles:
         weights = self._buffers.empty((pieces if self.weight is not None else 0, size), np.dtype(np.float32))
         filled, put = np.zeros(pieces, np.int64), np.array(self.grid.first[:, 0])
         shift, written, done = self.grid.piece_rows.bit_length() - 1, 0, 0
-        for first, indptr, source, weight in slots.parts():
+        for first, indptr, source, weight in parts:
             at = np.zeros(2, np.int64)  # destination and slot to go on from
             while (full := _deal(first, indptr, source, weight, shift, at, filled, buffers, weights)) >= 0:
                 written += self._flush(full, size, put, buffers, weights)
@@ -196,10 +182,8 @@ class Tiles:
         return written
 
     def spans(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(piece, its first entry, one past its last) of the edges to destinations first:stop (see `TileGrid.span`), in order.
-
-        No span is longer than two million entries: a piece with more comes several times.
-        """
+        """(piece, its first entry, one past its last) of the edges to destinations first:stop, in order; a piece of more than
+        two million entries comes several times."""
         for piece in range(self.grid.num_pieces):
             begin, end = self.grid.span(piece, first, stop)
             for low in range(begin, end, ENTRIES_AT_ONCE):

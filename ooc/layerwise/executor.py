@@ -5,36 +5,71 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import torch
 
-from ooc.layerwise.io_stats import COMPUTE, IoStats
+from ooc.layerwise.io_stats import COMPUTE
 from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors, inputs_of
 from ooc.layerwise.pass_plan import LayerwisePlan
-from ooc.layerwise.scans import NodeChunk, NodeScans, RowStore, SumRequest
+from ooc.layerwise.row_files import RowStore
+from ooc.layerwise.scans import GATHERED_ROWS, Fetch, NodeChunk, NodeScans, SumRequest
+from ooc.layerwise.shape import gather_ranges
 
-GATHERED_ROWS = "rows"
-"""name of a range's sources' rows among what is read for it"""
+
+def nothing(first: int) -> None:
+    """Fetches nothing for a chunk."""
 
 
 class ForwardExecutor:
-    """Computes chunks of nodes and puts what they give into a store.
+    """Computes chunks of nodes and puts what they give into a store."""
 
-    >>> for chunk, outputs in executor.forward(chunks, compute, ["rows1"]): ...
-    """
-
-    def __init__(self, modules: LayerModules, store: RowStore, node_scans: NodeScans, stats: IoStats) -> None:
-        self.modules, self.rows, self.node_scans, self.stats = modules, store, node_scans, stats
+    def __init__(self, modules: LayerModules, store: RowStore, scans: NodeScans) -> None:
+        self.modules, self.store, self.scans, self.stats = modules, store, scans, scans.stats
         self._dtype = torch.float64 if store.dtype == np.float64 else torch.float32
 
-    def forward(
-        self, chunks: Iterable[NodeChunk], compute: Callable[[NodeChunk], Tensors], writes: Iterable[str]
-    ) -> Iterator[tuple[NodeChunk, Tensors]]:
-        """Every chunk with its outputs by the names of values, once those of `writes` are put."""
-        for chunk in chunks:
-            with self.stats.timed(COMPUTE):
-                outputs = compute(chunk)
-            for name in writes:
-                self.rows.put(name, chunk.place.first, outputs[name].to(self._dtype).cpu().numpy())
-            yield chunk, outputs
+    def run_op(self, op: Op, plan: LayerwisePlan, start: int) -> Iterator[int]:
+        """Run an op of a pass from node `start` on; yields how far it came, where it can go on from there later."""
+        inputs = {} if op.kind == "add" else inputs_of(self.modules.shape, op)
+        kind, sums = self.modules.shape.layers[op.layer].kind, []
+        if kind is not None and op.summed:  # else there are none, or they were made by blocks
+            sums.append(SumRequest(op.writes[0] if op.kind == "add" else inputs["sums"], op.summed, kind, False, False))
+        room = plan.memory if op.kind == "gather" else plan.layers[op.layer].rows
+
+        def compute(chunk: NodeChunk) -> Tensors:
+            if op.kind == "add":
+                return {op.writes[0]: torch.from_numpy(chunk.read[op.writes[0]])}
+            return self.compute(op, chunk.place, self.given(inputs, chunk))
+
+        for chunk in self.chunks(op, inputs, sums, room, start):
+            self.run_chunk(chunk, compute, op.writes)
+            if chunk.ends:
+                yield chunk.place.stop
+
+    def chunks(
+        self,
+        op: Op,
+        inputs: dict[str, str],
+        sums: list[SumRequest],
+        room: int,
+        start: int,
+        more: Iterable[str] = (),
+        fetch: Fetch = nothing,
+    ) -> Iterator[NodeChunk]:
+        """The chunks of an op from node `start` on, with its inputs, the sums that are made meanwhile, and `more` values. room:
+        destinations whose sums fit the memory at a time; of an op that gathers, bytes for two of its ranges."""
+        made = {each.name for each in sums}
+        names = [name for role, name in inputs.items() if not (op.kind == "gather" and role == "rows")]
+        names = list(dict.fromkeys(name for name in (*names, *more) if name not in made))
+        if op.kind == "gather":
+            ranges = list(gather_ranges(self.scans.graph, self.modules.shape.layers[op.layer], room, start))
+            return self.scans.gathered(op.summed, names, ranges, fetch)
+        return self.scans.rows(names, sums, room, fetch, start, edges=op.kind == "sum")
+
+    def run_chunk(self, chunk: NodeChunk, compute: Callable[[NodeChunk], Tensors], writes: Iterable[str]) -> Tensors:
+        """A chunk's outputs by the names of values, once those of `writes` are put."""
+        with self.stats.timed(COMPUTE):
+            outputs = compute(chunk)
+        for name in writes:
+            self.store.put(name, chunk.place.first, outputs[name].to(self._dtype).cpu().numpy())
+        return outputs
 
     def given(self, inputs: dict[str, str], chunk: NodeChunk) -> Tensors:
         """A chunk's inputs by role."""
@@ -44,36 +79,3 @@ class ForwardExecutor:
     def compute(self, op: Op, place: RangeOfNodes, given: Tensors) -> Tensors:
         """The row-wise part of an op."""
         return self.modules.map(given, place) if op.kind == "map" else self.modules.layer(op.layer, given, place)
-
-    def run_op(self, op: Op, plan: LayerwisePlan, start: int) -> Iterator[int]:
-        """Run an op of a pass from node `start` on; yields how far it came, where it can go on from there later."""
-        inputs = {} if op.kind == "add" else inputs_of(self.modules.model, op)
-
-        def compute(chunk: NodeChunk) -> Tensors:
-            return self.compute(op, chunk.place, self.given(inputs, chunk))
-
-        chunks = self._chunks(op, plan, inputs, start)
-        if op.kind == "add":
-            (name,) = op.writes
-            for chunk in chunks:
-                self.rows.put(name, chunk.place.first, chunk.read[name])
-                if chunk.ends:
-                    yield chunk.place.stop
-            return
-        for chunk, _ in self.forward(chunks, compute, op.writes):
-            if chunk.ends:
-                yield chunk.place.stop
-
-    def _chunks(self, op: Op, plan: LayerwisePlan, inputs: dict[str, str], start: int) -> Iterator[NodeChunk]:
-        """What an op reads, chunk by chunk; its sums are made meanwhile, unless they were made by blocks."""
-        kind = self.modules.model.layers[op.layer].kind
-        if op.kind == "gather":
-            others = [name for role, name in inputs.items() if role != "rows"]
-            ranges = self.node_scans.ranges(op.layer, plan.memory, start)
-            return self.node_scans.gathered(op.summed, others, ranges, {})
-        layer, sums = plan.layers[op.layer], []
-        if kind is not None and op.summed:
-            name = op.writes[0] if op.kind == "add" else inputs["sums"]
-            sums.append(SumRequest(name, op.summed, kind, False, False))
-        names = list(dict.fromkeys(name for name in inputs.values() if name not in {each.name for each in sums}))
-        return self.node_scans.rows(names, sums, layer.rows, {}, start, edges=op.kind == "sum")

@@ -13,35 +13,32 @@ _MOST_SAMPLES = 1024
 
 
 class IoStats:
-    """Counts, thread-safe; bounded, as clocks keep so many spans (see `ooc.runtime.clock`). bytes_read, bytes_written: of the
-    disk.
+    """Counts, thread-safe; bounded, as clocks keep so many spans (see `ooc.runtime.clock`).
 
-    seconds: by op, since the last `restart`, without those of ops that were run again meanwhile; samples: of memory and disk;
-    ops: names by their number in the step.
+    bytes_read, bytes_written: of the disk. Since the last `restart`, seconds: by op, without those of ops that were run again
+    meanwhile; samples: of memory and disk; ops: names by their number in the step.
 
-    >>> with traffic.timed(COMPUTE, first): ...
-    >>> traffic.spans()["compute"]
+    >>> with stats.timed(COMPUTE): ...
+    >>> stats.spans()["compute"]
     """
 
     def __init__(self) -> None:
         self.bytes_read = self.bytes_written = 0
-        self.seconds: dict[str, float] = {}
-        self.samples: list[MemorySample] = []
-        self.ops: list[str] = []
-        self._clocks: dict[str, Clock] = {}
         self._lock = threading.Lock()
-        self._within = 0.0
-        self._began, self._every = time.perf_counter(), 0.0
+        self.restart()
 
     def restart(self) -> None:
         """Forget seconds, samples and spans, not bytes."""
         with self._lock:
-            self.seconds, self.samples, self.ops, self._clocks = {}, [], [], {}
+            self.seconds: dict[str, float] = {}
+            self.samples: list[MemorySample] = []
+            self.ops: list[str] = []
+            self._clocks: dict[str, Clock] = {}
             self._began, self._every, self._within = time.perf_counter(), 0.0, 0.0
 
     @contextmanager
     def op(self, name: str) -> Iterator[None]:
-        """What is done belongs to this op: its number in the step is the spans' item."""
+        """What is done belongs to this op; its number in the step is the spans' item."""
         began, around, self._within = time.perf_counter(), self._within, 0.0
         try:
             yield
@@ -52,8 +49,7 @@ class IoStats:
             self.ops.append(name)
 
     def sample(self, memory: int, disk: int) -> None:
-        """Bytes of values and sums that there are now, in memory and on disk; what is asked often is thinned out, the most
-        kept."""
+        """Bytes of values and sums that there are now; of many samples the largest are kept."""
         now = time.perf_counter() - self._began
         if self.samples and now - self.samples[-1].seconds < self._every:
             self.samples[-1] = _most(self.samples[-1], MemorySample(now, memory, disk))
@@ -72,23 +68,21 @@ class IoStats:
         finally:
             self._worked(lane, began)
 
-    def _worked(self, lane: str, began: float) -> None:
+    def _worked(self, lane: str, began: float, read: int = 0, written: int = 0) -> None:
         with self._lock:
             self._clocks.setdefault(lane, Clock()).worked(len(self.ops), began, time.perf_counter(), [])
+            self.bytes_read += read
+            self.bytes_written += written
 
     def read(self, nbytes: int, began: float) -> None:
         """Bytes that were read from the disk."""
         if nbytes:
-            self._worked(READ, began)
-            with self._lock:
-                self.bytes_read += nbytes
+            self._worked(READ, began, read=nbytes)
 
     def written(self, nbytes: int, began: float) -> None:
         """Bytes that were written to the disk."""
         if nbytes:
-            self._worked(WRITE, began)
-            with self._lock:
-                self.bytes_written += nbytes
+            self._worked(WRITE, began, written=nbytes)
 
     def spans(self) -> Spans:
         """By lane, with the number of the op in the step as item."""

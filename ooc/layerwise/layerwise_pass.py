@@ -1,34 +1,29 @@
 """Passes over all nodes, layer by layer and range by range of destinations: exact outputs in bounded memory.
 
 Every layer's input is read as Rows and its output written as Rows, so a model of any depth needs no more memory than one layer,
-and no node is computed twice. How each layer goes is planned (`ooc.layerwise.pass_plan`): by sums made while its input goes by
-(`ooc.layerwise.aggregator`), or on the gathered rows of a range's sources. What comes next is read while one chunk is
-computed, and the last ones are written. A pass in a folder that was killed goes on after its last finished range, whose rows
-were synced before it was noted. (Layer-wise inference as of GraphSAGE's and DGL's examples; passes as of GridGraph, their
-number chosen by bytes.)
+and no node is computed twice. Each layer is planned (`ooc.layerwise.pass_plan`): sums made while its input is read
+(`ooc.layerwise.aggregator`), or gathered rows of a range's sources. A killed pass in a folder goes on after its last finished
+range, whose rows were synced before it was noted. (Layer-wise inference as in GraphSAGE's and DGL's examples.)
 """
 
 import hashlib
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ooc.layerwise.edge_order import FORTH, EdgeTiles
+from ooc.layerwise.edge_order import FORTH, open_tiles
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.executor import ForwardExecutor
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import LayerModules, LayerObserver
-from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, cell_rows, plan_layerwise
-from ooc.layerwise.pass_store import PassStore
-from ooc.layerwise.program import forward_ops
-from ooc.layerwise.row_files import Files
+from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, forward_ops, plan_layerwise
+from ooc.layerwise.row_files import Files, PassStore
 from ooc.layerwise.scans import NodeScans
-from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, piece_rows_of, room_in, shape_of
+from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, room_in, shape_of
 from ooc.loading.feature_cache import registry_of
 from ooc.models.dropout import DropoutKeys
 from ooc.models.layers import evaluating
@@ -45,22 +40,13 @@ _SAME_MEMORY = 1.1
 """A pass goes on by its old plan where that needs at most so much of what there is now: processes differ a little"""
 
 
-@dataclass
-class PassBytes:
-    """Bytes on disk, of this process."""
-
-    read: int = 0
-    written: int = 0
-
-
 class LayerwisePass:
     """Passes of a model over a data set; `run` gives the rows of all nodes.
 
-    folder: where rows and progress are kept, unless everything fits the memory; None: in memory. memory: bytes for the whole
-    process, None: what `budget` (by default the data set's) leaves to batches, less `beside`; room: for sums and what is kept
-    alone, where that is known. upto: stop after so many layers, without the decoder.
-    In evaluation mode, float32. Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too
-    little.
+    It computes in evaluation mode and float32. folder: where rows and progress are kept, unless everything fits the memory;
+    None: in memory. memory: bytes for the whole process, None: what `budget` (by default the data set's) leaves to batches,
+    less `beside`; room: for values and sums alone, if known. upto: stop after so many layers, without the decoder. stats: of
+    all runs. Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too little.
 
     >>> with closing(LayerwisePass(model, ds, Path("run/sweep"))) as whole:
     ...     rows = whole.run()  # Rows [N, classes]
@@ -84,7 +70,10 @@ class LayerwisePass:
         self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
         self._check_norms()
         self.shape = shape_of(model, dataset, upto)
-        self._room = self._room_in(memory, beside, budget) if room is None else room
+        if room is None:
+            besides = besides_bytes(self.shape, dataset.graph)
+            room = room_in(dataset, besides, "a pass over all nodes", memory, beside, budget)
+        self._room = room
         self.plan = plan_layerwise(self.shape, self._room)
         check_hub(dataset.graph, self.shape, self.plan.memory)
         if folder is None and not self.plan.in_ram:
@@ -93,8 +82,8 @@ class LayerwisePass:
         self._folder = folder
         if folder is not None:
             shutil.rmtree(removed_path(folder), ignore_errors=True)
-        self.spent = PassBytes()
-        self._tiles: Tiles | None = None
+        self.stats = IoStats()
+        self._tiles: tuple[Tiles, ...] | None = None
 
     def _check_norms(self) -> None:
         """A norm over all rows would see a few at a time, in evaluation too."""
@@ -105,12 +94,6 @@ class LayerwisePass:
                 f"{type(self.model).__name__} has a {found}, which sees all nodes, and a pass computes rows in parts: "
                 "score it on sampled batches"
             )
-
-    def _room_in(self, memory: int | None, beside: int, budget: MemoryPlan | None) -> int:
-        """Bytes for sums, or for the rows of a layer that gathers."""
-        return room_in(
-            self.dataset, besides_bytes(self.shape, self.dataset.graph), "a pass over all nodes", memory, beside, budget
-        )
 
     def _resumed(self, key: str) -> tuple[int, int] | None:
         """(stage, node) to go on from, None to begin; takes over the plan of the pass that was interrupted, where it does not
@@ -130,12 +113,8 @@ class LayerwisePass:
         return before is not None and before.get("key") == self.fingerprint()
 
     def fingerprint(self) -> str:
-        """Tells a pass from one with other parameters or over other data."""
-        hashed = hashlib.sha256(f"{self.dataset.fingerprint} {self._upto} {self.model}".encode())
-        for name, tensor in sorted(self.model.state_dict().items()):
-            hashed.update(name.encode())
-            hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return hashed.hexdigest()
+        """A digest of the parameters and the data."""
+        return digest(f"{self.dataset.fingerprint} {self._upto} {self.model}", sorted(self.model.state_dict().items()))
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -148,8 +127,7 @@ class LayerwisePass:
         """Run, from where an earlier process was interrupted on; float32 Rows [N, columns], good until the next run.
 
         observer: is shown every layer's rows; anew: from the beginning in any case, as a pass that was not observed must be.
-        Raises StoreError where the disk is full or fails (what was finished is kept), or another process computes in the
-        folder.
+        Raises StoreError where the disk fails or is full (what was finished is kept), or another process uses the folder.
         """
         self.files.lock()
         scoring = registry_of(self.dataset.stored("x")).begin_scans()  # the rows that wait in memory for the next batches go
@@ -159,14 +137,13 @@ class LayerwisePass:
             if going_on is None:
                 self.files.forget()
             at, node = going_on or (0, 0)
-            if self._tiles is None and any(layer.kind for layer in self.shape.layers):
+            if self._tiles is None:
                 self._tiles = self._open_tiles(progress)
-            stats = IoStats()
-            store = PassStore(self.files, self.dataset, self.shape, self.plan, stats)
+            self.stats.restart()
+            store = PassStore(self.files, self.dataset, self.shape, self.plan, self.stats)
             modules = LayerModules(self._parts, self.shape, DropoutKeys(), observer)
-            tiles = () if self._tiles is None else (self._tiles,)
-            scans = NodeScans(self.dataset, self.shape, store, tiles, stats, modules.device)
-            executor = ForwardExecutor(modules, store, scans, stats)
+            scans = NodeScans(self.dataset, self.shape, store, self._tiles, self.stats, modules.device)
+            executor = ForwardExecutor(modules, store, scans)
             try:
                 with evaluating(self.model):
                     for number in range(at, len(self.ops)):
@@ -177,8 +154,6 @@ class LayerwisePass:
             finally:
                 scans.close()
                 store.close()
-                self.spent.read += stats.bytes_read
-                self.spent.written += stats.bytes_written
         finally:
             scoring.end()
 
@@ -205,16 +180,9 @@ class LayerwisePass:
         read = store.files_of(name for op in ops[number:] for name in (op.summed, *op.reads) if name)
         return {"out", *store.files_of(ops[number].writes), *(made & read)}
 
-    def _open_tiles(self, progress: Progress) -> Tiles:
+    def _open_tiles(self, progress: Progress) -> tuple[Tiles, ...]:
         """The edges in the pass's order: those an earlier pass left in the folder, or dealt out now."""
-        edges = EdgeTiles(
-            self.dataset, self.files, piece_rows_of(self.shape), cell_rows(self.shape), weighted=self.shape.slot_bytes > 8
-        )
-        try:
-            return edges.forth(lambda done: progress("edges", done, self.dataset.num_edges))
-        finally:
-            self.spent.read += edges.bytes_read
-            self.spent.written += edges.bytes_written
+        return open_tiles(self.dataset, self.files, self.shape, self.stats, progress, back=False)
 
     def make_room(self) -> None:
         """Give up what the last run kept in memory, the rows it returned with it."""
@@ -235,6 +203,15 @@ class LayerwisePass:
                 remove_tree(self._folder)  # before another process may have it
         finally:
             self.close()
+
+
+def digest(text: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 of a text and of the bytes of named tensors, in their order."""
+    hashed = hashlib.sha256(text.encode())
+    for name, tensor in tensors:
+        hashed.update(name.encode())
+        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
 
 
 def _words(op: Op) -> str:

@@ -54,6 +54,9 @@ def inputs_of(shape: ModelShape, op: Op) -> dict[str, str]:
     """The inputs of a forward op's row-wise part: values by role."""
     if op.kind == "map":
         return {"x": FEATURES.name}
+    if op.kind == "norm":
+        own = {"self": shape.self_rows(op.layer).name} if shape.layers[op.layer].residual else {}
+        return {"pre_norm": ValueRef("pre_norm", op.layer).name, **own}
     initial = {"initial": shape.initial.name} if shape.layers[op.layer].needs_initial else {}
     if op.kind == "gather":
         return {"rows": shape.rows(op.layer).name, **initial}
@@ -61,10 +64,7 @@ def inputs_of(shape: ModelShape, op: Op) -> dict[str, str]:
 
 
 class LayerModules:
-    """A model's parts, in the order of a pass. parts: encoder, layers, decoder; draws: the dropout of a pass in training.
-
-    >>> modules.layer(0, {"sums": sums, "self": own}, place)["rows1"]
-    """
+    """A model's parts, in the order of a pass. draws: the dropout of a pass in training."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class LayerModules:
         observer: LayerObserver | None = None,
     ) -> None:
         self.encoder, self.layers, self.decoder = parts
-        self.model, self.draws, self.observer = shape, draws, observer
+        self.shape, self.draws, self.observer = shape, draws, observer
         self.present = [part for part in (self.encoder, *self.layers, self.decoder) if part is not None]
         parameter = next((p for part in self.present for p in part.parameters()), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
@@ -91,18 +91,22 @@ class LayerModules:
             with self.draws.part("encoder", place.at):
                 h = self.encoder(h)
         made = self._read(0, h, place)
-        return {**made, self.model.initial.name: h} if self.model.initial_apart else made
+        return {**made, self.shape.initial.name: h} if self.shape.initial_apart else made
 
     def layer(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
-        """given: "sums" and "self", or "rows" of all sources; perhaps "initial"."""
-        layer, block = self.layers[index], place.block
+        """given: "sums" and "self", or "rows" of all sources; perhaps "initial". A layer stops before a norm over all nodes."""
+        layer, block, stops = self.layers[index], place.block, self.shape.layers[index].norm
         extra = (given["initial"],) if "initial" in given else ()
         if "sums" not in given:
             with self.draws.part(f"layer{index}", place.at):
-                return self._after(index, layer(given["rows"], block, *extra), place)
-        if self.model.narrows(index):
-            return self._after(index, layer.joined(given["sums"], given["self"], block), place)
-        return self._after(index, layer(FirstLayerAggregates(given["sums"], given["self"]), block, *extra), place)
+                if not stops:
+                    return self._after(index, layer(given["rows"], block, *extra), place)
+                h = layer.convolved(dropout(given["rows"], layer.dropout, layer.training), block, *extra)
+        elif self.shape.narrows(index):
+            h = (layer.conv_joined if stops else layer.joined)(given["sums"], given["self"], block)
+        else:
+            h = (layer.convolved if stops else layer)(FirstLayerAggregates(given["sums"], given["self"]), block, *extra)
+        return {ValueRef("pre_norm", index).name: h} if stops else self._after(index, h, place)
 
     def _after(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
         """Rows of a layer as the next one reads them; of the last one the model's output."""
@@ -116,16 +120,16 @@ class LayerModules:
             return {"out": self.decoder(h)}
 
     def _read(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
-        layer, model = self.layers[index], self.model
-        if model.layers[index].kind is None:
-            return {model.rows(index).name: h}
+        layer, shape = self.layers[index], self.shape
+        if not shape.sums(index):
+            return {shape.rows(index).name: h}
         with self.draws.part(f"layer{index}", self._own(place)):
             h = dropout(h, layer.dropout, layer.training)
-        if not model.narrows(index):
-            return {model.rows(index).name: h}
+        if not shape.narrows(index):
+            return {shape.rows(index).name: h}
         neighbor, own = layer.conv.narrowed(h)
-        made = {model.rows(index).name: neighbor}
-        return made if own is neighbor else {**made, model.self_rows(index).name: own}
+        made = {shape.rows(index).name: neighbor}
+        return made if own is neighbor else {**made, shape.self_rows(index).name: own}
 
     @staticmethod
     def _own(place: RangeOfNodes) -> dict[Of, NDArray[np.int64]]:

@@ -1,18 +1,19 @@
-"""PURE: a model's widths, the graph's size and the memory -> how each layer of a pass over all nodes is computed.
+"""PURE: a model's widths, the graph's size and the memory -> the ops of a pass over all nodes, and how each layer is computed.
 
-A layer that sums over neighbors can have its sums made while its input goes by once in file order, for as many destinations as
-memory has sums for; the input is read again for the next ones. Where sums are wide that is many passes, and then it is
-cheaper to keep the input by blocks of columns: a pass over one block makes that block's sums for many more destinations, which
-wait on disk until all blocks are done. A layer that maps to fewer columns may map before it sums. A layer that needs the rows
-themselves (attention, the user's own) gets them for a range of destinations at a time. Every choice is by bytes.
+A layer that sums over neighbors has its sums made while its input is read once in file order, for as many destinations as
+memory has sums for; the input is read again for the next ones. Where sums are wide, it is cheaper to keep the input by blocks
+of columns: a pass over one block makes its sums for many more destinations, which wait on disk until all blocks are done. A
+layer that maps to fewer columns may map before it sums. A layer that needs the rows themselves (attention, the user's own)
+gets them for a range of destinations at a time. Every choice is by bytes.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ooc.graph.aggregation import Kind
 from ooc.layerwise.edge_tiles import cell_rows_of
-from ooc.layerwise.ir import FEATURES, ValueRef
+from ooc.layerwise.ir import FEATURES, Op, OpKind, ValueRef, names_of
 from stores.errors import BudgetError
 from stores.sizes import format_bytes
 
@@ -27,12 +28,11 @@ _NEARLY = 0.97
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What a layer takes and gives. width: columns in; out: columns out.
-
-    kind: of its sum over neighbors, None for a layer that needs the rows. narrow: columns of what is summed, and of what the
-    destination adds beside it (0: the same rows), where the layer can map first, else None.
-    source_bytes, edge_bytes: what a source's row and an edge take in memory while rows are computed (kind None).
-    """
+    """width, out: columns in and out; kind: of its sum over neighbors, None for a layer that needs the rows; narrow: columns of
+    what is summed, and of what the destination adds beside it (0: the same rows), where the layer can map first, else None;
+    source_bytes, edge_bytes: what a source's row and an edge take in memory while rows are computed (kind None). Of exact
+    training, norm: columns of its norm over all nodes, 0 without one; residual: whether the destination's row is added;
+    trains: whether it has parameters."""
 
     width: int
     out: int
@@ -41,12 +41,17 @@ class LayerShape:
     needs_initial: bool = False
     source_bytes: int = 0
     edge_bytes: int = 0
+    norm: int = 0
+    residual: bool = False
+    trains: bool = False
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """A model on a graph. x_bytes: of a row of features on disk; x_plain: whether sums can be made of it as it is; encoded:
-    columns after the encoder, 0 without one; slot_bytes: of an edge in the tiles (`ooc.layerwise.edge_tiles`)."""
+    columns after the encoder, 0 without one; slot_bytes: of an edge in the tiles; out: columns of the result, after any
+    decoder. Of exact training, drops: whether the first layer's input passes dropout; itemsize: bytes of a number;
+    encoder_trains: whether the encoder has parameters."""
 
     num_nodes: int
     num_edges: int
@@ -57,9 +62,19 @@ class ModelShape:
     slot_bytes: int
     layers: tuple[LayerShape, ...]
     out: int
-    """columns of the result: after the decoder, where there is one"""
     drops: bool = False
-    """whether the first layer's input passes dropout, as it does in training"""
+    itemsize: int = 4
+    encoder_trains: bool = False
+
+    @property
+    def widest(self) -> int:
+        """Columns of its widest rows."""
+        return max([self.x_width, self.encoded, self.out, *[max(layer.width, layer.out) for layer in self.layers]])
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether any layer sums, and needs the edges in tiles."""
+        return any(layer.kind for layer in self.layers)
 
     @property
     def mapped(self) -> bool:
@@ -117,10 +132,36 @@ class ModelShape:
         if ref.role == "out":
             return self.out
         layer = self.layers[ref.layer]
+        if ref.role == "pre_norm":
+            return layer.norm
         narrow = layer.narrow if self.narrows(ref.layer) else None
         if narrow is None:
             return layer.width
         return narrow[1] or narrow[0] if ref.role == "self" else narrow[0]
+
+    def sums(self, layer: int) -> bool:
+        """Whether a layer sums its neighbors' rows; else it gathers them."""
+        return self.layers[layer].kind is not None
+
+    def trained(self, layer: int) -> bool:
+        """Whether anything below a layer has parameters: whether its rows need a gradient."""
+        if layer == 0:
+            return self.mapped and (self.encoder_trains or self.narrows(0))
+        return self.layers[layer - 1].trains or self.narrows(layer) or self.trained(layer - 1)
+
+    def own_gradient(self, layer: int) -> ValueRef | None:
+        """The gradient of a layer's own rows, without what comes by edges where it sums; None where none is needed."""
+        return ValueRef("self" if self.sums(layer) else "rows", layer, gradient=True) if self.trained(layer) else None
+
+    def gradients(self, layer: int) -> list[ValueRef]:
+        """The gradients that a layer's op leaves to the ops below."""
+        own = self.own_gradient(layer)
+        return [] if own is None else [ValueRef("sums", layer, gradient=True), own] if self.sums(layer) else [own]
+
+    @property
+    def initial_gradient(self) -> ValueRef | None:
+        """The gradient of the first rows, where a layer returns to them and something below them has parameters."""
+        return ValueRef("initial", gradient=True) if self.needs_initial and self.trained(0) else None
 
 
 @dataclass(frozen=True)
@@ -138,28 +179,25 @@ class LayerPlan:
 @dataclass(frozen=True)
 class LayerwisePlan:
     """How a pass goes. memory: bytes for sums, or for the rows of a gathering layer; in_ram: everything stays in memory;
-    mapped: the features pass a map of their own first (encoder, narrowing, or a dtype that is not summed)."""
+    mapped: as of `ModelShape`; map_bytes, tile_bytes: read and written by the map, and to put the edges in order."""
 
     memory: int
     in_ram: bool
     mapped: bool
     layers: tuple[LayerPlan, ...]
     map_bytes: int
-    """read and written by the map"""
     tile_bytes: int
-    """read and written to put the edges in the pass's order"""
 
     @property
     def nbytes(self) -> int:
         """Bytes read and written in all."""
         return self.map_bytes + self.tile_bytes + sum(layer.read + layer.written for layer in self.layers)
 
-    def moved(self, shape: "ModelShape") -> tuple[int, int]:
+    def moved(self, shape: ModelShape) -> tuple[int, int]:
         """(bytes read, bytes written): of a pass in memory the features, and twice the sources of all edges."""
-        summed = any(layer.kind for layer in shape.layers)
         if self.in_ram:
-            return shape.num_nodes * shape.x_bytes + 2 * 4 * shape.num_edges * summed, 0
-        tiles = shape.num_edges * shape.slot_bytes * summed
+            return shape.num_nodes * shape.x_bytes + 2 * 4 * shape.num_edges * shape.has_sums, 0
+        tiles = shape.num_edges * shape.slot_bytes * shape.has_sums
         features = shape.num_nodes * shape.x_bytes * self.mapped
         read = features + self.tile_bytes - tiles + sum(layer.read for layer in self.layers)
         return read, self.nbytes - read
@@ -175,13 +213,8 @@ class LayerwisePlan:
 
 
 def plan_layerwise(shape: ModelShape, memory: int) -> LayerwisePlan:
-    """The cheapest pass in `memory` bytes, beside what reading and writing need anyway.
-
-    Which layers narrow first does not depend on the memory, nor does any result of layers that sum. Raises BudgetError where
-    not even the sums of a few thousand nodes fit.
-
-    >>> plan_layerwise(shape, memory=10**9).nbytes
-    """
+    """The cheapest pass in `memory` bytes, beside what reading and writing need anyway. Which layers narrow first does not
+    depend on the memory, nor does any result of layers that sum. Raises BudgetError where not even the sums of a cell fit."""
     layers = range(len(shape.layers))
     if ram_bytes(shape) <= memory:
         every = -(-max(1, shape.num_nodes) // cell_rows(shape)) * cell_rows(shape)
@@ -189,7 +222,7 @@ def plan_layerwise(shape: ModelShape, memory: int) -> LayerwisePlan:
         return LayerwisePlan(memory, True, shape.mapped, plans, 0, 0)
     map_bytes = shape.num_nodes * (shape.x_bytes + _stored(shape, 0) * _FLOAT) if shape.mapped else 0
     plans = tuple(_plan_layer(shape, memory, index) for index in layers)
-    tiles = shape.num_edges * (2 * 8 + shape.slot_bytes) if any(layer.kind for layer in shape.layers) else 0
+    tiles = shape.num_edges * (2 * 8 + shape.slot_bytes) if shape.has_sums else 0
     return LayerwisePlan(memory, False, shape.mapped, plans, map_bytes, tiles)
 
 
@@ -200,8 +233,7 @@ def cell_rows(shape: ModelShape) -> int:
 
 def ram_bytes(shape: ModelShape) -> int:
     """Bytes of a pass that keeps everything in memory: sums, two layers' rows, the features, the edges."""
-    widest = max([shape.x_width, shape.encoded, shape.out, *[max(layer.width, layer.out) for layer in shape.layers]])
-    kept = shape.num_nodes * _FLOAT * 4 * widest
+    kept = shape.num_nodes * _FLOAT * 4 * shape.widest
     rows = max([shape.num_nodes * layer.source_bytes + shape.num_edges * layer.edge_bytes for layer in shape.layers])
     return kept + rows + shape.num_nodes * shape.x_bytes + 3 * shape.num_edges * shape.slot_bytes
 
@@ -251,11 +283,36 @@ def _cheapest(shape: ModelShape, memory: int, width: int, row_bytes: int, theirs
     return best
 
 
-def columns_of(width: int, blocks: int) -> list[slice]:
-    """The columns of each of so many blocks, as even as they can be.
+def layer_op(shape: ModelShape, index: int, writes: Sequence[str] = ()) -> Op:
+    """The op of a layer: it reads what the layer reads."""
+    sums, initial = shape.sums(index), [shape.initial] if shape.layers[index].needs_initial else []
+    reads = names_of([shape.self_rows(index), *initial] if sums else initial)
+    kind: OpKind = "sum" if sums else "gather"
+    return Op(f"layer{index}", kind, index, summed=shape.rows(index).name, reads=reads, writes=tuple(writes))
 
-    >>> columns_of(10, 3)
-    [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
-    """
-    columns = -(-width // blocks)
-    return [slice(at, min(at + columns, width)) for at in range(0, width, columns)]
+
+def forward_ops(shape: ModelShape, plan: LayerwisePlan) -> tuple[Op, ...]:
+    """The ops of a pass, in order: "map", "layer0", "layer1"... A layer whose rows are kept in blocks of columns has its sums
+    made before it, block by block."""
+    ops = []
+    if shape.mapped:
+        ops.append(Op("map", "map", 0, reads=names_of([FEATURES]), writes=names_of(shape.made(0))))
+    for index, layer in enumerate(plan.layers):
+        for block in range(layer.blocks if layer.blocks > 1 else 0):
+            rows, sums = (files_of(shape, plan, ref)[block][0] for ref in (shape.rows(index), ValueRef("sums", index)))
+            ops.append(Op(f"sums{index}.{block}", "add", index, summed=rows, writes=(sums,)))
+        op = layer_op(shape, index, names_of(shape.made(index + 1)))
+        if layer.blocks > 1:  # the sums are read
+            op = replace(op, summed="", reads=(*names_of([ValueRef("sums", index)]), *op.reads))
+        ops.append(op)
+    return tuple(ops)
+
+
+def files_of(shape: ModelShape, plan: LayerwisePlan, ref: ValueRef) -> list[tuple[str, int]]:
+    """(name, columns) of the files that a value is kept in, one a block of columns, as even as they can be. The names stay as
+    they are."""
+    width = shape.columns(ref)
+    if ref.role not in ("rows", "sums"):
+        return [(ref.name, width)]
+    name, columns = "near" if ref.role == "rows" else "sum", -(-width // plan.layers[ref.layer].blocks)
+    return [(f"{name}{ref.layer}.{number}", min(columns, width - at)) for number, at in enumerate(range(0, width, columns))]

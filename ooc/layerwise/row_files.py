@@ -1,37 +1,43 @@
-"""What a pass keeps: rows by name, on disk or in memory, and how far it came."""
+"""Values over all nodes by name: files of rows, on disk or in memory, written behind and read ahead."""
 
 import fcntl
 import json
+import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from ooc.layerwise.edge_tiles import Noted, unnoted
+from ooc.layerwise.io_stats import IoStats
+from ooc.layerwise.ir import FEATURES, ValueRef
+from ooc.layerwise.pass_plan import LayerwisePlan, ModelShape, files_of
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.range_io import MemoryRows, WriteBehind, write_range
+from ooc.runtime.range_io import MemoryRows, WriteBehind, read_range, write_range
 from stores.arrays.mutable_rows import DiskRows
+from stores.arrays.rows import Rows
+from stores.dataset import Dataset
 from stores.errors import StoreError
 from stores.io.atomic import disk_errors, remove_tree, sync_dir, write_file
 
 PROGRESS = "progress.json"
+MOST_KEPT = 64 * 2**20
+"""of a buffer that waits for its next use, as those of chunks do; those of gathered ranges take what memory there is"""
 _PENDING = 4
+Array = NDArray[Any]
 Kept = DiskRows | MemoryRows
-Noted = Callable[[int, float], None]
-"""noted(bytes, when it began): what a thread read or wrote, once it is done"""
 
 
 class Files:
-    """Rows by name, in a folder, or with `in_ram` in memory, where the folder only tells others that a process is at it.
-
-    >>> files = Files(Path("run/sweep"), "auto")
-    >>> files.rows("out", (num_nodes, 32), "float32")
-    """
+    """Rows by name, in a folder, or with `in_ram` in memory, where the folder only shows others that a process uses it."""
 
     def __init__(self, folder: Path | None, engine: str, in_ram: bool = False) -> None:
         self._own, self._engine = folder, engine
@@ -90,7 +96,7 @@ class Files:
     @property
     def nbytes(self) -> int:
         """Bytes of the rows that are open."""
-        return sum(int(np.prod(rows.shape, dtype=np.int64)) * rows.dtype.itemsize for rows in self._rows.values())
+        return sum(math.prod(rows.shape) * rows.dtype.itemsize for rows in self._rows.values())
 
     def drop(self, name: str) -> None:
         """Remove the rows of that name, where there are any."""
@@ -110,13 +116,12 @@ class Files:
 
     def progress(self) -> dict[str, Any] | None:
         """What `note` kept last; None where there is nothing (or nothing that can be read: the pass begins anew)."""
-        if self.folder is None or not (self.folder / PROGRESS).exists():
+        if self.folder is None:
             return None
-        try:
+        with suppress(FileNotFoundError, ValueError):
             found: dict[str, Any] = json.loads((self.folder / PROGRESS).read_bytes())
             return found
-        except ValueError:
-            return None
+        return None
 
     def note(self, progress: dict[str, Any], written: list[Kept]) -> None:
         """Keep how far the pass came, once the rows that were written for it are durable."""
@@ -127,7 +132,7 @@ class Files:
         write_file(self.folder / PROGRESS, json.dumps(progress).encode() + b"\n")
 
     def forget(self) -> None:
-        """Before rows are changed otherwise than the last note goes on from: after a crash they are not what it says."""
+        """Remove the note, before rows are changed otherwise than it says."""
         if self.folder is not None and (self.folder / PROGRESS).exists():
             (self.folder / PROGRESS).unlink()
             sync_dir(self.folder)
@@ -149,11 +154,16 @@ class Files:
             os.close(lock)
 
 
-class RowWriter:
-    """Writes chunks of rows in the background, a few at a time, from aligned copies of them."""
+def copy(values: Array, into: Array) -> None:
+    """Copy by all of torch's threads; one alone does not keep up with what computes."""
+    torch.from_numpy(into).copy_(torch.from_numpy(values))
 
-    def __init__(self, written: Noted = lambda nbytes, began: None) -> None:
-        """written: is called with what was written (bytes, and when it began), in the threads that write."""
+
+class RowWriter:
+    """Writes chunks of rows in the background, a few at a time, from aligned copies of them. written: is called by the threads
+    that write."""
+
+    def __init__(self, written: Noted = unnoted) -> None:
         self._written = written
         self._writes = WriteBehind("ooc-write-rows", _PENDING)
         self._buffers = Buffers(kept=_PENDING, direct=True, least_bytes=1)
@@ -164,9 +174,9 @@ class RowWriter:
             write_range(rows, first, values)
             return
         self._writes.make_room()
-        copy = self._buffers.empty(values.shape, rows.dtype)
-        copy[:] = values
-        self._writes.submit(lambda: self._write(rows, first, copy))
+        copied = self._buffers.empty(values.shape, rows.dtype)
+        copy(values, copied)
+        self._writes.submit(partial(self._write, rows, first, copied))
 
     def _write(self, rows: Kept, first: int, values: NDArray[Any]) -> None:
         began = perf_counter()
@@ -179,3 +189,103 @@ class RowWriter:
     def close(self) -> None:
         """End the threads; idempotent."""
         self._writes.close()
+
+
+class RowStore:
+    """Values in one dtype. columns: of a row, by name.
+
+    >>> store.put("rows1", 0, values)
+    >>> store.read("rows1", 0, 8192)
+    """
+
+    def __init__(
+        self, dataset: Dataset, dtype: np.dtype[Any], columns: dict[str, int], stats: IoStats, buffers: Buffers
+    ) -> None:
+        self.dtype, self._dataset, self._columns, self._stats, self._buffers = dtype, dataset, columns, stats, buffers
+        self._nodes, self._writer = dataset.num_nodes, RowWriter(stats.written)
+        self._x: Rows = dataset.stored("x")
+
+    def open(self, name: str) -> Kept:
+        """The rows of a value, made where there are none."""
+        raise NotImplementedError
+
+    def rows(self, name: str) -> Rows:
+        """A value's rows, as they are stored."""
+        return self._x if name == FEATURES.name else self.open(name)
+
+    def read(self, name: str, first: int, stop: int) -> Array:
+        """Rows first:stop in `dtype`; a view where they are in memory so. Thread-safe."""
+        began = perf_counter()
+        values, nbytes = read_range(self.rows(name), first, stop, self._buffers)
+        self._stats.read(nbytes, began)
+        return self._decoded(name, values, self._buffers.empty)
+
+    def gather(self, name: str, node: NDArray[np.int64]) -> Array:
+        """The rows of some nodes (int64[n]), in `dtype`. Thread-safe."""
+        rows, began = self.rows(name), perf_counter()
+        values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
+        self._stats.read(rows.read(node, values), began)
+        return self._decoded(name, values, np.empty)
+
+    def _decoded(self, name: str, values: Array, empty: Callable[[tuple[int, ...], np.dtype[Any]], Array]) -> Array:
+        encoding = self._dataset.encoding("x")
+        if name == FEATURES.name and encoding.is_short:
+            stored, values = values, empty(values.shape, np.dtype(np.float32))
+            encoding.gather(stored, np.arange(len(stored)), values)
+        return values.astype(self.dtype, copy=False)
+
+    def put(self, name: str, first: int, values: Array) -> None:
+        """Rows first, first + 1, ... of a value, in the background."""
+        self._writer.put(self.open(name), first, values)
+
+    def take(self, shape: tuple[int, ...]) -> Array:
+        """An array of any content, for sums."""
+        return np.empty(shape, self.dtype)
+
+    def give(self, array: Array) -> None:
+        """Nobody needs an array of `take` any more."""
+
+    def drain(self) -> None:
+        """Wait until all is written. Raises StoreError where something could not be."""
+        self._writer.drain()
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self._writer.close()
+
+
+class PassStore(RowStore):
+    """The float32 values of a forward pass in `files`, some of them in blocks of columns. A block goes by the name of its
+    file."""
+
+    def __init__(self, files: Files, dataset: Dataset, shape: ModelShape, plan: LayerwisePlan, stats: IoStats) -> None:
+        layers = range(len(shape.layers))
+        refs = [ref for layer in (*layers, len(layers)) for ref in shape.made(layer) if ref != FEATURES]
+        refs += [ValueRef("sums", layer) for layer in layers if shape.layers[layer].kind is not None]
+        kept = {ref.name: files_of(shape, plan, ref) for ref in refs}
+        columns = dict(own for each in kept.values() for own in each)
+        super().__init__(dataset, np.dtype(np.float32), columns, stats, Buffers(kept=8, direct=True, least_bytes=1))
+        self._files = files
+        self._blocks = {name: [file for file, _ in own] for name, own in kept.items()} | {file: [file] for file in columns}
+
+    def files_of(self, names: Iterable[str]) -> set[str]:
+        """The files of some values."""
+        return {file for name in names if name != FEATURES.name for file in self._blocks[name]}
+
+    def open(self, name: str) -> Kept:
+        """See `RowStore.open`; of a value that is kept in one file."""
+        (file,) = self._blocks[name]
+        return self._files.rows(file, (self._nodes, self._columns[file]))
+
+    def read(self, name: str, first: int, stop: int) -> Array:
+        """See `RowStore.read`; blocks of columns side by side."""
+        parts = [super(PassStore, self).read(file, first, stop) for file in self._blocks.get(name, [name])]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def put(self, name: str, first: int, values: Array) -> None:
+        """See `RowStore.put`."""
+        at = 0
+        for file in self._blocks[name]:
+            columns = self._columns[file]
+            super().put(file, first, values[:, at : at + columns])
+            at += columns

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.ops import LayerObserver
 from ooc.layerwise.pass_plan import ram_bytes
@@ -19,10 +20,8 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 2**17, 2**24
 
 
 class ExactScores:
-    """Scores of a model by its outputs over all in-edges of every node; a pass serves all splits till the parameters change.
-
-    folder: for what does not fit the memory; beside: bytes of it that others keep meanwhile; budget: the run's. Raises as
-    `LayerwisePass` does.
+    """Scores of a model by its outputs over all in-edges of every node; a pass serves all splits until the parameters change.
+    The arguments are those of `LayerwisePass`.
 
     >>> exact = ExactScores(model, ds, Path("run/sweep"))
     >>> exact.score("val")["accuracy"]
@@ -62,10 +61,8 @@ class ExactScores:
         return scores.compute()
 
     def run(self, *, observer: LayerObserver | None = None, anew: bool = False) -> Rows:
-        """The outputs of all nodes: of a new pass, or those there are for the parameters where there is no observer.
-
-        Of `observer` and `anew` see `LayerwisePass.run`.
-        """
+        """The outputs of all nodes: of a new pass (see `LayerwisePass.run`), or without an observer those of the same
+        parameters."""
         key = self._pass.fingerprint()
         if observer is not None or self._scored is None or self._scored[0] != key:
             self._scored = None
@@ -78,20 +75,15 @@ class ExactScores:
         return ram_bytes(self._pass.shape) if self._pass.plan.in_ram else None
 
     def make_room(self) -> None:
-        """Before batches: what a pass kept in memory goes, so that the next score makes it again."""
+        """Drop what a pass kept in memory, before batches; the next score makes it again."""
         if self._pass.plan.in_ram:
             self._scored = None
             self._pass.make_room()
 
     @property
-    def bytes_read(self) -> int:
-        """By all passes."""
-        return self._pass.spent.read
-
-    @property
-    def bytes_written(self) -> int:
-        """By all passes."""
-        return self._pass.spent.written
+    def stats(self) -> IoStats:
+        """Of all passes."""
+        return self._pass.stats
 
     def close(self, keep: bool = True) -> None:
         """Close the pass's rows, and with `keep` False remove them; idempotent."""

@@ -1,13 +1,14 @@
 """What a pass needs to know of a model and a data set before it is planned: widths, kinds of sums, and the room in memory."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch_geometric.nn import DiffGroupNorm, GraphNorm, GraphSizeNorm, LayerNorm, MeanSubtractionNorm, PairNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch_geometric.nn import BatchNorm, DiffGroupNorm, GraphNorm, GraphSizeNorm, LayerNorm, MeanSubtractionNorm, PairNorm
 
 from ooc.graph.blocks import Block
 from ooc.layerwise.aggregator import AHEAD
@@ -43,10 +44,7 @@ Parts = tuple[nn.Module | None, list[nn.Module], nn.Module | None]
 
 
 def parts_of(model: nn.Module) -> Parts:
-    """(encoder, layers, decoder) of a model that is a list of layers (see `ooc.models.layers.run_layers`).
-
-    Raises ConfigError for one whose own forward decides what meets what.
-    """
+    """(encoder, layers, decoder) of a model that is a list of layers. Raises ConfigError for one with a forward of its own."""
     own = type(model).forward is not Model.forward
     if not isinstance(getattr(model, "layers", None), nn.ModuleList) or (own and kind_of(model) != "layers"):
         raise ConfigError(
@@ -73,12 +71,27 @@ def over_rows(module: nn.Module) -> str:
     return next((name for each in module.modules() if (name := own_norm(each))), "")
 
 
-def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> ModelShape:
-    """The shape of a pass that ends with layer `upto` (its own output), by default with the model's.
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is one of ours, with our forward."""
+    return isinstance(layer, Layer) and type(layer).forward is Layer.forward
 
-    Widths are those of a graph of two nodes, on which the model runs once. Raises ConfigError where the model or the features
-    do not fit.
-    """
+
+def norm_of(layer: nn.Module) -> _BatchNorm | None:
+    """The norm over all nodes of one of our layers, None where it has none."""
+    found: Any = layer.norm if is_plain(layer) else None
+    found = found.module if isinstance(found, BatchNorm) else found
+    return found if isinstance(found, _BatchNorm) and over_rows(found) else None
+
+
+def hidden_norms(layer: nn.Module) -> str:
+    """The name of a norm over all rows that a layer has elsewhere, "" without: else its rows are computed all together."""
+    own = norm_of(layer)
+    return next((found for module in layer.modules() if module is not own and (found := own_norm(module))), "")
+
+
+def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None, *, training: bool = False) -> ModelShape:
+    """The shape of a pass in evaluation that ends with layer `upto` (its own output), by default with the model's; with
+    `training` of an exact step, in the mode the model is in. Raises ConfigError where model and features do not fit."""
     if not dataset.num_features or len(dataset.stored("x").shape) != 2:
         raise ConfigError(f"{dataset.path} holds no features [N, F] to compute on")
     encoder, layers, decoder = parts_of(model)
@@ -87,6 +100,9 @@ def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> Mod
     with evaluating(model):
         widths = probe_widths((encoder, layers, decoder), dataset.num_features, graph.weight_sum is not None)
     shapes = tuple(_layer_shape(layer, *widths[index : index + 2]) for index, layer in enumerate(layers))
+    if training:
+        shapes = tuple(replace(shape, **_training(layer)) for shape, layer in zip(shapes, layers, strict=True))
+    first, parameter = layers[0], next(model.parameters(), torch.empty(0))
     weighted = graph.weight_sum is not None and any(shape.kind == "gcn" for shape in shapes)
     return ModelShape(
         num_nodes=dataset.num_nodes,
@@ -98,15 +114,26 @@ def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None) -> Mod
         slot_bytes=12 if weighted else 8,
         layers=shapes,
         out=widths[-1],
+        drops=training and is_plain(first) and bool(first.dropout) and first.training,
+        itemsize=parameter.element_size() if training else 4,
+        encoder_trains=encoder is not None and _trains(encoder),
     )
 
 
-def probe_widths(parts: Parts, features: int, weighted: bool) -> list[int]:
-    """Columns into each layer, and of the result; with a decoder, the last layer's own are left out.
+def _training(layer: nn.Module) -> dict[str, Any]:
+    """What only exact training needs to know of a layer, by the fields of `LayerShape`."""
+    norm: Any = norm_of(layer)
+    residual = is_plain(layer) and bool(layer.residual)
+    return {"norm": 0 if norm is None else int(norm.num_features), "residual": residual, "trains": _trains(layer)}
 
-    They are those of a graph of two nodes and an edge. parts: in evaluation mode; features: columns of x; weighted: whether
-    edges have weights.
-    """
+
+def _trains(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def probe_widths(parts: Parts, features: int, weighted: bool) -> list[int]:
+    """Columns into each layer, and of the result (with a decoder, the last layer's own are left out), as the parts, in
+    evaluation mode, give for a graph of two nodes and an edge. features: columns of x; weighted: whether edges have weights."""
     encoder, layers, decoder = parts
     parameter = next((p for part in (encoder, *layers, decoder) if part is not None for p in part.parameters()), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -129,7 +156,7 @@ def probe_widths(parts: Parts, features: int, weighted: bool) -> list[int]:
 def _layer_shape(layer: nn.Module, width: int, out: int) -> LayerShape:
     needs_initial = bool(getattr(layer, "needs_initial", False))
     conv: Any = getattr(layer, "conv", None)
-    if isinstance(layer, Layer) and type(layer).forward is Layer.forward and type(conv).forward in _SUMMED:
+    if is_plain(layer) and type(conv).forward in _SUMMED:
         narrow = None
         if hasattr(conv, "narrowed") and not layer.residual:
             narrow = (conv.out_channels, conv.out_channels if isinstance(conv, BlockSAGEConv) else 0)
@@ -149,19 +176,17 @@ def piece_rows_of(shape: ModelShape) -> int:
 
 def besides_bytes(shape: ModelShape, graph: Graph) -> int:
     """Memory that a pass takes beside the sums: pieces and chunks on their way, edges, pointers, what is computed on."""
-    widest = max([shape.x_width, shape.encoded, shape.out, *[max(layer.width, layer.out) for layer in shape.layers]])
-    pieces = (AHEAD + 2) * piece_rows_of(shape) * max(shape.x_bytes, 4 * widest)
+    pieces = (AHEAD + 2) * piece_rows_of(shape) * max(shape.x_bytes, 4 * shape.widest)
     entries = (AHEAD + 2) * min(ENTRIES_AT_ONCE, shape.num_edges) * shape.slot_bytes
-    chunks = 14 * CHUNK_ROWS * 4 * widest
+    chunks = 14 * CHUNK_ROWS * 4 * shape.widest
     return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + ALLOWED)
 
 
-def room_in(dataset: Dataset, besides: int, what: str, memory: int | None, beside: int, budget: MemoryPlan | None) -> int:
-    """Bytes that are left for values and sums of `what`, beside `besides` for what is under way.
-
-    memory: bytes for the whole process, None: what `budget` (by default the data set's) leaves to batches, less `beside`.
-    Raises BudgetError where nothing is left.
-    """
+def room_in(
+    dataset: Dataset, besides: int, what: str, memory: int | None = None, beside: int = 0, budget: MemoryPlan | None = None
+) -> int:
+    """Bytes that are left for values and sums of `what`, beside `besides` for what is under way. memory: bytes for the whole
+    process, None: what `budget` (by default the data set's) leaves to batches, less `beside`. Raises BudgetError for none."""
     left = memory - resident_bytes()[0] if memory is not None else (budget or plan_memory(dataset)).batches - beside
     if left <= besides:
         raise BudgetError(
@@ -172,10 +197,8 @@ def room_in(dataset: Dataset, besides: int, what: str, memory: int | None, besid
 
 
 def check_hub(graph: Graph, shape: ModelShape, memory: int) -> None:
-    """Raise BudgetError, naming the node, where one has too many in-edges for a layer that gathers: before any is computed.
-
-    memory: bytes for two ranges of nodes, see `gather_ranges`.
-    """
+    """Raise BudgetError, naming the node, where one has too many in-edges for a layer that gathers. memory: bytes for two
+    ranges of nodes, see `gather_ranges`."""
     gathering = [layer for layer in shape.layers if layer.kind is None]
     if not gathering or not graph.num_nodes:
         return
@@ -203,10 +226,8 @@ def gathered_bytes(graph: Graph, layer: LayerShape, first: int, stop: int) -> in
 
 
 def gather_ranges(graph: Graph, layer: LayerShape, memory: int, start: int) -> Iterator[tuple[int, int]]:
-    """Ranges (first, stop) of destinations from `start` on; two of them, with sources' rows and edges, fit `memory` bytes.
-
-    Mind `check_hub`: a node that does not fit is a range of its own.
-    """
+    """Ranges (first, stop) of destinations from `start` on; two of them, with sources' rows and edges, fit `memory` bytes, but
+    for a node that does not fit alone (see `check_hub`)."""
     first, most, room = start, graph.num_nodes, memory // GATHERED
     while first < most:
         low, high = first + 1, most

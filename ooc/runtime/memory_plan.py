@@ -200,6 +200,11 @@ class MemoryPlan:
         return "\n".join(f"{name:<{width}}  {format_bytes(size):>8}" for name, size in rows.items())
 
 
+def gathered_share(room: int) -> int:
+    """Of an exact step's room, for two ranges of a layer that gathers: half; the rest is for what autograd keeps of them."""
+    return room // 2
+
+
 def divide(
     memory: int, *, baseline: int, topology: int = 0, labels: int = 0, model: int = 0, scratch: int = 0, origin: str = ""
 ) -> MemoryPlan:

@@ -185,8 +185,8 @@ class HistoryMode(BatchMode):
             try:
                 refresh(scan.run, refresher)
             finally:
-                history.counts.bytes_read += scan.spent.read
-                history.counts.bytes_written += scan.spent.written
+                history.counts.bytes_read += scan.stats.bytes_read
+                history.counts.bytes_written += scan.stats.bytes_written
 
     def progress(self) -> int:
         """Of a refresh."""

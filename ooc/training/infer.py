@@ -98,7 +98,7 @@ def embed(
 
 
 def _made(out: Path, layers_pass: LayerwisePass) -> WrittenRows:
-    moved = layers_pass.spent.read, layers_pass.spent.written
+    moved = layers_pass.stats.bytes_read, layers_pass.stats.bytes_written
     return WrittenRows(out, layers_pass.shape.num_nodes, layers_pass.shape.out, *moved, layers_pass.dataset.reading("x"))
 
 

@@ -71,7 +71,8 @@ class NodeMode(Mode):
         return saved | {"state": asdict(state), "refresh": None}, Growth(touched, state.epoch)
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        moved = None if self.exact is None else {"read": self.exact.bytes_read, "written": self.exact.bytes_written}
+        stats = None if self.exact is None else self.exact.stats
+        moved = None if stats is None else {"read": stats.bytes_read, "written": stats.bytes_written}
         if self.exact is not None:
             self.exact.close(keep=False)
         return {"sweeps": moved, "budget": asdict(self.batch_budget), "reading": self.dataset.reading("x")}

@@ -24,20 +24,19 @@ from torch import nn
 
 from ooc.fullgraph.activation_offload import PendingChunk
 from ooc.fullgraph.executor import Executor, LossOf
-from ooc.fullgraph.gradients import inputs_of, wanted_of
-from ooc.fullgraph.ir import Placement, TensorPlacement
-from ooc.fullgraph.ops import Moments, StepModules
+from ooc.fullgraph.ir import TensorPlacement
+from ooc.fullgraph.ops import Moments, StepModules, wanted_of
 from ooc.fullgraph.placement.costs import OpCost, RangeBytes, Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, settled
 from ooc.fullgraph.step import FullGraph
-from ooc.fullgraph.value_store import copy
 from ooc.graph.aggregation import Kind, RowDecoder
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ir import Op
-from ooc.layerwise.ops import RangeOfNodes, Tensors, own_place
+from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of, own_place
 from ooc.layerwise.pass_plan import CHUNK_ROWS
+from ooc.layerwise.row_files import copy
 from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
 from ooc.models.dropout import DropoutKeys
@@ -90,14 +89,12 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
     Takes a few seconds, and memory for a few chunks, or for rows that are added up: at most two thirds of the room, and twice
     192 MB.
     """
-    node_scans = NodeScans(full.dataset, full.shape.model, full.store, (), IoStats(), torch.device("cpu"), keyed=True)
+    node_scans = NodeScans(full.dataset, full.shape, full.store, (), IoStats(), torch.device("cpu"), keyed=True)
     encoder, layers, decoder = parts_of(full.model)
     parts = StepModules((encoder, layers, decoder), full.shape, DropoutKeys())
     modules = [part for part in (encoder, *layers, decoder) if part is not None]
     with closing(node_scans), torch.random.fork_rng(devices=[]), _gradients_of(modules):
-        trial = _Trial(
-            full.program, Placement({}), full.shape, parts, full.store, node_scans, None, IoStats(), full.room, set()
-        )
+        trial = _Trial(full.program, full.shape, parts, full.store, node_scans, None, full.room, set())
         return trial.profile(full.dataset.graph, folder, loss, TRIED_BYTES if disk is None else min(disk, TRIED_BYTES))
 
 
@@ -194,7 +191,7 @@ class _Trial(Executor):
             if op.kind == "norm":
                 moments = Moments()
                 moments.add(given["pre_norm"])
-                self.parts.statistics[op.layer] = moments.statistics(self._dtype)
+                self.modules.statistics[op.layer] = moments.statistics(self._dtype)
             tries.append(partial(self._run, function, given, wanted, _Results()))
         return tries, place
 
@@ -206,8 +203,8 @@ class _Trial(Executor):
     def _gathered_place(self, op: Op) -> RangeOfNodes:
         """The first destinations that a modest memory has room for, with all their sources."""
         memory = max(1, min(self.room // 2, 2 * GATHERED * _ROWS_BYTES))
-        first, stop = next(iter(gather_ranges(self.graph, self.shape.model.layers[op.layer], memory, 0)))
-        return self.node_scans.place(first, stop, False)
+        first, stop = next(iter(gather_ranges(self.graph, self.shape.layers[op.layer], memory, 0)))
+        return self.scans.place(first, stop, False)
 
     def _scatter_s(self, op: Op) -> float:
         """Seconds to add the gradients of all ranges to those of their sources; to gather rows goes on beside computing."""
@@ -223,7 +220,7 @@ class _Trial(Executor):
 
     def _gathering(self, op: Op, kept: RangeBytes) -> dict[str, Any]:
         """What an op that gathers takes of memory, by the fields of `OpCost`."""
-        layer, hub = self.shape.model.layers[op.layer], self._hub
+        layer, hub = self.shape.layers[op.layer], self._hub
         own = 4 * layer.out + self.program.num_edges / self.nodes * layer.edge_bytes
         gathered = RangeBytes(GATHERED * layer.source_bytes, GATHERED * own)
         return {"gathered": gathered, "kept": kept, "hub": GATHERED * gathered_bytes(self.graph, layer, hub, hub + 1)}
@@ -240,7 +237,7 @@ class _Trial(Executor):
         if not op.summed or op.kind == "gather":
             return 0.0, 0.0
         layer = op.layer + (op.backward and op.kind not in ("map", "add"))
-        kind = self.shape.model.layers[layer].kind
+        kind = self.shape.layers[layer].kind
         assert kind is not None
         columns = self.program.value(op.summed).columns
         if (kind, columns) not in self._sums:
@@ -249,7 +246,7 @@ class _Trial(Executor):
 
     def _sums_of(self, kind: Kind, columns: int) -> tuple[float, float]:
         """Some destinations' real edges, over rows of a few pieces: in one range, and in several."""
-        dtype, piece_rows = np.dtype(f"float{8 * self.shape.itemsize}"), piece_rows_of(self.shape.model)
+        dtype, piece_rows = np.dtype(f"float{8 * self.shape.itemsize}"), piece_rows_of(self.shape)
         most = max(1, min(_SUMS_BYTES, self.room // 3) // (columns * dtype.itemsize))
         indptr, cell = self.graph.indptr, self.program.cell_rows
         stop = min(self.nodes, most, max(1, int(np.searchsorted(indptr, _TRIED_EDGES, side="right")) - 1))
@@ -262,7 +259,7 @@ class _Trial(Executor):
         slots = SlotReader(graph, ArrayRows(graph.indices), None)
         grid = count_entries(slots, piece_rows, cell)
         tiles = Tiles(grid, MemoryRows.create((grid.size,), "int64"), None)
-        tiles.fill(slots, lambda done: None)
+        tiles.fill(slots.parts(), lambda done: None)
         values, sums = MemoryRows.create((rows, columns), dtype), np.empty((stop, columns), dtype)
         code = RowDecoder.of(Encoding.plain(np.dtype(np.float32)))
         with closing(SumKernel(tiles, graph, kind, torch.get_num_threads(), dtype)) as adder:

@@ -29,19 +29,19 @@ def chain(
     cell, layers, own = nodes // CELLS, len(widths) - 1, dict(placements or {})
     values: list[Value] = []
 
-    def add(name: str, layer: int, kind: Any, columns: int, made: str, last: str, down: tuple[str, ...], **more: Any) -> None:
+    def add(name: str, kind: Any, columns: int, made: str, last: str, down: tuple[str, ...], **more: Any) -> None:
         allowed = KEPT if kind in ("features", "gradient") else ALL
         nbytes = 4 * columns * nodes
-        values.append(Value(name, layer, kind, columns, nbytes, made, last, down, own.get(name, allowed), **more))
+        values.append(Value(name, kind, columns, nbytes, made, last, down, own.get(name, allowed), **more))
 
     first, lowest = ("initial",) if initial else (), ("down0",) if layers > 1 else ()
-    add("x", 0, "features", widths[0], "", "map" if initial else "up0", () if initial else lowest)
+    add("x", "features", widths[0], "", "map" if initial else "up0", () if initial else lowest)
     source = "rows0" if initial else "x"
     forward = [Op("map", "map", 0, reads=("x",), writes=("initial", "rows0"))] if initial else []
     if initial:
         downs = tuple(f"down{at}" for at in range(layers - 2, -1, -1))
-        add("initial", 0, "rows", widths[0], "map", f"up{layers - 1}", downs, constant=constant)
-        add("rows0", 0, "rows", widths[0], "map", "up0", lowest, constant=constant)
+        add("initial", "rows", widths[0], "map", f"up{layers - 1}", downs, constant=constant)
+        add("rows0", "rows", widths[0], "map", "up0", lowest, constant=constant)
     backward = []
     for at in range(layers):
         last, rows = at == layers - 1, source if at == 0 else f"rows{at}"
@@ -50,12 +50,12 @@ def chain(
         made = [f"near{at}"] + ([] if last else [f"saved{at}"] * bool(saved) + [f"rows{at + 1}"])
         writes = (*made, *(grads if last else ()))
         forward.append(Op(f"up{at}", "sum", at, summed=rows, reads=(rows, *first), writes=writes, turns=last))
-        add(f"near{at}", at, "sums", widths[at], f"up{at}", f"up{at}", down, constant=constant and at == 0)
+        add(f"near{at}", "sums", widths[at], f"up{at}", f"up{at}", down, constant=constant and at == 0)
         if not last:
             if saved:
-                add(f"saved{at}", at, "saved", saved, f"up{at}", "", down)
+                add(f"saved{at}", "saved", saved, f"up{at}", "", down)
             after = (f"down{at + 1}",) if at + 2 < layers else ()
-            add(f"rows{at + 1}", at + 1, "rows", widths[at + 1], f"up{at}", f"up{at + 1}", after)
+            add(f"rows{at + 1}", "rows", widths[at + 1], f"up{at}", f"up{at + 1}", after)
             above = (f"groot{at + 1}",)
             reads = tuple([*above, f"near{at}", rows, *first] + [f"saved{at}"] * bool(saved))
             backward.insert(
@@ -72,10 +72,10 @@ def chain(
                 ),
             )
         for name in grads:
-            add(name, at, "gradient", widths[at], f"up{at}" if last else f"down{at}", "", (f"down{at - 1}",))
+            add(name, "gradient", widths[at], f"up{at}" if last else f"down{at}", "", (f"down{at - 1}",))
     downs = tuple(op.name for op in backward)
-    values.append(Value("edges", 0, "edges", 0, 16 * edges, "", forward[-1].name, downs, own.get("edges", KEPT), True))
-    return Program(nodes, edges, 4, 8, cell, tuple(values), tuple(forward), tuple(backward))
+    values.append(Value("edges", "edges", 0, 16 * edges, "", forward[-1].name, downs, own.get("edges", KEPT), True))
+    return Program(nodes, edges, 4, cell, tuple(values), tuple(forward), tuple(backward))
 
 
 def profile(program: Program, seconds: list[int], hidden: float = 0.5, host: bool = False, speed: int = 16) -> StepProfile:

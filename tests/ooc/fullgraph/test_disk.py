@@ -58,7 +58,7 @@ def test_what_waits_for_its_way_down_is_counted_and_taken_off_again(
     left, release = list[int](), Executor._release
 
     def released(stepper: Executor) -> None:
-        left.append(stepper._waiting.nbytes)
+        left.append(stepper.pending_bytes)
         release(stepper)
 
     monkeypatch.setattr(Executor, "_release", released)

@@ -110,7 +110,7 @@ def test_values_and_arrays_that_wait_take_no_more_than_the_room(
     ranges = {op.name: _RANGE_BYTES for op in full.program.forward if op.kind == "gather"}
     placements = {v.name: saved if v.kind == "saved" else rows for v in full.program.values}
     full.placement = Placement(placements, ranges=ranges)
-    in_use, with_spare, given, forward = [], list[int](), Executor._given, Executor._forward
+    in_use, with_spare, given, forward = [], list[int](), Executor.given, Executor._forward
 
     def noted(made: Any) -> Any:
         def run(stepper: Executor, *arguments: Any) -> Any:
@@ -121,7 +121,7 @@ def test_values_and_arrays_that_wait_take_no_more_than_the_room(
 
         return run
 
-    monkeypatch.setattr(Executor, "_given", noted(given))
+    monkeypatch.setattr(Executor, "given", noted(given))
     monkeypatch.setattr(Executor, "_forward", noted(forward))
     full.step(LossOf(full.dataset))
     full.room = max(in_use)

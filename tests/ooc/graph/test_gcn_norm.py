@@ -9,7 +9,7 @@ import torch
 
 from ooc.graph.aggregation import PreAggregation, RowDecoder, gathered
 from ooc.layerwise.aggregator import SumKernel
-from ooc.layerwise.edge_order import OutEdges
+from ooc.layerwise.edge_order import out_edges
 from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
 from ooc.models.builders import full_blocks
 from ooc.models.convs import propagated
@@ -69,7 +69,7 @@ def tiles_of(graph: Graph) -> tuple[Tiles, Tiles]:
     for reverse in (False, True):
         grid = count_entries(slots, 32, 16, reverse=reverse)
         tiles = Tiles(grid, *(MemoryRows.create((grid.size,), kind) for kind in ("int64", "float32")))
-        tiles.fill(OutEdges(made[0]) if reverse else slots, lambda done: None)
+        tiles.fill(out_edges(made[0]) if reverse else slots.parts(), lambda done: None)
         made.append(tiles)
     return made[0], made[1]
 

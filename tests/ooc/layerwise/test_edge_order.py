@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.layerwise import edge_order as sweepedges
-from ooc.layerwise.edge_order import EdgeTiles, OutEdges
+from ooc.layerwise.edge_order import EdgeTiles, out_edges
 from ooc.layerwise.edge_tiles import SOURCE_BITS, Tiles
+from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.row_files import Files
 from ooc.models.dropout import DropoutKeys, dropout
 from stores.dataset import Dataset
@@ -33,8 +34,9 @@ def test_edges_turned_round(make_store: MakeStore, tmp_path: Path, monkeypatch: 
     """In memory at once, by a few sources, and with sources that have more edges than are sorted at a time."""
     monkeypatch.setattr(sweepedges, "_PART", part)
     with Dataset.open(store_of(make_store, weighted=True)) as ds:
-        edges = EdgeTiles(ds, Files(None, "auto", in_ram=True), 32, 32, weighted=True)
-        forth, back = edges.forth(lambda done: None), edges.back(lambda done: None)
+        edges = EdgeTiles(ds, Files(None, "auto", in_ram=True), 32, 32, IoStats(), weighted=True)
+        forth = edges.open(lambda done: None)
+        back = edges.open(lambda done: None, forth)
         graph = ds.graph
         target = np.repeat(np.arange(NODES), np.diff(graph.indptr)).tolist()
         real = list(zip(graph.indices.tolist(), target, graph.columns["weight"].tolist(), strict=True))
@@ -43,7 +45,7 @@ def test_edges_turned_round(make_store: MakeStore, tmp_path: Path, monkeypatch: 
         assert sorted((src, dst, weight) for dst, src, weight in turned) == sorted(real)
         in_order = [(dst // 32, src, dst) for dst, src, _ in turned]
         assert in_order == sorted(in_order)
-        sources = [first for first, indptr, _, _ in OutEdges(forth).parts() if indptr[-1]]
+        sources = [first for first, indptr, _, _ in out_edges(forth) if indptr[-1]]
         assert sources == sorted(sources)
 
 

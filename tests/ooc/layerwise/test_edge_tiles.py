@@ -12,6 +12,7 @@ from ooc.graph.aggregation import RowDecoder
 from ooc.layerwise import edge_tiles as tiles
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import SOURCE_BITS, SlotReader, Tiles, count_entries, sort_slots
+from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.pass_plan import LayerShape, LayerwisePlan, ModelShape, plan_layerwise
 from ooc.layerwise.row_files import Files
 from ooc.runtime.buffers import Buffers
@@ -39,7 +40,7 @@ def dealt(graph: Graph, piece_rows: int, cell_rows: int, folder: Path | None, we
     entry = files.rows("tiles", (grid.size,), "int64")
     made = Tiles(grid, entry, files.rows("tile-weights", (grid.size,), "float32") if weighted else None)
     done: list[int] = []
-    made.fill(slots, done.append)
+    made.fill(slots.parts(), done.append)
     assert done[-1] == graph.num_edges
     return made
 
@@ -121,14 +122,15 @@ def test_sums_of_a_range(tmp_path: Path, kind: Any, weighted: bool, threads: int
             expected[v] += by * x[u] / (max(1, graph.degree(np.array([v]))[0]) if kind == "mean" else 1)
     rows = DiskRows.create(tmp_path / "x", x.shape, "float32")
     rows.write(np.arange(N), x)
-    adder = SumKernel(dealt(graph, 32, 16, None, weighted), graph, kind, threads)
+    stats = IoStats()
+    adder = SumKernel(dealt(graph, 32, 16, None, weighted), graph, kind, threads, read=stats.read)
     for source in (rows, ArrayRows(x)):
         for first, stop in ((0, N), (48, 112)):
             near = np.full((stop - first, 6), 7, np.float32)
             adder.add(source, RowDecoder.of(Encoding.plain(x.dtype)), first, stop, near)
             adder.scale(first, near)
             np.testing.assert_allclose(near, expected[first:stop], atol=1e-5)
-    assert adder.bytes_read > 0
+    assert stats.bytes_read > 0
     adder.close()
     rows.close()
 

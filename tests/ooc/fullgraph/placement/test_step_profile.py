@@ -172,7 +172,7 @@ def test_ranges_of_a_layer_that_gathers_leave_room_for_what_autograd_keeps(
         full.room = room + costs.nbytes["saved0"] * (where is TensorPlacement.RETAINED)
         full.placement = predict(full.program, costs, placement, TierRoom(full.room, 0, 10**9)).placement
         memory = full.placement.ranges["layer0"]
-        ranges = len(list(gather_ranges(ds.graph, full.shape.model.layers[0], memory, 0)))
+        ranges = len(list(gather_ranges(ds.graph, full.shape.layers[0], memory, 0)))
         for method in ("__init__", "fetch", "backward"):
             noted(method)
         full.step(Labelled(ds))
