@@ -8,6 +8,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,15 @@ def weight_column_of(graph: Graph, weight_attr: str | None) -> str | None:
         return "weight"
     there = ", ".join(name for name in graph.columns if name != "edge_id") or "none: ingest the store with --weight"
     raise ConfigError(f"no edge column {weight_attr!r} to sample by; the store has {there}")
+
+
+def check_numbers(order: Any, **numbers: Any) -> None:
+    """Raise ConfigError unless an order's numbers and these are whole and 1 or more, and its rank is one of the ranks."""
+    numbers = {"batch_size": order.batch_size, "world_size": order.world_size, **numbers}
+    if not all(isinstance(n, Integral) for n in (*numbers.values(), order.rank)):
+        raise ConfigError(f"{', '.join(numbers)} and rank must be whole numbers, not {(*numbers.values(), order.rank)}")
+    if min(numbers.values()) < 1 or not 0 <= order.rank < order.world_size:
+        raise ConfigError(f"{', '.join(numbers)} must be 1 or more, and rank one of 0..world_size-1")
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from ooc.sampling.negatives import Negatives
 from ooc.sampling.temporal_index import slots_of
 from ooc.sampling.temporal_neighbor import Strategy, TemporalSampler, TemporalSubgraph
 from ooc.sampling.time_windows import span_of
-from stores.arrays.rows import AnyArray, Ids
+from stores.arrays.rows import Ids
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError
-from stores.events import EventBlock, Events
+from stores.events import EventBlock
 
 PREFETCH = 8
 BLOCK_EVENTS, BLOCK_BYTES = 2**16, 2**23
@@ -64,13 +64,6 @@ class EventBytes:
     rows: int = 0
 
 
-def queries(block: EventBlock, negative: Ids | None) -> tuple[Ids, AnyArray]:
-    """(nodes, times): sources, destinations, negatives (event by event), each at its event's time."""
-    ends = [block.src.astype(np.int64), block.dst.astype(np.int64)]
-    ends += [] if negative is None else list(negative.T)
-    return np.concatenate(ends), np.concatenate([block.time] * len(ends))
-
-
 class TemporalLoader(EpochLoader):
     """What loaders of a store's events share: a plan of the memory, and the columns and features of a batch.
 
@@ -94,9 +87,13 @@ class TemporalLoader(EpochLoader):
         self.data, self.budget = data, budget or plan_memory(data)
         super().__init__(self.budget.in_flight, device, prefetch)
         wanted = tuple(name for name in (data.events.columns if columns is None else columns) if name != label)
-        check_names(data.events, wanted, fields)
-        if label is not None:
-            data.events.width(label)
+        for name in wanted if label is None else (*wanted, label):
+            data.events.width(name)
+            if name in fields and name != label:
+                raise ConfigError(
+                    f"the events' column {name!r} would take the place of another field of the batch: leave it out (columns), "
+                    "or ingest it by another name"
+                )
         self._events, self._max_bytes, self._transform = data.events, self.budget.batch, transform
         self._columns = wanted if label is None else (*wanted, label)
         self._features = (data.stored("x"), Gather(data.encoding("x"))) if features and data.num_features else None
@@ -254,7 +251,8 @@ class EventLoader(TemporalLoader):
         if self._negatives is not None:
             past = self._events.before(block.time)
             negative = self._negatives.draw(block, past, key(self._seed, Purpose.NEGATIVE, epoch))
-        nodes, times = queries(block, negative)
+        ends = [block.src.astype(np.int64), block.dst.astype(np.int64), *([] if negative is None else negative.T)]
+        nodes, times = np.concatenate(ends), np.concatenate([block.time] * len(ends))
         query = np.arange(len(nodes))
         if self._shared:
             distinct = RelabelTable()
@@ -312,14 +310,3 @@ class EventLoader(TemporalLoader):
         data.num_sampled_nodes, data.num_sampled_edges = list(past.num_nodes), list(past.num_edges)
         self._add_features(data, node)
         return block.first + count, data if self._transform is None else self._transform(data)
-
-
-def check_names(events: Events, columns: Sequence[str], fields: frozenset[str]) -> None:
-    """Raise ConfigError for a column whose name a field of the batch has, InputError for one that is not there."""
-    for name in columns:
-        events.width(name)
-        if name in fields:
-            raise ConfigError(
-                f"the events' column {name!r} would take the place of another field of the batch: leave it out (columns), or "
-                "ingest it by another name"
-            )

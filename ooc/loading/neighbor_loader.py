@@ -7,14 +7,13 @@ the engine; and the memory, but for `split_seeds`, which says what then depends 
 
 import inspect
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch_geometric.data import Data
 
 from ooc.graph.aggregation import PreAggregation
-from ooc.loading.arguments import check_pyg_arguments, fanout_of, input_nodes_of, renamed, weight_column_of
+from ooc.loading.arguments import check_numbers, check_pyg_arguments, fanout_of, input_nodes_of, renamed, weight_column_of
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
 from ooc.loading.collate import CollateStage, Collator
@@ -101,11 +100,9 @@ class NeighborLoader(BatchLoader):
         **arguments: Any,
     ) -> None:
         check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
-        numbers = (batch_size, world_size, rank, sample_threads, read_threads)
-        if not all(isinstance(n, Integral) for n in numbers):
-            raise ConfigError(f"batch_size, world_size, rank and the threads must be whole numbers, not {numbers}")
-        if batch_size < 1 or world_size < 1 or not 0 <= rank < world_size or min(sample_threads, read_threads) < 1:
-            raise ConfigError("batch_size, world_size and the threads must be 1 or more, and rank one of 0..world_size-1")
+        nodes = input_nodes_of(data, input_nodes, input_id)
+        order = Order(nodes, batch_size, shuffle, seed, drop_last, rank, world_size)
+        check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
         if not (pre_aggregation is None or isinstance(pre_aggregation, PreAggregation)):
             raise ConfigError(
                 f"pre_aggregation must be what `ooc.models.pre_aggregation_of(model)` returns, not {pre_aggregation!r}"
@@ -115,8 +112,6 @@ class NeighborLoader(BatchLoader):
         budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
         prefetch = PREFETCH if prefetch_factor is None else max(1, prefetch_factor) * max(1, num_workers)
-        nodes = input_nodes_of(data, input_nodes, input_id)
-        order = Order(nodes, batch_size, shuffle, seed, drop_last, rank, world_size)
         gather = Gather(data.encoding("x"), dtype) if data.num_features else None
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
         collate = CollateStage(Collator(data.graph, gather, weight_attr, edge_ids), nodes, transform, pin)

@@ -17,7 +17,7 @@ import torch
 from torch_geometric.data import Data
 
 from ooc.graph.mapped_topology import Topology
-from ooc.loading.arguments import InputNodes, check_pyg_arguments, renamed
+from ooc.loading.arguments import InputNodes, check_numbers, check_pyg_arguments, renamed
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.batch_bytes import BatchBytes, row_bytes_of
 from ooc.loading.choose_read_strategy import choose_strategy
@@ -121,7 +121,7 @@ class SubgraphLoader(BatchLoader):
     ) -> None:
         own = [name for each in (type(self), SubgraphLoader) for name in inspect.signature(each).parameters]
         check_pyg_arguments({"num_workers": num_workers, **arguments}, own, type(self).__name__)
-        _check_numbers(order, num_layers, sample_threads)
+        check_numbers(order, num_layers=num_layers, sample_threads=sample_threads)
         budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
@@ -148,14 +148,6 @@ class SubgraphLoader(BatchLoader):
         """How a step's subgraph is drawn within `max_bytes`, of `row_bytes` a node; edges: None for the graph's arrays."""
         parts, halo = self.parts, self.halo
         return lambda seeds, key: cut(graph, ranges_of(parts, seeds), halo, edges, max_bytes, row_bytes)
-
-
-def _check_numbers(order: Order, num_layers: int, sample_threads: int) -> None:
-    numbers = (order.batch_size, order.world_size, order.rank, num_layers, sample_threads)
-    if not all(isinstance(n, Integral) for n in numbers):
-        raise ConfigError(f"batch_size, world_size, rank, num_layers and sample_threads must be whole numbers, not {numbers}")
-    if not 0 <= order.rank < order.world_size or min(num_layers, sample_threads) < 1:
-        raise ConfigError("world_size, num_layers and sample_threads must be 1 or more, and rank one of 0..world_size-1")
 
 
 def _parts_of(data: Dataset, num_parts: int | None, batch_size: int) -> tuple[Ids, InputNodes]:
