@@ -22,11 +22,12 @@ import pytest
 from stores.build import write_store
 from stores.graph import Graph
 from stores.jit import cache_folder
-from tests.scale import QUICK, combinations, take_fewer_examples
+from tests.scale import QUICK, combinations, some, take_fewer_examples
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder()))  # where it is anyway: compiled once, not every session
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ooc-tests-")  # what was measured on this machine changes no test
-os.fsync = os.fstat  # tests kill processes, not machines: nothing need be on the disk for another process to read it
+if QUICK:  # tests kill processes, not machines: nothing need be on the disk for another process to read it
+    os.fsync = os.fstat
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored, children inherit that
 MakeStore = Callable[..., Path]
 _KEPT_BYTES = 2**22
@@ -40,7 +41,8 @@ def random_edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[np.ndar
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Quick: fewer examples of laws, and of tests with several parameters no more cases than show each value once."""
+    """Quick: fewer examples of laws, of tests with several parameters no more cases than show each value once, and of dear ones
+    (marked `cases`) a few."""
     if not QUICK:
         return
     cases: dict[str, list[Any]] = defaultdict(list)
@@ -50,7 +52,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen: set[pytest.Item] = set()
     for same in cases.values():
         names = [item.callspec._idlist if hasattr(item, "callspec") else [item.name] for item in same]
-        chosen.update(same[i] for i in combinations(names))
+        most = same[0].get_closest_marker("cases")
+        cases_shown = combinations(names)
+        chosen.update(same[i] for i in (some(cases_shown, most.args[0]) if most else cases_shown))
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 

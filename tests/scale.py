@@ -1,7 +1,8 @@
 """How much of each law is tried: everything, or with OOC_TESTS=quick (`make test`) enough to see it broken.
 
 Quick, a law has fewer examples, kills and cases, and a test that is parametrized more than once runs as many of its
-combinations as it takes for every value to come up. What only the full run does is marked `slow`.
+combinations as it takes for every value to come up. A dear test marked `cases(n)` runs n of its cases. What only the full run
+does is marked `slow`.
 """
 
 import os

@@ -1,7 +1,5 @@
 """`tests.scale`: quick runs try each law, and show every value of every parameter."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import scale
+from tests.forked import python
 from tests.scale import combinations, few, some, take_fewer_examples
 
 CASES = """
@@ -20,6 +19,10 @@ def test_two_axes(a, b, c): pass
 
 @pytest.mark.parametrize("a", range(5))
 def test_one_axis(a): pass
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("a", range(5))
+def test_dear(a): pass
 
 def test_none(): pass
 """
@@ -39,12 +42,12 @@ def test_a_value_of_one_axis_is_not_that_of_another() -> None:
     assert combinations([("x", "y"), ("y", "x")]) == [0, 1]
 
 
-@pytest.mark.parametrize(("quick", "cases"), [("quick", 9), ("", 15)])
+@pytest.mark.parametrize(("quick", "cases"), [("quick", 11), ("", 20)])
 def test_a_quick_run_collects_each_test(tmp_path: Path, quick: str, cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_cases.py").write_text(CASES)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cases(n): few of them")
     monkeypatch.setenv("OOC_TESTS", quick)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = python("-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path)
     assert f"{cases} passed" in done.stdout, done.stdout + done.stderr
 
 

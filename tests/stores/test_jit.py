@@ -3,7 +3,6 @@
 import importlib
 import os
 import pkgutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ import stores
 from stores import jit
 from stores.jit import KernelCache, cache_folder, kernel, package_folder, remove_unused
 from stores.kernel_key import NoKeyError, kernel_key
+from tests.forked import python
 
 HELPERS = '''
 """Kernels that others call."""
@@ -196,26 +196,24 @@ def test_every_kernel_has_a_key() -> None:
     assert found > 50
 
 
-def child(folder: Path, cache: Path) -> list[str]:
+def child(folder: Path) -> list[str]:
     """Compiled and loaded kernels of a process that calls some of the folder's."""
     code = (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); sys.dont_write_bytecode = True\n"
         "import callers, helpers; print(callers.calls_a_caller(1), callers.overloaded(2), callers.reads(helpers.Pair(5, 6)));"
         "stats = [k.stats for k in (callers.calls_a_caller, callers.calls, helpers.add, callers.overloaded, callers.reads)];"
         "print(sum(sum(s.cache_misses.values()) for s in stats), sum(sum(s.cache_hits.values()) for s in stats))"
     )
-    root = Path(stores.__file__).parents[1]
-    env = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": f"{folder}:{root}", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    return done.stdout.split("\n")[:2]
+    return python("-c", code).stdout.split("\n")[:2]
 
 
 def test_a_second_process_compiles_nothing_wherever_the_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = tmp_path / "cache"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("one", "other", "edited"):
         load(tmp_path / name, monkeypatch, HELPERS.replace("x * 2", "x * 3") if name == "edited" else HELPERS)
-    assert child(tmp_path / "one", cache) == ["3 4 5", "5 0"]
-    assert child(tmp_path / "other", cache) == ["3 4 5", "0 3"]  # those that the callers hold are not even loaded
-    assert child(tmp_path / "edited", cache) == ["3 6 5", "1 2"]
+    assert child(tmp_path / "one") == ["3 4 5", "5 0"]
+    assert child(tmp_path / "other") == ["3 4 5", "0 3"]  # those that the callers hold are not even loaded
+    assert child(tmp_path / "edited") == ["3 6 5", "1 2"]
 
 
 @pytest.fixture

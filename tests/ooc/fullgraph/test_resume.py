@@ -80,6 +80,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int, aft
     monkeypatch.setattr(owner, name, call)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("name", "settings", "placements", "other"), CASES)
 def test_a_killed_step_goes_on(

@@ -86,6 +86,7 @@ def exact(run: Run) -> torch.Tensor:
     return found
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("model", MODELS)
 def test_with_fresh_histories_a_batch_is_exact(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str

@@ -85,6 +85,7 @@ def close(out: np.ndarray, expected: Tensor) -> None:
     np.testing.assert_allclose(out / scale, expected.numpy() / scale, atol=1e-5, rtol=0)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("weighted", "loops"), [(False, True), (True, False), (True, True)])
 @pytest.mark.usefixtures("small_parts")

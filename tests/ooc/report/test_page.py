@@ -51,6 +51,7 @@ def test_the_page_of_a_run_holds_its_numbers_and_loads_nothing(make_store: MakeS
     assert all(target.startswith("#") for target in targets), targets
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

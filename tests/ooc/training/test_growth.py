@@ -66,6 +66,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", MODES)
 def test_a_model_trained_after_growth_is_one_trained_on_everything(tmp_path: Path, name: str) -> None:
     files, settings = tables(tmp_path), SMALL | MODES[name] | {"memory": tight()}

@@ -72,6 +72,7 @@ def same(one: Path, other: Path) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", MODES)
 def test_a_run_goes_on_with_new_events_as_if_they_had_been_there(tmp_path: Path, name: str) -> None:
     """Behind the last ones, and late ones behind what the epoch has seen; folded into the arrays or not."""

@@ -18,6 +18,7 @@ from tests.conftest import MakeStore
 from tests.ooc.runs import InterruptAt, KillAt, Killed, configure, curve, tight
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("every", "killed_at"), [(1, 0), (1, 2), (1, 11), (3, 3), (3, 7), (None, 5)])
 def test_resume_continues_to_the_bit(make_store: MakeStore, tmp_path: Path, every: int | None, killed_at: int) -> None:
     store = make_store()
