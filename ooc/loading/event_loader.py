@@ -17,7 +17,7 @@ from torch_geometric.data import TemporalData
 from ooc.graph.relabel import RelabelTable
 from ooc.loading.arguments import renamed
 from ooc.loading.base import EpochLoader
-from ooc.loading.feature_gather import Gather
+from ooc.loading.collate import Gather
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for

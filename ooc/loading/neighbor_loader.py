@@ -16,8 +16,7 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.loading.arguments import check_numbers, check_pyg_arguments, fanout_of, input_nodes_of, renamed, weight_column_of
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
-from ooc.loading.collate import CollateStage, Collator
-from ooc.loading.feature_gather import Gather
+from ooc.loading.collate import CollateStage, Collator, Gather
 from ooc.loading.stages import Order
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.messages import warn_user

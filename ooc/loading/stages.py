@@ -20,8 +20,7 @@ from ooc.graph.blocks import Subgraph
 from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import InputNodes
 from ooc.loading.batch_bytes import BatchBytes, ScanBytes
-from ooc.loading.collate import CollateStage, LoadedBatch, SampledBatch
-from ooc.loading.feature_gather import Gather
+from ooc.loading.collate import CollateStage, Gather, LoadedBatch, SampledBatch
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of
 from ooc.runtime.memory_plan import MemoryPlan, words_for

@@ -21,8 +21,7 @@ from ooc.loading.arguments import InputNodes, check_numbers, check_pyg_arguments
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.batch_bytes import BatchBytes, row_bytes_of
 from ooc.loading.choose_read_strategy import choose_strategy
-from ooc.loading.collate import CollateStage, Collator, LoadedBatch, SampledBatch
-from ooc.loading.feature_gather import Gather
+from ooc.loading.collate import CollateStage, Collator, Gather, LoadedBatch, SampledBatch
 from ooc.loading.stages import BatchStages, DrawSubgraph, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for
 from ooc.runtime.keyed_random import Cursor, steps_of
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory

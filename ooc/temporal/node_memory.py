@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ooc.history.history import History, open_history
 from ooc.history.rows import PrefetchedRows
+from ooc.loading.collate import Gather
 from ooc.loading.event_loader import EventLoader
-from ooc.loading.feature_gather import Gather
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.pipeline import Stage
 from ooc.sampling.temporal_index import slots_of

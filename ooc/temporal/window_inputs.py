@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.loading.feature_gather import Gather
+from ooc.loading.collate import Gather
 from ooc.runtime.buffers import Buffers
 from ooc.sampling.kernels import stream_of, uniform
 from stores.arrays.rows import AnyArray, Ids, Rows

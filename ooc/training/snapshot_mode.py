@@ -18,7 +18,7 @@ from torch import Tensor
 from ooc.config.base import changed
 from ooc.config.snapshots import MODELS, SnapshotsConfig
 from ooc.history.history import Growth, History, open_history
-from ooc.loading.feature_gather import Gather
+from ooc.loading.collate import Gather
 from ooc.metrics.links import PAIR_BYTES, LinkScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, metric_names, out_channels
 from ooc.metrics.nodes import Scores as NodeScores

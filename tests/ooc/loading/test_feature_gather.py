@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ooc.loading.feature_gather import Gather
+from ooc.loading.collate import Gather
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.pyg.remote_backend import OocFeatureStore
 from ooc.runtime.buffers import Buffers

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import ooc
 from ooc.history.history import History
 from ooc.history.rows import PrefetchedRows
-from ooc.loading.feature_gather import Gather
+from ooc.loading.collate import Gather
 from ooc.runtime.buffers import Buffers
 from ooc.sampling.negatives import RandomNegatives, negatives_of
 from ooc.sampling.time_windows import windows
