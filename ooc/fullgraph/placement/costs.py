@@ -264,27 +264,25 @@ class StepCosts:
 
     def ranges(self, run: OpRun, placement: Placement) -> Ranges:
         """How the destinations of a run are taken together."""
-        if run.op.kind == "gather":
-            return self.gathered(run.op, self.kept_ranges(run, placement))
-        sums = [] if run.op.backward else [name for name in run.writes if self.values[name].kind == "sums"]
+        op, values = run.op, self.values
+        if op.kind == "gather":
+            saved = [] if run.again else [name for name in (*op.reads, *op.writes) if values[name].kind == "saved"]
+            return self.gathered(op, self.kept_of(op, placement.of(saved[0])) if saved else int(op.turns))
+        sums = [] if op.backward else [name for name in run.writes if values[name].kind == "sums"]
         # Sums that are made where they are to stand need no memory of their own.
         into = any(placement.standing(name) is TensorPlacement.RETAINED for name in sums)
         unit = 0 if into else sum(self.width(name) for name in run.adds)
-        return Ranges(self.units(run.op), float(unit * self.program.cell_rows), met=self.met)
+        return Ranges(self.units(op), float(unit * self.program.cell_rows), met=self.met)
 
     def units(self, op: Op) -> int:
         """See `Ranges`: destinations whose sources are gathered come one by one, others in cells of the grid."""
         return self.program.num_nodes if op.kind == "gather" else -(-self.program.num_nodes // self.program.cell_rows)
 
-    def kept_ranges(self, run: OpRun, placement: Placement) -> int:
-        """Of how many ranges what autograd keeps is in memory, beside what stands there as a value."""
-        op, saved = run.op, [name for name in (*run.op.reads, *run.op.writes) if self.values[name].kind == "saved"]
-        return int(op.turns) if run.again or not saved else self.kept_of(op, placement.of(saved[0]))
-
     @staticmethod
     def kept_of(op: Op, where: TensorPlacement) -> int:
-        """The same by the placement of what it keeps: in its backward pass it is there for the range under way, and, where it
-        is read, for the next one; in its forward pass until it is written."""
+        """Of how many ranges what autograd keeps is in memory, beside what stands there as a value, by its placement: in the
+        backward pass it is there for the range under way and, where it is read, for the next one; in the forward pass until it
+        is written."""
         if where is TensorPlacement.RECOMPUTED:
             return int(op.backward)
         return 0 if where is TensorPlacement.RETAINED else 1 + op.backward

@@ -43,9 +43,8 @@ class SearchResult(NamedTuple):
 
 
 class States(NamedTuple):
-    """States before a stage, or beyond the last. known: int64[s], what the stage meets, by its number; chain: int64[s], rows
-    to be made again (`RecomputeChains`); held: float64[s, 3]; seconds: float64[s]; parent, option: int64[s],
-    where each comes from."""
+    """States before a stage, or beyond the last, [s] each. known: what the stage meets, by its number; chain: rows to be made
+    again (`RecomputeChains`); held: float64[s, 3], bytes by tier; parent, option: where each comes from."""
 
     known: Ints
     chain: Ints
@@ -104,7 +103,7 @@ class RecomputeChains:
         return RecomputeLink(frozenset(written), frozenset((*adds, *gathers, *reads)), run, size)
 
     def grown(self, chain: int, link: RecomputeLink) -> tuple[int, bool]:
-        """(the chain behind a stage, whether the turn of the one before comes with the stage's backward pass)."""
+        """(the chain behind a stage, whether the one before is due with the stage's backward pass)."""
         if not link.written:
             return 0, chain > 0
         goes_on = not self._written[chain].isdisjoint(link.read)

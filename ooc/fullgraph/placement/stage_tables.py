@@ -66,11 +66,11 @@ class Stages:
             number = self._stage_of[op.repeats] if op.repeats else number
             self._stage_of[op.name] = number
         self.decided = {value.name: self._decided_at(value) for value in self.program.values}
+        """by value the stage that decides it, -1 of the store's own"""
         self.stages = [self._stage(number) for number in range(len(self.program.forward))]
         self.choices = {value.name: self._choices_of(value) for value in self.program.values}
 
     def _decided_at(self, value: Value) -> int:
-        """The stage that decides a value; -1 of the store's own."""
         if value.kind == "gradient" and value.backward:
             return self._stage_of[value.backward[-1]]
         return self._stage_of[value.made_by] if value.made_by else -1
@@ -104,7 +104,9 @@ class Stages:
             found += [ValueChoice(TensorPlacement.RECOMPUTED, TensorPlacement.DISK)] * again
             waits = value.kind not in ("sums", "saved") or value.backward or value.constant
             return found if waits else found[-1:]  # else it is not kept anyway
-        if again and not (found and self._in_vain(value)):
+        needed, made = [self._stage_of[name] for name in value.backward], self.decided[value.name]
+        in_vain = bool(needed) and (needed[0] <= made or max(needed) > made + 1)
+        if again and not (found and in_vain):
             found += [
                 ValueChoice(TensorPlacement.RECOMPUTED, tier)
                 for tier in (TensorPlacement.RETAINED, TensorPlacement.DISK)
@@ -112,17 +114,9 @@ class Stages:
             ]
         if value.backward or value.constant:
             return found
-        return [choice._replace(needed=False) for choice in found] + found * self._summed_again(value)
-
-    def _in_vain(self, value: Value) -> bool:
-        """Whether a value would stand as long as if it were kept."""
-        needed, made = [self._stage_of[name] for name in value.backward], self.decided[value.name]
-        return bool(needed) and (needed[0] <= made or max(needed) > made + 1)
-
-    def _summed_again(self, value: Value) -> bool:
-        """Whether there are sums of a value that the backward pass may make again."""
-        found = [self.costs.schedule.sums[op.name] for op in self.program.forward if op.summed == value.name]
-        return any(sums and self.values[sums].backward for sums in found)
+        sums = [self.costs.schedule.sums[op.name] for op in self.program.forward if op.summed == value.name]
+        summed_again = any(name and self.values[name].backward for name in sums)
+        return [choice._replace(needed=False) for choice in found] + found * summed_again
 
     def kept(self, value: Value, choice: ValueChoice) -> bool:
         """Whether a value stands from when it is made until it is needed in the backward pass."""

@@ -149,7 +149,9 @@ class _Trial(Executor):
         source, and of a destination beside. Notes what it keeps in all."""
         tries, place = self._chunk(op)
         own, sources = place.stop - place.first, len(place.at["sources"]) if op.kind == "gather" else 0
-        usual = self._usual(place) if sources else 1.0
+        edges = int(self.graph.indptr[place.stop] - self.graph.indptr[place.first])
+        # In-edges of a node on average, itself among them, beside those of the destinations tried.
+        usual = (1 + self.program.num_edges / self.nodes) / (1 + edges / own) if sources else 1.0
         forwards, backwards, kept = [], [], RangeBytes()
         for run in tries * (1 + REPEATS // len(tries)):
             begun = perf_counter()
@@ -224,11 +226,6 @@ class _Trial(Executor):
         own = 4 * layer.out + self.program.num_edges / self.nodes * layer.edge_bytes
         gathered = RangeBytes(GATHERED * layer.source_bytes, GATHERED * own)
         return {"gathered": gathered, "kept": kept, "hub": GATHERED * gathered_bytes(self.graph, layer, hub, hub + 1)}
-
-    def _usual(self, place: RangeOfNodes) -> float:
-        """In-edges of a node on average, itself among them, beside those of the destinations tried."""
-        edges = int(self.graph.indptr[place.stop] - self.graph.indptr[place.first])
-        return (1 + self.program.num_edges / self.nodes) / (1 + edges / (place.stop - place.first))
 
     # --- sums ---
 
