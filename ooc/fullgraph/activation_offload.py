@@ -152,9 +152,6 @@ class PendingChunk:
     compute: of the inputs `given`; wanted: those that need a gradient; own: storages of parameters, by address; offload: where
     what is kept goes, None for memory. `backward` is to be called once, with the inputs again. nbytes: of memory that what is
     kept takes; needed_inputs: those that the backward needs.
-
-    >>> pending = PendingChunk(function, {"sums": sums}, {"sums"}, own, None)
-    >>> pending.backward({"sums": sums}, {"rows1": gradient})["sums"]
     """
 
     def __init__(

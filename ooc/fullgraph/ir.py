@@ -107,12 +107,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Placement:
-    """A placement for every value that has a choice. passing: where a RECOMPUTED value stands while it is used, RETAINED or
-    DISK (DISK where it is not named). ranges: bytes for the two ranges of a "gather" op that are in memory at a time, without
-    what autograd keeps of them, by op; where an op is not named, half the room.
-
-    >>> Placement({"rows1": TensorPlacement.DISK, "near1": TensorPlacement.RECOMPUTED}).standing("near1")
-    """
+    """A placement for every value that has a choice. passing: where a RECOMPUTED value is while it is used, RETAINED or DISK
+    (DISK where it is not named). ranges: bytes for the two ranges of a "gather" op that are in memory at a time, without what
+    autograd keeps of them, by op; where an op is not named, see `gathered_share`."""
 
     placements: Mapping[str, TensorPlacement]
     passing: Mapping[str, TensorPlacement] = field(default_factory=dict)

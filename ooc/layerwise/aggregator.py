@@ -39,12 +39,7 @@ class RowPiece(NamedTuple):
 
 class SumKernel:
     """Adds rows to the sums of their out-neighbors. kind: as of `ooc.graph.aggregation.PreAggregation`; threads: that add;
-    dtype: of the sums, float32 or float64; read: is called with what was read, in the threads that read.
-
-    >>> adder = SumKernel(tiles, graph, "mean", threads=2)
-    >>> adder.add(rows, RowDecoder.of(encoding), 0, 8192, sums)  # float32[8192, f]
-    >>> adder.scale(0, sums)
-    """
+    dtype: of the sums, float32 or float64; read: is called with what was read, in the threads that read."""
 
     def __init__(
         self, tiles: Tiles, graph: Graph, kind: Kind, threads: int, dtype: DTypeLike = np.float32, read: Noted = unnoted

@@ -141,12 +141,7 @@ def count_entries(slots: SlotReader, piece_rows: int, cell_rows: int, reverse: b
 
 
 class Tiles:
-    """Entries on disk or in memory, by piece; see `TileGrid` and `SOURCE_BITS`.
-
-    >>> tiles = Tiles(grid, entries, weight)
-    >>> for piece, low, high in tiles.spans(0, num_nodes):
-    ...     entry, weight, nbytes = tiles.read(low, high)
-    """
+    """Entries on disk or in memory, by piece; see `TileGrid` and `SOURCE_BITS`."""
 
     def __init__(self, grid: TileGrid, entry: Any, weight: Any | None) -> None:
         self.grid, self.entry, self.weight = grid, entry, weight

@@ -17,9 +17,6 @@ class IoStats:
 
     bytes_read, bytes_written: of the disk. Since the last `restart`, seconds: by op, without those of ops that were run again
     meanwhile; samples: of memory and disk; ops: names by their number in the step.
-
-    >>> with stats.timed(COMPUTE): ...
-    >>> stats.spans()["compute"]
     """
 
     def __init__(self) -> None:

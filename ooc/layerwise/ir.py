@@ -25,16 +25,13 @@ _NAMES: dict[ValueRole, str] = {
 
 
 class ValueRef(NamedTuple):
-    """A value by what it is.
+    """A value by its role.
 
     role: "features" (the store's own), "edges", "rows" (that a layer sums or gathers), "self" (what its destinations add
     beside, where it maps before it sums), "sums" (over neighbors), "initial" (the first rows, which later layers return to),
     "pre_norm" (rows before a norm over all nodes), "out" (the model's), "saved..." (what autograd keeps of a map, a layer, a
-    norm). layer: that reads it, or of "sums", "pre_norm" and "saved" that makes it; gradient: whether it is the gradient of
-    that.
-
-    >>> ValueRef("sums", 0).name
-    'near0'
+    norm). layer: that reads it, or of "sums", "pre_norm" and "saved" that makes it; gradient: whether it is that one's
+    gradient.
     """
 
     role: ValueRole
@@ -62,12 +59,11 @@ class Op:
     kind: "map" (row by row), "sum" (the sums of a range of destinations, then row by row), "gather" (from the rows of a range's
     sources), "norm" (row by row, with statistics over all nodes that the op before it gathered), "add" (only the sums: of a
     block of columns, or of gradients for a "gather", whose ranges are others). summed: value whose rows are added along the
-    edges: it is read whole once a range of destinations (a pass), "edges" (half of them: one order) once in all; in the
-    backward pass along the transposed edges. For "gather" it is the value whose rows are gathered; in the backward pass again,
-    unless what is saved does without. reads: values read once, in order. writes: values written once, in order; sums that are
-    RECOMPUTED are not written at all. scatters: gradient whose rows a "gather" adds to in any order. repeats: in the backward
-    pass the op whose row-wise part is run again where its "saved" is RECOMPUTED, else "". turns: the last op of the forward
-    pass, which computes the loss and its gradients at once, so that nothing of it waits.
+    edges, in the backward pass along the transposed ones: it is read whole once a range of destinations, the edges once in all.
+    Of a "gather" it is the value whose rows are gathered, in the backward pass again where they are needed. reads, writes:
+    values read and written once, in order; sums that are RECOMPUTED are not written. scatters: gradient whose rows a "gather"
+    adds to in any order. repeats: in the backward pass the op whose row-wise part is run again where its "saved" is RECOMPUTED.
+    turns: whether it is the last op of the forward pass, which computes the loss and its gradients at once.
 
     In the backward pass `summed` is the gradient of the sums of the layer above, and the sums go into this op's row-wise part
     as gradients of what it wrote.

@@ -192,11 +192,7 @@ class RowWriter:
 
 
 class RowStore:
-    """Values in one dtype. columns: of a row, by name.
-
-    >>> store.put("rows1", 0, values)
-    >>> store.read("rows1", 0, 8192)
-    """
+    """Values by name, in one dtype. columns: of a row, by name."""
 
     def __init__(
         self, dataset: Dataset, dtype: np.dtype[Any], columns: dict[str, int], stats: IoStats, buffers: Buffers
