@@ -6,7 +6,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "EventsConfig": "ooc.config.events",
-        "FullConfig": "ooc.config.full",
+        "FullConfig": "ooc.config.nodes",
         "RunConfig": "ooc.config.base",
         "SnapshotsConfig": "ooc.config.snapshots",
         "TrainConfig": "ooc.config.nodes",

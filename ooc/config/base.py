@@ -54,13 +54,28 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0)]
 
 
-def check_model(config: "RunConfig", built_in: Sequence[str]) -> None:
-    """Raise ValueError if the model is neither built in nor a user class, or does not accept model_args."""
-    if ":" not in config.model and config.model not in built_in:
+OfModel = Mapping[str, Sequence[str]]
+"""setting -> the models that it applies to"""
+
+
+def check_model(config: "RunConfig", built_in: Sequence[str], of_model: OfModel, of_own: Sequence[str] = ()) -> None:
+    """Raise ValueError for an unknown model, and for what does not apply to it; see `check_settings`."""
+    own = ":" in config.model
+    if not own and config.model not in built_in:
         known = ", ".join(built_in)
         raise ValueError(f"model {config.model!r} is unknown: use {known}, or package.module:Class for your own")
-    if ":" not in config.model and config.model_args:
+    if not own and config.model_args:
         raise ValueError(f"model_args apply to your own class (package.module:Class), not to {config.model}")
+    check_settings(config, of_model, of_own)
+
+
+def check_settings(config: "RunConfig", of_model: OfModel, of_own: Sequence[str]) -> None:
+    """Raise ValueError for settings of other models, which would be ignored silently; own classes have those of `of_own`."""
+    own, known = ":" in config.model, type(config).model_fields
+    for name in changed(config, *(name for name in of_model if name in known)):
+        if config.model not in of_model[name] and not (own and name in of_own):
+            hint = "leave it out, or give it in model_args" if own else "leave it out"
+            raise ValueError(f"{name} does not apply to model {config.model}: {hint}")
 
 
 def changed(config: BaseModel, *names: str) -> list[str]:
@@ -114,6 +129,16 @@ class RunConfig(BaseModel):
     def memory_bytes(self) -> int | None:
         """`memory` in bytes."""
         return None if self.memory is None else parse_bytes(self.memory)
+
+    @property
+    def batches(self) -> str:
+        """What a batch is made of, for people."""
+        raise NotImplementedError
+
+    @property
+    def leaves_mode_open(self) -> bool:
+        """Whether `ooc plan` compares the modes, as none is given."""
+        return False
 
     def differences(self, other: "RunConfig") -> list[str]:
         """Return the keys in which the two runs' losses would differ."""

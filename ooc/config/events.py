@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ooc.config.base import Fraction, Numbers, Positive, TimeConfig, changed, check_model
+from ooc.config.base import Fraction, Numbers, Positive, TimeConfig, check_model
 
 MODELS = ("tgn", "tgat", "graphmixer")
 OF_MODEL = {"memory_dim": ("tgn",), "past": ("tgn",), "strategy": ("tgn", "tgat"), "heads": ("tgn", "tgat"), "raw": MODELS}
@@ -62,20 +62,21 @@ class EventsConfig(TimeConfig):
 
     @model_validator(mode="after")
     def _fill(self) -> Self:
-        check_model(self, MODELS)
-        own = self.model not in MODELS
+        check_model(self, MODELS, OF_MODEL, OF_OWN)
         counts = self.num_neighbors or _NEIGHBORS.get(self.model, [10])
         object.__setattr__(self, "num_neighbors", counts)  # the model is frozen otherwise
         if self.model in ("tgn", "graphmixer") and len(self.num_neighbors) != 1:
             raise ValueError(f"num_neighbors must be one number for model {self.model}, which uses one hop")
-        for name in changed(self, *OF_MODEL):
-            if self.model not in OF_MODEL[name] and not (own and name in OF_OWN):
-                raise ValueError(f"{name} does not apply to model {self.model}: leave it out")
         if self.hidden % self.heads and self.model in OF_MODEL["heads"]:
             raise ValueError(f"hidden = {self.hidden} is divided among {self.heads} heads: give a multiple")
         if self.negatives_file is not None and self.eval_ratio != 1:
             raise ValueError("eval_ratio does not apply to negatives from a file: leave it out")
         return self
+
+    @property
+    def batches(self) -> str:
+        counts = ", ".join(map(str, self.num_neighbors))
+        return f"batches of {self.batch_size:,} events, {counts} past events sampled per node"
 
     @property
     def negatives_file(self) -> Path | None:

@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ooc.config.base import RunConfig, parse, read_config
-from ooc.config.nodes import TrainConfig
+from ooc.config.events import EventsConfig
+from ooc.config.nodes import FullConfig, TrainConfig
+from ooc.config.snapshots import SnapshotsConfig
 from stores.errors import ConfigError
 
 
 def classes() -> dict[str, type[RunConfig]]:
     """Return the configuration class of every mode; the first mode is the default."""
-    from ooc.config.events import EventsConfig
-    from ooc.config.full import FullConfig  # avoids a circular import
-    from ooc.config.snapshots import SnapshotsConfig
-
     modes = get_args(TrainConfig.model_fields["mode"].annotation)
     return {**dict.fromkeys(modes, TrainConfig), "full": FullConfig, "events": EventsConfig, "snapshots": SnapshotsConfig}
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ooc.config.base import Fraction, Numbers, Positive, RunConfig, Words, _numbers, changed, parse
+from ooc.config.base import Fraction, Numbers, Positive, RunConfig, Size, Words, _numbers, changed, check_settings, parse
+from stores.sizes import parse_bytes
 
 _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
@@ -65,12 +66,9 @@ class NodeConfig(RunConfig):
 
     @model_validator(mode="after")
     def _of_the_model(self) -> Self:
-        """Reject settings of other models, which would be ignored silently; unknown models are rejected elsewhere."""
-        own, known = ":" in self.model, type(self).model_fields
-        for name in changed(self, *(name for name in OF_MODEL if name in known)) if own or self.model in _BUILT_IN else ():
-            if self.model not in OF_MODEL[name] and not (own and name == "heads"):
-                hint = "leave it out, or give it in model_args" if own else "leave it out"
-                raise ValueError(f"{name} does not apply to model {self.model}: {hint}")
+        """Unknown models are rejected elsewhere."""
+        if ":" in self.model or self.model in _BUILT_IN:
+            check_settings(self, OF_MODEL, ["heads"])
         return self
 
 
@@ -174,6 +172,44 @@ class TrainConfig(NodeConfig):
         if self.drift_tolerance is not None and self.refresh != "auto":
             raise ValueError("drift_tolerance applies to refresh = auto only: set that too, or leave it out")
         return self
+
+    @property
+    def batches(self) -> str:
+        parts = f"{self.parts_per_batch:,} part{'s' * (self.parts_per_batch != 1)} per batch"
+        steps = f" of {self.walk_length}" if self.saint == "walk" else ""
+        return {
+            "sampled": f"fan-out {', '.join(map(str, self.fanout))}, batches of {self.batch_size:,}",
+            "cluster": f"clusters, {parts}",
+            "saint": f"GraphSAINT, {self.roots:,} {self.saint}s{steps} per batch",
+            "history": f"{'histories' if self.history == 'kept' else 'zeros instead of histories'}, {parts}",
+        }[self.mode]
+
+    @property
+    def leaves_mode_open(self) -> bool:
+        return "mode" not in self.model_fields_set
+
+
+class FullConfig(NodeConfig):
+    """Settings of exact training on the whole graph; a step is an epoch.
+
+    >>> FullConfig(store="cora.ooc", out="runs/cora", model="gcn", memory="3GB").placement
+    'planned'
+    """
+
+    mode: Literal["full"] = Field("full", description="the whole graph at once, exactly, with offloading to disk.")
+    placement: Literal["planned", "retained", "host", "disk", "recomputed"] = Field(
+        "planned", description="Where intermediates are kept for the backward pass: planned, or one placement for all."
+    )
+    disk: Size | None = Field(None, description="Disk space for intermediates, such as 50GB; by default what is free.")
+
+    @property
+    def batches(self) -> str:
+        return "the whole graph, exactly"
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """`disk` in bytes."""
+        return None if self.disk is None else parse_bytes(self.disk)
 
 
 def in_mode(config: TrainConfig, mode: str, more: dict[str, Any]) -> TrainConfig:

@@ -63,14 +63,16 @@ class SnapshotsConfig(TimeConfig):
 
     @model_validator(mode="after")
     def _of_the_others(self) -> Self:
-        check_model(self, MODELS)
-        for name in changed(self, *OF_MODEL):
-            if self.model not in OF_MODEL[name]:
-                raise ValueError(f"{name} does not apply to model {self.model}: leave it out")
+        check_model(self, MODELS, OF_MODEL)
         unused = changed(self, *(name for task, names in OF_TASK.items() if task != self.task for name in names))
         if unused:
             raise ValueError(f"{unused[0]} does not apply to task {self.task}: leave it out")
         return self
+
+    @property
+    def batches(self) -> str:
+        stride, unit = self.stride or self.window, " events" if self.by == "count" else ""
+        return f"windows of {self.window}{unit}" + (f", one every {stride}{unit}" if stride != self.window else "")
 
     @property
     def span(self) -> tuple[str | float, str | float | None]:

@@ -122,6 +122,11 @@ class MemoryPlan:
         return self._part(10)
 
     @property
+    def windows_in_flight(self) -> int:
+        """For the windows on their way to the model: three."""
+        return 3 * self.window
+
+    @property
     def window_activations(self) -> BatchRoom:
         """For the activations of the window at the model: half, what the other windows leave."""
         return self._part(2)
@@ -247,6 +252,11 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
         scratch=SCRATCH_BYTES + _large_chunks(dataset),
         origin=process.origin,
     )
+
+
+def beside_scores(room: int) -> int:
+    """What exact steps may leave in memory while exact scores are made there too: half of the room of a step."""
+    return room // 2
 
 
 def _large_chunks(dataset: Dataset) -> int:

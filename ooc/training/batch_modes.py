@@ -23,7 +23,6 @@ from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.metrics.nodes import Scores as NodeScores
-from ooc.metrics.nodes import out_channels
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model
 from ooc.models.layers import autocast, evaluating
@@ -37,11 +36,9 @@ from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
 from ooc.runtime.memory_plan import plan_memory
 from ooc.training import checkpoint, summary
-from ooc.training.build import make_model, make_optimizer, model_bytes
-from ooc.training.mode import RunContext, Scores
-from ooc.training.node_mode import EXACT_FOLDER, NodeMode
-from ooc.training.run_state import RunState
-from ooc.training.tasks import make_loss
+from ooc.training.build import make_optimizer, model_bytes
+from ooc.training.mode import RunContext, RunState, Scores
+from ooc.training.node_mode import EXACT_FOLDER, NodeMode, make_loss
 from stores.dataset import Dataset
 from stores.process import resident_bytes
 
@@ -118,13 +115,19 @@ class BatchMode(NodeMode):
         common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": self.device}
         return {**common, "edge_ids": False, "budget": self.budget, "pre_aggregation": pre_aggregation_of(self.model)}
 
+    def _subgraphs(self) -> dict[str, Any]:
+        """What the loaders of subgraphs have in common."""
+        config = self.config
+        model: dict[str, Any] = {"num_layers": config.layers, "width": config.layers * config.hidden}
+        common: dict[str, Any] = {"seed": config.seed, "device": self.device, "edge_ids": False, "budget": self.budget}
+        return {"input_nodes": config.train_split, **model, **common}
+
     @property
     def steps_per_epoch(self) -> int:
         return len(self.loader)
 
     @property
     def seeds_per_step(self) -> int:
-        """On average."""
         return -(-self.dataset.num_nodes // self.steps_per_epoch)
 
     @property
@@ -144,7 +147,8 @@ class BatchMode(NodeMode):
             self.scaler.load_state_dict(saved["scaler"])
         if self.config.evaluate == "layerwise":
             folder = self.config.out / EXACT_FOLDER
-            self.exact = ExactScores(self.model, self.dataset, folder, self.engine, self.pending_bytes, self.budget)
+            exact = ExactScores(self.model, self.dataset, folder, self.engine, self.pending_bytes, self.budget)
+            self.exact = self.opened.enter_context(closing(exact))
 
     def prepare(self) -> None:
         """The plan of a run that has not begun."""
@@ -216,11 +220,6 @@ class BatchMode(NodeMode):
         return config.model_copy(update={"history": "zero", "saint_coverage": LEAST_COVERAGE})
 
     def predict(self, seconds: float, variants: bool) -> Plan:
-        """See `Mode`. Raises what sampling and reading raise: BudgetError where a batch does not fit.
-
-        >>> mode.predict(seconds=2.0, variants=True).prediction.bottleneck
-        'read'
-        """
         config, each = self.config, self.steps_per_epoch
         steps = min(config.max_steps or 1 << 62, config.epochs * each)
         epochs = -(-steps // max(1, each))
@@ -254,8 +253,7 @@ class BatchMode(NodeMode):
     def _twin(self) -> Self:
         """The mode with another model of the same shape."""
         other = copy(self)
-        channels = out_channels(self.task, self.classes)
-        other.model = make_model(self.config, self.dataset.num_features, channels).to(self.device)
+        other.model = self._make_model()
         other.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == "fp16")
         return other
 
@@ -319,8 +317,8 @@ class SampledMode(BatchMode):
         return self.config.batch_size
 
 
-class ClusterMode(BatchMode):
-    """Parts, and the edges between those of a batch; see `Mode`."""
+class PartMode(BatchMode):
+    """Batches of parts; see `Mode`."""
 
     loses = True
     traits = ModeTraits(
@@ -333,14 +331,29 @@ class ClusterMode(BatchMode):
         most_lost=0.3,
     )
 
+    @classmethod
+    def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:
+        """Fewer and fewer parts a batch of those the store has, or more and more ranges."""
+        graph = dataset.graph
+        if graph.parts is not None:
+            many = max(1, (len(graph.parts) - 1) // PARTS_AN_EPOCH)
+            while many:
+                yield {"parts_per_batch": many}
+                many //= 2
+            return
+        parts = PARTS_AN_EPOCH
+        while parts <= min(MOST_PARTS, graph.num_nodes):
+            yield {"parts": parts}
+            parts *= 2
+
+
+class ClusterMode(PartMode):
+    """Parts, and the edges between those of a batch; see `Mode`."""
+
     def _make_loader(self) -> BatchLoader:
         config = self.config
         parts: dict[str, Any] = {"shuffle": True, "num_parts": config.parts}
-        return ClusterLoader(self.dataset, config.parts_per_batch, **parts, **subgraph_arguments(self))
-
-    @classmethod
-    def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:
-        return part_choices(dataset)
+        return ClusterLoader(self.dataset, config.parts_per_batch, **parts, **self._subgraphs())
 
     def met(self, subgraph: Subgraph) -> tuple[int, int]:
         """Edges, of those of the batch's nodes."""
@@ -368,7 +381,7 @@ class SaintMode(BatchMode):
         config = self.config
         sizes: dict[str, Any] = {"batch_size": config.roots, "walk_length": config.walk_length}
         sizes |= {"sample_coverage": config.saint_coverage, "save_dir": config.out / "saint"}
-        return SaintLoader(self.dataset, config.saint, **sizes, **subgraph_arguments(self))
+        return self.opened.enter_context(closing(SaintLoader(self.dataset, config.saint, **sizes, **self._subgraphs())))
 
     def prepare(self) -> None:
         """Count how often nodes come: here, and not in a thread of the first epoch."""
@@ -386,36 +399,3 @@ class SaintMode(BatchMode):
     def weighed(self) -> bool:
         """Attention takes no coefficients."""
         return not (self.config.model == "gat" or ":" in self.config.model)
-
-    def close(self) -> None:
-        self.loader.close()
-        super().close()
-
-
-def subgraph_arguments(mode: BatchMode) -> dict[str, Any]:
-    """What the loaders of subgraphs have in common."""
-    config = mode.config
-    return {
-        "input_nodes": config.train_split,
-        "num_layers": config.layers,
-        "width": config.layers * config.hidden,
-        "seed": config.seed,
-        "device": mode.device,
-        "edge_ids": False,
-        "budget": mode.budget,
-    }
-
-
-def part_choices(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Settings for batches of parts, smaller and smaller: fewer parts a batch of those the store has, or more ranges."""
-    graph = dataset.graph
-    if graph.parts is not None:
-        many = max(1, (len(graph.parts) - 1) // PARTS_AN_EPOCH)
-        while many:
-            yield {"parts_per_batch": many}
-            many //= 2
-        return
-    parts = PARTS_AN_EPOCH
-    while parts <= min(MOST_PARTS, graph.num_nodes):
-        yield {"parts": parts}
-        parts *= 2

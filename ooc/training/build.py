@@ -13,6 +13,9 @@ from ooc.models.user_models import kind_of, load_model
 from ooc.runtime.keyed_random import Purpose, key
 from stores.errors import ConfigError
 
+_SHARED = ("dropout", "heads", "norm", "residual")
+"""settings of every model, built in or not"""
+
 
 def pick_device(name: str) -> torch.device:
     """ "auto" is CUDA where there is one. Deterministic kernels are switched on for CUDA."""
@@ -28,18 +31,10 @@ def pick_device(name: str) -> torch.device:
 def make_model(config: NodeConfig, in_channels: int, channels: int) -> nn.Module:
     """The configured model, its parameters drawn from the seed alone."""
     torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
-    shape: dict[str, Any] = {
-        "in_channels": in_channels,
-        "hidden_channels": config.hidden,
-        "out_channels": channels,
-        "num_layers": config.layers,
-        "dropout": config.dropout,
-        "heads": config.heads,
-        "norm": config.norm,
-        "residual": config.residual,
-    }
+    shape: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": config.hidden, "out_channels": channels}
+    shape |= {"num_layers": config.layers} | {name: getattr(config, name) for name in _SHARED}
     if ":" in config.model:
-        asked = [name for name in changed(config, "dropout", "heads", "norm", "residual") if getattr(config, name)]
+        asked = [name for name in changed(config, *_SHARED) if getattr(config, name)]
         made = load_model(config.model, shape, config.model_args, asked)
         count = len(made.layers) if kind_of(made) == "layers" else config.layers  # type: ignore[arg-type]
         if count != config.layers:

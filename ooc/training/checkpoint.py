@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from stores.errors import ConfigError, StoreError
-from stores.io.atomic import disk_errors, remove_leftovers, sync_dir, write_file
+from stores.io.atomic import disk_errors, remove_leftovers, replacing, write_file
 
 FORMAT = 1
 CHECKPOINT = "checkpoint.pt"
@@ -25,28 +25,16 @@ PLAN = "plan.json"
 
 
 def save(run_dir: Path, state: dict[str, Any], name: str = CHECKPOINT) -> Path:
-    """Replace the checkpoint by `state` (tensors and plain values): written beside, synced, renamed.
-
-    A failure, such as a full disk, leaves the old one untouched and raises StoreError.
-    """
+    """Replace the checkpoint by `state` (tensors and plain values) atomically. Raises StoreError where the disk refuses."""
     import torch
 
     path = run_dir / name
-    scratch = path.with_suffix(".tmp")
-    with disk_errors(path):
+    with replacing(path) as file:
         try:
-            with open(scratch, "wb") as file:
-                torch.save({"format": FORMAT, **state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(scratch, path)
-        except (OSError, RuntimeError) as error:
-            scratch.unlink(missing_ok=True)
-            if isinstance(error, RuntimeError):  # how torch's writer reports a short write
-                free = shutil.disk_usage(run_dir).free
-                raise OSError(errno.ENOSPC if free < 1 << 20 else errno.EIO, f"{error}", str(path)) from error
-            raise
-        sync_dir(run_dir)
+            torch.save({"format": FORMAT, **state}, file)
+        except RuntimeError as error:  # how torch's writer reports a short write
+            free = shutil.disk_usage(run_dir).free
+            raise OSError(errno.ENOSPC if free < 1 << 20 else errno.EIO, f"{error}", str(path)) from error
     return path
 
 
@@ -72,17 +60,19 @@ def write_json(path: Path, value: Any) -> None:
     write_file(path, json.dumps(value, indent=2, default=str).encode() + b"\n")
 
 
-def read_plan(run_dir: Path) -> dict[str, Any] | None:
-    """The plan made before the run began (`ooc.planning.run_plan.Plan.asdict`), None where none was. ConfigError where it is
-    damaged."""
-    path = run_dir / PLAN
+def read_json(path: Path, advice: str) -> dict[str, Any] | None:
+    """What a JSON file holds, None where there is none. Raises ConfigError, with the advice, where it is damaged."""
     if not path.exists():
         return None
     try:
-        plan: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON ({error}); delete it") from None
-    return plan
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); {advice}") from None
+
+
+def read_plan(run_dir: Path) -> dict[str, Any] | None:
+    """The plan made before the run began (`ooc.planning.run_plan.Plan.asdict`), None where none was."""
+    return read_json(run_dir / PLAN, "delete it")
 
 
 def fingerprint(state_shapes: dict[str, Any]) -> str:
@@ -104,20 +94,19 @@ class MetricsLog:
         self._path = path = run_dir / METRICS
         with disk_errors(path):
             self._file = open(path, "ab")  # noqa: SIM115 - closed by close()
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process, however it ends
-            size = os.fstat(self._file.fileno()).st_size
-            if size < offset:
+        with ExitStack() as refused:
+            refused.callback(self._file.close)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process
+            except BlockingIOError:
+                another = f"{run_dir}: another process is training there; wait for it or choose another --out"
+                raise ConfigError(another) from None
+            if (size := self.size) < offset:
                 raise ConfigError(
                     f"{path}: {size} bytes, but {offset} when the checkpoint was taken: it was changed, start anew"
                 )
-        except BlockingIOError:
-            self._file.close()
-            raise ConfigError(f"{run_dir}: another process is training there; wait for it or choose another --out") from None
-        except ConfigError:
-            self._file.close()
-            raise
-        self._file.truncate(offset)
+            self._file.truncate(offset)
+            refused.pop_all()
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line. Floats are written so that they read back to the bit."""
@@ -129,12 +118,12 @@ class MetricsLog:
         """Make all lines durable and return the file's length: what a checkpoint records."""
         with disk_errors(self._path):
             os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size
+        return self.size
 
     @property
-    def empty(self) -> bool:
-        """Whether no line stands in the file."""
-        return os.fstat(self._file.fileno()).st_size == 0
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         self._file.close()
@@ -178,7 +167,7 @@ class RunDir:
 
     def discard_unstarted(self) -> None:
         """Remove the directory if it is this object's own and no step was logged."""
-        if self._made and self._log is not None and self._log.empty:
+        if self._made and self._log is not None and not self._log.size:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:

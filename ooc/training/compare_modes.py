@@ -1,10 +1,10 @@
-"""The modes of a run tried one after the other on its store, shortly, for `ooc.planning.choose_mode`; then the one chosen is
-planned.
+"""Tries each mode of a run on its store for a moment, for `ooc.planning.choose_mode`, and plans the one chosen.
 
 Each is composed as training would compose it and profiled as `ooc plan --mode` does, but for its scores, which all share.
 """
 
 import tempfile
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,8 @@ def _tried(config: TrainConfig, name: str, dataset: Dataset, folder: Path, more:
         plan: Plan = mode.predict(COMPARE_SECONDS, variants=False)
         found, share = plan.prediction, mode.steps_per_epoch / max(1, plan.steps)
         fits = found.peak_rss_bytes <= CLOSE * mode.batch_budget.memory
-        fix = None if fits else f"the memory is too little, --memory {_rounded(found.peak_rss_bytes)} would do"
+        enough = f"{-(-found.peak_rss_bytes // 10**8) / 10:g}GB"
+        fix = None if fits else f"the memory is too little, --memory {enough} would do"
         return Candidate(
             name,
             mode.traits,
@@ -94,17 +95,12 @@ def _tried(config: TrainConfig, name: str, dataset: Dataset, folder: Path, more:
         )
 
 
-def _rounded(nbytes: int) -> str:
-    return f"{-(-nbytes // 10**8) / 10:g}GB"
-
-
 def _has_layers(mode: BatchMode) -> bool:
     """Whether a layer-wise pass can score the model."""
-    try:
+    with suppress(OocError):
         layers_of(mode.model)
-    except OocError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _lost(mode: BatchMode) -> float:

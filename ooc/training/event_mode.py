@@ -1,6 +1,7 @@
 """The mode "events": a stream of events, whose destinations are ranked against negatives."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
@@ -9,30 +10,27 @@ from torch import Tensor
 
 from ooc.config.base import changed
 from ooc.config.events import MODELS, EventsConfig
-from ooc.history.history import Growth, History
+from ooc.history.history import Growth
 from ooc.loading.event_loader import EventLoader
-from ooc.metrics.links import PAIR_BYTES, EdgeBank, LinkScores
+from ooc.metrics.links import EdgeBank, LinkScores
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling.negatives import GivenNegatives, Negatives
 from ooc.sampling.time_windows import NANOSECONDS, chronological, prefix
 from ooc.temporal.event_models import LinkModel, ModelName, OwnModel, Sizes, build_event_model
 from ooc.temporal.node_memory import MemoryLoader, NodeMemory, check_undirected
-from ooc.training.build import model_bytes
 from ooc.training.mode import Scores
 from ooc.training.temporal_mode import TimeMode, link_loss
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 
 FOLDER = "memory"
-KEPT_A_NODE = 6
-"""bytes in memory for every node: when its row was written, and how often it was read"""
 
 
 class EventMode(TimeMode):
     """Batches of events, a model that scores links, its memory, and EdgeBank beside it; see `Mode`."""
 
     config: EventsConfig
+    unit = "events"
     loaders: dict[str, EventLoader]
 
     def __init__(self, config: EventsConfig, dataset: Dataset) -> None:
@@ -43,30 +41,20 @@ class EventMode(TimeMode):
         self._has_memory = config.model == "tgn"
         check_undirected(dataset)
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
-        self.model = self._make().to(self.device)
-        kept = dataset.num_nodes * (KEPT_A_NODE * self._has_memory + 16 * ("birth" in dataset.names)) + PAIR_BYTES
-        self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept)
+        self._set_model(self._make(), self._has_memory)
         self.splits = chronological(events, config.val, config.test)
-        self.negatives = {split: self._draw_negatives(split) for split in ("train", "val")}
-        self.negatives["test"] = self.negatives["val"]
+        self.negatives = self._negatives_by_split()
         self.loaders = {split: self._loader(split) for split in self.splits}
-        self.rate = ("events", self.loaders["train"].num_events / max(self.steps_per_epoch, 1))
-        self.parts = ("events", {split: last - first for split, (first, last) in self.splits.items()})
         several = self.negatives["val"].ratio > 1
         if several and config.monitor not in (None, "mrr"):
             raise ConfigError(f"monitor = {config.monitor!r} is a score of one negative an event; with several use mrr")
         self.monitor = config.monitor or ("mrr" if several or config.negatives_file is not None else "ap")
         self._resume: dict[str, Any] | None = None
-        self._check_splits()
+        self._check_splits(self.loaders["train"].num_events)
 
     @property
     def steps_per_epoch(self) -> int:
         return len(self.loaders["train"])
-
-    @property
-    def history(self) -> History | None:
-        """The memory's rows."""
-        return None if self.memory is None else self.memory.history
 
     def _make(self) -> LinkModel:
         """The configured model, its parameters drawn from torch's generator."""
@@ -127,8 +115,9 @@ class EventMode(TimeMode):
             max_bytes=self.budget.history,
             state=None if state is None else state["memory"],
             grown=growth is not None,
-            engine="auto" if self.config.engine == "gds" else self.config.engine,
+            engine=self.engine,
         )
+        self.history = self.opened.enter_context(closing(self.memory.history))
         for loader in self.loaders.values():
             loader.memory = self.memory  # type: ignore[attr-defined]
 

@@ -1,9 +1,15 @@
-"""The mode "full": a step's gradient is that of all labelled nodes of the training split, and a step is an epoch."""
+"""The mode "full": a step's gradient is that of all labelled nodes of the training split, and a step is an epoch.
 
+Where the values of a step go is planned, as a run began, or all alike, on the disk that there is.
+"""
+
+import shutil
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,26 +17,37 @@ import torch
 from torch import Tensor
 
 from ooc.config.base import RunConfig
-from ooc.config.full import FullConfig
+from ooc.config.nodes import FullConfig
+from ooc.fullgraph.activation_offload import SEGMENT_BYTES
+from ooc.fullgraph.executor import LossOf
 from ooc.fullgraph.ir import Program, TensorPlacement
-from ooc.fullgraph.placement.step_plan import StepPlan
+from ooc.fullgraph.placement.costs import Speed, StepProfile
+from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
+from ooc.fullgraph.placement.step_profile import plan_full, profile
 from ooc.fullgraph.step import FullGraph
 from ooc.history.history import Growth
+from ooc.layerwise.scores import ExactScores
 from ooc.metrics.nodes import Loss
 from ooc.runtime.clock import write_trace
 from ooc.runtime.memory import keep_large_blocks, return_freed
-from ooc.runtime.memory_plan import plan_memory
+from ooc.runtime.memory_plan import beside_scores, plan_memory
 from ooc.runtime.messages import Pace
 from ooc.training import checkpoint
 from ooc.training.build import model_bytes
-from ooc.training.full_placement import FOLDER, asked_of, place, scores_beside
-from ooc.training.mode import RunContext, Scores
-from ooc.training.node_mode import EXACT_FOLDER, NodeMode
-from ooc.training.run_state import RunState
-from ooc.training.tasks import labels_of, make_loss
+from ooc.training.mode import RunContext, RunState, Scores
+from ooc.training.node_mode import EXACT_FOLDER, NodeMode, labels_of, make_loss
 from stores.dataset import Dataset
-from stores.errors import ConfigError
+from stores.errors import BudgetError, ConfigError
 from stores.sizes import format_bytes
+
+FOLDER = "full"
+"""of what does not fit the memory, in the run's directory"""
+FORCED = {"retained": "all retained", "host": "all on the host", "disk": "all on disk", "recomputed": "all recomputed"}
+"""`FullConfig.placement` -> the static plan"""
+_DISK_FRACTION = 0.9
+"""of what is free"""
+_UNMEASURED = StepProfile({}, {TensorPlacement.DISK: Speed(1.0, 1.0)}, 0.0)
+_ANY_MEMORY = 1 << 60
 
 
 class SplitLoss:
@@ -65,7 +82,6 @@ class FullPlan:
     step: StepPlan
 
     def asdict(self) -> dict[str, Any]:
-        """The step's plan as plain values."""
         return self.step.asdict()
 
 
@@ -82,7 +98,8 @@ class FullMode(NodeMode):
         self.budget = plan_memory(dataset, model_bytes(config, self.model))
         self.split_loss = SplitLoss(make_loss(config, dataset, self.task, self.device), dataset, config.train_split)
         self.model.train()
-        self.full = FullGraph(self.model, dataset, config.out / FOLDER, budget=self.budget, engine=self.engine)
+        full = FullGraph(self.model, dataset, config.out / FOLDER, budget=self.budget, engine=self.engine)
+        self.full = self.opened.enter_context(closing(full))
         self.plan: StepPlan | None = None
         """as predicted before the first step"""
         self.seconds: list[float] = []
@@ -96,27 +113,24 @@ class FullMode(NodeMode):
         """See `Mode`; places the values of a step."""
         self.run, config, full = run, self.config, self.full
         keep_large_blocks(True)  # as steps do: their ops are timed
-        self.plan = place(config, full, config.out, self.split_loss)
-        self.exact = scores_beside(full, config.out / EXACT_FOLDER, self.engine)
+        self.plan = _place(config, full, config.out, self.split_loss)
+        self.exact = self.opened.enter_context(closing(_scores_beside(full, config.out / EXACT_FOLDER, self.engine)))
         beside = self.exact.memory_bytes
         self._both_fit = beside is not None and full.most_bytes + beside <= full.room
         """whether memory has room for what steps and scores keep at once"""
         if self.plan is not None:
-            planned = {**self.plan.asdict(), "asked": asked_of(config, full)}
+            planned = {**self.plan.asdict(), "asked": _asked(config, full)}
             checkpoint.write_json(config.out / checkpoint.PLAN, planned)
             peak = format_bytes(self.plan.peak[0])
             run.watchers.note(f"plan: an epoch takes {self.plan.seconds:.3g} s, values and sums {peak} of memory")
 
     def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
-        """One: the whole graph."""
         yield None
 
     def loss(self, batch: Any) -> Tensor:
-        """A step has its own backward."""
-        raise NotImplementedError
+        raise NotImplementedError("an exact step has its own backward")
 
     def step(self, batch: Any, share: int) -> Tensor:
-        """One exact step."""
         assert self.exact is not None
         if not self._both_fit:
             self.exact.make_room()
@@ -155,40 +169,32 @@ class FullMode(NodeMode):
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         traffic = self.full.traffic
+        moved = {"bytes_read": traffic.bytes_read, "bytes_written": traffic.bytes_written}
         found = {
             **super().finish(result),
             "full": {
-                "bytes_read": traffic.bytes_read,
-                "bytes_written": traffic.bytes_written,
+                **moved,
                 "step_seconds": self.seconds,
                 "op_seconds": traffic.seconds,
                 "ops": traffic.ops,
                 "busy_seconds": traffic.busy(),
             },
-            **self._compared(),
+            **self._compared(moved),
         }
         self.full.discard()
         write_trace(self.config.out, traffic.spans(), traffic.samples)
         return found
 
-    def _compared(self) -> dict[str, Any]:
+    def _compared(self, moved: dict[str, int]) -> dict[str, Any]:
         """What was predicted of this process's steps, beside what they took."""
-        traffic, steps = self.full.traffic, len(self.seconds)
-        if self.plan is None or not steps:
+        plan, steps = self.plan, len(self.seconds)
+        if plan is None or not steps:
             return {}
-        read, written = self.plan.moved(TensorPlacement.DISK)
-        predicted = {
-            "seconds_per_epoch": self.plan.seconds,
-            "value_bytes": self.plan.peak[0],
-            "bytes_read": steps * read,
-            "bytes_written": steps * written,
-        }
-        actual = {
-            "seconds_per_epoch": statistics.median(self.seconds),
-            "value_bytes": max((sample.memory for sample in traffic.samples), default=0),
-            "bytes_read": traffic.bytes_read,
-            "bytes_written": traffic.bytes_written,
-        }
+        read, written = plan.moved(TensorPlacement.DISK)
+        predicted = {"seconds_per_epoch": plan.seconds, "value_bytes": plan.peak[0]}
+        predicted |= {"bytes_read": steps * read, "bytes_written": steps * written}
+        most = max((sample.memory for sample in self.full.traffic.samples), default=0)
+        actual = {"seconds_per_epoch": statistics.median(self.seconds), "value_bytes": most, **moved}
         return {"plan": {"predicted": predicted, "actual": actual, "advice": None}}
 
     @classmethod
@@ -200,6 +206,59 @@ class FullMode(NodeMode):
         assert self.plan is not None, "`planned` has a plan made"
         return FullPlan(self.full.program, self.plan)
 
-    def close(self) -> None:
-        self.full.close()
-        super().close()
+
+def _place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> StepPlan | None:
+    """Place the values of `full`'s steps, as configured. The plan, by a profile of a few seconds; None without one.
+
+    folder: the run's, on whose disk values may stand. A run goes on by the plan it began with, where that was made for the same
+    store and settings and fits. Raises BudgetError where nothing fits, or not what is asked for.
+    """
+    full.disk = _disk_of(config, folder)
+    room = TierRoom(full.room, 0, max(0, full.disk - SEGMENT_BYTES))  # files of what autograd keeps grow by so much
+    made = _kept(config, full, folder, room) if config.plan else None
+    if made is None and config.placement != "planned":
+        measured = profile(full, folder, loss, room.disk) if config.plan else _UNMEASURED
+        static = static_placements(full.program, measured)
+        if FORCED[config.placement] not in static:
+            raise ConfigError(
+                f"placement = {config.placement!r}: a machine without a GPU has no host memory beside its own, and values go "
+                "to disk only where --disk and what is free leave room"
+            )
+        forced = static[FORCED[config.placement]]
+        made = settled(full.program, measured, lambda profile: predict(full.program, profile, forced, room))
+    elif made is None and config.plan:
+        made = plan_full(full, folder, room.disk, loss)
+    elif made is None:  # by default; refused here where the disk has no room for it, before anything is written
+        predict(full.program, _UNMEASURED, full.placement, TierRoom(_ANY_MEMORY, 0, room.disk))
+        return None
+    full.placement = made.placement
+    return made if config.plan else None
+
+
+def _asked(config: FullConfig, full: FullGraph) -> dict[str, Any]:
+    """What a plan is made for: kept beside it."""
+    return {"placement": config.placement, "store": full.dataset.fingerprint}
+
+
+def _kept(config: FullConfig, full: FullGraph, folder: Path, room: TierRoom) -> StepPlan | None:
+    """The plan that the run began with, where it is still what is asked for and fits."""
+    kept = checkpoint.read_plan(folder)
+    if kept is None or kept.get("asked") != _asked(config, full):
+        return None
+    plan = StepPlan.of(kept)
+    return plan if all(most <= has for most, has in zip(plan.peak, room.bytes, strict=True)) else None
+
+
+def _disk_of(config: FullConfig, folder: Path) -> int:
+    """Bytes of disk for values: those asked for, but no more than are free or hold what the run left there."""
+    own = sum(path.stat().st_blocks * 512 for path in (folder / FOLDER).rglob("*") if path.is_file())
+    free = int((shutil.disk_usage(folder).free + own) * _DISK_FRACTION)
+    return free if config.disk_bytes is None else min(config.disk_bytes, free)
+
+
+def _scores_beside(full: FullGraph, folder: Path, engine: str) -> ExactScores:
+    """Scores in the memory beside what a step leaves to the next one, or in its place where that is too much."""
+    if 0 < full.held_bytes <= beside_scores(full.room):
+        with suppress(BudgetError):
+            return ExactScores(full.model, full.dataset, folder, engine, full.held_bytes, full.budget)
+    return ExactScores(full.model, full.dataset, folder, engine, budget=full.budget)

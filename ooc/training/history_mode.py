@@ -3,7 +3,6 @@
 Between two epochs the histories' drift is measured, and where it is due they are refreshed.
 """
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,10 +25,8 @@ from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
 from ooc.planning.simulate_superbatches import cost_of
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan
-from ooc.training.batch_modes import BatchMode, part_choices
-from ooc.training.mode import RunContext, Scores
-from ooc.training.run_state import RunState
-from stores.dataset import Dataset
+from ooc.training.batch_modes import PartMode
+from ooc.training.mode import RunContext, RunState, Scores
 from stores.errors import BudgetError
 from stores.io.atomic import remove_tree
 from stores.io.pages import PAGE_BYTES
@@ -39,11 +36,10 @@ REFRESH_FOLDER = "refresh"
 """of the rows of a refresh while it is under way, in the run's directory"""
 
 
-class HistoryMode(BatchMode):
-    """Parts with their halo; see `Mode`. halo: from `open` on; refresh: under way, or done behind this epoch's last step."""
+class HistoryMode(PartMode):
+    """Parts with their halo; see `Mode`."""
 
     loader: HaloLoader
-    loses = True
     traits = ModeTraits(
         1,
         "histories",
@@ -53,8 +49,10 @@ class HistoryMode(BatchMode):
     )
     node_bytes = 6
     """the step that wrote its histories, and how often they were pulled"""
-    halo: Halo | None = None
+    halo: Halo
+    """from `open` on"""
     refresh: Refresh | None = None
+    """under way, or done behind this epoch's last step"""
 
     def _make_loader(self) -> HaloLoader:
         """Rows pulled and pushed, and those kept in RAM, have their share of the memory."""
@@ -94,8 +92,8 @@ class HistoryMode(BatchMode):
 
     @property
     def history(self) -> History | None:
-        """The histories; None where zeros stand in their place, or before `open`."""
-        return None if self.halo is None else self.halo.history
+        """The histories; None where zeros stand in their place."""
+        return self.halo.history
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
         super().open(run, saved, growth)
@@ -105,6 +103,7 @@ class HistoryMode(BatchMode):
         if config.history != "zero" and widths:
             state = saved["halo"] if saved else None
             history = open_halo(config.out / FOLDER, self.loader, widths, state, growth, **settings)
+            self.opened.enter_context(closing(history))
         self.halo = Halo(widths, history)
         if saved and saved.get("refresh") is not None:
             self.refresh = Refresh(**saved["refresh"])
@@ -116,7 +115,6 @@ class HistoryMode(BatchMode):
         self.refresh = None
 
     def forward(self, batch: Any) -> Tensor:
-        assert self.halo is not None
         return self.halo.forward(self.model, batch, self.config.activation_checkpointing)
 
     def score(self, split: str, epoch: int) -> Scores | None:
@@ -127,11 +125,8 @@ class HistoryMode(BatchMode):
     def end_epoch(self, scored: bool) -> dict[str, Any]:
         """Measure the drift and refresh where it is due, or go on with a refresh that was interrupted here.
 
-        scored: where scores are exact, one layer-wise pass serves both.
-
-        Returns:
-            "drift", a relative error for each inner layer, with "drift_error" and "drift_noise", of which it is the
-            difference, and "drift_chance" (see `LayerDrift`); "refreshed", true where they were refreshed afterwards.
+        Where exact scores come next, one layer-wise pass serves both. Returned are the fields of `LayerDrift`, and "refreshed",
+        true where the histories were refreshed afterwards.
         """
         if self.history is None:
             return {}
@@ -163,7 +158,6 @@ class HistoryMode(BatchMode):
         except BudgetError as error:
             if self.config.refresh == "auto":
                 raise
-            assert self.halo is not None
             if not self.halo.drift_reported:
                 self.run.watchers.note(f"the histories' drift is not measured: {error}")
             self.halo.drift_reported = True
@@ -178,10 +172,8 @@ class HistoryMode(BatchMode):
         if scored and self.exact is not None and self.config.val_split in self.exact.splits:
             refresh(self.exact.run, refresher)
             return
-        layers, folder = len(history.rows), self.config.out / REFRESH_FOLDER
-        with closing(
-            LayerwisePass(self.model, self.dataset, folder, budget=self.budget, upto=layers, engine=self.engine)
-        ) as scan:
+        settings: dict[str, Any] = {"budget": self.budget, "upto": len(history.rows), "engine": self.engine}
+        with closing(LayerwisePass(self.model, self.dataset, self.config.out / REFRESH_FOLDER, **settings)) as scan:
             try:
                 refresh(scan.run, refresher)
             finally:
@@ -202,27 +194,20 @@ class HistoryMode(BatchMode):
             self.history.commit()
 
     def counts(self) -> dict[str, Any]:
-        assert self.halo is not None
         return {**super().counts(), **self.halo.spent()}
-
-    def close(self) -> None:
-        if self.history is not None:
-            self.history.close()
-        super().close()
 
     def _twin(self) -> Self:
         other = super()._twin()
-        assert self.halo is not None
         other.halo = Halo(self.halo.widths, None)
         return other
 
     @property
     def _keeps_histories(self) -> bool:
-        return self.config.history == "kept" and self.halo is not None and len(self.halo.widths) > 0
+        return self.config.history == "kept" and len(self.halo.widths) > 0
 
     def histories(self) -> HistoryShape | None:
         config, halo, count = self.config, self.halo, self.dataset.num_nodes
-        if halo is None or not self._keeps_histories:
+        if not self._keeps_histories:
             return None
         cost = cost_of(self.loader.strategy.stages.load.x if halo.history is None else halo.history.rows[0])
         return HistoryShape(
@@ -281,10 +266,6 @@ class HistoryMode(BatchMode):
         except BudgetError:
             return 0  # nor will training measure it
         return read
-
-    @classmethod
-    def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:
-        return part_choices(dataset)
 
     def met(self, subgraph: Subgraph) -> tuple[int, int]:
         """Rows of nodes that the batch computes, of those that it has."""

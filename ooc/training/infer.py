@@ -5,8 +5,7 @@ Both are exact and resumable: while they are made a folder beside the output hol
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 from stores.io.atomic import check_absent, disk_errors, partial_path, publish, removed_path, sync_dir
 from stores.manifest import read_manifest
-from stores.sizes import parse_bytes
+from stores.sizes import format_bytes, parse_bytes
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
 """of a model's output in memory: the fewer of the two, but a thousand rows"""
@@ -52,6 +51,12 @@ class WrittenRows:
     reading: str
     """how features were read: by which engine, and why"""
 
+    @property
+    def moved(self) -> str:
+        """What was read and written, for people."""
+        moved = f"{format_bytes(self.bytes_read)} read, {format_bytes(self.bytes_written)} written"
+        return f"{moved}; features by {self.reading}"
+
 
 def infer(
     store: Path, run: Path, out: Path, memory: str | None = None, engine: str = "auto", progress: Progress | None = None
@@ -66,10 +71,7 @@ def infer(
     >>> infer(Path("papers.ooc"), Path("run"), Path("predictions.parquet"), memory="2GB").rows
     111059956
     """
-    with _open_pass(store, run, out, memory, engine, None) as (layers_pass, task):
-        if not out.exists():
-            _write_parquet(out, layers_pass.dataset, layers_pass.run(*_shown(progress)), task)
-        return _made(out, layers_pass)
+    return _written(store, run, out, None, memory, engine, progress, lambda *made: _write_parquet(out, *made))
 
 
 def embed(
@@ -91,19 +93,7 @@ def embed(
     layer = max(1, layers - 1) if layer is None else layer
     if not 1 <= layer <= layers:
         raise ConfigError(f"layer {layer}: the model of {run} has layers 1 to {layers}")
-    with _open_pass(store, run, out, memory, engine, layer) as (layers_pass, _):
-        if not out.exists():
-            _write_zarr(out, layers_pass.run(*_shown(progress)))
-        return _made(out, layers_pass)
-
-
-def _made(out: Path, layers_pass: LayerwisePass) -> WrittenRows:
-    moved = layers_pass.stats.bytes_read, layers_pass.stats.bytes_written
-    return WrittenRows(out, layers_pass.shape.num_nodes, layers_pass.shape.out, *moved, layers_pass.dataset.reading("x"))
-
-
-def _shown(progress: Progress | None) -> list[Progress]:
-    return [] if progress is None else [progress]
+    return _written(store, run, out, layer, memory, engine, progress, lambda rows, *_: _write_zarr(out, rows))
 
 
 def _config(run: Path) -> NodeConfig:
@@ -116,13 +106,20 @@ def _config(run: Path) -> NodeConfig:
     return parse(kind, found, where=f"{run}: ")
 
 
-@contextmanager
-def _open_pass(
-    store: Path, run: Path, out: Path, memory: str | None, engine: str, upto: int | None
-) -> Iterator[tuple[LayerwisePass, str]]:
-    """The layer-wise pass of the model of `run` over `store`, and the task; its folder, beside `out`, goes once `out` is there.
+def _written(
+    store: Path,
+    run: Path,
+    out: Path,
+    upto: int | None,
+    memory: str | None,
+    engine: str,
+    progress: Progress | None,
+    write: Callable[[Rows, Dataset, str], None],
+) -> WrittenRows:
+    """Run the model of `run` layer by layer over `store`, and have `write` make `out` of the rows, for the task.
 
-    An `out` beside the folder of the same pass was finished, but the process killed before the folder was gone.
+    The pass's folder, beside `out`, goes once `out` is there. An `out` beside the folder of the same pass was finished, but the
+    process killed before the folder was gone.
     """
     config, folder = _config(run), out.with_name(f"{out.name}.sweep")
     if not folder.exists():
@@ -134,24 +131,21 @@ def _open_pass(
         task, classes = _task(dataset, config)
         model = make_model(config, dataset.num_features, out_channels(task, classes))
         _load(model, run)
-        engine = "auto" if engine == "gds" else engine
-        layers_pass = LayerwisePass(
-            model,
-            dataset,
-            folder,
-            memory=None if memory is None else parse_bytes(memory),
-            upto=upto,
-            engine=engine,
-        )
+        settings: dict[str, Any] = {"upto": upto, "engine": "auto" if engine == "gds" else engine}
+        settings["memory"] = None if memory is None else parse_bytes(memory)
+        layers_pass = LayerwisePass(model, dataset, folder, **settings)
         try:
             layers_pass.files.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
             if not layers_pass.was_begun():
                 check_absent(out)
-            yield layers_pass, task
+            if not out.exists():
+                write(layers_pass.run(*([] if progress is None else [progress])), dataset, task)
         except BaseException:
             layers_pass.close()
             raise
         layers_pass.discard()
+        shape, stats = layers_pass.shape, layers_pass.stats
+        return WrittenRows(out, shape.num_nodes, shape.out, stats.bytes_read, stats.bytes_written, dataset.reading("x"))
 
 
 def _task(dataset: Dataset, config: NodeConfig) -> tuple[str, int]:
@@ -182,9 +176,9 @@ def _load(model: torch.nn.Module, run: Path) -> None:
 
 
 def _parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """(nodes, their rows), front to back."""
+    """(nodes, their rows), front to back; one part at least."""
     step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
-    for first in range(0, rows.shape[0], step):
+    for first in range(0, max(1, rows.shape[0]), step):
         node = np.arange(first, min(first + step, rows.shape[0]))
         values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
         rows.read(node, values)
@@ -204,7 +198,7 @@ def _write_zarr(out: Path, rows: Rows) -> None:
         raise
 
 
-def _write_parquet(out: Path, dataset: Dataset, rows: Rows, task: str) -> None:
+def _write_parquet(out: Path, rows: Rows, dataset: Dataset, task: str) -> None:
     partial = partial_path(out)
     writer: pq.ParquetWriter | None = None
     with disk_errors(out):
@@ -213,10 +207,10 @@ def _write_parquet(out: Path, dataset: Dataset, rows: Rows, task: str) -> None:
                 table = predictions(dataset.external(node), torch.from_numpy(logits), task)
                 writer = writer or pq.ParquetWriter(partial, table.schema)
                 writer.write_table(table)
-            if writer is None:
-                writer = pq.ParquetWriter(partial, predictions([], torch.empty(0, rows.shape[1]), task).schema)
+            assert writer is not None, "there is a part"
             writer.close()
-            _sync(partial)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
             os.replace(partial, out)
             sync_dir(out.absolute().parent)
         except BaseException:
@@ -246,11 +240,3 @@ def predictions(ids: Any, logits: torch.Tensor, task: str) -> pa.Table:
     flat = pa.array(probability.reshape(-1).numpy())
     columns["probabilities"] = pa.FixedSizeListArray.from_arrays(flat, probability.shape[1])
     return pa.table(columns)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,7 @@
 """The training loop of every mode.
 
 Every step reseeds torch's generators from (seed, epoch, step), so a resumed run draws the dropout of the one that was
-never interrupted. A checkpoint is taken between optimizer steps only: no gradient has to be saved.
+never interrupted. Checkpoints are taken between optimizer steps only: no gradient has to be saved.
 """
 
 import math
@@ -37,7 +37,7 @@ def train(config: RunConfig, resume: bool = False, watcher: Watcher | None = Non
         config: The settings of any mode.
         resume: Continue the run that is there, inside its epoch, to the bit.
         watcher: Who is shown progress.
-        grown: With `resume`, continue though the store has grown since (see `ooc.training.resume_grown`).
+        grown: With `resume`, continue though the store has grown since (see `ooc.training.open_run.touched_since`).
 
     Returns:
         The summary, as in RUN/summary.json.
@@ -104,10 +104,9 @@ def fit(run: Run) -> None:
 
 
 def train_epoch(run: Run) -> None:
-    """From the cursor to the end of its epoch, or to `max_steps`.
+    """From the cursor to the end of its epoch, or to `max_steps`, which may cut the last group of accumulated batches short.
 
-    `max_steps` may cut the last group of accumulated batches short. A run with more steps would not do so, and is to go on
-    from before it: the checkpoint is taken there, and none after it.
+    A run with more steps would not cut it short, and is to go on from before it: the last checkpoint is taken there.
     """
     config, state, mode = run.config, run.state, run.mode
     run.model.train()

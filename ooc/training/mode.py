@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from ooc.config.base import RunConfig
 from ooc.history.history import Growth
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.training.build import pick_device
-from ooc.training.run_state import RunState
 from ooc.training.watchers import BATCHES, Rate, Watchers
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset
@@ -21,42 +21,49 @@ from stores.errors import ConfigError
 Scores = dict[str, float | None]
 
 
+@dataclass
+class RunState:
+    """Where a run is: the part of a checkpoint that every mode shares."""
+
+    epoch: int = 0
+    step: int = 0
+    """batches done in this epoch"""
+    total_steps: int = 0
+    loss_sum: float = 0.0
+    """of this epoch's steps"""
+    best_score: float | None = None
+    best_epoch: int | None = None
+    stale: int = 0
+    """evaluations since the best one"""
+
+    @classmethod
+    def next_epoch(cls, saved: dict[str, Any]) -> Self:
+        """That of a checkpoint, at the beginning of the epoch that is the first to see what is new in the store."""
+        state = cls(**saved["state"])
+        state.epoch, state.step, state.loss_sum = state.epoch + (state.step > 0), 0, 0.0
+        return state
+
+
 class RunContext(Protocol):
-    """A run as its mode sees it; see `ooc.training.run.Run`."""
+    """A run as its mode sees it: see `ooc.training.run.Run`."""
 
     state: RunState
     watchers: Watchers
     interrupted: bool
 
-    def judge(self, scores: Scores) -> bool:
-        """Whether the model is the best so far by its scores on validation; then it is kept."""
-
-    def booked(self, name: str) -> AbstractContextManager[None]:
-        """Count the seconds of a block among those of `name` in the run's account."""
-
-    def measure(self, name: str) -> AbstractContextManager[None]:
-        """Record the memory of a block for the summary."""
-
-    def checkpoint(self) -> None:
-        """Save everything a resumed run needs."""
-
-    def checkpoint_if_due(self, epoch_end: bool = False) -> None:
-        """Take a checkpoint where one is due; after Ctrl-C take one and raise KeyboardInterrupt."""
+    def judge(self, scores: Scores) -> bool: ...
+    def booked(self, name: str) -> AbstractContextManager[None]: ...
+    def measure(self, name: str) -> AbstractContextManager[None]: ...
+    def checkpoint(self) -> None: ...
+    def checkpoint_if_due(self, epoch_end: bool = False) -> None: ...
 
 
 class Mode(ABC):
     """What a run does in a step, and what it is scored by. `ooc.training.loop` runs any of them.
 
-    A mode is made before anything is written: what does not fit is refused there. `open` then makes its files in the run's
-    directory. Every epoch has the same `steps_per_epoch`, and a batch depends on (seed, epoch, step) alone.
-
-    Args:
-        config: The settings, of the class that `ooc.config.modes.classes` has for the mode.
-        dataset: The open store; it stays open longer than the mode.
-
-    Raises:
-        ConfigError: Settings and store do not fit each other.
-        BudgetError: A batch does not fit the memory.
+    A mode is made before anything is written: what does not fit is refused there, by a ConfigError or a BudgetError. `open`
+    then makes its files in the run's directory. Every epoch has the same `steps_per_epoch`, and a batch depends on (seed,
+    epoch, step) alone. The data set stays open longer than the mode.
     """
 
     auto_device: ClassVar[str] = "auto"
@@ -78,8 +85,15 @@ class Mode(ABC):
 
     def __init__(self, config: RunConfig, dataset: Dataset) -> None:
         self.config, self.dataset = config, dataset
+        self.opened = ExitStack()
+        """closes what the mode opens, the last first"""
         self.device = pick_device(self.auto_device if config.device == "auto" else config.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=False)
+
+    @property
+    def engine(self) -> str:
+        """How rows are read into the host's memory."""
+        return "auto" if self.config.engine == "gds" else self.config.engine
 
     @classmethod
     def planned(cls, config: RunConfig) -> RunConfig:
@@ -90,12 +104,8 @@ class Mode(ABC):
         )
 
     def predict(self, seconds: float, variants: bool) -> Any:
-        """The plan of the whole run, of modes that have one.
-
-        Args:
-            seconds: What each part of the profile may take.
-            variants: Whether to say what other settings would take.
-        """
+        """The plan of the whole run, of modes that have one. seconds: what each part of the profile may take; variants: whether
+        to say what other settings would take."""
         raise NotImplementedError
 
     @property
@@ -110,13 +120,8 @@ class Mode(ABC):
 
     @abstractmethod
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
-        """Make the mode's files in the run's directory, or take them up.
-
-        Args:
-            run: What this is the mode of.
-            saved: The checkpoint to go on from, None for a new run; parameters and optimizer are the run's to restore.
-            growth: What a store that has grown since means for the run, None where it has not.
-        """
+        """Make the mode's files in the run's directory, or take them up as they were at the checkpoint `saved`, None for a new
+        run; parameters and optimizer are the run's to restore. growth: what a store that has grown since means for the run."""
 
     def notes(self) -> list[str]:
         """What a person should know once the mode is open."""
@@ -134,11 +139,7 @@ class Mode(ABC):
         """The batch's loss, with its graph; state that the batch leaves behind is kept."""
 
     def step(self, batch: Any, share: int) -> Tensor:
-        """Add a batch's gradients, divided by `share`, to those of the parameters.
-
-        Returns:
-            The batch's loss.
-        """
+        """Add a batch's gradients, divided by `share`, to those of the parameters; the batch's loss."""
         loss = self.loss(batch)
         self.scaler.scale(loss / share).backward()  # type: ignore[no-untyped-call]
         return loss
@@ -157,20 +158,13 @@ class Mode(ABC):
         return epoch + 1 == self.config.epochs or (epoch + 1) % self.config.eval_every == 0
 
     def end_epoch(self, scored: bool) -> dict[str, Any]:
-        """An epoch's last step is done; scored: whether `evaluate` comes next.
-
-        Returns:
-            What the epoch's line in metrics.jsonl says besides scores.
-        """
+        """What the epoch's line in metrics.jsonl says besides scores. The last step is done; scored: `evaluate` comes next."""
         return {}
 
     @abstractmethod
     def evaluate(self) -> dict[str, Any]:
-        """Score the model on validation and judge it.
-
-        Returns:
-            What the epoch's line in metrics.jsonl says of it: split -> scores, and "best"; nothing where nothing is scored.
-        """
+        """Score the model on validation and judge it. What the epoch's line in metrics.jsonl says of it: split -> scores, and
+        "best"; nothing where nothing is scored."""
 
     @abstractmethod
     def final_scores(self) -> dict[str, Scores]:
@@ -189,15 +183,8 @@ class Mode(ABC):
 
     @abstractmethod
     def adapt(self, saved: dict[str, Any], touched: Ids) -> tuple[dict[str, Any], Growth]:
-        """How a run goes on with a store that has grown.
-
-        Args:
-            saved: The checkpoint, taken before.
-            touched: Nodes whose features or in-edges have changed, int64[k].
-
-        Returns:
-            The checkpoint to go on from, and what `open` is to know.
-        """
+        """(the checkpoint to go on from, what `open` is to know) for a store that has grown since the checkpoint `saved`.
+        touched: nodes whose features or in-edges have changed, int64[k]."""
 
     @abstractmethod
     def counts(self) -> dict[str, Any]:
@@ -205,22 +192,9 @@ class Mode(ABC):
 
     @abstractmethod
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        """The run is over: write the trace, remove files that only a running one needs.
+        """The run is over: write the trace, remove files that only a running one needs. What summary.json says of the mode,
+        besides `result`, what it says of every run."""
 
-        Args:
-            result: What summary.json says of every run.
-
-        Returns:
-            What it says of this mode besides.
-        """
-
-    @abstractmethod
     def close(self) -> None:
-        """Give back files and threads; idempotent, and allowed before `open`."""
-
-
-def next_epoch(saved: dict[str, Any]) -> RunState:
-    """The cursor of a checkpoint, at the beginning of the epoch that is the first to see what is new."""
-    state = RunState(**saved["state"])
-    state.epoch, state.step, state.loss_sum = state.epoch + (state.step > 0), 0, 0.0
-    return state
+        """Give back files and threads, each whatever closing another raises; idempotent, and allowed before `open`."""
+        self.opened.close()

@@ -1,21 +1,26 @@
-"""What modes on nodes share: the task, the model and its loss, scores by split."""
+"""What modes on nodes share: the task, labels by split and the loss, the model, scores by split."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
+
+import numpy as np
+import torch
 
 from ooc.config.nodes import NodeConfig
 from ooc.history.history import Growth
 from ooc.layerwise.scores import ExactScores
-from ooc.metrics.nodes import DEFAULT_MONITOR, out_channels
+from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, class_weights, metric_names, out_channels
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.training.build import make_model
-from ooc.training.mode import Mode, Scores, next_epoch
-from ooc.training.tasks import check_task
+from ooc.training.mode import Mode, RunState, Scores
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset
+from stores.errors import ConfigError
 
 EXACT_FOLDER = "sweep"
 """of the rows of exact scores, in the run's directory"""
+LABELS_AT_ONCE = 2**18
 
 
 class NodeMode(Mode):
@@ -28,19 +33,17 @@ class NodeMode(Mode):
         super().__init__(config, dataset)
         self.task = check_task(config, dataset)
         self.classes = dataset.num_classes or 2
-        channels = out_channels(self.task, self.classes)
-        self.model = make_model(config, dataset.num_features, channels).to(self.device)
+        self.model = self._make_model()
         self.monitor = config.monitor or DEFAULT_MONITOR[self.task]
+
+    def _make_model(self) -> torch.nn.Module:
+        channels = out_channels(self.task, self.classes)
+        return make_model(self.config, self.dataset.num_features, channels).to(self.device)
 
     @property
     def batch_budget(self) -> MemoryPlan:
         """What is left for batches, and all else."""
         return self.budget
-
-    @property
-    def engine(self) -> str:
-        """How rows are read into the host's memory."""
-        return "auto" if self.config.engine == "gds" else self.config.engine
 
     def notes(self) -> list[str]:
         """The memory, and how features are read."""
@@ -67,7 +70,7 @@ class NodeMode(Mode):
 
     def adapt(self, saved: dict[str, Any], touched: Ids) -> tuple[dict[str, Any], Growth]:
         """See `Mode`: with the next epoch, as batches are others now."""
-        state = next_epoch(saved)
+        state = RunState.next_epoch(saved)
         return saved | {"state": asdict(state), "refresh": None}, Growth(touched, state.epoch)
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -77,6 +80,40 @@ class NodeMode(Mode):
             self.exact.close(keep=False)
         return {"sweeps": moved, "budget": asdict(self.batch_budget), "reading": self.dataset.reading("x")}
 
-    def close(self) -> None:
-        if self.exact is not None:
-            self.exact.close()
+
+def check_task(config: NodeConfig, dataset: Dataset) -> str:
+    """The store's task. Raises ConfigError where the store cannot be trained on, or not so."""
+    task, splits = dataset.task, ", ".join(dataset.splits) or "none"
+    if task is None:
+        raise ConfigError(f"{config.store} holds no labels to train on: ingest it with --label or --labels")
+    if not dataset.num_features:
+        raise ConfigError(f"{config.store} holds no features to train on: ingest it with --features x=FILE")
+    if config.train_split not in dataset.splits:
+        raise ConfigError(f"{config.store} has no split {config.train_split!r} to train on (it has: {splits})")
+    if not len(dataset.members(config.train_split)):
+        raise ConfigError(f"split {config.train_split!r} of {config.store} is empty: nothing to train on")
+    unknown = sorted({config.val_split, *config.eval_splits} - {"val", "test", "train"} - set(dataset.splits))
+    if unknown:
+        raise ConfigError(f"{config.store} has no split {unknown[0]!r} (it has: {splits})")
+    if config.monitor is not None and config.monitor not in metric_names(task):
+        raise ConfigError(
+            f"monitor = {config.monitor!r} is no metric of a {task} task: use one of {', '.join(metric_names(task))}"
+        )
+    if config.patience is not None and config.val_split not in dataset.splits:
+        raise ConfigError(f"patience needs a validation split, and {config.store} has no {config.val_split!r}: leave it out")
+    return task
+
+
+def labels_of(dataset: Dataset, split: str) -> Iterator[torch.Tensor]:
+    """Labels of a split's nodes, [k] or [k, C], a piece at a time."""
+    labels, members = dataset.labels, dataset.members(split)
+    assert labels is not None
+    for start in range(0, len(members), LABELS_AT_ONCE):
+        node = members[np.arange(start, min(start + LABELS_AT_ONCE, len(members)))]
+        yield torch.from_numpy(np.asarray(labels[node]))
+
+
+def make_loss(config: NodeConfig, dataset: Dataset, task: str, device: torch.device) -> Loss:
+    """The task's loss with class weights from the training split's labels."""
+    weights = class_weights(config.class_weights, task, dataset.num_classes or 2, labels_of(dataset, config.train_split))
+    return Loss(task, None if weights is None else weights.to(device), config.label_smoothing)

@@ -14,9 +14,9 @@ from ooc.runtime.memory import MemoryMeter
 from ooc.training import checkpoint
 from ooc.training.build import make_optimizer
 from ooc.training.registry import mode_of
-from ooc.training.resume_grown import take_up
 from ooc.training.run import Run, environment
 from ooc.training.watchers import TensorBoardWatcher, Watchers
+from stores.arrays.rows import Ids
 from stores.dataset import Dataset
 from stores.errors import ConfigError, OocError
 
@@ -27,29 +27,23 @@ CONFIG = "config.json"
 def open_run(
     config: RunConfig, resume: bool, watchers: Watchers, dataset: Dataset | None = None, grown: bool = False
 ) -> Iterator[Run]:
-    """A run of `config`, new or from its checkpoint. One that fails before its first step leaves no directory.
+    """A run of `config`, new or, with `resume`, from the checkpoint in `config.out` where there is one.
 
-    Args:
-        config: The settings.
-        resume: Whether to go on with the run in `config.out`, where there is one.
-        watchers: Who is shown progress; they are closed too.
-        dataset: The store where it is open already; it stays open.
-        grown: Whether to go on though the store has grown.
-
-    Raises:
-        ConfigError, StoreError, BudgetError: Something does not fit.
+    A run that fails before its first step leaves no directory. The watchers are closed too; a data set that is given stays
+    open. grown: whether to go on though the store has grown. Raises ConfigError, StoreError or BudgetError where something
+    does not fit.
     """
     saved = check_out(config, resume)
     run_dir = checkpoint.RunDir(config.out, resume)
-    meter = MemoryMeter("run")
     try:
-        with meter, open_dataset(config) if dataset is None else nullcontext(dataset) as opened:
-            try:
-                run = compose(config, opened, watchers, meter, run_dir, saved, grown)
-                with closing(run.mode):
-                    yield run
-            finally:
-                watchers.close()
+        with (
+            MemoryMeter("run") as meter,
+            open_dataset(config) if dataset is None else nullcontext(dataset) as opened,
+            closing(watchers),
+        ):
+            run = compose(config, opened, watchers, meter, run_dir, saved, grown)
+            with closing(run.mode):
+                yield run
     except (OocError, OSError):
         run_dir.discard_unstarted()
         raise
@@ -70,6 +64,7 @@ def compose(
 
     Nothing is written before everything that can be refused without files has been checked.
     """
+    touched = touched_since(config, dataset, saved, grown) if saved else None
     threads = saved["threads"] if saved else config.threads
     if threads is not None:
         torch.set_num_threads(threads)
@@ -77,13 +72,13 @@ def compose(
     with ExitStack() as refused:
         refused.enter_context(closing(mode))
         if saved:
-            saved, growth = take_up(mode, saved, grown)
+            saved["store_fingerprint"] = dataset.fingerprint
+            if touched is not None:
+                saved, growth = mode.adapt(saved, touched)
             check_environment(config, saved, environment(mode))
         optimizer = make_optimizer(config, mode.model)
         log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
-        run = Run(
-            config=config, dataset=dataset, mode=mode, optimizer=optimizer, log=log, watchers=watchers, meter=meter
-        )  # fmt: skip
+        run = Run(config, dataset, mode, optimizer, log, watchers, meter)
         if not saved:
             write_config(config)  # from here on it is a run, which --resume takes
         if growth is not None and growth.note:
@@ -99,6 +94,35 @@ def compose(
             watchers.note(note)
         refused.pop_all()
     return run
+
+
+def touched_since(config: RunConfig, dataset: Dataset, saved: dict[str, Any], grown: bool) -> Ids | None:
+    """Nodes that were touched since the checkpoint `saved`, int64[k]; None where the store holds what it held.
+
+    Data that only moved from the appends into the arrays are the same, and the run goes on to the bit. Where there are more of
+    them, it goes on only with `grown`. On nodes: with the next epoch, as batches are others now, and with all histories but
+    those of nodes that were touched: something about them, an in-edge or a feature, is another. On events and windows: within
+    the epoch, where all that it has looked at is as it was, with the state of the nodes as it is: so it is, to the bit, the run
+    that began on what is there now, but for new nodes, which change what negatives are drawn from. Else (late events, or an
+    epoch that only wants its scores) with the next epoch, which begins with no state. Either way the splits are those of all
+    events that are there now, and the best model is chosen anew: scores of other events say nothing beside theirs.
+
+    Raises ConfigError for another store, and for one that has grown without `grown`.
+    """
+    if saved["store_fingerprint"] == dataset.fingerprint:
+        return None
+    touched = dataset.grown_since(saved["store_fingerprint"])
+    if touched is None:
+        raise ConfigError(
+            f"cannot resume {config.out}: it was trained with another store than {config.store}: give the one it was trained "
+            "on, or start another run"
+        )
+    if len(touched) and not grown:
+        raise ConfigError(
+            f"cannot resume {config.out}: {dataset.path} has grown since: --grown goes on with what is there now, or start "
+            "another run"
+        )
+    return touched if len(touched) else None
 
 
 def open_dataset(config: RunConfig) -> Dataset:
@@ -146,9 +170,8 @@ def write_config(config: RunConfig) -> None:
 
 
 def check_environment(config: RunConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise ConfigError where a checkpoint was taken with another store, model, device or number of processes."""
+    """Raise ConfigError where a checkpoint was taken with another model, device or number of threads or processes."""
     for name, what in (
-        ("store_fingerprint", f"another store than {config.store}: give the one it was trained on"),
         ("model_fingerprint", f"a model of other shapes than {config.model} now has: restore its source"),
         ("device", f"the device {saved['device']}, not {now['device']}: resume it there"),
         ("threads", f"{saved['threads']} torch threads, not {now['threads']}: resume it with as many"),

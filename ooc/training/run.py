@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from ooc.config.base import RunConfig
 from ooc.runtime.memory import MemoryMeter
 from ooc.training import checkpoint, summary
-from ooc.training.mode import Mode, Scores
-from ooc.training.run_state import RunState
+from ooc.training.mode import Mode, RunState, Scores
 from ooc.training.watchers import Watchers
 from stores.dataset import Dataset
 
@@ -25,7 +24,7 @@ CHECKPOINT_SECONDS = 2.0
 """... and come no more often than this."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Run:
     """A composed run: see `ooc.training.open_run.compose`."""
 
@@ -44,13 +43,12 @@ class Run:
 
     def __post_init__(self) -> None:
         self._spent = {**summary.nothing_spent(), "processes": 1}
-        self._tick: float | None = None  # while the clock of the training steps runs
+        self._clocks: dict[str, float] = {}  # of the blocks under way: up to when their seconds are booked
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
         self._saved_cursor: tuple[Any, ...] = ()
 
     @property
     def model(self) -> nn.Module:
-        """The mode's."""
         return self.mode.model
 
     @property
@@ -68,28 +66,29 @@ class Run:
         return self.config.patience is not None and self.state.stale >= self.config.patience
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """With the clock of the training steps running."""
-        self._tick = time.perf_counter()
-        yield
-        if self.mode.device.type == "cuda":
-            torch.cuda.synchronize(self.mode.device)
-        self._account()
-        self._tick = None
-
-    def _account(self) -> None:
-        """Book the time since the last booking as training."""
-        if self._tick is not None:
-            now = time.perf_counter()
-            self._spent["train_seconds"] += now - self._tick
-            self._tick = now
+    def booked(self, name: str) -> Iterator[None]:
+        """Count the seconds of a block, but for those of checkpoints, among those of `name` in the run's account."""
+        self._clocks[name] = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._account()
+            del self._clocks[name]
 
     @contextmanager
-    def booked(self, name: str) -> Iterator[None]:
-        """Count the seconds of a block among those of `name` in the run's account."""
-        began = time.perf_counter()
-        yield
-        self._spent[name] += time.perf_counter() - began
+    def training(self) -> Iterator[None]:
+        """Count the seconds of a block as training."""
+        with self.booked("train_seconds"):
+            yield
+            if self.mode.device.type == "cuda":
+                torch.cuda.synchronize(self.mode.device)
+
+    def _account(self) -> None:
+        """Book the seconds of the blocks under way, up to now."""
+        now = time.perf_counter()
+        for name, since in self._clocks.items():
+            self._spent[name] += now - since
+            self._clocks[name] = now
 
     def end_step(self, loss: float) -> None:
         """Log a batch and move the cursor behind it."""
@@ -167,7 +166,7 @@ class Run:
         self._save_seconds = time.perf_counter() - began
         self._spent["checkpoint_seconds"] += self._save_seconds
         self._saved_at, self._saved_cursor = time.monotonic(), cursor
-        self._tick = None if self._tick is None else time.perf_counter()
+        self._clocks = dict.fromkeys(self._clocks, time.perf_counter())
 
     def spent(self) -> dict[str, Any]:
         """Seconds, bytes and rows up to now, earlier processes included."""
@@ -176,8 +175,7 @@ class Run:
         return summary.add(self.spent_before, {**self._spent, **peaks, **found, "stages": self._worked(found["stages"])})
 
     def _worked(self, stages: summary.Stages) -> summary.Stages:
-        """The times of a training pipeline's stages, with the model's work on the batch it had last: the loop does not ask for
-        another one, so the pipeline misses it."""
+        """With the model's work on its last batch, which the pipeline misses, as the loop asks for no other one."""
         if "consumer" in stages:
             seconds = max(0.0, self._spent["train_seconds"] - stages["consumer"]["wait_s"])
             stages["consumer"] |= {"work_s": seconds, "busy_s": seconds}
@@ -185,7 +183,7 @@ class Run:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Record the memory of a stretch of the run for the summary."""
+        """Record the memory of a block for the summary."""
         with MemoryMeter(name) as meter:
             yield
         self._spent["memory"].append(meter.reading._asdict())

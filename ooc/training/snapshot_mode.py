@@ -17,27 +17,24 @@ from torch import Tensor
 
 from ooc.config.base import changed
 from ooc.config.snapshots import MODELS, SnapshotsConfig
-from ooc.history.history import Growth, History, open_history
+from ooc.history.history import Growth, open_history
 from ooc.loading.collate import Gather
-from ooc.metrics.links import PAIR_BYTES, LinkScores
+from ooc.metrics.links import LinkScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, metric_names, out_channels
 from ooc.metrics.nodes import Scores as NodeScores
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling.time_windows import chronological, prefix, windows
 from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork
 from ooc.temporal.window_inputs import Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
 from ooc.temporal.window_task import WindowNet, WindowOutput, carried, edgebank, hand_on, parts, split_steps, task_of
-from ooc.training.build import make_optimizer, model_bytes
+from ooc.training.build import make_optimizer
 from ooc.training.mode import Scores
 from ooc.training.temporal_mode import TimeMode, link_loss
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 
 FOLDER = "carried"
-KEPT_A_NODE = 6
-"""bytes in memory for every node that carries something: when it was written, and how often it was read"""
 PAIRS_AT_ONCE = 2**16
 """scored together where nothing is learned from them"""
 _LAYER_ROWS, _PAIR_ROWS = 14, 10
@@ -48,6 +45,8 @@ class SnapshotMode(TimeMode):
     """Windows, a model that is carried through them, and EdgeBank beside it; see `Mode`."""
 
     config: SnapshotsConfig
+    unit = "windows"
+    model: WindowNet
     loaders: dict[str, ForecastLoader]
 
     def __init__(self, config: SnapshotsConfig, dataset: Dataset) -> None:
@@ -58,19 +57,12 @@ class SnapshotMode(TimeMode):
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
         made = self._make(inputs.channels)
         out = None if self.task is None else out_channels(self.task, self._classes)
-        self.model = self.net = WindowNet(made, config.hidden, out).to(self.device)
-        self._rows: History | None = None
-        kept = dataset.num_nodes * (KEPT_A_NODE * bool(made.widths) + 16 * ("birth" in dataset.names)) + PAIR_BYTES
-        self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept)
+        self._set_model(WindowNet(made, config.hidden, out), bool(made.widths))
         self.windows = windows(events, *config.span, config.by)
         self.borders = chronological(events, config.val, config.test)
         self.loaders = {each: self._loader(inputs, learning=each == "train") for each in ("train", "score")}
         self.splits = split_steps(self.loaders["train"].window_pairs(), self.borders["train"][1], self.borders["val"][1])
-        self.rate = ("events", self.borders["train"][1] / max(self.steps_per_epoch, 1))
-        self.parts = ("windows", {split: last - first for split, (first, last) in self.splits.items()})
-        self.negatives = {split: self._draw_negatives(split) for split in (("train", "val") if self.task is None else ())}
-        if self.task is None:
-            self.negatives["test"] = self.negatives["val"]
+        self.negatives = self._negatives_by_split() if self.task is None else {}
         self.monitor = self._monitor()
         self._handed_on = 0
         """windows, in all epochs and scores: the history's next step"""
@@ -78,7 +70,7 @@ class SnapshotMode(TimeMode):
         """the history's step of the pass's step 0"""
         self._trained: dict[str, Tensor] | None = None
         self._live: torch.optim.Optimizer | None = None
-        self._check_splits()
+        self._check_splits(self.borders["train"][1])
 
     def _inputs(self) -> Inputs:
         """What a node is given in a window: features, sums of event columns, an identity."""
@@ -94,11 +86,6 @@ class SnapshotMode(TimeMode):
     def steps_per_epoch(self) -> int:
         """`updates` a window."""
         return self.splits["train"][1] * self.config.updates
-
-    @property
-    def history(self) -> History | None:
-        """What nodes carry."""
-        return self._rows
 
     def _make(self, in_channels: int) -> WindowModel:
         """The configured model, its parameters drawn from torch's generator."""
@@ -121,25 +108,23 @@ class SnapshotMode(TimeMode):
         return found
 
     def _loader(self, inputs: Inputs, learning: bool) -> ForecastLoader:
-        config = self.config
-        widths = self.net.model.widths
+        config, with_targets = self.config, self.task is None
         weighted = "weight" in (self.dataset.events.columns if config.columns is None else config.columns)
-        columns = [*inputs.columns, *(["weight"] if weighted else [])]
+        columns = (*inputs.columns, *(["weight"] if weighted else []), *([] if config.labels is None else [config.labels]))
         work = ForecastWork(
             events=self.dataset.events,
-            columns=tuple(columns if config.labels is None else [*columns, config.labels]),
+            columns=columns,
             inputs=inputs,
             label=config.labels,
             y=None if self.task is None or config.labels is not None else self.dataset.labels,
             weighted=weighted,
             both_ways=config.both_ways,
-            state_bytes=4 * sum(widths),
+            state_bytes=4 * sum(self.model.model.widths),
             activations=partial(_activations, 4 * config.hidden, config.layers, None if learning else PAIRS_AT_ONCE),
             max_bytes=self.budget.window,
             max_activations=self.budget.window_activations,
         )
-        with_targets = self.task is None
-        return ForecastLoader(work, self.windows, None, 3 * self.budget.window, self.device, with_targets=with_targets)
+        return ForecastLoader(work, self.windows, None, self.budget.windows_in_flight, self.device, with_targets=with_targets)
 
     def _score_baselines(self) -> dict[str, dict[str, Scores]]:
         if self.task is not None:
@@ -152,22 +137,22 @@ class SnapshotMode(TimeMode):
     def _open_state(self, state: dict[str, Any] | None, growth: Growth | None) -> None:
         if state is not None:
             self._handed_on, self._trained = state["handed_on"], state["trained"]
-        widths, folder = self.net.model.widths, self.config.out / FOLDER
+        widths, folder = self.model.model.widths, self.config.out / FOLDER
         if not widths:
             return
-        engine = "auto" if self.config.engine == "gds" else self.config.engine
-        settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.window_state, "engine": engine, "resident": True}
+        settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.window_state, "engine": self.engine, "resident": True}
         rows, grown = None if state is None else state["history"], growth is not None
-        self._rows = open_history(folder, self.dataset.num_nodes, widths, "float32", rows, grown, **settings)
+        history = open_history(folder, self.dataset.num_nodes, widths, "float32", rows, grown, **settings)
+        self.history = self.opened.enter_context(closing(history))
         for loader in self.loaders.values():
-            loader.history = self._rows
+            loader.history = self.history
 
     def _begin(self) -> None:
         """Nodes carry nothing, and weights are the first ones."""
         if self._trained is not None:  # what validation and test have taught is not to be known
-            self.net.load_state_dict(self._trained)
+            self.model.load_state_dict(self._trained)
             self._trained = self._live = None
-        self.net.model.begin()
+        self.model.model.begin()
         if self.history is not None:
             self.history.end_epoch()
             self.history.forget()
@@ -199,15 +184,15 @@ class SnapshotMode(TimeMode):
     def loss(self, batch: Any) -> Tensor:
         """Of links: of the next window's events, see `link_loss`; of nodes: the task's."""
         forecast, held, last = batch
-        outcome = self.net.outcome(forecast, held)
+        outcome = self.model.outcome(forecast, held)
         if last:
             self._hand_on(forecast, outcome)
         return self._loss(forecast, outcome, "train")
 
     def _loss(self, forecast: Forecast, outcome: WindowOutput, split: str) -> Tensor:
         if self.task is not None:
-            return Loss(self.task)(self.net.classes(outcome.rows, forecast), self._labels(forecast, split))
-        return link_loss(*self.net.links(outcome.rows, forecast))
+            return Loss(self.task)(self.model.classes(outcome.rows, forecast), self._labels(forecast, split))
+        return link_loss(*self.model.links(outcome.rows, forecast))
 
     def _labels(self, forecast: Forecast, split: str) -> Tensor:
         """[present, ...]: of the nodes in the store's split of that name, where it has one and labels are theirs; others -1."""
@@ -219,7 +204,7 @@ class SnapshotMode(TimeMode):
         return forecast.y.masked_fill(outside.view(-1, *[1] * (forecast.y.dim() - 1)), -1)
 
     def _hand_on(self, forecast: Forecast, outcome: WindowOutput) -> None:
-        hand_on(self.history, self._base, self.net, forecast, outcome)
+        hand_on(self.history, self._base, self.model, forecast, outcome)
         self._handed_on += 1
 
     def score(self, split: str) -> Scores | None:
@@ -228,8 +213,8 @@ class SnapshotMode(TimeMode):
         if first == last:
             return None
         if self.config.live and self._live is None:
-            self._trained = deepcopy(self.net.state_dict())
-            self._live = make_optimizer(self.config, self.net)
+            self._trained = deepcopy(self.model.state_dict())
+            self._live = make_optimizer(self.config, self.model)
         nodes = None
         if self.task is not None:
             steps = (each.window for each in islice(self.loaders["score"].window_pairs(), first, last))
@@ -240,12 +225,12 @@ class SnapshotMode(TimeMode):
             for forecast in forecasts:
                 with torch.inference_mode(False):  # the model may learn from it
                     held = carried(self.history, forecast)
-                outcome = self.net.outcome(forecast, held)
+                outcome = self.model.outcome(forecast, held)
                 if nodes is not None:
-                    nodes.update(self.net.classes(outcome.rows, forecast), self._labels(forecast, split))
+                    nodes.update(self.model.classes(outcome.rows, forecast), self._labels(forecast, split))
                 else:
                     for part in parts(forecast, PAIRS_AT_ONCE):
-                        links.update(*self.net.links(outcome.rows, part))
+                        links.update(*self.model.links(outcome.rows, part))
                 if self._live is not None:
                     outcome = self._learn(self._live, forecast, held, split)
                 self._hand_on(forecast, outcome)
@@ -255,15 +240,15 @@ class SnapshotMode(TimeMode):
 
     def _learn(self, optimizer: torch.optim.Optimizer, forecast: Forecast, held: list[Tensor], split: str) -> WindowOutput:
         """`updates` steps on a window that was scored; what its nodes then carry on is of the last one, as in training."""
-        self.net.train()
+        self.model.train()
         with torch.inference_mode(False), torch.enable_grad():
             for time in range(self.config.updates):
                 torch.manual_seed(key(self.config.seed, Purpose.TORCH, -1, self._handed_on, time) >> 1)
-                outcome = self.net.outcome(forecast, held)
+                outcome = self.model.outcome(forecast, held)
                 self._loss(forecast, outcome, split).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-        self.net.eval()
+        self.model.eval()
         return outcome
 
     def _kept(self) -> dict[str, Any]:

@@ -9,10 +9,13 @@ from ooc.planning.run_plan import advise, bottleneck, hit_rate
 PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
 _SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_seconds")
 _HISTORY = ("met", "pulled", "written", "age", "bytes_read", "bytes_written", "bytes_logged")
-COUNTS_READ = ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked")
+_READ = ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked")
 _NEGATIVES = ("historical_negatives", "historical_negatives_random")
 """drawn from the source's past, and those of them that are random, since it had no other destination that was found"""
-COUNTS = (*_SECONDS, *_NEGATIVES, "steps", *COUNTS_READ, "processes", *(f"history_{name}" for name in _HISTORY))
+_MOVED = ("bytes_read", "edge_bytes_read", "history_bytes_read", "history_bytes_written")
+_COMPARED = ("evaluate_seconds", "peak_rss_bytes", *_MOVED, "rows_read", "rows_asked")
+"""what is compared with a prediction as it was counted"""
+COUNTS = (*_SECONDS, *_NEGATIVES, "steps", *_READ, "processes", *(f"history_{name}" for name in _HISTORY))
 
 Stages = dict[str, dict[str, float]]
 
@@ -38,13 +41,10 @@ def add(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 def add_stages(before: Stages, now: Stages) -> Stages:
     """Sums of every stage's work and wait seconds."""
-    names = list(dict.fromkeys([*before, *now]))
+    parts = ("work_s", "wait_s", "busy_s", "items")
     return {
-        name: {
-            part: before.get(name, {}).get(part, 0) + now.get(name, {}).get(part, 0)
-            for part in ("work_s", "wait_s", "busy_s", "items")
-        }
-        for name in names
+        name: {part: sum(each.get(name, {}).get(part, 0) for each in (before, now)) for part in parts}
+        for name in dict.fromkeys([*before, *now])
     }
 
 
@@ -90,8 +90,8 @@ def histories(spent: dict[str, Any]) -> dict[str, Any] | None:
     """What came from histories, None where no step met a row that could.
 
     share_pulled: of the rows that inner layers met, those that came from histories and had been written before;
-    share_unwritten: those whose history was still zero; age: steps since a pulled row was written, on average; bytes_logged: of
-    overwritten rows, which the undo log read and wrote so that a crash loses nothing.
+    share_unwritten: those whose history was still zero; age_steps: since a pulled row was written, on average; bytes_logged: of
+    overwritten rows, which the undo log read and wrote.
     """
     met, written = spent["history_met"], spent["history_written"]
     if not met:
@@ -120,28 +120,20 @@ def account(spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: d
     asked_known = spent["rows_asked"] >= spent["rows_read"]  # not where the run was begun by an ooc that did not count them
     actual = {
         "seconds_per_epoch": seconds_per_epoch,
-        "evaluate_seconds": spent["evaluate_seconds"],
-        "peak_rss_bytes": spent["peak_rss_bytes"],
-        "bytes_read": spent["bytes_read"],
-        "edge_bytes_read": spent["edge_bytes_read"],
-        "history_bytes_read": spent["history_bytes_read"],
-        "history_bytes_written": spent["history_bytes_written"],
-        "rows_read": spent["rows_read"],
-        "rows_asked": spent["rows_asked"],
+        **{name: spent[name] for name in _COMPARED},
         "hit_rate": hit_rate(spent["rows_read"], spent["rows_asked"]) if row_bytes and asked_known else None,
         "read_amplification": feature_bytes / wanted if wanted else None,
         "read_bytes_per_second": feature_bytes / reading if reading and row_bytes else None,
         "stages": work,
         "bottleneck": bottleneck(work) if work else None,
     }
-    if not steps or not work or seconds_per_epoch is None:
-        return {"predicted": None if plan is None else plan["prediction"], "actual": actual, "advice": None}
-    others: dict[str, float] = {}
-    if plan is not None:  # where all was slower than predicted, so would be anything else
-        scale = seconds_per_epoch / plan["prediction"]["seconds_per_epoch"]
-        others = {name: seconds * scale for name, seconds in plan["others"].items()}
-    advice = advise(work, spent["train_seconds"], seconds_per_epoch, others)
-    return {"predicted": None if plan is None else plan["prediction"], "actual": actual, "advice": advice}
+    predicted, others, advice = None if plan is None else plan["prediction"], dict[str, float](), None
+    if work and seconds_per_epoch is not None:
+        if plan is not None:  # where all was slower than predicted, so would be anything else
+            scale = seconds_per_epoch / plan["prediction"]["seconds_per_epoch"]
+            others = {name: seconds * scale for name, seconds in plan["others"].items()}
+        advice = advise(work, spent["train_seconds"], seconds_per_epoch, others)
+    return {"predicted": predicted, "actual": actual, "advice": advice}
 
 
 def versions() -> dict[str, str]:

@@ -8,42 +8,50 @@ checkpoint is taken inside the training's time and right behind it: a run killed
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ooc.config.events import EventsConfig
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.history.history import Growth, History
 from ooc.loading.event_loader import EventLoader
+from ooc.metrics.links import PAIR_BYTES
 from ooc.models.layers import evaluating
 from ooc.runtime.clock import write_trace
+from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.messages import Pace
 from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of
 from ooc.temporal.forecast_loader import ForecastLoader
-from ooc.training.mode import Mode, RunContext, Scores, next_epoch
-from ooc.training.run_state import RunState
+from ooc.training.build import model_bytes
+from ooc.training.mode import Mode, RunContext, RunState, Scores
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset
 from stores.errors import ConfigError
 
 SPLITS = ("val", "test")
+STATE_A_NODE = 6
+"""bytes in memory for every node that has a state: when it was written, and how often it was read"""
 
 
 class TimeMode(Mode):
     """Training on a temporal graph; see `Mode`."""
 
     config: EventsConfig | SnapshotsConfig
-    parts: tuple[str, dict[str, int]]
-    """("events", split -> how many of them it has)"""
+    unit: ClassVar[str]
+    """what splits are counted in: events or windows"""
+    splits: dict[str, tuple[int, int]]
+    """split -> (first, last) of its units"""
     loaders: Mapping[str, EventLoader | ForecastLoader]
     """"train" is the training's"""
     negatives: dict[str, Negatives]
     """by split; empty where nothing is drawn"""
     baselines: dict[str, dict[str, Scores]]
     """name -> split -> scores of what a model must beat, once the mode is open; none where it does not fit the memory"""
+    history: History | None = None
+    """the state of the nodes, from `open` on; None where the model has none"""
     pace: Pace
     """reports how far passes without a step are"""
 
@@ -53,9 +61,22 @@ class TimeMode(Mode):
         self.scores: dict[str, Scores] = {}
         """of the best model so far"""
 
-    def _check_splits(self) -> None:
-        """Raise ConfigError where there is nothing to train on, or nothing to be patient by."""
-        unit, counts = self.parts
+    def _set_model(self, model: nn.Module, keeps_state: bool) -> None:
+        """Put the model on the device, and divide the memory beside it. keeps_state: whether nodes have a state."""
+        dataset = self.dataset
+        self.model = model.to(self.device)
+        kept = dataset.num_nodes * (STATE_A_NODE * keeps_state + 16 * ("birth" in dataset.names)) + PAIR_BYTES
+        self.budget = plan_memory(dataset, model_bytes(self.config, self.model) + kept)
+
+    @property
+    def counts_of(self) -> dict[str, int]:
+        """Split -> how many units it has."""
+        return {split: last - first for split, (first, last) in self.splits.items()}
+
+    def _check_splits(self, events: int) -> None:
+        """Raise ConfigError where there is nothing to train on, or nothing to be patient by. events: those of training."""
+        self.rate = ("events", events / max(self.steps_per_epoch, 1))
+        unit, counts = self.unit, self.counts_of
         if self.config.patience is not None and not counts["val"]:
             raise ConfigError(f"patience needs {unit} to validate on, and none is for that: leave it out, or raise --val")
         if not self.steps_per_epoch:
@@ -63,16 +84,16 @@ class TimeMode(Mode):
             none = f"of {sum(counts.values()):,} {unit} none is for that; {shorter}give --val and --test smaller shares"
             raise ConfigError(f"{self.config.store} has no event to train on: {none}")
 
+    def _negatives_by_split(self) -> dict[str, Negatives]:
+        """Validation and test share theirs."""
+        found = {split: self._draw_negatives(split) for split in ("train", "val")}
+        return found | {"test": found["val"]}
+
     def _draw_negatives(self, split: str) -> Negatives:
         """Negatives of a split, as configured."""
         config = self.config
         how, ratio = (config.negatives, config.ratio) if split == "train" else (config.eval_negatives, config.eval_ratio)
         return negatives_of(self.dataset, how, ratio, config.destinations)
-
-    @property
-    @abstractmethod
-    def history(self) -> History | None:
-        """The state of the nodes, from `open` on; None where the model has none."""
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
         """See `Mode`; the baselines depend on the events alone, so they are scored first."""
@@ -126,7 +147,7 @@ class TimeMode(Mode):
 
     def unscored(self) -> dict[str, str]:
         """Split -> why the best model has no scores of it; and of what it must beat, where that has none at all."""
-        unit, counts = self.parts
+        unit, counts = self.unit, self.counts_of
         why = {}
         for name, found in self.baselines.items():
             if not found and any(counts[split] for split in SPLITS):
@@ -165,7 +186,7 @@ class TimeMode(Mode):
         if was is not None and self.seen(state.step, saved["mode"]) == was:
             why = f"epoch {state.epoch + 1} goes on: what it has seen is as it was"
         else:
-            state = next_epoch(saved)
+            state = RunState.next_epoch(saved)
             late = ", as there are late events among those that this one has seen" if was is not None else ""
             why = f"the run goes on with epoch {state.epoch + 1}{late}"
         if state.epoch >= config.epochs:
@@ -201,10 +222,6 @@ class TimeMode(Mode):
             "unit": unit,
             "units_per_second": None if not each else per_step / each,
         }
-
-    def close(self) -> None:
-        if self.history is not None:
-            self.history.close()
 
 
 def link_loss(positive: Tensor, negative: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ A watcher only looks: nothing it does changes the run.
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from ooc.runtime.messages import LINE_SECONDS, say, speed
 from stores.errors import ConfigError
@@ -18,11 +18,11 @@ Rate = tuple[str, float]
 BATCHES: Rate = ("batches", 1)
 
 
-class Watcher(Protocol):
-    """What a run tells while it goes."""
+class Watcher:
+    """What a run reports while it goes; a subclass overrides what it shows."""
 
     def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
-        """Training begins at a cursor; rate: what a batch is made of, and how many of it, by which speeds are told."""
+        """Training begins at a cursor; rate: what a batch is made of, and how many of it, for speeds."""
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         """A batch is done; `step` counts within the epoch, from 0, `total_steps` over the whole run."""
@@ -38,30 +38,20 @@ class Watcher(Protocol):
 
 
 class Watchers:
-    """Several watchers as one."""
+    """Several watchers as one: what is called of it is called of each."""
 
     def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
         self.all = list(watchers)
 
-    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
-        for watcher in self.all:
-            watcher.start(epoch, step, epochs, steps_per_epoch, rate)
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if not hasattr(Watcher, name):
+            raise AttributeError(name)
 
-    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
-        for watcher in self.all:
-            watcher.step(epoch, step, total_steps, loss)
+        def call(*values: Any) -> None:
+            for watcher in self.all:
+                getattr(watcher, name)(*values)
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        for watcher in self.all:
-            watcher.epoch(line)
-
-    def note(self, text: str) -> None:
-        for watcher in self.all:
-            watcher.note(text)
-
-    def close(self) -> None:
-        for watcher in self.all:
-            watcher.close()
+        return call
 
 
 def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "ap", "mrr", "auroc")) -> str:
@@ -76,12 +66,12 @@ def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "a
     return ", ".join(parts) + (" (best)" if line.get("best") else "")
 
 
-class LineWatcher:
-    """Plain lines on stderr: one an epoch, and one every ten seconds within it."""
+class TerminalWatcher(Watcher):
+    """Counts the steps of an epoch and their seconds."""
 
     def __init__(self) -> None:
         self._epochs = self._steps_per_epoch = self._seen = 0
-        self._since = self._spoke = self._stepped = time.monotonic()
+        self._since = self._stepped = self._spoke = time.monotonic()
         self._unit, self._per_step = BATCHES
 
     def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
@@ -91,64 +81,61 @@ class LineWatcher:
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         self._seen += 1
-        self._stepped = now = time.monotonic()
-        if now - self._spoke >= LINE_SECONDS:
-            left = (self._steps_per_epoch - step - 1) * (now - self._since) / self._seen
-            where = f"epoch {epoch + 1}/{self._epochs} step {step + 1}/{self._steps_per_epoch}"
-            self.note(f"{where}: loss {loss:.4f}, {self._speed()}, {left:.0f} s to the epoch's end")
+        self._stepped = time.monotonic()
 
     def epoch(self, line: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if now - self._spoke >= 1 or line["epoch"] + 1 == self._epochs or line["epoch"] == 0:
-            speed = f", {self._speed()}" if self._seen else ""
-            self.note(f"epoch {line['epoch'] + 1}/{self._epochs}: {_scores(line)}{speed}")
-        self._since, self._seen = time.monotonic(), 0
+        self._seen, self._since = 0, time.monotonic()
 
     def _speed(self) -> str:
         """Of this epoch's steps so far."""
         return speed(self._seen * self._per_step, self._stepped - self._since, self._unit)
 
+
+class LineWatcher(TerminalWatcher):
+    """Plain lines on stderr: one an epoch, and one every ten seconds within it."""
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        super().step(epoch, step, total_steps, loss)
+        if self._stepped - self._spoke >= LINE_SECONDS:
+            left = (self._steps_per_epoch - step - 1) * (self._stepped - self._since) / self._seen
+            where = f"epoch {epoch + 1}/{self._epochs} step {step + 1}/{self._steps_per_epoch}"
+            self.note(f"{where}: loss {loss:.4f}, {self._speed()}, {left:.0f} s to the epoch's end")
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        if time.monotonic() - self._spoke >= 1 or line["epoch"] + 1 == self._epochs or line["epoch"] == 0:
+            rate = f", {self._speed()}" if self._seen else ""
+            self.note(f"epoch {line['epoch'] + 1}/{self._epochs}: {_scores(line)}{rate}")
+        super().epoch(line)
+
     def note(self, text: str) -> None:
         say(text)
         self._spoke = time.monotonic()
 
-    def close(self) -> None:
-        pass
 
-
-class BarWatcher:
+class BarWatcher(TerminalWatcher):
     """rich bars on a terminal: epochs, and the steps of this one, with loss, batches a second and what remains."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._bars = Progress(
-            TextColumn("{task.description:<7}"),
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=Console(stderr=True),
-        )
-        self._seen, self._since = 0, time.monotonic()
-        self._unit, self._per_step = BATCHES
+        super().__init__()
+        columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        self._bars = Progress(TextColumn("{task.description:<7}"), *columns, console=Console(stderr=True))
 
     def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
-        self._epochs = self._bars.add_task("epochs", total=epochs, completed=epoch, note="")
-        self._steps = self._bars.add_task("steps", total=steps_per_epoch, completed=step, note="")
-        self._since = time.monotonic()
-        self._unit, self._per_step = rate
+        super().start(epoch, step, epochs, steps_per_epoch, rate)
+        self._of_epochs = self._bars.add_task("epochs", total=epochs, completed=epoch, note="")
+        self._of_steps = self._bars.add_task("steps", total=steps_per_epoch, completed=step, note="")
         self._bars.start()
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
-        self._seen += 1
-        rate = speed(self._seen * self._per_step, time.monotonic() - self._since, self._unit)
-        self._bars.update(self._steps, completed=step + 1, note=f"loss {loss:.4f}, {rate}")
+        super().step(epoch, step, total_steps, loss)
+        self._bars.update(self._of_steps, completed=step + 1, note=f"loss {loss:.4f}, {self._speed()}")
 
     def epoch(self, line: dict[str, Any]) -> None:
-        self._bars.update(self._epochs, completed=line["epoch"] + 1, note=_scores(line, ["accuracy", "ap", "mrr"]))
-        self._seen, self._since = 0, time.monotonic()
+        super().epoch(line)
+        self._bars.update(self._of_epochs, completed=line["epoch"] + 1, note=_scores(line, ["accuracy", "ap", "mrr"]))
 
     def note(self, text: str) -> None:
         self._bars.console.print(text, highlight=False, markup=False)
@@ -157,7 +144,7 @@ class BarWatcher:
         self._bars.stop()
 
 
-class TensorBoardWatcher:
+class TensorBoardWatcher(Watcher):
     """TensorBoard events below RUN/tensorboard; a resumed run purges what it computes again."""
 
     def __init__(self, run_dir: Path, total_steps: int) -> None:
@@ -168,9 +155,6 @@ class TensorBoardWatcher:
         self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=total_steps)
         self._total = total_steps
 
-    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
-        pass
-
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         self._total = total_steps
         self._writer.add_scalar("train/loss", loss, total_steps)
@@ -180,9 +164,6 @@ class TensorBoardWatcher:
             for name, value in (line.get(split) or {}).items():
                 if value is not None:
                     self._writer.add_scalar(f"{split}/{name}", value, self._total)
-
-    def note(self, text: str) -> None:
-        pass
 
     def close(self) -> None:
         self._writer.close()
@@ -207,13 +188,8 @@ class StepBars:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-            columns = (
-                TextColumn("{task.description:<24}"),
-                BarColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(),
-            )
-            self._bars = Progress(*columns, console=Console(stderr=True))
+            columns = (BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+            self._bars = Progress(TextColumn("{task.description:<24}"), *columns, console=Console(stderr=True))
         return self
 
     def __call__(self, step: str, done: int, total: int | None, unit: str = "rows") -> None:

@@ -57,7 +57,7 @@ def settings_of(case: str, **more: Any) -> Settings:
 
 def losses(store: Path, run: Path, settings: Settings) -> list[float]:
     """Of every epoch of `ooc train --mode full`."""
-    from ooc.config.full import FullConfig
+    from ooc.config.nodes import FullConfig
     from ooc.training.loop import train
 
     shutil.rmtree(run, ignore_errors=True)
@@ -68,7 +68,7 @@ def losses(store: Path, run: Path, settings: Settings) -> list[float]:
 
 def losses_in_memory(store: Path, settings: Settings) -> list[float]:
     """Of the same training at once on all nodes; without dropout by PyG's own convolutions."""
-    from ooc.config.full import FullConfig
+    from ooc.config.nodes import FullConfig
     from ooc.metrics.nodes import Loss, out_channels
     from ooc.models.builders import full_blocks
     from ooc.runtime.keyed_random import Purpose, key
@@ -117,7 +117,7 @@ def curves(data: Path, out: Path) -> dict[str, Any]:
 
 def accuracy(data: Path, out: Path, runs: int) -> list[float]:
     """PubMed test accuracy by seed, of the model that is best on validation, in points."""
-    from ooc.config.full import FullConfig
+    from ooc.config.nodes import FullConfig
     from ooc.training.loop import train
     from tools.scores.stores import ingest
 

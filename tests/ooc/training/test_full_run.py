@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ooc.cli.main import main
-from ooc.config.full import FullConfig
+from ooc.config.nodes import FullConfig
 from ooc.fullgraph.placement import step_profile as fullprofile
 from ooc.metrics.nodes import Loss
 from ooc.models.builders import full_blocks

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import ooc
-from ooc.config.full import FullConfig
-from ooc.config.nodes import TrainConfig
+from ooc.config.nodes import FullConfig, TrainConfig
 from ooc.history.history import NEVER
 from ooc.training.loop import train
 from ooc.training.loop import train as train_whole

@@ -1,6 +1,8 @@
 """Runs that end early and go on: to the bit, whatever the memory; nothing is lost."""
 
 import dataclasses
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from ooc.history.history import History
 from ooc.layerwise import shape as sweepshape
+from ooc.layerwise.scores import ExactScores
 from ooc.runtime import memory_plan
 from ooc.runtime.memory_plan import divide
+from ooc.training import checkpoint
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
+from ooc.training.open_run import open_run
+from ooc.training.watchers import Watchers
 from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.runs import InterruptAt, KillAt, Killed, configure, curve, tight
@@ -102,6 +109,7 @@ def test_resume_against_something_else_is_refused_and_touches_nothing(make_store
     other = make_store("other.ooc", seed=1)
     for update, words in (
         ({"store": other}, "another store"),
+        ({"store": make_store("bare.ooc", x=None)}, "another store"),
         ({"model": "gin"}, "model = 'sage', not 'gin'"),
         ({"lr": 0.5}, "lr = 0.01, not 0.5"),
         ({"hidden": 16}, "hidden"),
@@ -116,6 +124,45 @@ def test_resume_against_something_else_is_refused_and_touches_nothing(make_store
     with pytest.raises(ConfigError, match="not a run"):
         train(config.model_copy(update={"out": tmp_path / "mine"}), resume=True)
     assert {path.name: path.read_bytes() for path in config.out.iterdir()} == before
+
+
+def test_seconds_are_counted_up_to_a_checkpoint_and_up_to_a_failure(make_store: MakeStore, tmp_path: Path) -> None:
+    with open_run(configure(make_store(), tmp_path / "run"), False, Watchers([])) as run:
+        with suppress(Killed), run.booked("refresh_seconds"):
+            time.sleep(0.02)
+            run.checkpoint()
+            saved = checkpoint.load(tmp_path / "run")
+            assert saved is not None
+            assert saved["spent"]["refresh_seconds"] >= 0.02
+            time.sleep(0.02)
+            raise Killed
+        assert run.spent()["refresh_seconds"] >= 0.04
+        with suppress(Killed), run.training():
+            time.sleep(0.02)
+            raise Killed
+        found = run.spent()
+        assert found["train_seconds"] >= 0.02
+        assert found["refresh_seconds"] == run.spent()["refresh_seconds"], "the clock has stopped"
+
+
+def test_all_parts_of_a_mode_are_closed_whatever_one_raises(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, closed = History.close, list[bool]()
+
+    def failing(history: History) -> None:
+        close(history)
+        raise RuntimeError("the disk is gone")
+
+    monkeypatch.setattr(History, "close", failing)
+    monkeypatch.setattr(ExactScores, "close", lambda _, keep=True: closed.append(keep))
+    settings: dict[str, Any] = {"mode": "history", "parts": 4, "fanout": [], "layers": 2}
+    with (
+        pytest.raises(RuntimeError, match="the disk is gone"),
+        open_run(configure(make_store(), tmp_path / "run", **settings), False, Watchers([])),
+    ):
+        pass
+    assert closed == [True]
 
 
 def test_a_module_of_the_users_own_trains_and_resumes(make_store: MakeStore, tmp_path: Path) -> None:
