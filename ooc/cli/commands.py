@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -19,9 +19,7 @@ from ooc.config.nodes import TrainConfig
 from stores.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ooc.planning.choose_mode import ModeChoice
+    from ooc.training.infer import WrittenRows
 
 app = typer.Typer(
     name="ooc",
@@ -33,6 +31,7 @@ app = typer.Typer(
 )
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store built by `ooc ingest`.")]
+TrainedStore = Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)]
 
 
 def merge_appended(store: Path, memory: str | None) -> None:
@@ -55,7 +54,7 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     from stores.ingest import IngestSpec
     from stores.ingest import ingest as from_files
 
-    spec = parse(IngestSpec, {"out": out, **{name: value for name, value in flags.items() if value is not None}})
+    spec = parse(IngestSpec, {"out": out, **_given(flags)})
     with StepBars() as bars:
         if spec.pyg is None:
             result = from_files(spec, bars)
@@ -66,14 +65,16 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     left_out = "".join(f"; {_left_out(reason, count)} dropped" for reason, count in result.dropped.items() if count)
     odd = f"; {result.non_finite:,} NaN or infinite values kept" if result.non_finite else ""
     resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
-    print(
-        f"{result.path}: {result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s"
-        f"{left_out}{odd}{resumed}"
-    )
+    made = f"{result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s"
+    print(f"{result.path}: {made}{left_out}{odd}{resumed}")
     if result.partition is not None:
         print(f"  parts: {_parts(result.partition.model_dump())}")
     for note in result.notes:
         print(f"note: {note}")
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _parts(fields: dict[str, Any]) -> str:
@@ -101,9 +102,7 @@ def append(store: StoreArgument, **flags: Any) -> None:
     from stores.growth.spec import AppendSpec
 
     with StepBars() as bars:
-        result = add(
-            parse(AppendSpec, {"out": store, **{name: value for name, value in flags.items() if value is not None}}), bars
-        )
+        result = add(parse(AppendSpec, {"out": store, **_given(flags)}), bars)
     print(f"{store}: {_appended(asdict(result.appended))} appended in {result.seconds:.2f} s")
     for note in result.notes:
         print(f"note: {note}")
@@ -208,7 +207,7 @@ def verify(store: StoreArgument) -> None:
 @app.command()
 @with_flags(flags_of_modes(classes(), without=("store", "out"), repeatable=("features",)))
 def train(
-    store: Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)] = None,
+    store: TrainedStore = None,
     out: Annotated[Path | None, typer.Option("--out", help="Directory of the run; it must not exist unless --resume.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML or JSON with any of these keys; flags override it.")
@@ -232,15 +231,17 @@ def train(
 
     merge_appended(settings.store, settings.memory)
     from ooc.training.loop import train as run
+    from ooc.training.summary import score_lines
 
     summary = run(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
-    _print_summary(settings.out, summary)
+    steps = f"{settings.out}: {summary['total_steps']} steps; `ooc report {settings.out}` writes a report"
+    print(*score_lines(summary), steps, sep="\n")
 
 
 @app.command()
 @with_flags(flags_of_modes(classes(), without=("store", "out", "plan"), repeatable=("features",)))
 def plan(
-    store: Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)] = None,
+    store: TrainedStore = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML or JSON with any of these keys.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     **flags: Any,
@@ -255,10 +256,10 @@ def plan(
     mode_of(settings).planned(settings)  # a mode without a plan is refused before the store is merged
     merge_appended(settings.store, settings.memory)
     choice = None
-    if isinstance(settings, TrainConfig) and "mode" not in settings.model_fields_set:
+    if settings.leaves_mode_open:
         from ooc.training.compare_modes import compare
 
-        choice, result = compare(settings)
+        choice, result = compare(cast(TrainConfig, settings))
     else:
         from ooc.training.loop import plan as make
 
@@ -269,40 +270,16 @@ def plan(
         return
     from rich.console import Console
 
+    from ooc.report.tables import compared, tables
+
     console = Console(highlight=False)
     if choice is not None:
-        _print_choice(console, choice, settings.store)
-    _print_plan(console, result)
-
-
-def _print_choice(console: "Console", choice: "ModeChoice", store: Path) -> None:
-    from ooc.report.plan_tables import compared
-
-    console.print(compared(choice))
-    refused = [f"{each.mode} is not possible: {each.fix}" for each in choice.candidates if each.fix is not None]
-    command = f"  ooc train {store} {choice.best.flags}"
-    console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
-
-
-def _print_plan(console: "Console", result: Any) -> None:
-    from ooc.report.full_tables import step_tables
-    from ooc.report.plan_tables import tables
-    from ooc.training.full_mode import FullPlan
-
-    if isinstance(result, FullPlan):
-        for table in step_tables(result.program, result.step):
-            console.print(table)
-        return
-    for table in tables(result):
-        console.print(table)
-    console.print(f"features are read: {result.reading}", markup=False)
-    console.print(result.advice, markup=False)
-
-
-def _print_summary(out: Path, summary: dict[str, Any]) -> None:
-    from ooc.training.summary import score_lines
-
-    print(*score_lines(summary), f"{out}: {summary['total_steps']} steps; `ooc report {out}` writes a report", sep="\n")
+        console.print(compared(choice))
+        refused = [f"{each.mode} is not possible: {each.fix}" for each in choice.candidates if each.fix is not None]
+        command = f"  ooc train {settings.store} {choice.best.flags}"
+        console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
+    for each in tables(result):
+        console.print(each)
 
 
 @app.command()
@@ -338,15 +315,8 @@ def infer(
     engine: EngineOption = "auto",
 ) -> None:
     """Predict the class of every node exactly, layer by layer in bounded memory; after a crash, run it again to continue."""
-    from ooc.training.infer import infer as run
-    from ooc.training.watchers import StepBars
-    from stores.sizes import format_bytes
-
-    merge_appended(store, memory)
-    with StepBars() as bars:
-        result = run(store, checkpoint, out, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
-    moved = f"{format_bytes(result.bytes_read)} read, {format_bytes(result.bytes_written)} written"
-    print(f"{result.path}: {result.rows:,} nodes, {result.columns} model outputs; {moved}; features by {result.reading}")
+    result = _layer_by_layer("infer", store, memory, run=checkpoint, out=out, engine=engine)
+    print(f"{result.path}: {result.rows:,} nodes, {result.columns} model outputs; {result.moved}")
 
 
 @app.command()
@@ -359,12 +329,16 @@ def embed(
     engine: EngineOption = "auto",
 ) -> None:
     """Write a layer's output for every node as a Zarr array; after a crash, run it again to continue."""
-    from ooc.training.infer import embed as run
+    result = _layer_by_layer("embed", store, memory, run=checkpoint, out=out, layer=layer, engine=engine)
+    print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
+
+
+def _layer_by_layer(verb: str, store: Path, memory: str | None, **settings: Any) -> "WrittenRows":
+    """Carry out a verb of `ooc.training.infer`, with progress."""
+    from ooc.training import infer as verbs
     from ooc.training.watchers import StepBars
-    from stores.sizes import format_bytes
 
     merge_appended(store, memory)
     with StepBars() as bars:
-        result = run(store, checkpoint, out, layer, memory, engine, lambda what, done, total: bars(what, done, total, "nodes"))
-    moved = f"{format_bytes(result.bytes_read)} read, {format_bytes(result.bytes_written)} written"
-    print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {moved}; features by {result.reading}")
+        settings["progress"] = lambda what, done, total: bars(what, done, total, "nodes")
+        return getattr(verbs, verb)(store, memory=memory, **settings)

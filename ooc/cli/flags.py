@@ -43,17 +43,14 @@ def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: It
 def flags_of_modes(
     models: Mapping[str, type[BaseModel]], without: Iterable[str] = (), repeatable: Iterable[str] = ()
 ) -> list[Flag]:
-    """Return the flags of several models, each once: those of the first, then additional ones of the others.
+    """Return the flags of several models by mode, each once: those of the first, then additional ones of the others.
 
-    `models` maps modes to models; modes may share one. Flags of a single mode get their own panel, and differing defaults and
-    descriptions are shown for each mode.
+    Flags of a single mode get their own panel, and differing defaults and descriptions are shown for each mode.
     """
     main = next(iter(models.values()))
     flags: dict[str, Flag] = {flag.name: flag for flag in flags_of(main, without, repeatable)}
     for mode, model in models.items():
-        if model is main:
-            continue
-        for flag in flags_of(model, without, repeatable):
+        for flag in flags_of(model, without, repeatable) if model is not main else ():
             known = flags.get(flag.name)
             if known is None:
                 flags[flag.name] = flag._replace(panel=f"Mode {mode}")
@@ -71,24 +68,18 @@ def metavar_of(annotation: Any) -> str | None:
         return None
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
-    names: dict[str, tuple[type, ...]] = {
-        "NAME=VALUE": (dict,),
-        "LIST": (list,),
-        "INT": (int,),
-        "NUMBER": (float,),
-        "PATH": (Path,),
-    }
-    return next((name for name, kinds in names.items() if _is(annotation, *kinds)), "TEXT")
+    names = {"NAME=VALUE": dict, "LIST": list, "INT": int, "NUMBER": float, "PATH": Path}
+    return next((name for name, kind in names.items() if _is(annotation, kind)), "TEXT")
 
 
-def _is(annotation: Any, *kinds: type) -> bool:
-    """Whether an annotation is one of `kinds`, possibly inside Annotated or a union."""
+def _is(annotation: Any, kind: type) -> bool:
+    """Whether an annotation is `kind`, possibly inside Annotated or a union."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _is(get_args(annotation)[0], *kinds)
+        return _is(get_args(annotation)[0], kind)
     if origin in (Union, UnionType):
-        return any(_is(part, *kinds) for part in get_args(annotation))
-    return (origin or annotation) in kinds
+        return any(_is(part, kind) for part in get_args(annotation))
+    return (origin or annotation) is kind
 
 
 def with_flags(flags: Iterable[Flag]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -1,6 +1,7 @@
 """Charts of an exact training step, planned and measured: its schedule, memory by tier, and seconds by op."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,25 +11,29 @@ from matplotlib.patches import Patch
 from ooc.fullgraph.ir import TensorPlacement
 from ooc.fullgraph.placement.costs import TIERS
 from ooc.fullgraph.placement.step_plan import PlannedRun, StepPlan
+from ooc.report.gantt import draw_lanes
 from ooc.runtime.clock import MemorySample, Spans
 from stores.sizes import format_bytes
 
 FORWARD, BACKWARD, RECOMPUTED, INK, GREY = "#2563a8", "#d9722b", "#8a6bb1", "#1f2933", "#c3cad3"
 LANES = ("computing", "host memory", "disk")
 NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.HOST: "host memory", TensorPlacement.DISK: "disk"}
+_MEASURED = {TensorPlacement.RETAINED: "memory", TensorPlacement.DISK: "disk"}
+"""tier -> the field of a `MemorySample`; host memory is not measured"""
 _LABELLED = 24
 """most ops that are labelled in the chart"""
 _NARROW = 0.035
 """share of the chart's width; narrower ops are not labelled"""
+_SHOWN_LIMIT = 3.0
+"""a limit above this multiple of the use is named in the legend, not drawn"""
+_ABOVE: Any = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2, "fontsize": 8.5}
+"""a legend above its chart"""
 
 
 def schedule_figure(plan: StepPlan, spans: Spans | None = None, ops: Sequence[str] = ()) -> Figure:
     """Draw a step as planned, with a lane for computing and for each tier with transfers, above the step as executed.
 
-    Args:
-        plan: The plan.
-        spans: Seconds by lane of a whole step; `item` is the number of the run.
-        ops: Names of the runs, in order.
+    spans: seconds by lane of a whole step, whose `item` is the number of the run; ops: names of the runs, in order.
 
     >>> schedule_figure(plan, full.traffic.spans(), ops).savefig("schedule.png")
     """
@@ -43,7 +48,7 @@ def schedule_figure(plan: StepPlan, spans: Spans | None = None, ops: Sequence[st
     axes[-1].set(xlabel="seconds of the step", xlim=(0, max(plan.seconds, *(axis.dataLim.x1 for axis in axes))))
     shown = [Patch(color=FORWARD, label="forward"), Patch(color=BACKWARD, label="backward")]
     shown += [Patch(color=RECOMPUTED, label="recomputed")] * any(run.again for run in plan.runs)
-    axes[0].legend(handles=shown, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)
+    axes[0].legend(handles=shown, ncols=3, **_ABOVE)
     return figure
 
 
@@ -53,36 +58,34 @@ def _color(run: PlannedRun) -> str:
 
 def _planned(axes: Axes, plan: StepPlan, lanes: list[int]) -> None:
     """Draw the planned runs one after another; a run's parts start together, and what is not overlapped follows."""
-    for row, lane in enumerate(lanes):
-        bars = [(run.start, run.parts[lane]) for run in plan.runs]
-        axes.broken_barh(
-            bars, (-row - 0.36, 0.72), facecolors=[_color(run) for run in plan.runs], edgecolor="white", linewidth=0.6
-        )
+    colors = [_color(run) for run in plan.runs]
+    rows = [(LANES[lane], [(run.start, run.parts[lane]) for run in plan.runs], colors) for lane in lanes]
+    draw_lanes(axes, rows, edgecolor="white", linewidth=0.6)
     for run in plan.runs[:_LABELLED] if len(plan.runs) <= _LABELLED else ():
         if run.stop - run.start > _NARROW * plan.seconds:
             axes.annotate(run.op, ((run.start + run.stop) / 2, 0.42), ha="center", va="bottom", fontsize=7.5, color=INK)
     for run in plan.runs:
         axes.axvline(run.stop, color=GREY, linewidth=0.6, zorder=0)
-    axes.set_yticks([-float(row) for row in range(len(lanes))], [LANES[lane] for lane in lanes])
     axes.set_ylim(-len(lanes) + 0.4, 0.8)
     axes.set_title(f"planned: {plan.seconds:.3g} s", loc="left", fontsize=9.5)
-    axes.grid(axis="y", visible=False)
 
 
 def _actual(axes: Axes, spans: Spans, ops: list[str], plan: StepPlan) -> None:
     begin = min(span.start for each in spans.values() for span in each)
     end = max(span.end for each in spans.values() for span in each)
     colors = {run.op: _color(run) for run in reversed(plan.runs) if not run.again}
-    for row, each in enumerate(spans.values()):
-        axes.broken_barh(
+    names = dict(enumerate(ops))
+    rows = [
+        (
+            lane,
             [(span.start - begin, span.end - span.start) for span in each],
-            (-row - 0.36, 0.72),
-            facecolors=[colors.get(ops[span.item], RECOMPUTED) if span.item < len(ops) else RECOMPUTED for span in each],
+            [colors.get(names.get(span.item, ""), RECOMPUTED) for span in each],
         )
-    axes.set_yticks([-float(row) for row in range(len(spans))], list(spans))
+        for lane, each in spans.items()
+    ]
+    draw_lanes(axes, rows)
     axes.set_ylim(-len(spans) + 0.4, 0.6)
     axes.set_title(f"measured: {end - begin:.3g} s", loc="left", fontsize=9.5)
-    axes.grid(axis="y", visible=False)
 
 
 def memory_figure(plan: StepPlan, measured: Sequence[MemorySample] = ()) -> Figure:
@@ -94,10 +97,11 @@ def memory_figure(plan: StepPlan, measured: Sequence[MemorySample] = ()) -> Figu
     figure = Figure(figsize=(5.6, 0.9 + 1.6 * len(used)), layout="constrained")
     end = max([plan.seconds, *(each.seconds for each in measured)])
     for axes, tier in zip(np.atleast_1d(figure.subplots(len(used), 1, sharex=True)), used, strict=True):
-        edges = [0.0, *(run.stop for run in plan.runs)]
-        axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, fill=True, color=FORWARD, alpha=0.35, label="planned")
-        axes.stairs([run.memory[tier] / 1e6 for run in plan.runs], edges, color=FORWARD, linewidth=1.4)
-        samples = _samples_of(measured, TIERS[tier])
+        edges, planned = [0.0, *(run.stop for run in plan.runs)], [run.memory[tier] / 1e6 for run in plan.runs]
+        axes.stairs(planned, edges, fill=True, color=FORWARD, alpha=0.35, label="planned")
+        axes.stairs(planned, edges, color=FORWARD, linewidth=1.4)
+        of_sample = _MEASURED.get(TIERS[tier])
+        samples = [getattr(each, of_sample) for each in measured] if of_sample else []
         if samples:
             axes.plot([each.seconds for each in measured], [size / 1e6 for size in samples], color=BACKWARD, label="measured")
         limit = plan.room.bytes[tier]
@@ -108,20 +112,9 @@ def memory_figure(plan: StepPlan, measured: Sequence[MemorySample] = ()) -> Figu
         else:
             axes.plot([], [], " ", label=f"limit {format_bytes(limit)}")
         axes.set(ylabel=f"{NAMES[TIERS[tier]]}, MB", xlim=(0, end), ylim=(0, 1.12 * max(top, 1) / 1e6))
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)
+        axes.legend(ncols=3, **_ABOVE)
     axes.set_xlabel("seconds of the step")
     return figure
-
-
-def _samples_of(measured: Sequence[MemorySample], tier: TensorPlacement) -> list[int]:
-    """Measured bytes of a tier; none for host memory, which is not measured."""
-    if tier is TensorPlacement.HOST:
-        return []
-    return [each.disk if tier is TensorPlacement.DISK else each.memory for each in measured]
-
-
-_SHOWN_LIMIT = 3.0
-"""a limit above this multiple of the use is named in the legend, not drawn"""
 
 
 def seconds_figure(plan: StepPlan, measured: Mapping[str, float]) -> Figure:
@@ -141,5 +134,5 @@ def seconds_figure(plan: StepPlan, measured: Mapping[str, float]) -> Figure:
     axes.set_yticks(at, names)
     axes.set(xlabel="seconds")
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=2, fontsize=8.5)
+    axes.legend(ncols=2, **_ABOVE)
     return figure

@@ -1,5 +1,8 @@
 """A Gantt chart of a run's stages, which shows whether reading, sampling and the model overlap."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -37,21 +40,28 @@ def gantt_figure(spans: Spans) -> Figure:
     """Draw the stages over a stretch in the middle of the trace; shades alternate by superbatch or batch."""
     start, end = section(spans)
     figure = Figure(figsize=(11.6, 2.9), layout="constrained")
-    axes: Axes = figure.subplots()
-    names: list[str] = []
+    axes, rows = figure.subplots(), list[Lane]()
     for stage, each in spans.items():
         shown = [span for span in each if span.end > start and span.start < end]
         chosen = lanes(shown)
         for lane in range(max(chosen, default=-1) + 1):
             bars = [span for span, own in zip(shown, chosen, strict=True) if own == lane]
             shades = COLORS.get(stage, _OTHER)
-            axes.broken_barh(
-                [(max(span.start, start) - start, min(span.end, end) - max(span.start, start)) for span in bars],
-                (-len(names) - 0.36, 0.72),
-                facecolors=[shades[span.item % 2] for span in bars],
-            )
-            names.append("" if lane else "model" if stage == CONSUMER else stage)
-    axes.set_yticks([-float(row) for row in range(len(names))], names)
+            times = [(max(span.start, start) - start, min(span.end, end) - max(span.start, start)) for span in bars]
+            name = "" if lane else "model" if stage == CONSUMER else stage
+            rows.append((name, times, [shades[span.item % 2] for span in bars]))
+    draw_lanes(axes, rows)
     axes.set(xlabel=f"seconds, from {start:.2f} s after training began", xlim=(0, end - start))
-    axes.grid(axis="y", visible=False)
     return figure
+
+
+Lane = tuple[str, Sequence[tuple[float, float]], Sequence[str]]
+"""name, (start, seconds) of its bars, and their colors"""
+
+
+def draw_lanes(axes: Axes, rows: Sequence[Lane], **style: Any) -> None:
+    """Draw lanes of bars over time, the first on top."""
+    for row, (_, times, colors) in enumerate(rows):
+        axes.broken_barh(times, (-row - 0.36, 0.72), facecolors=colors, **style)
+    axes.set_yticks([-float(row) for row in range(len(rows))], [name for name, *_ in rows])
+    axes.grid(axis="y", visible=False)

@@ -1,9 +1,7 @@
 """The self-contained HTML page of a run: curves, stage times, memory, I/O."""
 
 import io
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from ooc.config.modes import class_of
 from ooc.report.gantt import gantt_figure
 from ooc.runtime.clock import Trace, read_trace
-from ooc.training.checkpoint import read_metrics, read_plan
-from stores.errors import ConfigError
+from ooc.training.checkpoint import read_json, read_metrics, read_plan
 from stores.io.atomic import write_file
 from stores.sizes import format_bytes
 
@@ -46,6 +44,10 @@ STYLE: Any = {
 }
 
 
+Shown = tuple[str, str, str]
+"""title, SVG and caption of a figure"""
+
+
 def write_report(run_dir: Path | str) -> Path:
     """Write RUN/report.html and return its path; an unfinished run gets its curves so far.
 
@@ -56,7 +58,7 @@ def write_report(run_dir: Path | str) -> Path:
     """
     run_dir = Path(run_dir)
     steps, epochs = read_metrics(run_dir)
-    summary = _read_summary(run_dir)
+    summary = read_json(run_dir / "summary.json", "run `ooc train --resume` to write it again") or {}
     trace = read_trace(run_dir)
     with matplotlib.rc_context(STYLE):
         figures = _figures(steps, epochs, summary)
@@ -64,14 +66,12 @@ def write_report(run_dir: Path | str) -> Path:
         if summary.get("full"):
             more, schedule = _exact(read_plan(run_dir), summary["full"], trace)
             figures, timeline = [*figures, *more], schedule
-    path = run_dir / REPORT
-    write_file(path, render(run_dir.resolve().name, summary, figures, len(steps), len(epochs), timeline).encode())
-    return path
+    page = _render(run_dir.resolve().name, summary, figures, len(steps), len(epochs), timeline)
+    write_file(run_dir / REPORT, page.encode())
+    return run_dir / REPORT
 
 
-def _exact(
-    plan: dict[str, Any] | None, measured: dict[str, Any], trace: Trace
-) -> tuple[list[tuple[str, str, str]], str | None]:
+def _exact(plan: dict[str, Any] | None, measured: dict[str, Any], trace: Trace) -> tuple[list[Shown], str | None]:
     """Figures and schedule of exact training, planned and measured."""
     if plan is None:
         return [], None
@@ -79,40 +79,18 @@ def _exact(
     from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
 
     step, seconds = StepPlan.of(plan), measured["op_seconds"]
+    caption = "Values and sums by tier, planned and measured, against the limit."
     figures = [
-        (
-            "Memory of a step",
-            _svg(memory_figure(step, trace.memory)),
-            "Values and sums by tier, planned and measured, against the limit.",
-        ),
+        ("Memory of a step", _svg(memory_figure(step, trace.memory)), caption),
         ("Predicted and measured", _svg(seconds_figure(step, seconds)), "Seconds by op, in the last step."),
     ]
     return figures, _svg(schedule_figure(step, trace.spans, measured.get("ops", list(seconds))))
 
 
-def _read_summary(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / "summary.json"
-    if not path.exists():
-        return {}
-    try:
-        summary: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON ({error}); run `ooc train --resume` to write it again") from None
-    return summary
-
-
-def render(
-    name: str,
-    summary: dict[str, Any],
-    figures: list[tuple[str, str, str]],
-    steps: int,
-    epochs: int,
-    timeline: str | None = None,
-) -> str:
-    """Render the page; figures are (title, SVG, caption), and `timeline` is the SVG of the stages over time."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ooc.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+def _render(name: str, summary: dict[str, Any], figures: list[Shown], steps: int, epochs: int, timeline: str | None) -> str:
+    """The page; `timeline` is the SVG of the stages over time."""
+    loader = jinja2.PackageLoader("ooc.report", ".")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["score"] = lambda value: "-" if value is None else f"{value:.4f}"
     config = summary.get("config", {})
     return environment.get_template("page.html.jinja").render(
@@ -127,71 +105,25 @@ def render(
         metrics=_with_baselines(summary),
         unscored=summary.get("unscored", {}),
         metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
-        best_epoch=summary.get("best_epoch"),
-        monitor=summary.get("monitor"),
-        batches=_batches(config),
+        batches=class_of(config).model_construct(**config).batches,
         config={key: value for key, value in config.items() if value not in (None, {}, [])},
         versions=summary.get("versions", {}),
-        device=summary.get("device"),
-        threads=summary.get("threads"),
+        **{name: summary.get(name) for name in ("best_epoch", "monitor", "device", "threads")},
     )
 
 
 def _with_baselines(summary: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Scores by split, each followed by those of the baselines."""
-    scores: dict[str, dict[str, float]] = {}
+    baselines, scores = summary.get("baselines", {}), dict[str, dict[str, float]]()
     for split, own in summary.get("metrics", {}).items():
-        scores[split] = own
-        scores |= {f"{split}, {name}": each[split] for name, each in summary.get("baselines", {}).items()}
+        scores |= {split: own, **{f"{split}, {name}": each[split] for name, each in baselines.items()}}
     return scores
-
-
-def _batches(config: dict[str, Any]) -> str:
-    """Describe what a batch consists of."""
-    return _BATCHES[config.get("mode", "sampled")](config)
-
-
-def _neighborhoods(config: dict[str, Any]) -> str:
-    return f"fan-out {', '.join(map(str, config.get('fanout', [])))}, batches of {config.get('batch_size', 0):,}"
-
-
-def _events(config: dict[str, Any]) -> str:
-    counts = ", ".join(map(str, config["num_neighbors"]))
-    return f"batches of {config['batch_size']:,} events, {counts} past events sampled per node"
-
-
-def _windows(config: dict[str, Any]) -> str:
-    length, stride = config["window"], config["stride"] or config["window"]
-    unit = " events" if config["by"] == "count" else ""
-    return f"windows of {length}{unit}" + (f", one every {stride}{unit}" if stride != length else "")
-
-
-def _subgraphs(config: dict[str, Any]) -> str:
-    steps = f" of {config['walk_length']}" if config["saint"] == "walk" else ""
-    return f"GraphSAINT, {config['roots']:,} {config['saint']}s{steps} per batch"
-
-
-def _parts(config: dict[str, Any], name: str = "clusters") -> str:
-    return f"{name}, {config['parts_per_batch']:,} part{'s' * (config['parts_per_batch'] != 1)} per batch"
-
-
-_BATCHES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "sampled": _neighborhoods,
-    "cluster": _parts,
-    "saint": _subgraphs,
-    "history": lambda config: _parts(config, "histories" if config.get("history") != "zero" else "zeros instead of histories"),
-    "full": lambda config: "the whole graph, exactly",
-    "events": _events,
-    "snapshots": _windows,
-}
-"""by mode"""
 
 
 def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Headline figures of the page: (label, value)."""
-    test = summary["metrics"].get("test") or summary["metrics"].get("val") or {}
-    which = "test" if summary["metrics"].get("test") else "validation"
-    monitor = summary["monitor"]
+    metrics, monitor = summary["metrics"], summary["monitor"]
+    which, test = ("test", metrics["test"]) if metrics.get("test") else ("validation", metrics.get("val") or {})
     tiles = [(f"{which} {monitor.replace('_', ' ')}", f"{test[monitor]:.4f}")] if test.get(monitor) is not None else []
     tiles.append(("steps", f"{summary['total_steps']:,}"))
     if summary["seconds_per_batch"] is not None:
@@ -227,38 +159,31 @@ def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
         "read_bytes_per_second": ("read bandwidth", lambda value: f"{format_bytes(value)}/s"),
         "bottleneck": ("bottleneck", str),
     }
-    predicted, actual = plan["predicted"] or {}, plan["actual"]
-
-    def text_of(side: dict[str, Any], name: str) -> str:
-        unknown = side.get(name) is None or (
-            side is predicted and name == "evaluate_seconds" and not side[name]
-        )  # by layer-wise passes
-        return "-" if unknown else str(shown[name][1](side[name]))
-
-    unknown_keys = [name for name in shown if predicted.get(name) is None and actual.get(name) is None]
-    without = unknown_keys + [
-        name for name in shown if name.startswith("history") and not (predicted.get(name) or actual.get(name))
-    ]
-    return [
-        (label, text_of(predicted, name), text_of(actual, name)) for name, (label, _) in shown.items() if name not in without
-    ]
+    predicted, actual = dict(plan["predicted"] or {}), plan["actual"]
+    if not predicted.get("evaluate_seconds"):  # by layer-wise passes
+        predicted["evaluate_seconds"] = None
+    rows = []
+    for name, (label, shown_as) in shown.items():
+        both = predicted.get(name), actual.get(name)
+        if any(both) if name.startswith("history") else both != (None, None):
+            before, now = ("-" if value is None else str(shown_as(value)) for value in both)
+            rows.append((label, before, now))
+    return rows
 
 
 def _seconds(value: float) -> str:
     return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} min"
 
 
-def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Every figure there is data for: (title, SVG, caption)."""
+def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary: dict[str, Any]) -> list[Shown]:
+    """Every figure there is data for."""
     figures = []
     if steps:
         figures.append(("Training loss", loss_figure(steps), "One point per step; the line is a running mean."))
-    scored = [line for line in epochs if line.get("val")]
-    if scored:
+    if scored := [line for line in epochs if line.get("val")]:
         caption = "Scores after each epoch; the dot marks the epoch whose model is reported."
         figures.append(("Validation", validation_figure(scored, summary.get("best_epoch")), caption))
-    drifted = [line for line in epochs if line.get("drift")]
-    if drifted:
+    if drifted := [line for line in epochs if line.get("drift")]:
         caption = "Relative error of each inner layer's histories on a sample of nodes, without dropout; dashed: a refresh."
         figures.append(("Drift of the histories", drift_figure(drifted), caption))
     if summary.get("stages"):
@@ -299,33 +224,35 @@ def running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]
 def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> str:
     """Draw validation scores by epoch, with the loss in a separate panel."""
     figure = Figure(figsize=(5.6, 3.1), layout="constrained")
-    losses = [line["val"].get("loss") for line in epochs]
-    has_loss = any(value is not None for value in losses)  # link prediction reports none
+    losses = _values(epochs, "loss")
+    has_loss = losses is not None  # link prediction reports none
     top, *others = np.atleast_1d(figure.subplots(1 + has_loss, 1, sharex=True, height_ratios=(2, 1)[: 1 + has_loss]))
     x = [line["epoch"] + 1 for line in epochs]
     marker = "o" if len(x) < 30 else None
     names = {"accuracy": BLUE, "ap": BLUE, "auroc": ORANGE, "f1_macro": GREEN, "f1": GREEN, "mrr": GREEN}
     for name, color in names.items():
-        y = [line["val"].get(name) for line in epochs]
-        if any(value is not None for value in y):
-            values = [np.nan if value is None else value for value in y]
+        if (values := _values(epochs, name)) is not None:
             top.plot(x, values, color=color, linewidth=1.7, marker=marker, markersize=3, label=name.replace("_", " "))
             if best_epoch is not None and best_epoch + 1 in x:
-                top.plot(
-                    best_epoch + 1, values[x.index(best_epoch + 1)], "o", color=color, markersize=6, markeredgecolor="white"
-                )
+                best = values[x.index(best_epoch + 1)]
+                top.plot(best_epoch + 1, best, "o", color=color, markersize=6, markeredgecolor="white")
             for who, each in epochs[-1].get("baselines", {}).items():
                 top.axhline(each["val"][name], color=color, linestyle="--", linewidth=1.0, label=f"{name} of {who}")
     top.set(ylabel="score")
     top.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)  # above the lines
     for bottom in others:
-        values = [np.nan if v is None else v for v in losses]
-        bottom.plot(x, values, color=INK, linewidth=1.4, marker=marker, markersize=3)
+        bottom.plot(x, losses, color=INK, linewidth=1.4, marker=marker, markersize=3)
         bottom.set(ylabel="loss")
     last = [top, *others][-1]
     last.set(xlabel="epoch")
     last.xaxis.get_major_locator().set_params(integer=True)
     return _svg(figure)
+
+
+def _values(epochs: list[dict[str, Any]], name: str) -> list[float] | None:
+    """A validation score by epoch, NaN where it is undefined; None where it always is."""
+    found = [line["val"].get(name) for line in epochs]
+    return [np.nan if value is None else value for value in found] if any(value is not None for value in found) else None
 
 
 def drift_figure(epochs: list[dict[str, Any]]) -> str:
@@ -351,13 +278,10 @@ def stages_figure(stages: dict[str, dict[str, float]]) -> str:
     names = [name for name in stages if name != "source"]  # it only counts steps
     work = np.array([stages[name]["work_s"] for name in names])
     wait = np.array([stages[name]["wait_s"] for name in names])
-    figure, axes = _axes()
-    at = np.arange(len(names))[::-1]
+    figure, axes, at = _bars_of(["consumer (model)" if name == "consumer" else name for name in names])
     axes.barh(at, work, color=BLUE, height=0.6, label="work")
     axes.barh(at, wait, left=work, color=GREY, height=0.6, label="wait")
-    axes.set_yticks(at, ["consumer (model)" if name == "consumer" else name for name in names])
     axes.set(xlabel="seconds")
-    axes.grid(axis="y", visible=False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2, fontsize=8.5)
     return _svg(figure)
 
@@ -370,24 +294,29 @@ def memory_figure(summary: dict[str, Any]) -> str:
         for reading in readings[-4:]
         for part in ("before", "peak", "after")
     ] or [("peak", summary["peak_rss_bytes"], ORANGE)]
-    figure, axes = _axes()
-    at = np.arange(len(bars))[::-1]
+    figure, axes, at = _bars_of([name for name, *_ in bars])
     axes.barh(at, [size / 1e6 for _, size, _ in bars], color=[color for *_, color in bars], height=0.62)
     for y, (_, size, _) in zip(at, bars, strict=True):
         axes.annotate(format_bytes(size), (size / 1e6, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    budget = summary.get("memory_budget_bytes")
-    if budget:
+    if budget := summary.get("memory_budget_bytes"):
         axes.axvline(budget / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"budget {format_bytes(budget)}")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), fontsize=8.5)
-    axes.set_yticks(at, [name for name, *_ in bars])
     axes.set(xlabel="MB", xlim=(0, 1.18 * max([size for _, size, _ in bars] + [budget or 0]) / 1e6))
-    axes.grid(axis="y", visible=False)
     return _svg(figure)
 
 
 def _axes() -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5.6, 3.1), layout="constrained")
     return figure, figure.subplots()
+
+
+def _bars_of(names: list[str]) -> tuple[Figure, Axes, NDArray[np.int64]]:
+    """A figure for horizontal bars, the first name on top, and their places."""
+    figure, axes = _axes()
+    at = np.arange(len(names))[::-1]
+    axes.set_yticks(at, names)
+    axes.grid(axis="y", visible=False)
+    return figure, axes, at
 
 
 def _svg(figure: Figure) -> str:

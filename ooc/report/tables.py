@@ -1,0 +1,142 @@
+"""Terminal tables of plans, and of the modes compared."""
+
+from functools import singledispatch
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ooc.fullgraph.ir import Program, TensorPlacement
+from ooc.fullgraph.placement.costs import MOVED, TIERS
+from ooc.fullgraph.placement.step_plan import TIER_NAMES, StepPlan
+from ooc.planning.choose_mode import ModeChoice
+from ooc.planning.run_plan import NAMES, Plan
+from ooc.training.full_mode import FullPlan
+from stores.sizes import format_bytes
+
+
+@singledispatch
+def tables(plan: Any) -> list[Table | Text]:
+    """Return what is printed of a plan."""
+    raise NotImplementedError
+
+
+@tables.register
+def _of_run(plan: Plan) -> list[Table | Text]:
+    return [_memory(plan), _stages(plan), _run(plan), Text(f"features are read: {plan.reading}"), Text(plan.advice)]
+
+
+@tables.register
+def _of_step(plan: FullPlan) -> list[Table | Text]:
+    return [*step_tables(plan.program, plan.step)]
+
+
+def step_tables(program: Program, plan: StepPlan) -> list[Table]:
+    """Return tables of every value's placement, each op's cost, and the whole step."""
+    return [_values(program, plan), _ops(plan), _step(plan)]
+
+
+def compared(choice: ModeChoice) -> Table:
+    """Return a table that compares one epoch of every mode."""
+    columns = ("mode", "seconds", "peak memory", "features", "edges", "histories read", "written", "loses")
+    table = _table("an epoch by mode", *columns)
+    for each in choice.candidates:
+        style = "bold" if each.mode == choice.recommended else None
+        if each.fix is not None:
+            table.add_row(each.mode, *["-"] * 6, "not possible", style=style)
+            continue
+        sizes = (each.peak_bytes, each.features_read, each.edges_read, each.histories_read, each.histories_written)
+        table.add_row(each.mode, f"{each.seconds:.3g}", *map(format_bytes, sizes), each.exactness, style=style)
+    table.columns[-1].justify = "left"
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table without borders, its first column left-aligned."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left")
+    return table
+
+
+def _memory(plan: Plan) -> Table:
+    table = _table("memory", "part", "size")
+    for name, size in plan.budget.parts().items():
+        table.add_row(name, format_bytes(size))
+    table.add_row("predicted peak", format_bytes(plan.prediction.peak_rss_bytes), style="bold")
+    return table
+
+
+def _stages(plan: Plan) -> Table:
+    prediction = plan.prediction
+    total = sum(prediction.stages.values())
+    table = _table("stages", "stage", "seconds per batch", "seconds in total")
+    for name, seconds in prediction.stages.items():
+        if seconds and total:
+            style = "bold" if name == prediction.bottleneck else None
+            table.add_row(NAMES.get(name, name), f"{seconds / plan.steps:.4f}", f"{seconds:.3g}", style=style)
+    return table
+
+
+def _run(plan: Plan) -> Table:
+    prediction = plan.prediction
+    table = _table(f"training, {plan.steps:,} batches ({plan.profiled_steps:,} profiled)", "", "")
+    table.add_row("seconds per epoch", f"{prediction.seconds_per_epoch:.3g}", style="bold")
+    table.add_row("first epoch", f"{prediction.first_epoch_seconds:.3g}")
+    scored = f"{prediction.evaluate_seconds:.3g}" if prediction.evaluate_seconds else "not predicted"  # by layer-wise passes
+    table.add_row("evaluation, in total", scored)
+    table.add_row("read from disk", format_bytes(prediction.bytes_read))
+    if prediction.history_bytes_read or prediction.history_bytes_written:
+        table.add_row("histories read", format_bytes(prediction.history_bytes_read))
+        table.add_row("histories written", format_bytes(prediction.history_bytes_written))
+    if prediction.beforehand_seconds:
+        table.add_row("before the first batch", f"{prediction.beforehand_seconds:.3g}")
+    if prediction.hit_rate is not None:
+        table.add_row("rows served from memory", f"{100 * prediction.hit_rate:.1f} %")
+    if prediction.read_amplification is not None:
+        table.add_row("bytes read per byte needed", f"{prediction.read_amplification:.2f}")
+    if prediction.read_bytes_per_second is not None:
+        table.add_row("read bandwidth", f"{format_bytes(prediction.read_bytes_per_second)}/s")
+    for name, seconds in plan.others.items():
+        table.add_row(f"epoch with {name}", f"{seconds:.3g}")
+    table.add_row("bottleneck", NAMES.get(prediction.bottleneck, prediction.bottleneck))
+    return table
+
+
+def _values(program: Program, plan: StepPlan) -> Table:
+    table = _table("intermediates", "value", "kind", "size", "placement")
+    for value in program.values:
+        placement = plan.placement.of(value.name)
+        text = str(placement)
+        if placement is TensorPlacement.RECOMPUTED and value.kind == "rows":
+            text += f", via {TIER_NAMES[plan.placement.standing(value.name)]}"
+        table.add_row(value.name, value.kind, format_bytes(plan.sizes[value.name]), text)
+    return table
+
+
+def _ops(plan: StepPlan) -> Table:
+    moves = [(number, tier) for number, tier in enumerate(MOVED) if plan.moved(tier) != (0, 0)]
+    names = [f"{TIER_NAMES[tier]} {way}" for _, tier in moves for way in ("read", "written")]
+    table = _table("ops", "op", "seconds", "compute", "passes", "memory", *names)
+    for run in plan.runs:
+        sizes = [format_bytes(way[number]) for number, _ in moves for way in (run.read, run.written)]
+        seconds = f"{run.stop - run.start:.3g}", f"{run.parts[0]:.3g}"
+        table.add_row(run.name, *seconds, str(run.passes), format_bytes(run.memory[0]), *sizes)
+    return table
+
+
+def _step(plan: StepPlan) -> Table:
+    table = _table("a step over the whole graph", "", "")
+    table.add_row("seconds per epoch", f"{plan.seconds:.3g}", style="bold")
+    for number, tier in enumerate(TIERS):
+        if plan.room.bytes[number]:
+            sizes = format_bytes(plan.peak[number]), format_bytes(plan.room.bytes[number])
+            table.add_row(f"{TIER_NAMES[tier]}, peak", f"{sizes[0]} of {sizes[1]}")
+    for tier in MOVED:
+        read, written = plan.moved(tier)
+        if read or written:
+            table.add_row(f"read from {TIER_NAMES[tier]}", format_bytes(read))
+            table.add_row(f"written to {TIER_NAMES[tier]}", format_bytes(written))
+    for name, seconds in plan.static.items():
+        table.add_row(f"with {name}", "does not fit" if seconds is None else f"{seconds:.3g} s")
+    return table
