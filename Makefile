@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= demo
 ALONE  := $(BIN)/python -m pytest
-TESTS  := $(ALONE) --numprocesses 2 --dist worksteal
+TESTS  := $(ALONE) --numprocesses 3 --dist worksteal
 
 MEASURED = $(shell grep -rl --include='test_*.py' 'mark.alone' tests)
 
@@ -30,7 +30,8 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(BIN)/mypy
 
-# OOC_TESTS=quick: tests/scale.py. Two tests at a time; behind them, one by one, those that measure their process.
+# OOC_TESTS=quick: tests/scale.py. Three tests at a time, as some wait for the disk or a process; behind them, one by one,
+# those that measure their process.
 quick: $(VENV)/.ready
 	OOC_TESTS=quick $(TESTS) -m "not slow and not alone"
 

@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "saint": {"roots": 4, "saint": "edge"},
         "history": {"parts_per_batch": 2, "refresh": 2},
     }
-    common = {"model": "gcn", "hidden": 4, "layers": 2, "epochs": 20, "lr": 0.1, "dropout": 0.0}
+    common = {"model": "gcn", "hidden": 4, "layers": 2, "epochs": few(8, 20), "lr": 0.1, "dropout": 0.0}
     case = modes._case("two/two.npz", {"parts": 20}, "accuracy", common, {}, settings)
     monkeypatch.setattr(modes, "CASES", {"two": case})
     return tmp_path
