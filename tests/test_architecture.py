@@ -155,13 +155,13 @@ def test_only_the_registry_and_the_settings_know_modes_by_name() -> None:
     assert not listed, "what is known of each mode stands in its class"
 
 
-def test_nothing_is_decided_by_the_class_of_a_loader() -> None:
+def test_nothing_is_decided_by_the_class_of_a_loader_settings_or_a_plan() -> None:
     asked = [
         f"{module}:{node.lineno}: {ast.unparse(node)}"
         for module, node in nodes_of("ooc")
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) == "isinstance"
-        and re.search(r"Loader\b", ast.unparse(node.args[1]))
+        and re.search(r"(Loader|Config|Plan|Mode)\b", ast.unparse(node.args[1]))
     ]
     assert not asked
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ooc.config.base import RunConfig, changed
-from ooc.config.nodes import NodeConfig, TrainConfig
+from ooc.config.nodes import NodeConfig
 from ooc.models.builders import build_model
 from ooc.models.user_models import kind_of, load_model
 from ooc.runtime.keyed_random import Purpose, key
@@ -15,6 +15,8 @@ from stores.errors import ConfigError
 
 _SHARED = ("dropout", "heads", "norm", "residual")
 """settings of every model, built in or not"""
+_BUILT_IN = ("output_heads", "input_dropout", "alpha", "theta", "rescale")
+"""settings of built-in models; exact training has no sums over sampled edges to rescale"""
 
 
 def pick_device(name: str) -> torch.device:
@@ -42,8 +44,7 @@ def make_model(config: NodeConfig, in_channels: int, channels: int) -> nn.Module
         return made
     if config.model_args:
         raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
-    own = {name: getattr(config, name) for name in ("output_heads", "input_dropout", "alpha", "theta")}
-    own |= {"rescale": config.rescale} if isinstance(config, TrainConfig) else {}
+    own = {name: getattr(config, name) for name in _BUILT_IN if name in type(config).model_fields}
     return build_model(config.model, **shape, **own)
 
 
