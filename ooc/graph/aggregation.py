@@ -143,12 +143,6 @@ def finite_or_zero(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-def gcn_factors_of(degree: Tensor) -> Tensor:
-    """`gcn_factors` of degrees in memory, self-loops counted in: [n] of a floating dtype."""
-    inverse = degree.rsqrt()
-    return inverse.masked_fill(~inverse.isfinite(), 0.0)
-
-
 def without_last_hop(subgraph: Subgraph) -> Subgraph:
     """Return a copy of the subgraph without its last hop, whose edges are in the aggregates."""
     num_nodes, num_edges = subgraph.num_nodes[:-1], subgraph.num_edges[:-1]

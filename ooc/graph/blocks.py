@@ -7,7 +7,7 @@ share one sample per node).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,13 +50,6 @@ class Subgraph:
         """Size of the arrays in bytes, without `columns`."""
         arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for)
         return sum(array.nbytes for array in arrays if array is not None)
-
-
-class Sampler(Protocol):
-    """Maps seeds and a key to a subgraph, deterministically and without reading features."""
-
-    def sample(self, seeds: NDArray[np.int64], key: int) -> Subgraph:
-        """Sample a batch. Raises BudgetError if it does not fit."""
 
 
 class Block(NamedTuple):

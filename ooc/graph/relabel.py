@@ -12,7 +12,7 @@ _MIN_CAPACITY = 2**10
 
 
 class RelabelTable:
-    """A growing hash table from node ids to numbers in order of first occurrence.
+    """A hash table from node ids to numbers in order of first occurrence; grows beyond `expected` nodes.
 
     >>> table = RelabelTable()
     >>> table.add(np.array([7, 3])), table.add(np.array([9, 7])), table.size
@@ -20,14 +20,12 @@ class RelabelTable:
     """
 
     def __init__(self, expected: int = 0) -> None:
-        """Allocate for `expected` nodes; the table grows beyond that."""
         self.size = 0
         self._node = np.empty(expected, np.int64)
         self._table = np.zeros(max(_MIN_CAPACITY, _capacity(expected)), np.int32)  # number + 1 of a node, 0 where empty
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
         return self._node.nbytes + self._table.nbytes
 
     def add(self, node: NDArray[Any], number: NDArray[Any] | None = None) -> NDArray[Any]:

@@ -6,7 +6,6 @@ A model runs on sampled blocks and on the whole graph (`full_blocks`) with the s
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -131,13 +130,12 @@ def build_model(
     if name in ("gcnii", *_PROPAGATING):
         channels = in_channels, hidden_channels, out_channels
         return _deep(name, channels, num_layers, (input_dropout, dropout), rescale, norm, residual, alpha, theta)
-    make_conv = partial(_make_conv, name, dropout, heads, output_heads, rescale)
     widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
     layers = []
     for index, (width_in, width_out) in enumerate(pairwise(widths)):
         last = index == num_layers - 1
-        conv, dropped = make_conv(width_in, width_out, last), dropout if index else input_dropout
-        options: dict[str, Any] = {"dropout": dropped, "residual": residual}
+        conv = _make_conv(name, dropout, heads, output_heads, rescale, width_in, width_out, last)
+        options: dict[str, Any] = {"dropout": dropout if index else input_dropout, "residual": residual}
         if not last:
             options |= {"norm": norm, "activation": nn.ELU(inplace=True) if name == "gat" else Relu()}
         layers.append(Layer(conv, width_in, width_out, **options))

@@ -20,7 +20,7 @@ from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import index_sort, softmax
 
-from ooc.graph.aggregation import FirstInput, FirstLayerAggregates, Kind, PreAggregation, gcn_factors_of
+from ooc.graph.aggregation import FirstInput, FirstLayerAggregates, Kind, PreAggregation
 from ooc.graph.blocks import Block, bag_sum, pointers
 from ooc.models.dropout import dropout
 from ooc.models.memory_efficient import memory_efficient_here, sage_layer, two_products
@@ -78,10 +78,6 @@ def weighted_sum(x: Tensor, block: Block, value: Tensor | None = None) -> Tensor
 
     `value` is None, [e], or [e, heads] for each head's share of the columns. Deterministic, also on CUDA. Differentiable in x
     where it requires a gradient, and in values of heads.
-
-    >>> block = full_blocks(torch.tensor([[0, 1], [2, 2]]), 3, 1)[0]
-    >>> weighted_sum(torch.tensor([[1.0], [2.0], [4.0]]), block)[2]
-    tensor([3.])
     """
     out: Tensor = _EdgeSum.apply(x, value, block.edge_index, block.indptr)  # type: ignore[no-untyped-call]
     return out
@@ -198,7 +194,8 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
             degree = block.weight_sum.to(dtype) + loop
         else:
             degree = (block.degree if block.loops is None else block.degree - block.loops).to(dtype) + loop
-        inverse = gcn_factors_of(degree)
+        inverse = degree.rsqrt()
+        inverse = inverse.masked_fill(~inverse.isfinite(), 0.0)
         source, target = block.edge_index
         value, own = inverse[source] * inverse[target], loop * inverse.square()
         if block.weight is not None:

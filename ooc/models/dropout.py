@@ -64,10 +64,23 @@ def drop_rows(
 
 
 class _Dropout(torch.autograd.Function):
+    """See `drop`, and `drop_rows` for x [n, f] of float32 or float64 with `row`."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: int, dropped: int, row: NDArray[np.int64] | None) -> Tensor:
         ctx.mask = key, dropped, row
-        return _dropped(x, key, dropped, row)
+        scale = np.float32(LEVELS / (LEVELS - dropped))
+        if row is None and x.dtype not in (torch.float32, torch.float64):  # numba does not support the others
+            factor = torch.empty(x.shape, dtype=torch.float32)
+            ones = np.broadcast_to(np.float32(1), factor.numel())
+            drop(np.uint64(key), dropped, scale, ones, factor.view(-1).numpy())
+            return x * factor.to(x.dtype)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        if row is None:
+            drop(np.uint64(key), dropped, scale, x.detach().reshape(-1).numpy(), out.view(-1).numpy())
+        else:
+            drop_rows(np.uint64(key), dropped, scale, row, x.detach().contiguous().numpy(), out.numpy())
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -155,10 +168,6 @@ def dropout(x: Tensor, p: float, training: bool, of: Of = "sources") -> Tensor:
 
     The same torch seed gives the same zeros for any number of threads. Uses torch's dropout on CUDA. `of` says what the rows of
     x belong to; see `DropoutKeys`.
-
-    >>> torch.manual_seed(0)
-    >>> dropout(torch.ones(4), 0.5, training=True)
-    tensor([...])  # zeros and twos
     """
     if not training or p == 0:
         return x
@@ -173,20 +182,4 @@ def _drawn(x: Tensor, dropped: int, of: Of) -> Tensor:
     draws: DropoutKeys | None = getattr(_scope, "draws", None)
     key, row = (_key(), None) if draws is None else draws.next(x, of)
     out: Tensor = _Dropout.apply(x, key, dropped, row)  # type: ignore[no-untyped-call]
-    return out
-
-
-def _dropped(x: Tensor, key: int, dropped: int, row: NDArray[np.int64] | None) -> Tensor:
-    """See `drop`, and `drop_rows` for x [n, f] of float32 or float64 with `row`."""
-    scale = np.float32(LEVELS / (LEVELS - dropped))
-    if row is None and x.dtype not in (torch.float32, torch.float64):  # numba does not support the others
-        factor = torch.empty(x.shape, dtype=torch.float32)
-        ones = np.broadcast_to(np.float32(1), factor.numel())
-        drop(np.uint64(key), dropped, scale, ones, factor.view(-1).numpy())
-        return x * factor.to(x.dtype)
-    out = torch.empty(x.shape, dtype=x.dtype)
-    if row is None:
-        drop(np.uint64(key), dropped, scale, x.detach().reshape(-1).numpy(), out.view(-1).numpy())
-    else:
-        drop_rows(np.uint64(key), dropped, scale, row, x.detach().contiguous().numpy(), out.numpy())
     return out

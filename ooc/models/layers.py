@@ -60,7 +60,6 @@ class Layer(nn.Module):
 
     @property
     def needs_initial(self) -> bool:
-        """Whether `forward` takes `initial`."""
         return bool(getattr(self.conv, "needs_initial", False))
 
     def forward(self, x: FirstInput, block: Block, initial: Tensor | None = None) -> Tensor:
@@ -106,7 +105,6 @@ class DenseLayer(nn.Module):
         self.activation = nn.Identity() if activation is None else activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [n, in_channels] -> [n, out_channels]."""
         out: Tensor = self.activation(self.lin(dropout(x, self.dropout, self.training)))
         return out
 

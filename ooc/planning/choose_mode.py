@@ -65,7 +65,6 @@ class Candidate:
 
     @property
     def exactness(self) -> str:
-        """What it costs."""
         return self.text(self.traits.exactness if self.weighed else self.traits.unweighed or self.traits.exactness)
 
     @property
@@ -79,7 +78,6 @@ class Candidate:
         return self.traits.worth * self.seconds < other.seconds and other.seconds - self.seconds > LEAST_SECONDS
 
     def text(self, template: str, layers: int = 0) -> str:
-        """A text of its `ModeTraits`, filled in."""
         lost, kept = (f"{share:.0%}".replace("%", " %") for share in (self.lost, 1 - self.lost))
         hops = f"{layers} layer{'s' * (layers != 1)}"
         moved = self.features_read + self.edges_read + self.histories_read + self.histories_written
@@ -102,21 +100,15 @@ class ModeChoice:
 
     @property
     def recommended(self) -> str:
-        """The name of the mode."""
         return self.best.mode
 
     def asdict(self) -> dict[str, Any]:
-        """The fields as plain values."""
         each = [candidate.asdict() for candidate in self.candidates]
         return {"candidates": each, "recommended": self.recommended, "reason": self.reason}
 
 
 def choose(candidates: Sequence[Candidate], layers: int) -> ModeChoice:
-    """Choose among `candidates`, one a mode, for a model of so many layers. Without one that fits, the first is named.
-
-    >>> choose(candidates, layers=8).recommended
-    'history'
-    """
+    """Choose among `candidates`, one a mode, for a model of so many layers. Without one that fits, the first is named."""
     ordered = tuple(sorted(candidates, key=lambda each: each.traits.rank))
     fitting = [each for each in ordered if each.fix is None]
     good = [each for each in fitting if each.good] or fitting[:1]

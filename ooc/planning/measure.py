@@ -106,19 +106,6 @@ def lengths_of(x: Any) -> Lengths:
     return lambda ids: np.full(len(ids), x.row_bytes, np.int64)
 
 
-class TimedLengths:
-    """`lengths` with a clock: planning reads is part of reading, not of grouping."""
-
-    def __init__(self, lengths: Lengths) -> None:
-        self._lengths, self.total_s = lengths, 0.0
-
-    def __call__(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        begun = time.perf_counter()
-        found = self._lengths(ids)
-        self.total_s += time.perf_counter() - begun
-        return found
-
-
 def read_cost(x: Any, ids: NDArray[np.int64], max_bytes: int, seconds: float) -> tuple[ReadCost, float, AnyArray]:
     """(what reads cost now, the cores they keep busy, the rows read last) by reading `ids`, ascending, for about `seconds`.
 
@@ -214,7 +201,7 @@ class _Maker:
 
     def __init__(self, strategy: SharedScans, scan: SharedScan) -> None:
         assert strategy.disk_rows is not None
-        self._rows, self._counts, self._scan = strategy.disk_rows, strategy.stages.counts, scan
+        self._rows, self.counts, self._scan = strategy.disk_rows, strategy.stages.counts, scan
         self._clock, self._model_s = Clock(), 0.0
         self.session = ScanSession(strategy, self._clock)
 
@@ -225,26 +212,20 @@ class _Maker:
         return neighbor, self_rows
 
     def pieces(self) -> Iterator[ScanPiece]:
-        """The pieces of the scan."""
         cost = cost_of(self._rows)
         for piece in self.session.pieces(self._scan):
             length = np.array([len(piece.row) * self._rows.row_bytes]) if piece.plan is None else piece.plan.length
             self._model_s += read_s(cost, length)
             yield piece
 
-    @property
-    def nbytes(self) -> int:
-        """Read so far."""
-        return self._counts.nbytes
-
     def make(self, sums: tuple[Floats, Floats], todo: Iterator[ScanPiece]) -> _Pass:
         """Read pieces and add their rows to the aggregates."""
-        before, model, reading, begun = self.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
+        before, model, reading, begun = self.counts.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
         with noting_waits() as waits:
             self.session.add_up(self._scan, *sums, todo)
         waited = sum(stop - start for start, stop in waits)
         seconds = time.perf_counter() - begun
-        return _Pass(seconds, self.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
+        return _Pass(seconds, self.counts.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
 
     def repeated(self, stop: threading.Event) -> Iterator[ScanPiece]:
         """The pieces of the scan, over and over."""
@@ -257,11 +238,8 @@ def try_scan(
 ) -> tuple[BatchCosts, int]:
     """Make a part of `scan` for about `seconds`, serve its batches to `step` for as long, and then both at once.
 
-    In memory are the aggregates of two scans, as in training. strategy: whose counters and buffers nobody else uses; steps: of
-    the epoch; base: what is known already.
-
-    Returns:
-        The costs, and the most bytes of the process, but for the aggregates and the scan.
+    Returns the costs, and the most bytes of the process but for the aggregates (of two scans, as in training) and the scan.
+    strategy: whose counters and buffers nobody else uses; steps: of the epoch; base: what is known already.
     """
     maker = _Maker(strategy, scan)
     try:
@@ -281,13 +259,7 @@ def try_scan(
 
 
 def _beside(
-    pipeline: Pipeline,
-    maker: _Maker,
-    sums: tuple[Floats, Floats],
-    step: Step,
-    base: BatchCosts,
-    alone: _Pass,
-    seconds: float,
+    pipeline: Pipeline, maker: _Maker, sums: tuple[Floats, Floats], step: Step, base: BatchCosts, alone: _Pass, seconds: float
 ) -> BatchCosts:
     """`base` with the pace, a batch while no aggregates are made, and the model's part of a batch while they are."""
     runs = batch_seconds(pipeline, step)
@@ -298,9 +270,9 @@ def _beside(
         making = pool.submit(maker.make, sums, maker.repeated(stop))
         try:
             next(runs)  # the batch under way when it began
-            before, begun, spans = maker.nbytes, time.perf_counter(), len(pipeline.clocks[CONSUMER].spans)
+            before, begun, spans = maker.counts.nbytes, time.perf_counter(), len(pipeline.clocks[CONSUMER].spans)
             busy = taken_by(runs, LEAST_STEPS, seconds)
-            nbytes, taken = maker.nbytes - before, time.perf_counter() - begun
+            nbytes, taken = maker.counts.nbytes - before, time.perf_counter() - begun
         finally:
             stop.set()
         passed = making.result()

@@ -108,15 +108,11 @@ class Plan:
         return "; ".join([", ".join(parts), self.advice])
 
     def asdict(self) -> dict[str, Any]:
-        """The fields as plain values."""
         return asdict(self)
 
 
 def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
-    """Predict `run`. More memory never means more bytes; the same profile gives the same plan.
-
-    >>> print(plan(profile, budget, run).advice)
-    """
+    """Predict `run`. More memory never means more bytes; the same profile gives the same plan."""
     first, later = _shares(profile.simulated, profile, run)
     costs, whole = profile.costs, first + later
     pulling_s, pulled, pushed = _histories(first, later, profile, run)
@@ -152,18 +148,19 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
 
 
 def hit_rate(rows_read: float, rows_asked: float) -> float | None:
-    """Of the rows asked for, those that needed no reading; None where none was asked for.
-
-    >>> hit_rate(25, 100)
-    0.75
-    """
+    """Of the rows asked for, the share that needed no reading; None where none was asked for."""
     return 1 - rows_read / rows_asked if rows_asked else None
 
 
 def _shares(simulated: tuple[SimulatedReads, ...], profile: RunProfile, run: RunFacts) -> tuple[Share, Share]:
     """(the first epoch, all later ones together), histories included: they go on beside all else while the disk has time."""
-    first, later = _epochs(simulated, profile, run)
-    exchange = profile.exchange
+    costs, each, exchange = profile.costs, run.steps_per_epoch, profile.exchange
+    first, later = simulated[0].epoch(costs, min(run.steps, each)), Share()
+    left = run.steps - min(run.steps, each)
+    if left:
+        steady = simulated[1].epoch(costs, each) if len(simulated) > 1 else simulated[0].later_epoch(costs, each)
+        emptied = run.upkeep.emptied * left
+        later = first.scaled(emptied) + steady.scaled(left - emptied)
     if exchange is None:
         return first, later
 
@@ -185,20 +182,7 @@ def _histories(first: Share, later: Share, profile: RunProfile, run: RunFacts) -
     return {"pull": seconds}, read, exchange.written * max(0.0, steps - upkeep.lag) + upkeep.refresh_written
 
 
-def _epochs(simulated: tuple[SimulatedReads, ...], profile: RunProfile, run: RunFacts) -> tuple[Share, Share]:
-    """(the first epoch, all later ones together)."""
-    costs, each = profile.costs, run.steps_per_epoch
-    first = simulated[0].epoch(costs, min(run.steps, each))
-    left = run.steps - min(run.steps, each)
-    if not left:
-        return first, Share()
-    later = simulated[1].epoch(costs, each) if len(simulated) > 1 else simulated[0].later_epoch(costs, each)
-    emptied = run.upkeep.emptied * left
-    return first, first.scaled(emptied) + later.scaled(left - emptied)
-
-
 def _stages(whole: Share, profile: RunProfile) -> dict[str, float]:
-    """Seconds of work of every stage."""
     costs = profile.costs
     stages = {"sample": whole.steps * costs.sample_s, "group": whole.steps * costs.group_s, "read": whole.read_s}
     sums = {} if costs.pace is None else {"sum": whole.sum_s}

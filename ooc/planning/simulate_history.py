@@ -42,7 +42,6 @@ class HistoryShape:
 
     @property
     def node_bytes(self) -> int:
-        """Of a node's rows of all layers."""
         return sum(self.row_bytes)
 
     def read(self, ids: Ids) -> NDArray[np.int64]:
@@ -79,7 +78,6 @@ class HistoryTraffic:
     cost: ReadCost
 
     def pull_s(self, pulls: Pulls) -> float:
-        """Seconds of the disk for reading."""
         return pulls.extents * self.cost.read_s + pulls.nbytes * self.cost.byte_s
 
     def push_s(self) -> float:
@@ -88,10 +86,7 @@ class HistoryTraffic:
 
 
 def simulate_exchange(shape: HistoryShape, drawn: Sequence[SampledBatch], whole: bool) -> HistoryTraffic:
-    """Count what the batches `drawn` pull and push; whole: they are those of an epoch.
-
-    >>> simulate_exchange(shape, sample.batches, whole=True).first.nbytes
-    """
+    """Count what the batches `drawn` pull and push; whole: they are those of an epoch."""
     own = [batch.subgraph.node[: batch.subgraph.num_nodes[0]] for batch in drawn]
     halo = [batch.subgraph.node[batch.subgraph.num_nodes[0] :] for batch in drawn]
     most_hot = shape.hot_bytes // (shape.node_bytes + 8)

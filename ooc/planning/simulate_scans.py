@@ -102,12 +102,11 @@ class SimulatedScans(SimulatedReads):
         after, which are sorted."""
         none = ScanLoad(*[0.0] * len(ScanLoad._fields))
         known = [none, none, *self.of(steps), none, none]
-        return round(
-            max(
-                (served.sums + made.sums) + (made.table + 2 * drawn.entries) + (served.rests + made.rests + drawn.rests)
-                for served, made, drawn in zip(known, known[1:], known[2:], strict=False)
-            )
+        most = max(
+            (served.sums + made.sums) + (made.table + 2 * drawn.entries) + (served.rests + made.rests + drawn.rests)
+            for served, made, drawn in zip(known, known[1:], known[2:], strict=False)
         )
+        return round(most)
 
 
 def simulate_scans(
@@ -204,7 +203,6 @@ def simulate_timeline(scans: Sequence[ScanLoad], costs: BatchCosts) -> ScanTimel
 
 
 def _share(scans: Sequence[ScanLoad], line: ScanTimeline, costs: BatchCosts, begin: int) -> Share:
-    """What the scans from `begin` on take."""
     assert costs.pace is not None
     some, pace = scans[begin:], costs.pace
     nbytes = sum(scan.nbytes for scan in some)

@@ -47,7 +47,6 @@ class Share:
         return Share(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def scaled(self, steps: float) -> "Share":
-        """The same for so many batches."""
         return Share(*(value * steps / self.steps if self.steps else 0.0 for value in astuple(self)))
 
 
@@ -89,7 +88,6 @@ class BatchCosts:
     pace: AggregationSpeed | None = None
 
     def read_s(self, load: "SuperbatchLoad") -> float:
-        """Seconds that reading a superbatch's rows takes."""
         return load.extents * self.read.read_s + load.nbytes * self.read.byte_s
 
     def batch_s(self, load: "SuperbatchLoad") -> float:
@@ -204,7 +202,6 @@ class SimulatedSuperbatches(SimulatedReads):
         return self.epoch(costs, 2 * steps) - self.epoch(costs, steps)
 
     def peak_bytes(self, costs: BatchCosts, steps: float, row_bytes: int) -> int:
-        """Of the rows in memory and the batches that wait."""
         rows = simulate(self.loads, costs, self.before).peak_rows
         return rows * (row_bytes + ROW_BYTES) + SUPERBATCHES * max(load.kept for load in self.loads)
 
@@ -309,7 +306,6 @@ def simulate(loads: Sequence[SuperbatchLoad], costs: BatchCosts, before: int = 0
 
 
 def _share(loads: Sequence[SuperbatchLoad], line: Timeline, costs: BatchCosts, begin: int, end: int) -> Share:
-    """What the superbatches begin..end-1 take."""
     first, last = (sum(load.batches for load in loads[:w]) for w in (begin, end))
     some = loads[begin:end]
     return Share(
