@@ -244,7 +244,7 @@ SHARED = {
     "ooc.graph.mapped_topology._touched": "counts which pages the process has mapped, for all loaders of a graph",
     "ooc.loading.feature_cache._registries": "rows kept in memory for the next pipeline: which are read, not what they are",
     "ooc.runtime.pipeline._RUNNING": "pipelines to end before the interpreter does",
-    "ooc.sampling.temporal_index._shared": "open columns of a data set, the same for all its loaders",
+    "ooc.sampling.temporal_neighbor._shared": "open columns of a data set, the same for all its loaders",
 }
 """State of a module that functions change, and why no result depends on it."""
 

@@ -69,7 +69,6 @@ class LayerDrift:
         return any(drift**2 > allowed**2 + chance**2 for drift, chance in zip(self.drift, self.chance, strict=True))
 
     def asdict(self) -> dict[str, list[float]]:
-        """For metrics.jsonl."""
         return {"drift": self.drift, "drift_error": self.error, "drift_noise": self.noise, "drift_chance": self.chance}
 
 

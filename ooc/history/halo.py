@@ -110,7 +110,6 @@ class Halo:
         return logits
 
     def spent(self) -> dict[str, int]:
-        """Rows and bytes for the run's results (see `ooc.training.summary`)."""
         spent = HistoryCounts().asdict() if self.history is None else self.history.spent()
         return {"history_met": self.met, **spent}
 

@@ -58,7 +58,6 @@ class History:
         self.log = UndoLog.open(path / "undo.log", files, generation)
         self.counts = HistoryCounts()
         self.next_step = int(state["step"])
-        """the step that pushes next"""
         self._floor = int(state["floor"])  # rows of earlier steps are forgotten
         self._written = self.next_step - 1 - lag
         self._pushes: list[Push] = []  # ascending: those pending, and those that rows read before them may need
@@ -185,7 +184,6 @@ class History:
         return {"generation": self.log.generation + 1, "step": self.next_step, "floor": self._floor, "pending": kept}
 
     def spent(self) -> dict[str, int]:
-        """Rows and bytes so far, for the run's results."""
         return replace(self.counts, bytes_logged=self.log.total).asdict()
 
     def commit(self) -> None:
@@ -216,7 +214,6 @@ class History:
         self.log.write([(self.steps, ids, np.zeros(len(ids), np.int32))])
 
     def _drop(self) -> None:
-        """Forget pushes that are not on disk."""
         with self._changed:
             assert not self._waiting, "rows are fetched anew after an epoch's end"
             self._pushes.clear()
@@ -283,7 +280,6 @@ class History:
         return next((push for push in self._pushes if self._written < push.step < self.next_step - self.lag), None)
 
     def _settle(self) -> None:
-        """Wait until all due pushes are written."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or self._due() is None)
             self._check()

@@ -34,7 +34,7 @@ class Push:
 
     step: int
     ids: Ids
-    """int64[n], ascending: the nodes"""
+    """int64[n], ascending"""
     rows: tuple[AnyArray, ...]
     """[n, width] of each layer, as stored"""
 
@@ -91,7 +91,6 @@ class ResidentRows:
 
     @staticmethod
     def nbytes(rows: Sequence[DiskRows], steps: DiskRows) -> int:
-        """Bytes of memory it would take."""
         return steps.shape[0] * (1 + sum(each.row_bytes for each in (*rows, steps)))
 
     def read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
@@ -100,7 +99,6 @@ class ResidentRows:
         return rows, steps
 
     def put(self, push: Push) -> None:
-        """Store a push."""
         for kept, rows in zip(self._kept, (*push.rows, push.step + 1), strict=True):
             kept[push.ids] = rows
         self._changed[push.ids] = True

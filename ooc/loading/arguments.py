@@ -173,8 +173,13 @@ def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> Input
         nodes = InputNodes(len(members), members, number)
     else:
         given = _array(input_nodes, "input_nodes")
-        ids = _of_mask(given, ds.num_nodes) if given.dtype == bool else _of_ids(given, ds.num_nodes)
-        nodes = InputNodes(len(ids), ids, ids if number is None and given.dtype == bool else number)
+        masked = given.dtype == bool
+        if masked and len(given) != ds.num_nodes:
+            raise InputError(
+                f"the mask of input nodes has {len(given)} entries, the store {ds.num_nodes} nodes; give one a node"
+            )
+        ids = np.flatnonzero(given) if masked else _of_ids(given, ds.num_nodes)
+        nodes = InputNodes(len(ids), ids, ids if number is None and masked else number)
     if number is not None and len(number) != nodes.count:
         raise ConfigError(f"input_id has {len(number)} entries for {nodes.count} input nodes; give one for each")
     return nodes
@@ -188,12 +193,6 @@ def _array(given: Any, name: str) -> NDArray[Any]:
             f"not {array.dtype}{list(array.shape)}"
         )
     return array
-
-
-def _of_mask(mask: NDArray[Any], num_nodes: int) -> Ids:
-    if len(mask) != num_nodes:
-        raise InputError(f"the mask of input nodes has {len(mask)} entries, the store {num_nodes} nodes; give one a node")
-    return np.flatnonzero(mask)
 
 
 def _of_ids(given: NDArray[Any], num_nodes: int) -> Ids:

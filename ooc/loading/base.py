@@ -34,7 +34,6 @@ class Loader:
         self._clocks: dict[str, Clock] = {}
 
     def _batches(self, source: Iterator[Any], stages: list[Stage]) -> Pipeline | OnDevice:
-        """The source's items, through the stages to the device."""
         batches = Pipeline(source, stages, self._in_flight, self.prefetch, self._clocks)
         return batches if self.device is None or self.device.type == "cpu" else on_device(batches, self.device)
 
@@ -52,20 +51,12 @@ class EpochLoader(Loader):
 
     unit: ClassVar[str] = "step"
     """what a cursor's `step` is called in `state_dict`"""
+    _begin: int = 0
+    _end: int
+    """an epoch's cursors begin and end there"""
 
     def _start_at(self, cursor: Cursor) -> None:
-        """The next `iter` begins there."""
         self._start = self._cursor = cursor
-
-    @property
-    def _begin(self) -> int:
-        """Where epochs begin."""
-        return 0
-
-    @property
-    def _end(self) -> int:
-        """Where epochs end."""
-        raise NotImplementedError
 
     def _from(self, start: Cursor) -> Pipeline | OnDevice:
         """(where the cursor stands behind a batch, the batch) from `start` to the end of its epoch."""
@@ -80,12 +71,7 @@ class EpochLoader(Loader):
         self._start = Cursor(start.epoch + 1, self._begin)
         return Epoch(self, self._from(start), start.epoch)
 
-    def _took(self, epoch: int, behind: int) -> None:
-        """The consumer has taken a batch."""
-        self._cursor = Cursor(epoch, behind)
-
     def _ended(self, epoch: int) -> None:
-        """There are no more batches."""
         if self._cursor == Cursor(epoch, self._end):
             self._cursor = Cursor(epoch + 1, self._begin)
 
@@ -115,6 +101,7 @@ class BatchLoader(EpochLoader):
     ) -> None:
         super().__init__(budget.in_flight, device, prefetch)
         self.data, self.budget, self.strategy = data, budget, strategy
+        self._end = len(self)
         self._copier: Copier | None = None
         self._stop: int | None = None
         self._start_at(Cursor(0, 0))
@@ -158,10 +145,6 @@ class BatchLoader(EpochLoader):
         """Steps an epoch; with `split_seeds`, the least number of batches."""
         order = self._order
         return steps_of(self.num_seeds, order.batch_size, order.drop_last, order.world_size)
-
-    @property
-    def _end(self) -> int:
-        return len(self)
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
@@ -217,7 +200,7 @@ class Epoch:
         except StopIteration:
             self._loader._ended(self._epoch)
             raise
-        self._loader._took(self._epoch, behind)
+        self._loader._cursor = Cursor(self._epoch, behind)
         return batch
 
     def close(self) -> None:

@@ -35,7 +35,6 @@ class BatchBytes:
     pre_aggregation: PreAggregation | None = None
     """what batches hold in place of their feature rows"""
     channels: int = 0
-    """columns of a feature row"""
     model_width: int = 0
     """columns of a node's rows in all layers together, where each layer computes every node of a batch"""
 
@@ -44,7 +43,6 @@ class BatchBytes:
         return self.nbytes(drawn)
 
     def nbytes(self, drawn: SampledBatch) -> int:
-        """Bytes of the batch from here to the model."""
         subgraph = drawn.subgraph
         if self.pre_aggregation is not None:
             return subgraph.nbytes + self.aggregated_bytes(subgraph)
@@ -82,7 +80,6 @@ class ScanSize:
 
     @property
     def nbytes(self) -> int:
-        """All of it."""
         return self.kept + self.fixed
 
     @property
@@ -121,12 +118,10 @@ class ScanBytes:
 
     @property
     def piece_bytes(self) -> int:
-        """Of a piece of a scan, about."""
         return min(PIECE_BYTES, self.max_bytes // PIECE_SHARE)
 
     @property
     def self_row_bytes(self) -> int:
-        """Bytes of a destination's own row."""
         return 4 * self.batch.channels
 
     def size(self, drawn: SampledBatch, drawing: int) -> ScanSize:

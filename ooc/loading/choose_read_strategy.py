@@ -19,7 +19,6 @@ from stores.io.engines.ring import SCRATCH_BYTES as RING_BYTES
 
 
 def on_disk(x: Rows | None) -> bool:
-    """Whether feature rows are read from disk."""
     return x is not None and not isinstance(x, ArrayRows)
 
 

@@ -45,7 +45,6 @@ class LoadedBatch:
     x: AnyArray | FirstLayerAggregates | None
     """[n, *feature shape] of `Gather.gathered`, or the first layer's aggregates: `drawn` then has the hops before the last"""
     y: AnyArray | None
-    """[n] or [n, C]"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,6 @@ class Gather:
 
     @property
     def kept(self) -> bool:
-        """Whether rows stay as stored."""
         asked = self.dtype is not None and self.dtype == _AS_STORED.get(self.encoding.name)
         return asked or not self.encoding.is_short
 
@@ -210,7 +208,6 @@ class CollateStage:
     pin: bool = False
 
     def data(self, loaded: LoadedBatch) -> Data:
-        """The batch before `transform`."""
         return self.collator(loaded, self.nodes.input_id(loaded.drawn.position))
 
     def collate(self, loaded: LoadedBatch) -> tuple[int, Any]:

@@ -24,8 +24,7 @@ from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.transfer import OnDevice
 from ooc.sampling.negatives import Negatives
-from ooc.sampling.temporal_index import slots_of
-from ooc.sampling.temporal_neighbor import Strategy, TemporalSampler, TemporalSubgraph
+from ooc.sampling.temporal_neighbor import Strategy, TemporalSampler, TemporalSubgraph, slots_of
 from ooc.sampling.time_windows import span_of
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset
@@ -183,37 +182,33 @@ class EventLoader(TemporalLoader):
         super().__init__(data, columns, FIELDS, features=features, prefetch=prefetch, **common)
         if batch_size < 1:
             raise ConfigError(f"batch_size is 1 or more, not {batch_size}")
-        self._first, self._last = span_of(data.events, events)
+        self._begin, self._end = span_of(data.events, events)
         self._batch_size, self._whole_times, self._shared = batch_size, whole_times, shared
         self._negatives, self._beside, self._seed = negatives, beside, seed
         slots = slots_of(data, self.budget)
         self._sampler = TemporalSampler(data.graph, list(num_neighbors), temporal_strategy, self._max_bytes, slots=slots)
-        self._start_at(Cursor(0, self._first))
-
-    @property
-    def _begin(self) -> int:
-        return self._first
-
-    @property
-    def _end(self) -> int:
-        return self._last
+        self._start_at(Cursor(0, self._begin))
 
     def __len__(self) -> int:
-        """Batches an epoch."""
-        return sum(1 for _ in self._borders(self._first))
+        return sum(1 for _ in self._borders(self._begin))
 
     @property
     def num_events(self) -> int:
-        """Events an epoch."""
-        return self._last - self._first
+        return self._end - self._begin
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning."""
-        self._start_at(Cursor(epoch, self._first))
+        self._start_at(Cursor(epoch, self._begin))
 
     def _identity(self) -> dict[str, Any]:
-        kept = {name: getattr(self, f"_{name}") for name in ("first", "last", "batch_size", "whole_times", "shared", "seed")}
-        return {**kept, "fanout": list(self._sampler.fanout), "strategy": self._sampler.temporal_strategy}
+        kept = {name: getattr(self, f"_{name}") for name in ("batch_size", "whole_times", "shared", "seed")}
+        return {
+            "first": self._begin,
+            "last": self._end,
+            **kept,
+            "fanout": list(self._sampler.fanout),
+            "strategy": self._sampler.temporal_strategy,
+        }
 
     def _from(self, start: Cursor) -> Pipeline | OnDevice:
         return self._batches(self._blocks(start.step), self._stages(start.epoch))
@@ -224,10 +219,10 @@ class EventLoader(TemporalLoader):
 
     def _borders(self, start: int) -> Iterator[tuple[int, int]]:
         """(first, last) event of every batch, from event `start` on."""
-        while start < self._last:
-            stop = min(start + self._batch_size, self._last)
-            if self._whole_times and stop < self._last:
-                stop = min(self._events.at(self._events.time(stop - 1), "right"), self._last)
+        while start < self._end:
+            stop = min(start + self._batch_size, self._end)
+            if self._whole_times and stop < self._end:
+                stop = min(self._events.at(self._events.time(stop - 1), "right"), self._end)
             yield start, stop
             start = stop
 
@@ -241,7 +236,7 @@ class EventLoader(TemporalLoader):
             if block is None or last > block.last:
                 if (need := (last - first) * width) > self._max_bytes:
                     raise self._too_large(last - first, need)
-                block = self._events.read(first, min(self._last, max(last, first + step)), columns)
+                block = self._events.read(first, min(self._end, max(last, first + step)), columns)
                 self.moved.events += block.nbytes
             yield block.part(first, last)
 

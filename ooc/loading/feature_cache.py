@@ -59,7 +59,6 @@ class CachedNodes:
 
     @classmethod
     def none(cls) -> "CachedNodes":
-        """Nothing in memory yet."""
         return cls(np.empty(0, np.int32), np.empty(0, np.float32))
 
     def take(
@@ -119,7 +118,6 @@ class RowCache:
 
     @property
     def used(self) -> int:
-        """Slots in use."""
         return len(self._free) - self._left
 
     def take(self, least: int, most: int, limit: int) -> Slots:
@@ -237,7 +235,6 @@ class CacheRegistry:
         return lease
 
     def leave(self, lease: RowLease) -> None:
-        """One that began has ended."""
         with self._changed:
             self._readers.discard(lease)
             self._lent = self._lent and lease.cache is None

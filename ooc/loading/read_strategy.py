@@ -29,10 +29,7 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class ReadStrategy(ABC):
-    """Plans which batches' rows are read together, reads them and serves each batch its own.
-
-    stages: what is done to a batch before and after.
-    """
+    """Plans which batches' rows are read together, reads them and serves each batch its own."""
 
     stages: BatchStages
 
@@ -62,16 +59,12 @@ class ReadStrategy(ABC):
         return replace(self, stages=self.stages.apart())
 
     def over(self, rows: Rows) -> Self:
-        """The same strategy over other feature rows."""
         return replace(self, stages=self.stages.over(rows))
 
 
 @dataclass(frozen=True)
 class InMemory(ReadStrategy):
-    """Rows in memory, or none at all: each batch by itself.
-
-    memory: of a batch; read_threads: that gather rows.
-    """
+    """Rows in memory, or none at all: each batch by itself; `read_threads` gather rows."""
 
     memory: BatchBytes
     read_threads: int = 2
@@ -245,7 +238,6 @@ class Deferred(Generic[Batch]):
             raise StopIteration from None
 
     def check(self) -> None:
-        """Raise what `source` failed on."""
         if self._failure is not None:
             raise self._failure
 

@@ -117,10 +117,7 @@ class FinishedScan(ReadGroup):
 
 @dataclass(frozen=True)
 class SharedScans(ReadStrategy):
-    """One pass over the file makes the aggregates of as many batches as memory holds.
-
-    memory: of a scan.
-    """
+    """One pass over the file makes the aggregates of as many batches as memory holds; `memory` is that of a scan."""
 
     memory: ScanBytes
 
@@ -223,7 +220,6 @@ class ScanSession(ReadSession):
         self.add_up(scan, neighbor, self_rows, self.pieces(scan))
 
     def pieces(self, scan: SharedScan) -> Iterator[ScanPiece]:
-        """The pieces of a scan."""
         return pieces(scan, self._rows, self._strategy.memory.piece_bytes)
 
     def add_up(self, scan: SharedScan, neighbor: Floats, self_rows: Floats, todo: Iterator[ScanPiece]) -> None:

@@ -41,7 +41,6 @@ class BatchRemainder(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
         return self.drawn.subgraph.nbytes + self.drawn.position.nbytes + self.scale.nbytes
 
 
@@ -61,7 +60,6 @@ class WaitingBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its entries."""
         return self.row.nbytes + self.target.nbytes + self.edge.nbytes
 
 
@@ -88,7 +86,6 @@ class SharedScan:
 
     @property
     def num_rows(self) -> int:
-        """Rows of aggregates."""
         return int(self.start[-1])
 
     @property
@@ -127,7 +124,7 @@ class ScanDraft:
         self._size: ScanSize | None = None
 
     def add(self, batch: WaitingBatch) -> bool:
-        """Take a batch in, unless the scan is full; see `ooc.loading.read_strategy.Draft`."""
+        """Take a batch in, unless the scan is full; see `ooc.loading.read_strategy.grouped`."""
         own = self._table.add(batch.rest.drawn.subgraph.node)
         self_rows = self._table.size * self._self_row_bytes
         size = batch.size if self._size is None else self._size.joined(batch.size, self_rows)
@@ -170,7 +167,6 @@ def _scan_of(
     entries: Entries,
     size: ScanSize,
 ) -> SharedScan:
-    """A scan of entries in file order."""
     row, target, edge = entries
     distinct = _distinct(row)
     ends = np.int32 if len(row) < 2**31 else np.int64

@@ -5,6 +5,7 @@ that is used again, numbered and their nodes' features gathered while the model 
 You et al., KDD 2022, and PyG Temporal, which keep all snapshots in memory.)
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -144,9 +145,11 @@ class SnapshotLoader(TemporalLoader):
     def _nbytes(self, window: TimeWindow) -> int:
         """Bytes of the window's batch at most. Raises BudgetError for more than there may be."""
         count = window.last - window.first
-        labels = 8 if self._y is None else 8 * int(np.prod(self._y.shape[1:], dtype=np.int64))
+        labels = 8 if self._y is None else 8 * math.prod(self._y.shape[1:])
         nodes = min(2 * count, self.data.num_nodes)
-        read = (self._events.row_bytes(list(self._columns)) + self._decoded) * (2 if self._overlap else 1)
+        short = [(name, each) for name in self._columns if (each := self._events.encoding(name)).is_short]
+        decoded = sum(each.dtype.itemsize * math.prod(self._events.width(name)) for name, each in short)
+        read = (self._events.row_bytes(list(self._columns)) + decoded) * (2 if self._overlap else 1)
         need = count * (_EVENT_BYTES + read) + nodes * (_NODE_BYTES + self._node_bytes + labels)
         if need > self._max_bytes:
             raise BudgetError(
@@ -154,15 +157,6 @@ class SnapshotLoader(TemporalLoader):
                 "take shorter windows, fewer columns or more memory"
             )
         return need
-
-    @property
-    def _decoded(self) -> int:
-        """Bytes of an event's values where they are stored in fewer bits."""
-        total = 0
-        for name in self._columns:
-            encoding, width = self._events.encoding(name), int(np.prod(self._events.width(name), dtype=np.int64))
-            total += encoding.dtype.itemsize * width if encoding.is_short else 0
-        return total
 
     def _reading(self) -> Stage:
         """Window -> its events. Windows that overlap are read by one thread, which has what they share."""

@@ -52,13 +52,11 @@ class Order:
     world_size: int
 
     def positions(self, cursor: Cursor) -> Ids:
-        """int64[b]: positions of the seeds among the input nodes."""
         return seeds_of(
             self.nodes, cursor, self.batch_size, self.shuffle, self.seed, self.drop_last, self.rank, self.world_size
         )
 
     def key(self, cursor: Cursor) -> int:
-        """The key of the step's draws."""
         return key(self.seed, Purpose.SAMPLE, cursor.epoch, cursor.step, self.rank)
 
 
@@ -69,7 +67,6 @@ class ReadCounts:
     requested: int = 0
     """feature rows that sampled batches want, each time they do"""
     rows: int = 0
-    """feature rows read"""
     nbytes: int = 0
     """bytes they took from the disk"""
     topology_nbytes: int = 0
@@ -77,7 +74,6 @@ class ReadCounts:
     lock: Any = field(default_factory=threading.Lock)
 
     def add(self, rows: int = 0, nbytes: int = 0, *, requested: int = 0, topology: int = 0) -> None:
-        """Count rows read and their bytes, rows requested, and bytes of edges."""
         with self.lock:
             self.rows += rows
             self.nbytes += nbytes
@@ -207,7 +203,6 @@ class Labels:
     """nodes whose labels are given, the others' being unknown (-1, NaN); None: all"""
 
     def of(self, subgraph: Subgraph) -> AnyArray:
-        """[n] or [n, C]."""
         node = subgraph.node[: subgraph.num_nodes[0]] if self.own else subgraph.node
         y = np.asarray(self.y[node])
         y = y.astype(np.int64) if y.dtype.kind in "iu" else y  # torch's losses take classes so
@@ -270,7 +265,6 @@ class LoadStage:
         return factors, replace(drawn, subgraph=without_last_hop(drawn.subgraph))
 
     def labels_of(self, drawn: SampledBatch) -> AnyArray | None:
-        """Labels of a sampled batch's nodes, [n] or [n, C]."""
         return None if self.labels is None else self.labels.of(drawn.subgraph)
 
 
@@ -289,12 +283,10 @@ class BatchStages:
         return replace(self, sample=replace(self.sample, counts=counts), load=load)
 
     def over(self, rows: Rows | None) -> Self:
-        """The same stages over other feature rows."""
         return replace(self, load=replace(self.load, x=rows))
 
     @property
     def counts(self) -> ReadCounts:
-        """What all stages have read."""
         return self.load.counts
 
     @property

@@ -27,8 +27,7 @@ from ooc.runtime.keyed_random import Cursor, steps_of
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import pins
 from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
-from ooc.sampling.saint import Draw, Kind, SaintSampler, check
-from ooc.sampling.saint_norm import Normalisation
+from ooc.sampling.saint import Draw, Kind, Normalisation, SaintSampler, check
 from stores.arrays.members import Members
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset

@@ -39,10 +39,7 @@ class FilledSuperbatch(ReadGroup):
 
 @dataclass(frozen=True)
 class Superbatches(ReadStrategy):
-    """Rows of as many batches as memory holds are read together, and stay in memory while they may be needed again.
-
-    memory: of a batch.
-    """
+    """Rows of as many batches as memory holds are read together, and stay in memory while they may be needed again."""
 
     memory: BatchBytes
 
@@ -56,10 +53,7 @@ class Superbatches(ReadStrategy):
 
 
 class SuperbatchSession(ReadSession):
-    """Reads superbatches into the pool of the rows' cache, serves their batches, and gives back rows no longer needed.
-
-    pool: bytes for all batches and superbatches alive at once.
-    """
+    """Reads superbatches into the pool of the rows' cache, serves their batches, and gives back rows no longer needed."""
 
     stage = "read"
 
@@ -120,7 +114,6 @@ class SuperbatchSession(ReadSession):
             begin += len(piece)
 
     def collate(self, served: ServedBatch) -> tuple[int, object]:
-        """See `ReadSession`; the batch's rows are gathered from the pool."""
         filled: FilledSuperbatch = served.group
         superbatch, k, pool = filled.superbatch, served.k, self._pool
         batches = superbatch.sketch.batches
@@ -134,11 +127,9 @@ class SuperbatchSession(ReadSession):
         return self._collate.collate(loaded)
 
     def stop(self) -> None:
-        """End all waiting for slots."""
         self._lease.stop()
 
     def end(self) -> None:
-        """Give the cache back with what is in it."""
         self._lease.end(self._final, self._slot)
 
 

@@ -41,7 +41,6 @@ class CompactBatch(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
         small = self.drawn.subgraph
         return self.drawn.position.nbytes + self.row.nbytes + small.nbytes + sum(each.nbytes for each in small.columns.values())
 
@@ -114,7 +113,7 @@ class SuperbatchDraft:
         self._size = self._kept = self._most_nodes = self._batch = self._active = self._drawing = self._limit = 0
 
     def add(self, drawn: SampledBatch) -> bool:
-        """Take a batch in, unless the superbatch is full; see `ooc.loading.read_strategy.Draft`."""
+        """Take a batch in, unless the superbatch is full; see `ooc.loading.read_strategy.grouped`."""
         stages, memory = self._planner.stages, self._planner.memory
         number = self._table.add(drawn.subgraph.node)
         packed = pack(drawn, number, stages.needs_slots)
@@ -168,7 +167,6 @@ class SuperbatchPlanner:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a feature row as stored."""
         assert self.stages.load.x is not None
         return self.stages.load.x.row_bytes
 

@@ -90,7 +90,6 @@ class Pairs:
 
     @property
     def count(self) -> int:
-        """Scores of each kind."""
         return self._spilled * self._capacity + self._filled
 
     def add(self, true: NDArray[np.float32], false: NDArray[np.float32]) -> None:

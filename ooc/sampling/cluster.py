@@ -93,7 +93,6 @@ def cut(
 
 
 def edges_of(graph: Graph) -> Edges:
-    """The graph's own arrays as Rows."""
     return Edges(ArrayRows(np.asarray(graph.indices)), {})
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.sampling.kernels import stream_of, uniform
-from ooc.sampling.temporal_index import TemporalIndex, slots_of
+from ooc.sampling.temporal_neighbor import TemporalIndex, slots_of
 from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from stores.arrays.segment_rows import read_range
 from stores.dataset import Dataset

@@ -42,15 +42,6 @@ def table_capacity(num_nodes: int) -> int:
     return max(_TABLE_LEAST, 1 << (num_nodes * 4 // 3).bit_length())
 
 
-def bytes_bound(num_nodes: int, num_edges: int, num_expanded: int, row_bytes: int, weighted: bool = False) -> int:
-    """Peak bytes of a batch with at most so many nodes and edges: its arrays, hash table and feature rows.
-
-    Includes one old copy of an edge array and a table of half the size while growing. `weighted` adds the array `stands_for`.
-    """
-    arrays = 8 * num_nodes + (24 + 4 * weighted) * num_edges + 8 * (num_expanded + 1)
-    return arrays + 24 * table_capacity(num_nodes) + row_bytes * num_nodes
-
-
 class Table(threading.local):
     """A hash table from node id to local id, one for each thread that uses it; see `kernels.relabel` for its layout."""
 
@@ -204,8 +195,9 @@ class NeighborSampler:
         if sampled < 0:
             raise StoreError(f"indptr decreases at node {hub}: the store is damaged; run `ooc verify` on it")
         most = HopBound(sampled, degree, min(stop + sampled, self.num_nodes + batch_size), done + sampled, stop)
-        need = bytes_bound(most.num_nodes, most.num_edges, most.num_expanded, self.row_bytes, self.weighted)
-        need += self.expanded_bytes * most.num_expanded
+        # With the feature rows, and while growing one old copy of an edge array and a table of half the size.
+        need = 8 * most.num_nodes + (24 + 4 * self.weighted) * most.num_edges + 8 * (most.num_expanded + 1)
+        need += 24 * table_capacity(most.num_nodes) + self.row_bytes * most.num_nodes + self.expanded_bytes * most.num_expanded
         if self.max_bytes is not None and need > self.max_bytes:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} samples {sampled} edges, so the batch may need "

@@ -150,7 +150,6 @@ class FrontierBatches(NamedTuple):
     batches: list[Subgraph | Exception]
     """each batch's subgraph, or the error `NeighborSampler.sample` would raise"""
     nbytes: int
-    """bytes read from disk, including columns"""
 
 
 class _Batch:
@@ -166,7 +165,6 @@ class _Batch:
             self.error = error
 
     def plan(self, hop: int) -> None:
-        """Compute the upper bounds of hop `hop`."""
         try:
             self.need = self.sampler.need(self.builder, hop)
         except OocError as error:

@@ -1,23 +1,48 @@
-"""GraphSAINT's samplers (Zeng et al., 2020): sample a set of nodes and take every edge between them.
+"""GraphSAINT (Zeng et al., 2020): sample a set of nodes and take every edge between them; and the normalization of that.
 
 Samples are counter-based, so a subgraph is a function of its key. A random walk reads one batch of slots per step, and the
 subgraph reads its nodes' runs of slots.
+
+The normalization is estimated from subgraphs sampled in advance. Each edge of a subgraph is weighted by C_v / C_uv in
+aggregations (C: number of subgraphs with the node or edge) and each node by M / C_v of M subgraphs in the loss, so both are
+unbiased. The current batch is counted too, which keeps the quotients finite.
 """
 
-from typing import Literal, NamedTuple
+import itertools
+import json
+import mmap
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from ooc.sampling.cluster import PIECE_SLOTS, Edges, InducedSubgraph, Limit, Words, check_bytes, edges_of, members, ones
+from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.range_io import ahead
+from ooc.sampling.cluster import PIECE_SLOTS, Edges, InducedSubgraph, Words, check_bytes, edges_of, members, ones
 from ooc.sampling.kernels import stream_of, uniform
-from stores.arrays.rows import AnyArray, Ids, Rows
+from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
+from stores.arrays.segment_rows import SegmentRows
 from stores.errors import ConfigError, StoreError
 from stores.graph import Graph
+from stores.io.atomic import disk_errors, partial_path, publish, write_file
+from stores.io.segments import Segments
 from stores.jit import kernel
 
 Kind = Literal["walk", "node", "edge"]
 DAMAGED = "a slot holds no valid node id, or indptr decreases: the store is damaged; run `ooc verify` on it"
+ABOUT, NODES, EDGES = "counts.json", "nodes.npy", "edges.bin"
+MAPPED_BYTES = 64 * 2**20
+"""limit on mapped edge counts while counting; larger counts are read by plan during training"""
+_PAGE, _THREADS = mmap.PAGESIZE, 2
+_MOST = np.iinfo(np.uint16).max
 
 
 class Draw(NamedTuple):
@@ -33,7 +58,6 @@ class Draw(NamedTuple):
 
     @property
     def most_nodes(self) -> int:
-        """Upper bound on the number of sampled nodes."""
         return self.draws * (1 if self.kind == "node" else 1 + self.length)
 
 
@@ -80,56 +104,38 @@ def induce(
 
     Reads all their in-edges, PIECE_SLOTS at a time, with memory for one piece and N/4 bytes.
     """
-    work = _Inducing(graph, node, edges or edges_of(graph), (max_bytes, row_bytes))
-    for begin in range(0, work.num_in_edges, PIECE_SLOTS):
-        work.take(begin, min(begin + PIECE_SLOTS, work.num_in_edges))
-    return InducedSubgraph(work.finish(), work.nbytes)
-
-
-class _Inducing:
-    """Builds a subgraph; `num_in_edges` is the number of in-edges of its nodes, processed as one sequence of positions."""
-
-    def __init__(self, graph: Graph, node: Ids, edges: Edges, limit: Limit) -> None:
-        self._indptr, self._node, self._edges, self._limit = np.asarray(graph.indptr), node, edges, limit
-        self._check(0)
-        self._start = np.zeros(len(node) + 1, np.int64)
-        np.cumsum(self._indptr[node + 1] - self._indptr[node], out=self._start[1:])
-        self.num_in_edges = int(self._start[-1])
-        if (np.diff(self._start) < 0).any():
+    edges, indptr, limit = edges or edges_of(graph), np.asarray(graph.indptr), (max_bytes, row_bytes)
+    advice = "sample fewer roots, nodes or edges, use shorter walks, or more memory"
+    check = partial(check_bytes, limit, edges, len(node), what=f"a subgraph of {len(node)} nodes", advice=advice)
+    check(0)
+    start = np.zeros(len(node) + 1, np.int64)  # of each node's in-edges, which are read as one sequence of positions
+    np.cumsum(indptr[node + 1] - indptr[node], out=start[1:])
+    if (np.diff(start) < 0).any():
+        raise StoreError(DAMAGED)
+    seen = np.zeros(-(-graph.num_nodes // 64), np.uint64)
+    _mark(node, seen)
+    before, out = members(seen)[1], np.zeros(len(node) + 1, np.int64)
+    total = int(start[-1])
+    source, kept = np.empty(total, np.int64), np.empty(total, np.int64)
+    size = row = nbytes = 0
+    for begin in range(0, total, PIECE_SLOTS):
+        slot = np.empty(min(PIECE_SLOTS, total - begin), np.int64)
+        _slots(indptr, node, start, row, begin, slot)
+        values = np.empty(len(slot), edges.indices.dtype)
+        nbytes += edges.indices.read(slot, values)
+        place = start, begin, row
+        row, size = _keep(values, slot, place, len(indptr) - 1, seen, before, source, kept, size, out)
+        if row < 0:
             raise StoreError(DAMAGED)
-        self._seen = np.zeros(-(-graph.num_nodes // 64), np.uint64)
-        _mark(node, self._seen)
-        self._before = members(self._seen)[1]
-        self._out = np.zeros(len(node) + 1, np.int64)
-        self._source, self._slot = np.empty(self.num_in_edges, np.int64), np.empty(self.num_in_edges, np.int64)
-        self._size = self._row = self.nbytes = 0
-
-    def take(self, begin: int, end: int) -> None:
-        """Keep the edges at positions begin..end-1 whose sources were sampled too."""
-        slot = np.empty(end - begin, np.int64)
-        _slots(self._indptr, self._node, self._start, self._row, begin, slot)
-        values = np.empty(len(slot), self._edges.indices.dtype)
-        self.nbytes += self._edges.indices.read(slot, values)
-        place, out = (self._start, begin, self._row), (self._source, self._slot, self._size, self._out)
-        num_nodes = len(self._indptr) - 1
-        self._row, self._size = _keep(values, slot, place, num_nodes, self._seen, self._before, *out)
-        if self._row < 0:
-            raise StoreError(DAMAGED)
-        self._check(self._size)
-
-    def finish(self) -> Subgraph:
-        self._out[self._row + 1 :] = self._size
-        for array in (self._source, self._slot):
-            array.resize(self._size, refcheck=False)
-        columns = {}
-        for name, rows in self._edges.columns.items():
-            columns[name] = np.empty(self._size, rows.dtype)
-            self.nbytes += rows.read(self._slot, columns[name])
-        return Subgraph(self._node, self._out, self._source, self._slot, (len(self._node),), (self._size,), columns=columns)
-
-    def _check(self, num_edges: int) -> None:
-        advice = "sample fewer roots, nodes or edges, use shorter walks, or more memory"
-        check_bytes(self._limit, self._edges, len(self._node), num_edges, f"a subgraph of {len(self._node)} nodes", advice)
+        check(size)
+    out[row + 1 :] = size
+    source.resize(size, refcheck=False)
+    kept.resize(size, refcheck=False)
+    columns = {}
+    for name, rows in edges.columns.items():
+        columns[name] = np.empty(size, rows.dtype)
+        nbytes += rows.read(kept, columns[name])
+    return InducedSubgraph(Subgraph(node, out, source, kept, (len(node),), (size,), columns=columns), nbytes)
 
 
 class SaintSampler(NamedTuple):
@@ -147,6 +153,121 @@ class SaintSampler(NamedTuple):
         node, nbytes = sample_nodes(self.graph, self.how, key, edges.indices)
         result = induce(self.graph, node, edges, self.max_bytes, self.row_bytes)
         return result._replace(nbytes=nbytes + result.nbytes)
+
+
+class SaintCounts:
+    """In how many of `samples` subgraphs each node (uint32[N], in memory) and each slot (uint16, saturating) occurred."""
+
+    def __init__(self, samples: int, nodes: NDArray[np.uint32], edges: Rows, about: dict[str, Any]) -> None:
+        self.samples, self.nodes, self.edges, self.about = samples, nodes, edges, about
+
+    @classmethod
+    def open(cls, folder: Path, engine: str = "auto") -> Self:
+        """Open the counts in `folder`. Raises StoreError if they are damaged."""
+        try:
+            meta = json.loads((folder / ABOUT).read_bytes())
+            nodes = np.load(folder / NODES)
+            path, slots = folder / EDGES, int(meta["slots"])
+            size = path.stat().st_size
+        except (OSError, ValueError, KeyError) as error:
+            raise StoreError(f"{folder}: GraphSAINT's normalization counts are damaged ({error}); delete the folder") from None
+        if size <= MAPPED_BYTES:
+            edges: Rows = ArrayRows(np.fromfile(path, np.uint16, slots))
+        else:
+            edges = SegmentRows((slots,), np.dtype(np.uint16), Segments((path,), np.array([size])), engine)
+        return cls(int(meta["samples"]), nodes, edges, meta["about"])
+
+    def stands_for(self, subgraph: Subgraph) -> tuple[NDArray[np.float32], int]:
+        """Return C_v / C_uv of each edge, float32[e], counting the subgraph itself, and the bytes read."""
+        edge = np.empty(len(subgraph.slot), np.uint16)
+        nbytes = self.edges.read(subgraph.slot, edge)
+        node = np.repeat(self.nodes[subgraph.node[: len(subgraph.indptr) - 1]], np.diff(subgraph.indptr))
+        node = np.where(edge == _MOST, np.minimum(node, _MOST), node)  # a saturated edge counts for one
+        return (node.astype(np.float32) + 1) / (edge.astype(np.float32) + 1), nbytes
+
+    def weights(self, node: Ids) -> NDArray[np.float32]:
+        """Return the loss weight M / C_v of each node, float32[n], counting the subgraph itself."""
+        return np.float32(self.samples + 1) / (self.nodes[node].astype(np.float32) + 1)
+
+    def close(self) -> None:
+        self.edges.close()
+
+
+def count(sampler: SaintSampler, folder: Path, seed: int, coverage: float, about: dict[str, Any]) -> int:
+    """Sample subgraphs until they have `coverage` times N nodes in total, and publish the counts in `folder` atomically.
+
+    Needs 4 bytes per node, MAPPED_BYTES of edge counts and a few subgraphs. `about` identifies what was counted and is stored
+    with the counts. Returns the bytes of edges read.
+    """
+    graph, partial = sampler.graph, partial_path(folder)
+    with disk_errors(folder):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        size = max(_PAGE, -(-2 * graph.num_edges // _PAGE) * _PAGE)
+        with (partial / EDGES).open("wb") as file:
+            file.truncate(size)
+        edges = np.memmap(partial / EDGES, np.uint16, "r+")
+        nodes, samples, remaining = np.zeros(graph.num_nodes, np.uint32), 0, coverage * graph.num_nodes
+        touched = nbytes = 0
+        keys = (key(seed, Purpose.NORMALISE, step=step) for step in itertools.count())
+        with ThreadPoolExecutor(_THREADS, "ooc-saint") as pool:
+            for subgraph, read_bytes in ahead(pool, sampler.draw, keys, _THREADS):
+                nbytes += read_bytes
+                _add(subgraph.node, subgraph.slot, nodes, edges)
+                samples, remaining = samples + 1, remaining - len(subgraph.node)
+                touched += len(subgraph.slot)
+                if size > MAPPED_BYTES and touched * _PAGE > MAPPED_BYTES:
+                    touched = 0
+                    edges._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # unmaps them; the file is unchanged
+                if remaining <= 0:
+                    break
+        edges.flush()
+        np.save(partial / NODES, nodes)
+    del edges
+    write_file(partial / ABOUT, json.dumps({"samples": samples, "slots": graph.num_edges, "about": about}).encode())
+    publish(partial, folder)
+    return nbytes
+
+
+@kernel
+def _add(node: Ids, slot: Ids, nodes: NDArray[np.uint32], edges: NDArray[np.uint16]) -> None:
+    for i in range(len(node)):
+        nodes[node[i]] += np.uint32(1)
+    for i in range(len(slot)):
+        if edges[slot[i]] < np.uint16(65535):
+            edges[slot[i]] += np.uint16(1)
+
+
+@dataclass
+class Normalisation:
+    """The counts in `folder`, computed on first use by one thread; `read` is called with the bytes read."""
+
+    sampler: SaintSampler
+    folder: Path
+    seed: int
+    coverage: float
+    about: dict[str, Any]
+    engine: str
+    read: Callable[[int], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _counts: SaintCounts | None = None
+
+    def counts(self) -> SaintCounts:
+        """Return the counts. Raises StoreError if they are damaged, BudgetError if a subgraph does not fit."""
+        with self._lock:
+            if self._counts is None:
+                if not (self.folder / ABOUT).exists():
+                    self.read(count(self.sampler, self.folder, self.seed, self.coverage, self.about))
+                counts = SaintCounts.open(self.folder, self.engine)
+                if counts.about != self.about:
+                    raise StoreError(f"{self.folder} has the counts of another sampler, seed or store: delete it")
+                self._counts = counts
+            return self._counts
+
+    def close(self) -> None:
+        with self._lock:
+            if self._counts is not None:
+                self._counts.close()
 
 
 @kernel

@@ -67,11 +67,9 @@ class TimeWindows:
     stride: Any
 
     def begin(self, number: int) -> Any:
-        """Start of window `number`."""
         return self.start + number * self.stride
 
     def end(self, number: int) -> Any:
-        """End of window `number`."""
         return self.begin(number + 1) if self.length == self.stride else self.begin(number) + self.length
 
     def count(self, last: Any) -> int:

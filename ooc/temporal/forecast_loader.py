@@ -264,15 +264,10 @@ class ForecastLoader(Loader):
     ) -> None:
         super().__init__(in_flight, device, prefetch)
         self.work, self.windows, self.history = work, windows, history
+        self.moved = work.moved
         self._with_targets = with_targets
 
-    @property
-    def moved(self) -> EventBytes:
-        """What was read from the disk so far."""
-        return self.work.moved
-
     def window_pairs(self) -> Iterator[WindowPair]:
-        """Yield all steps."""
         return window_pairs(self.windows, self.work.events, self._with_targets)
 
     def run(

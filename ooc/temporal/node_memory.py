@@ -21,7 +21,7 @@ from ooc.loading.collate import Gather
 from ooc.loading.event_loader import EventLoader
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.pipeline import Stage
-from ooc.sampling.temporal_index import slots_of
+from ooc.sampling.temporal_neighbor import slots_of
 from stores.arrays.rows import AnyArray, Ids
 from stores.dataset import Dataset
 from stores.errors import InputError
@@ -162,7 +162,6 @@ class NodeMemory:
         self._next = self.history.next_step
 
     def reset(self) -> None:
-        """Set all rows to zero, without writing any."""
         self.end_pass()
         self.history.forget()
 

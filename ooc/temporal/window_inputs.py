@@ -38,12 +38,10 @@ class Inputs:
 
     @property
     def features(self) -> int:
-        """Width of the node features."""
         return 0 if self.x is None else int(np.prod(self.x.shape[1:], dtype=np.int64))
 
     @property
     def channels(self) -> int:
-        """Width of the input rows."""
         return self.features + self.identity + 2 * (1 + sum(self.columns.values()))
 
     def rows(

@@ -25,7 +25,6 @@ Conv = Literal["gcn", "sage", "gat", "gin"]
 WindowRows = tuple[Tensor, list[Tensor]]
 """a window's rows [n, out_channels], and the rows that its nodes carry to the next one"""
 _HEADS = 4
-"""attention heads"""
 
 
 class WindowModel(nn.Module):

@@ -14,7 +14,7 @@ from torch_geometric.data import TemporalData
 import ooc
 from ooc.metrics.links import EdgeBank
 from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, negatives_of
-from ooc.sampling.temporal_index import TemporalIndex
+from ooc.sampling.temporal_neighbor import TemporalIndex
 from ooc.sampling.time_windows import chronological
 from stores.arrays.rows import ArrayRows
 from stores.errors import BudgetError, ConfigError, InputError

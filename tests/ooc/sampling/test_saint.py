@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from ooc.loading.subgraph_loaders import SaintLoader
 from ooc.models.convs import BlockSAGEConv
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.sampling import saint, saint_norm
+from ooc.sampling import saint
 from ooc.sampling.cluster import Edges
 from ooc.sampling.kernels import stream_of, uniform
-from ooc.sampling.saint import Draw, SaintSampler, induce, sample_nodes
-from ooc.sampling.saint_norm import SaintCounts, count
+from ooc.sampling.saint import Draw, SaintCounts, SaintSampler, count, induce, sample_nodes
 from stores.arrays.rows import ArrayRows
 from stores.dataset import Dataset
 from stores.errors import BudgetError, ConfigError, StoreError
@@ -211,7 +210,7 @@ def test_the_same_batches_whatever_the_threads_the_memory_and_the_engine(
         assert all(map(same, batches(number, **each), want))
         assert (tmp_path / str(number) / "edges.bin").read_bytes() == (tmp_path / "0/edges.bin").read_bytes()
     monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 2**62)  # edges stay on disk
-    monkeypatch.setattr(saint_norm, "MAPPED_BYTES", 0)  # and their counts
+    monkeypatch.setattr(saint, "MAPPED_BYTES", 0)  # and their counts
     assert all(map(same, batches(9), want))
     assert (tmp_path / "9/edges.bin").read_bytes() == (tmp_path / "0/edges.bin").read_bytes()
 
@@ -224,7 +223,7 @@ def test_a_state_leads_back_and_the_counts_are_kept(store: Path, tmp_path: Path,
         loader = make(ds)
         first = list(loader)
         calls: list[Any] = []
-        monkeypatch.setattr(saint_norm, "count", lambda *arguments: calls.append(arguments))
+        monkeypatch.setattr(saint, "count", lambda *arguments: calls.append(arguments))
         again = make(ds)
         again.load_state_dict({**loader.state_dict(), "epoch": 0, "step": 2})
         assert all(map(same, again, first[2:]))
@@ -263,7 +262,7 @@ def test_of_several_threads_one_counts(store: Path, tmp_path: Path, monkeypatch:
         calls.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr(saint_norm, "count", counting)
+    monkeypatch.setattr(saint, "count", counting)
     with Dataset.open(store) as ds:
         list(SaintLoader(ds, "walk", 10, save_dir=tmp_path / "norm", sample_threads=4))
     assert calls == [1]

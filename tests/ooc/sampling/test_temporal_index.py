@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ooc
-from ooc.sampling import temporal_index as slots
+from ooc.sampling import temporal_neighbor as slots
 from ooc.sampling.negatives import negatives_of
-from ooc.sampling.temporal_index import TemporalIndex
+from ooc.sampling.temporal_neighbor import TemporalIndex
 from ooc.temporal.node_memory import MemoryLoader, NodeMemory
 from stores.arrays.rows import ArrayRows
 from stores.errors import StoreError
@@ -72,7 +72,7 @@ def test_each_caller_has_what_its_own_memory_allows(store: Path) -> None:
 def batches(store: Path, folder: Path, read: bool, patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Everything in the batches of a pass, and what is wanted of the memory."""
     found = []
-    patch.setattr("ooc.sampling.temporal_index.TOPOLOGY_SHARE", 2**60 if read else 1)
+    patch.setattr("ooc.sampling.temporal_neighbor.TOPOLOGY_SHARE", 2**60 if read else 1)
     with ooc.open(store) as ds:
         loader = MemoryLoader(ds, 50, width=4, num_neighbors=[3, 2], negatives=negatives_of(ds, "historical", 2))
         assert loader._sampler._slots.mapped != read
