@@ -24,7 +24,7 @@ from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.transfer import OnDevice
 from ooc.sampling.negatives import Negatives
-from ooc.sampling.temporal_neighbor import Strategy, TemporalSampler, TemporalSubgraph, slots_of
+from ooc.sampling.temporal_neighbor import Strategy, TemporalIndex, TemporalSampler, TemporalSubgraph
 from ooc.sampling.time_windows import span_of
 from stores.arrays.rows import Ids
 from stores.dataset import Dataset
@@ -185,7 +185,7 @@ class EventLoader(TemporalLoader):
         self._begin, self._end = span_of(data.events, events)
         self._batch_size, self._whole_times, self._shared = batch_size, whole_times, shared
         self._negatives, self._beside, self._seed = negatives, beside, seed
-        slots = slots_of(data, self.budget)
+        slots = TemporalIndex.of(data, self.budget.memory)
         self._sampler = TemporalSampler(data.graph, list(num_neighbors), temporal_strategy, self._max_bytes, slots=slots)
         self._start_at(Cursor(0, self._begin))
 

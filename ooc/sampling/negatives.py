@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.sampling.kernels import stream_of, uniform
-from ooc.sampling.temporal_neighbor import TemporalIndex, slots_of
+from ooc.sampling.temporal_neighbor import TemporalIndex
 from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from stores.arrays.segment_rows import read_range
 from stores.dataset import Dataset
@@ -186,7 +186,7 @@ def negatives_of(dataset: Dataset, how: str, ratio: int, destinations: Sequence[
             f"historical negatives need the past of sources, but {dataset.path} has directed edges and stores only that of "
             "destinations: ingest it with --undirected, or use random negatives"
         )
-    slots, events = slots_of(dataset), dataset.events
+    slots, events = TemporalIndex.of(dataset), dataset.events
     source = ArrayRows(np.asarray(events.map("src"))) if slots.mapped else events.rows("src")
     return HistoricalNegatives(slots, source, random)
 

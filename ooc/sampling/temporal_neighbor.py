@@ -20,7 +20,7 @@ import numpy as np
 
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import mix64
-from ooc.runtime.memory_plan import TOPOLOGY_SHARE, MemoryPlan, words_for
+from ooc.runtime.memory_plan import TOPOLOGY_SHARE, words_for
 from ooc.sampling import kernels
 from ooc.sampling.neighbor import damaged_slot
 from stores.arrays.rows import AnyArray, Ids, Rows
@@ -56,8 +56,9 @@ class TemporalIndex:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, data: Dataset, max_warm: int) -> "TemporalIndex":
-        """Return the index shared by a data set's loaders; columns of more than `max_warm` bytes are read by plan."""
+    def of(cls, data: Dataset, memory: int | None = None) -> "TemporalIndex":
+        """Return the index shared by a data set's loaders, memory-mapped if a third of the memory holds its columns."""
+        max_warm = (data.process_memory.limit if memory is None else memory) // TOPOLOGY_SHARE
         columns = _query_columns(data.graph)
         stay = mapping_of(data.graph.indices) is None or sum(each.nbytes for each in columns.values()) <= max_warm
         with _shared_lock:
@@ -148,12 +149,6 @@ def _before(column: AnyArray, first: Ids, stop: Ids, bound: AnyArray, past: Ids)
             else:
                 high = middle
         past[i] = low - first[i]
-
-
-def slots_of(data: Dataset, budget: MemoryPlan | None = None) -> TemporalIndex:
-    """Return the index of a temporal graph, memory-mapped if a third of the memory holds it."""
-    memory = data.process_memory.limit if budget is None else budget.memory
-    return TemporalIndex.of(data, memory // TOPOLOGY_SHARE)
 
 
 @dataclass(frozen=True)

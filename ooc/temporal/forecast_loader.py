@@ -3,9 +3,13 @@
 The nodes of a window, of the next one and of the negatives are known in advance, so their state (`ooc.history.history`) is
 prefetched while the model computes earlier windows and patched with what those write. A window's own rows come first and depend
 on no later event, not even in summation order: nodes that occur only in the next window follow, without edges.
+
+A window's input rows are features, statistics of the nodes' events, and random identity features. The last are computed from
+the node's id alone: they take no memory, are equal in every window and run of a seed, and let the neighbor sum identify the
+neighbors. (Sato et al., "Random Features Strengthen Graph Neural Networks", SDM 2021.)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, pairwise
@@ -13,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.graph.blocks import Block
@@ -20,18 +25,20 @@ from ooc.graph.relabel import RelabelTable
 from ooc.history.history import History
 from ooc.history.rows import PrefetchedRows
 from ooc.loading.base import Loader
+from ooc.loading.collate import Gather
 from ooc.loading.event_loader import EventBytes
 from ooc.models.builders import full_blocks
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.memory_plan import words_for
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.transfer import OnDevice
+from ooc.sampling.kernels import stream_of, uniform
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, last_labels
-from ooc.temporal.window_inputs import Inputs
-from stores.arrays.rows import AnyArray, Ids
+from stores.arrays.rows import AnyArray, Ids, Rows
 from stores.errors import BudgetError
 from stores.events import EventBlock, Events, Reader
+from stores.jit import kernel
 
 PREFETCH = 4
 """most windows between disk and model; fewer if they are large"""
@@ -41,6 +48,59 @@ _EDGE_BYTES = 3 * 16 + 2 * 8
 """per edge of the block, including sorting"""
 _NODE_BYTES = 8 * 8
 """per node besides its rows: ids, order, the table that numbers it, and the block's arrays"""
+_SPREAD = 2 * 3**0.5
+"""width of a uniform distribution of variance 1"""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Computes the input rows of a window's nodes: features x (or None), `identity` features by `key`, and event statistics.
+
+    Events are aggregated separately for sources and destinations: log(1 + count), and the mean of asinh(value) of every column
+    (name -> width), which limits long tails without statistics of the future.
+    """
+
+    x: Rows | None
+    gather: Gather | None
+    columns: Mapping[str, int]
+    identity: int
+    key: int
+
+    @property
+    def features(self) -> int:
+        return 0 if self.x is None else int(np.prod(self.x.shape[1:], dtype=np.int64))
+
+    @property
+    def channels(self) -> int:
+        return self.features + self.identity + 2 * (1 + sum(self.columns.values()))
+
+    def rows(
+        self, node: Ids, present: int, edge_index: Ids, columns: Mapping[str, AnyArray], buffers: Buffers
+    ) -> tuple[Tensor, int]:
+        """Return the rows of `node` (int64[n], the window's `present` ones first), float32[n, channels], and the bytes read.
+
+        `edge_index` (int64[2, k]) are the window's events by position in `node`, `columns` ([k, width] each) their columns.
+        """
+        out = np.empty((len(node), self.channels), np.float32)
+        begin = nbytes = 0
+        if self.x is not None and self.gather is not None:
+            begin = self.features
+            features, nbytes = self.gather.read(self.x, node, buffers)
+            torch.from_numpy(out)[:, :begin] = self.gather.tensor(features).reshape(len(node), -1)
+        identify(node, np.uint64(self.key & (2**64 - 1)), out[:, begin : begin + self.identity])
+        begin += self.identity
+        width = sum(self.columns.values())
+        values = np.empty((edge_index.shape[1], width), np.float32)
+        at = 0
+        for name, size in self.columns.items():
+            np.arcsinh(columns[name].reshape(len(values), -1), out=values[:, at : at + size], casting="same_kind")
+            at += size
+        for end in edge_index:
+            stats = out[:, begin : begin + 1 + width]
+            stats[:] = 0
+            add_events(np.ascontiguousarray(end), values, stats[:present])
+            begin += 1 + width
+        return torch.from_numpy(out), nbytes
 
 
 class WindowPair(NamedTuple):
@@ -283,3 +343,31 @@ class ForecastLoader(Loader):
         if self.history is not None:
             stages.append(Stage("pull", partial(fetch, self.history, base)))
         return self._batches(islice(self.window_pairs(), first, last), stages)
+
+
+@kernel
+def identify(node: Ids, key: np.uint64, out: NDArray[np.float32]) -> None:
+    """Fill out[i] with numbers of mean 0 and variance 1 that depend on (key, node[i]) only."""
+    for i in range(len(node)):
+        stream = stream_of(key, node[i])
+        for j in range(out.shape[1]):
+            out[i, j] = (uniform(stream, j) - 0.5) * _SPREAD
+
+
+@kernel
+def add_events(node: Ids, values: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Set out[v] to log(1 + events of v) and the mean of their values.
+
+    `out` is zeros [n, 1 + w], `node` int64[k] and `values` [k, w].
+    """
+    for i in range(len(node)):
+        row = out[node[i]]
+        row[0] += 1
+        for j in range(values.shape[1]):
+            row[1 + j] += values[i, j]
+    for v in range(len(out)):
+        count = out[v, 0]
+        if count > 0:
+            for j in range(values.shape[1]):
+                out[v, 1 + j] /= count
+            out[v, 0] = np.log1p(count)

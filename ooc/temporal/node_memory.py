@@ -21,7 +21,7 @@ from ooc.loading.collate import Gather
 from ooc.loading.event_loader import EventLoader
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.pipeline import Stage
-from ooc.sampling.temporal_neighbor import slots_of
+from ooc.sampling.temporal_neighbor import TemporalIndex
 from stores.arrays.rows import AnyArray, Ids
 from stores.dataset import Dataset
 from stores.errors import InputError
@@ -82,7 +82,7 @@ class NodeMemory:
     def __init__(self, data: Dataset, history: History, columns: tuple[str, ...], origin: Any = None) -> None:
         self.history, self.columns, self._events = history, columns, data.events
         self.origin = (data.events.span[0] if len(data.events) else 0) if origin is None else origin
-        self._slots = slots_of(data)
+        self._slots = TemporalIndex.of(data)
         self._buffers = Buffers(2)
         self._next = history.next_step
 

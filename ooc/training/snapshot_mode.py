@@ -24,8 +24,7 @@ from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, metric_names, out_channels
 from ooc.metrics.nodes import Scores as NodeScores
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling.time_windows import chronological, prefix, windows
-from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork
-from ooc.temporal.window_inputs import Inputs
+from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork, Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
 from ooc.temporal.window_task import WindowNet, WindowOutput, carried, edgebank, hand_on, parts, split_steps, task_of
 from ooc.training.build import make_optimizer
