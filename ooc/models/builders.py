@@ -74,14 +74,12 @@ def pre_aggregation_of(model: nn.Module) -> PreAggregation | None:
 def _more_rows(layer: Any) -> float:
     """Rows a step allocates per destination besides those of the convolution and `Relu` (measured)."""
     if not isinstance(layer, Layer):
-        return _OTHERS_ROWS
+        return 3.0  # assumed for a user-defined layer
     own_activation = not isinstance(layer.activation, Relu | nn.Identity)
     normed, skipped = not isinstance(layer.norm, nn.Identity), not isinstance(layer.skip, nn.Identity)
     return 1.5 * normed + 1.0 * own_activation + 0.5 * skipped
 
 
-_OTHERS_ROWS = 3.0
-"""assumed for a user-defined layer"""
 _SUMMED = (BlockSAGEConv.forward, BlockGCNConv.forward, BlockGINConv.forward, BlockPropagation.forward)
 """forwards of the convolutions that accept `FirstLayerAggregates`"""
 

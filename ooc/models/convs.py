@@ -136,11 +136,9 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
     def forward(self, x: FirstInput, block: Block) -> Tensor:
         weights = self.lin_l.weight, self.lin_l.bias, self.lin_r.weight
         if isinstance(x, FirstLayerAggregates):
-            return (
-                two_products(*x, *weights)
-                if memory_efficient_here(x.neighbor)
-                else self.lin_l(x.neighbor) + self.lin_r(x.self_row)
-            )
+            if memory_efficient_here(x.neighbor):
+                return two_products(*x, *weights)
+            return self.lin_l(x.neighbor) + self.lin_r(x.self_row)
         share = block.share
         if share is None:
             share = block.indptr.diff().clamp(min=1).to(exact_dtype(x.dtype)).reciprocal()[block.edge_index[1]]
@@ -246,7 +244,6 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
         self.rescale = rescale
 
     def pre_aggregation(self) -> PreAggregation | None:
-        """See `ooc.models.pre_aggregation_of`."""
         return PreAggregation("expanded" if self.rescale else "sum", self.nn[0].out_features)
 
     def forward(self, x: FirstInput, block: Block) -> Tensor:
@@ -305,7 +302,6 @@ class BlockPropagation(nn.Module):
         return self.alpha > 0
 
     def pre_aggregation(self) -> PreAggregation | None:
-        """See `ooc.models.pre_aggregation_of`."""
         return PreAggregation(self.sum_kind, self.channels) if self.rescale else None
 
     def forward(self, x: FirstInput, block: Block, initial: Tensor | None = None) -> Tensor:

@@ -92,10 +92,6 @@ class DropoutKeys:
 
     Within `part`, each range is dropped as its rows in the matrix of all nodes would be. The n-th call of a part takes its key
     from torch's generator at the first range. `keys` (by part) is the whole state.
-
-    >>> draws = DropoutKeys()
-    >>> with draws.part("layer 0", {"sources": np.arange(8192, 16384)}):
-    ...     rows = dropout(x, 0.5, training=True)  # float32[8192, f]
     """
 
     def __init__(self) -> None:

@@ -140,22 +140,15 @@ def run_layers(
 ) -> Any:
     """Run layer l on block l, input side first, and return the rows of the seeds.
 
-    Args:
-        layers: The layers. Those with `needs_initial` also receive the initial rows of their destinations.
-        x: [blocks[0].num_src, f], or `FirstLayerAggregates` if the first layer accepts them. Converted to the parameters'
-            dtype.
-        blocks: One block per layer.
-        checkpoint: Whether to save only the rows between layers and recompute the rest in the backward pass (Chen et al.,
-            2016). The result does not change: random numbers are repeated, batch statistics recorded once.
-        encoder, decoder: Applied to x, and to the last layer's rows, row by row.
-        between: Hook between two layers; see `Between`.
-        initial: Rows [num_dst, f0] before the first layer, for layers with `needs_initial`. Default: x after the encoder.
+    `x` is [blocks[0].num_src, f], or `FirstLayerAggregates` if the first layer accepts them; it is converted to the dtype of
+    the parameters. `encoder` and `decoder` are applied to x, and to the last layer's rows, row by row. Layers with
+    `needs_initial` also receive the `initial` rows [num_dst, f0] of their destinations, by default x after the encoder.
 
-    Raises:
-        ConfigError: If the numbers of layers and blocks differ, or an encoder is given `FirstLayerAggregates`.
-        InputError: If x does not fit the first block.
+    With `checkpoint` only the rows between layers are saved, and the rest is recomputed in the backward pass (Chen et al.,
+    2016). The result does not change: random numbers are repeated, batch statistics recorded once.
 
-    >>> out = run_layers(model.layers, batch.x, batch.blocks)  # [batch_size, classes]
+    Raises ConfigError if the numbers of layers and blocks differ, or an encoder is given `FirstLayerAggregates`; InputError if
+    x does not fit the first block.
     """
     if len(layers) != len(blocks):
         square = all(block.num_src == block.num_dst for block in blocks)  # parts, subgraphs or the whole graph

@@ -19,7 +19,7 @@ from ooc.loading.batch_bytes import PIECES
 from ooc.loading.collate import SampledBatch
 from ooc.loading.read_strategy import AHEAD, ReadStrategy, ServedBatch, sampled_batches, serve
 from ooc.loading.shared_scan import FinishedScan, ScanSession, SharedScans
-from ooc.loading.shared_scan_plan import ScanDraft, ScanPiece, SharedScan, WaitingBatch
+from ooc.loading.shared_scan_plan import ScanDraft, ScanPiece, SharedScan
 from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, Lengths, cost_of
 from ooc.runtime.clock import Clock, noting_waits
 from ooc.runtime.keyed_random import Cursor
@@ -227,11 +227,6 @@ class _Maker:
         seconds = time.perf_counter() - begun
         return _Pass(seconds, self.counts.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
 
-    def repeated(self, stop: threading.Event) -> Iterator[ScanPiece]:
-        """The pieces of the scan, over and over."""
-        while not stop.is_set():
-            yield from takewhile(lambda _: not stop.is_set(), self.pieces())
-
 
 def try_scan(
     strategy: SharedScans, scan: SharedScan, steps: int, step: Step, base: BatchCosts, seconds: float
@@ -266,8 +261,13 @@ def _beside(
     taken_by(runs, WARM_STEPS, 0.0)
     quiet = taken_by(runs, LEAST_STEPS, seconds)
     stop = threading.Event()
+
+    def over_and_over() -> Iterator[ScanPiece]:
+        while not stop.is_set():
+            yield from takewhile(lambda _: not stop.is_set(), maker.pieces())
+
     with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:
-        making = pool.submit(maker.make, sums, maker.repeated(stop))
+        making = pool.submit(maker.make, sums, over_and_over())
         try:
             next(runs)  # the batch under way when it began
             before, begun, spans = maker.counts.nbytes, time.perf_counter(), len(pipeline.clocks[CONSUMER].spans)
@@ -293,18 +293,12 @@ def _pipeline(session: ScanSession, made: FinishedScan, steps: int) -> Pipeline:
     """Batches of a scan, over and over; for each that is served another one is sampled and put in file order."""
     cursors = (Cursor(0, step % steps) for step in count())
     sampled = sampled_batches(session.sample, session.prepare, cursors, Clock())
-    return Pipeline(
-        _served(serve(repeat(made), "sum", session.begin), sampled),
-        [Stage("collate", session.collate)],
-        max_bytes=1,
-        max_items=AHEAD,
-        before=sampled,
-    )
 
+    def served() -> Iterator[ServedBatch]:
+        for batch, drawn in zip(serve(repeat(made), "sum", session.begin), sampled, strict=False):
+            draft = ScanDraft(1, 0)  # a scan by itself
+            draft.add(drawn)
+            draft.finish()
+            yield batch
 
-def _served(batches: Iterator[ServedBatch], sampled: Iterator[WaitingBatch]) -> Iterator[ServedBatch]:
-    for batch, drawn in zip(batches, sampled, strict=False):
-        draft = ScanDraft(1, 0)  # a scan by itself
-        draft.add(drawn)
-        draft.finish()
-        yield batch
+    return Pipeline(served(), [Stage("collate", session.collate)], max_bytes=1, max_items=AHEAD, before=sampled)

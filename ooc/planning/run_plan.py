@@ -50,6 +50,8 @@ class RunFacts:
 class Prediction:
     """What a run will take: training only, but for the peak and where it is said. Seconds, bytes, rows: of the whole run.
 
+    bytes_read: of features and edges; history_bytes_read, history_bytes_written: by refreshes too; stages: seconds of work of
+    each; beforehand_seconds: before the first batch.
     None where it does not apply: later_epoch_seconds with one epoch; hit_rate (of the rows that batches ask for, those that
     need no reading), read_amplification (bytes read by bytes of the rows that had to be read) and read_bytes_per_second (while
     reading) where rows are in memory.
@@ -61,10 +63,8 @@ class Prediction:
     evaluate_seconds: float
     peak_rss_bytes: int
     bytes_read: int
-    """features and edges"""
     edge_bytes_read: int
     history_bytes_read: int
-    """a refresh's too, as in `history_bytes_written`"""
     history_bytes_written: int
     rows_read: int
     rows_asked: int
@@ -72,10 +72,8 @@ class Prediction:
     read_amplification: float | None
     read_bytes_per_second: float | None
     stages: dict[str, float]
-    """seconds of work, by stage"""
     bottleneck: str
     beforehand_seconds: float = 0.0
-    """before the first batch"""
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,8 @@ def _shares(simulated: tuple[SimulatedReads, ...], profile: RunProfile, run: Run
 
     def beside(share: Share, pull_s: float) -> Share:
         idle = max(0.0, share.seconds - share.read_s)
-        return replace(share, seconds=share.seconds + max(0.0, (pull_s + exchange.push_s()) * share.steps - idle))
+        push_s = exchange.written * exchange.cost.byte_s  # as long as reading it
+        return replace(share, seconds=share.seconds + max(0.0, (pull_s + push_s) * share.steps - idle))
 
     return beside(first, exchange.pull_s(exchange.first)), beside(later, exchange.pull_s(exchange.later))
 

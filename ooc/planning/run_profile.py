@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -78,15 +78,6 @@ class RunTrial:
     histories: HistoryShape | None = None
 
 
-class Measured(NamedTuple):
-    """What a strategy's stages cost. resident: most bytes of the process while the model was run, but for rows and aggregates;
-    rows: stand for those on disk where batches are gathered."""
-
-    costs: BatchCosts
-    resident: int
-    rows: Any
-
-
 class StandInRows:
     """Rows in memory that stand for those on disk: as large, of the same shape, but each is one of a few real ones."""
 
@@ -117,8 +108,12 @@ class ReadModel(ABC):
         return None
 
     @abstractmethod
-    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> Measured:
-        """Run the stages for about `seconds` each. first: what the first group reads; base: what is known already."""
+    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Any]:
+        """Run the stages for about `seconds` each. first: what the first group reads; base: what is known already.
+
+        Returns what the stages cost, the most bytes of the process while the model was run (but for rows and aggregates), and
+        rows that stand for those on disk where batches are gathered.
+        """
 
     def load(self, load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
         """A batch with rows, or their aggregates, out of those in memory."""
@@ -137,11 +132,10 @@ class InMemoryModel(ReadModel):
             seen(None)
         return SimulatedInMemory(sum(nodes) / max(1, len(nodes)))
 
-    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> Measured:
+    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Any]:
         prefetch, cursors = trial.loader.prefetch, (Cursor(0, step) for step in range(trial.steps))
         pipeline = self.strategy.apart().pipeline(cursors, trial.loader.budget, prefetch, {})
-        found = run_together(pipeline, trial.step, base, ["read", "collate"], prefetch, seconds)
-        return Measured(*found, self.strategy.stages.load.x)
+        return *run_together(pipeline, trial.step, base, ["read", "collate"], prefetch, seconds), self.strategy.stages.load.x
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,7 @@ class SuperbatchModel(ReadModel):
     def following(self, simulated: SimulatedSuperbatches) -> Self:
         return replace(self, residents=simulated.residents)
 
-    def measure(self, trial: RunTrial, first: Ids, base: BatchCosts, seconds: float) -> Measured:
+    def measure(self, trial: RunTrial, first: Ids, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Any]:
         """On rows that stand for those on disk; these are read in part."""
         budget, x = trial.loader.budget, self.strategy.disk_rows
         read, read_cpu, rows = read_cost(x, first, budget.trial_rows, seconds)
@@ -165,7 +159,7 @@ class SuperbatchModel(ReadModel):
         stand_in: Any = StandInRows(x, rows)
         pipeline = self._warm_pipeline(self.strategy.stages.apart().over(stand_in), trial.steps, budget.in_flight)
         costs, peak = run_together(pipeline, trial.step, known, ["collate"], WARM_STEPS, seconds)
-        return Measured(costs, peak - rows.nbytes, stand_in)
+        return costs, peak - rows.nbytes, stand_in
 
     def _warm_pipeline(self, stages: BatchStages, steps: int, max_bytes: int) -> Pipeline:
         """Batches of the first steps as training makes them, but that none is read from the disk."""
@@ -187,10 +181,10 @@ class ScanModel(ReadModel):
     def simulate(self, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Seen = ignored) -> SimulatedScans:
         return simulate_scans(self.strategy, drawn, self.pool, lengths, seen)
 
-    def measure(self, trial: RunTrial, first: SharedScan, base: BatchCosts, seconds: float) -> Measured:
+    def measure(self, trial: RunTrial, first: SharedScan, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Any]:
         """On a part of the first scan."""
         found = try_scan(self.strategy.apart(), first, trial.steps, trial.step, base, seconds)
-        return Measured(*found, self.strategy.disk_rows)
+        return *found, self.strategy.disk_rows
 
     def load(self, load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
         """With zeros for its aggregates."""
@@ -206,7 +200,6 @@ _MODELS: dict[type[ReadStrategy], Callable[[Any, int], ReadModel]] = {
 
 
 def model_of(strategy: ReadStrategy, pool: int) -> ReadModel:
-    """The cost model of a strategy."""
     return _MODELS[type(strategy)](strategy, pool)
 
 
@@ -267,19 +260,19 @@ def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfil
     sample.batches.clear()
     later = _later(model, first, trial, seconds) if whole else ()
     return_freed()
-    measured = model.measure(trial, sample.first, base, seconds)
-    scored = {name: evaluation(each, measured.rows, trial.forward, seconds / 4) for name, each in trial.evaluators.items()}
+    costs, resident, rows = model.measure(trial, sample.first, base, seconds)
+    scored = {name: evaluation(each, rows, trial.forward, seconds / 4) for name, each in trial.evaluators.items()}
     return_freed()
     return RunProfile(
         steps=count,
-        costs=measured.costs,
+        costs=costs,
         simulated=(first, *later),
         others=others,
         asked=asked,
         evaluations=scored,
         sampled_nbytes=sampling.stages.counts.topology_nbytes / count,
         unmapped=topology.unmapped(),
-        resident=measured.resident,
+        resident=resident,
         seconds=time.perf_counter() - begun,
         exchange=exchange,
     )

@@ -80,10 +80,6 @@ class HistoryTraffic:
     def pull_s(self, pulls: Pulls) -> float:
         return pulls.extents * self.cost.read_s + pulls.nbytes * self.cost.byte_s
 
-    def push_s(self) -> float:
-        """Seconds of the disk for writing what a batch pushes: as long as reading it."""
-        return self.written * self.cost.byte_s
-
 
 def simulate_exchange(shape: HistoryShape, drawn: Sequence[SampledBatch], whole: bool) -> HistoryTraffic:
     """Count what the batches `drawn` pull and push; whole: they are those of an epoch."""

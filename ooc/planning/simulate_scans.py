@@ -110,11 +110,7 @@ class SimulatedScans(SimulatedReads):
 
 
 def simulate_scans(
-    strategy: SharedScans,
-    drawn: Iterable[SampledBatch],
-    pool: int,
-    lengths: Lengths,
-    seen: Callable[[SharedScan], None] = lambda _: None,
+    strategy: SharedScans, drawn: Iterable[SampledBatch], pool: int, lengths: Lengths, seen: Callable[[SharedScan], None]
 ) -> SimulatedScans:
     """Group `drawn` as training would, and count instead of reading; `seen` is called with each scan."""
     rows, memory = strategy.disk_rows, strategy.memory

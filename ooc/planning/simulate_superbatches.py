@@ -207,7 +207,7 @@ class SimulatedSuperbatches(SimulatedReads):
 
 
 def simulate_superbatches(
-    planner: SuperbatchPlanner, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Callable[[Ids], None] = lambda _: None
+    planner: SuperbatchPlanner, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Callable[[Ids], None]
 ) -> SimulatedSuperbatches:
     """Group `drawn` as training would, and count instead of reading; `seen` is called with the rows that each one reads."""
     loads, residents = [], planner.residents
