@@ -82,7 +82,6 @@ class PreAggregation:
         return 4 * (round(rows * self.channels * destinations) + added_up)
 
     def weighs_edges(self, subgraph: Subgraph) -> bool:
-        """Whether edges have individual factors."""
         return self.kind == "gcn" or (self.kind == "expanded" and subgraph.stands_for is not None)
 
     def factors(self, graph: Graph, subgraph: Subgraph) -> Factors:

@@ -151,10 +151,7 @@ def _deep(
     alpha: float,
     theta: float,
 ) -> Model:
-    """Build gcnii, appnp or sgc as published.
-
-    `channels` are the widths of the input, the hidden rows and the output; `dropouts` are for the features and for all after.
-    """
+    """gcnii, appnp or sgc as published. channels: of input, hidden rows, output; dropouts: of the features, of all after."""
     if not 0 < alpha < 1:
         raise ConfigError(f"alpha={alpha} is invalid: give the weight of the initial rows, between 0 and 1")
     if theta <= 0:
@@ -227,17 +224,15 @@ def full_blocks(
     edge_index = torch.stack([edge_index[0][order], target])
     source = edge_index[0]
     is_loop = source == target
-    loops = torch.bincount(target[is_loop], minlength=num_nodes)
     has_loops = bool(is_loop.any())
+    loops = torch.bincount(target[is_loop], minlength=num_nodes) if has_loops else None
     weight_sum = loop_weight = None
     if weight is not None:
         weight = weight[order].to(dtype)
         weight_sum = weight.new_zeros(num_nodes).index_add_(0, target, weight.masked_fill(is_loop, 0.0))
-    if weight is not None and has_loops:
-        loop_weight = last_loop_weight(target[is_loop], weight[is_loop], num_nodes)
+        loop_weight = last_loop_weight(target[is_loop], weight[is_loop], num_nodes) if has_loops else None
     indptr = index2ptr(target, num_nodes)
-    result = loops if has_loops else None
-    block = Block(edge_index, indptr, num_nodes, num_nodes, indptr.diff(), result, weight, weight_sum, loop_weight)
+    block = Block(edge_index, indptr, num_nodes, num_nodes, indptr.diff(), loops, weight, weight_sum, loop_weight)
     return [block] * num_layers
 
 

@@ -5,6 +5,7 @@ import shutil
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,16 +32,13 @@ def compile_model(model: nn.Module, device: torch.device) -> nn.Module:
         raise ConfigError(f"--compile: torch.compile needs {missing}; or leave --compile out")
     limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
     setattr(torch._dynamo.config, limit, max(VARIANTS, getattr(torch._dynamo.config, limit)))
-    for part in _parts(model):
+    layers: Any = getattr(model, "layers", None)
+    listed = isinstance(layers, nn.ModuleList) and (
+        kind_of(model) == "layers" or all(isinstance(each, Layer) for each in layers)
+    )
+    for part in layers if listed else [model]:
         part.compile(dynamic=True)
     return model
-
-
-def _parts(model: nn.Module) -> list[nn.Module]:
-    layers = getattr(model, "layers", None)
-    if isinstance(layers, nn.ModuleList) and (kind_of(model) == "layers" or all(isinstance(each, Layer) for each in layers)):
-        return list(layers)
-    return [model]
 
 
 def missing_tools(device: torch.device) -> str | None:

@@ -86,8 +86,7 @@ def _arguments(
 
 def kind_of(model: nn.Module) -> Kind:
     """Return how to call the module, by its forward's parameters. Raises ConfigError if no way fits."""
-    own_forward = getattr(type(model).forward, "__name__", "") != "_forward_unimplemented"
-    if not own_forward:
+    if getattr(type(model).forward, "__name__", "") == "_forward_unimplemented":  # no forward of its own
         if isinstance(getattr(model, "layers", None), nn.ModuleList):
             return "layers"
         raise ConfigError(f"model {type(model).__name__} has neither a forward nor a ModuleList `layers`: define one of them")

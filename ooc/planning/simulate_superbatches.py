@@ -190,8 +190,7 @@ class SimulatedSuperbatches(SimulatedReads):
             known = _share(loads, line, costs, 0, len(loads))
             return known if len(line.done) == steps else known.scaled(steps)
         whole = max(1, len(loads) - 1)
-        begin = whole // 2 if whole > 1 else 0
-        steady = _share(loads, line, costs, begin, whole)
+        steady = _share(loads, line, costs, whole // 2, whole)
         known = _share(loads, line, costs, 0, whole)
         return known + steady.scaled(steps - known.steps) if steps >= known.steps else known.scaled(steps)
 
