@@ -82,7 +82,8 @@ def train(a: argparse.Namespace) -> Result:
         most = mode.budget.history
         mode.memory = NodeMemory.create(out, ds, a.memory_dim, columns=mode.columns, max_bytes=most)
         loader: Any = mode.loaders["train"]
-        loader.memory, history = mode.memory, mode.memory.history
+        loader.memory = mode.memory
+        mode.history = history = mode.opened.enter_context(closing(mode.memory.history))
         filled = fill(history, a.memory_dim)
         optimizer = torch.optim.Adam(mode.model.parameters(), config.lr)
         state = loader.state_dict() | {"event": loader.num_events // 2}
