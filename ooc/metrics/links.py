@@ -197,6 +197,11 @@ class EdgeBank:
             raise ConfigError(f"EdgeBank supports at most {2**31} nodes, not {num_nodes}: leave it out")
         self._num_nodes, self._pairs = num_nodes, RelabelTable()
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self._pairs.nbytes
+
     def update(self, src: AnyArray, dst: AnyArray) -> None:
         """Record events, [k] each."""
         self._pairs.add(self._pair(src, dst))
@@ -207,7 +212,7 @@ class EdgeBank:
             block = events.read(start, min(start + _BLOCK, last), [])
             self.update(block.src, block.dst)
             progress("EdgeBank", block.last, len(events), "events")
-            if self._pairs.nbytes > max_bytes:
+            if self.nbytes > max_bytes:
                 return False
         return True
 
