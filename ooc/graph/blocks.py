@@ -74,8 +74,7 @@ class Block(NamedTuple):
     weight_sum: Tensor | None
     """float32[num_src]: sum of in-weights in the whole graph without self-loops; None for an unweighted graph"""
     loop_weight: Tensor | None = None
-    """float32[num_src]: weight of each node's last self-loop, 1 without one; None if the graph has no weights or no self-loops
-    """
+    """float32[num_src]: weight of each node's last self-loop, 1 without one; None without weights or self-loops in the graph"""
     stands_for: Tensor | None = None
     """float32[e]: edges of the whole graph each sampled edge represents, 1 / (expected occurrences in the sample). None for
     uniform sampling, where it is degree / (sampled edges) of the destination"""

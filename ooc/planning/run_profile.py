@@ -192,15 +192,9 @@ class ScanModel(ReadModel):
         return load.aggregated(rest, *np.zeros((2, len(rest.subgraph.node), self.strategy.memory.batch.channels), np.float32))
 
 
-_MODELS: dict[type[ReadStrategy], Callable[[Any, int], ReadModel]] = {
-    InMemory: InMemoryModel,
-    SharedScans: ScanModel,
-    Superbatches: SuperbatchModel,
-}
-
-
 def model_of(strategy: ReadStrategy, pool: int) -> ReadModel:
-    return _MODELS[type(strategy)](strategy, pool)
+    models: dict[Any, type[ReadModel]] = {InMemory: InMemoryModel, SharedScans: ScanModel, Superbatches: SuperbatchModel}
+    return models[type(strategy)](strategy, pool)
 
 
 @dataclass(frozen=True)
