@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from ooc.fullgraph.activation_offload import OffloadFile, PendingChunk
-from ooc.fullgraph.ir import Program, TensorPlacement, ValueKind
 from ooc.fullgraph.ops import SUMMED_GRADIENT, Moments, StepModules, before_norm, wanted_of
+from ooc.fullgraph.program import Program, TensorPlacement, ValueKind
 from ooc.fullgraph.resume import StepLog, StepPosition, statistics_of
 from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise.aggregator import mean_factors
-from ooc.layerwise.executor import ForwardExecutor
+from ooc.layerwise.executor import ForwardExecutor, NodeChunk, NodeScans, SumRequest, sum_rows
 from ooc.layerwise.io_stats import COMPUTE
 from ooc.layerwise.ir import Op, ValueRef
 from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of
-from ooc.layerwise.pass_plan import ModelShape
-from ooc.layerwise.scans import NodeChunk, NodeScans, SumRequest, sum_rows
 from ooc.layerwise.shape import gather_ranges, hidden_norms, norm_of
 from ooc.models.layers import recording_nothing
 from ooc.runtime.memory_plan import gathered_share
@@ -40,7 +38,6 @@ class Executor(ForwardExecutor):
     def __init__(
         self,
         program: Program,
-        shape: ModelShape,
         modules: StepModules,
         store: ValueStore,
         scans: NodeScans,
@@ -51,7 +48,7 @@ class Executor(ForwardExecutor):
         progress: Progress = lambda what, done, total: None,
     ) -> None:
         super().__init__(modules, store, scans)
-        self.program, self.shape, self.placement = program, shape, store.placement
+        self.program, self.shape, self.placement = program, modules.shape, store.placement
         self.offload, self.room, self.constant = offload, room, constant
         self.loss = 0.0
         self._log, self._progress = log, progress

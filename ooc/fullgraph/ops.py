@@ -1,13 +1,13 @@
 """What a step adds to the row-wise parts of a forward pass (`ooc.layerwise.ops`): norms over all nodes, which inputs get a
 gradient, and which gradients arrive at the outputs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ooc.layerwise.ir import Op, ValueRef
 from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors
@@ -59,7 +59,7 @@ class StepModules(LayerModules):
         if "self" in given and not self.shape.sums(index):
             with self.draws.part(f"layer{index}", place.at):
                 own = dropout(own, layer.dropout, layer.training)
-        h = layer.finished(given["pre_norm"], own, normaliser(layer, found))
+        h = layer.finished(given["pre_norm"], own, partial(_normalised, norm_of(layer), found))
         return self._after(index, h, place)
 
     def arriving(self, op: Op, read: dict[str, NDArray[Any]]) -> Tensors:
@@ -95,17 +95,12 @@ class StepModules(LayerModules):
         return direct + found.mean.grad / nodes + (rows - found.mean.detach()) * (found.var.grad * (2 / nodes))
 
 
-def normaliser(layer: nn.Module, found: Statistics) -> Callable[[Tensor], Tensor]:
-    """The layer's norm over all nodes with statistics that are given."""
-    norm: Any = norm_of(layer)
-
-    def normalise(z: Tensor) -> Tensor:
-        scale = torch.rsqrt(found.var + norm.eps)
-        if norm.affine:
-            return (z - found.mean) * (scale * norm.weight) + norm.bias
-        return (z - found.mean) * scale
-
-    return normalise
+def _normalised(norm: Any, found: Statistics, z: Tensor) -> Tensor:
+    """Rows behind a norm over all nodes, by statistics that are given."""
+    scale = torch.rsqrt(found.var + norm.eps)
+    if norm.affine:
+        return (z - found.mean) * (scale * norm.weight) + norm.bias
+    return (z - found.mean) * scale
 
 
 class Moments:

@@ -9,15 +9,14 @@ from torch import nn
 
 from ooc.fullgraph.activation_offload import OffloadFile
 from ooc.fullgraph.executor import Executor, LossOf, Progress
-from ooc.fullgraph.ir import Placement, TensorPlacement, Value
 from ooc.fullgraph.ops import StepModules
-from ooc.fullgraph.program import build
+from ooc.fullgraph.program import Placement, TensorPlacement, Value, build
 from ooc.fullgraph.resume import StepLog, key_of
 from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise.edge_order import open_tiles
+from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.pass_plan import CHUNK_ROWS, ModelShape
-from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import (
     ALLOWED,
     besides_bytes,
@@ -159,7 +158,7 @@ class FullGraph:
         self.traffic.restart()
         modules = StepModules(self._parts, self.shape, DropoutKeys())
         made = self.store, scans, self._offload, self.room, self._constant
-        found = Executor(self.program, self.shape, modules, *made, log, progress).run(loss)
+        found = Executor(self.program, modules, *made, log, progress).run(loss)
         self.store.trim(self.most_bytes - self.held_bytes)  # what is done between steps relies on no more (`both_fit`)
         if log is not None:
             log.forget()

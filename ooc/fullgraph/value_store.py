@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.ir import Placement, TensorPlacement
+from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.row_files import MOST_KEPT, Files, Kept, RowStore, copy
 from ooc.runtime.buffers import PAGE_BYTES, Buffers

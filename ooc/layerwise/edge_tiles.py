@@ -33,8 +33,6 @@ _SLOTS_AT_ONCE = 1 << 20
 _BUFFER_BYTES = 64 * 2**20
 _STEP = 1024
 """entries: pieces begin at multiples, so that they are whole pages in the file"""
-_GRID = 1024
-"""ranges of destinations at whose borders a piece can be cut"""
 _FEW = 32
 _READERS = 2
 NO_WEIGHT: Floats = np.empty(0, np.float32)
@@ -59,25 +57,11 @@ class TileGrid:
         """Entries that the pieces take, with the room between them."""
         return int(self.first[-1, -1]) + _STEP if len(self.first) else 0
 
-    @classmethod
-    def of_counts(cls, piece_rows: int, cell_rows: int, counts: Ints) -> "TileGrid":
-        """counts: int64[pieces, cells], entries of each."""
-        first = np.zeros((len(counts), counts.shape[1] + 1), np.int64)
-        np.cumsum(counts, axis=1, out=first[:, 1:])
-        room = -(-first[:, -1] // _STEP) * _STEP
-        first += (np.cumsum(room) - room)[:, None]
-        return cls(piece_rows, cell_rows, first)
-
     def span(self, piece: int, first: int, stop: int) -> tuple[int, int]:
         """Entries of a piece whose destinations are first:stop, both multiples of `cell_rows` (or stop beyond the last)."""
         assert first % self.cell_rows == 0
         last = min(-(-stop // self.cell_rows), self.first.shape[1] - 1)
         return int(self.first[piece, first // self.cell_rows]), int(self.first[piece, last])
-
-
-def cell_rows_of(num_nodes: int, chunk_rows: int) -> int:
-    """Destinations of a cell: a multiple of `chunk_rows`, so that there are at most 1,024 cells."""
-    return max(1, -(-num_nodes // (_GRID * chunk_rows))) * chunk_rows
 
 
 EdgePart = tuple[int, Ints, Ints, Floats]
@@ -137,7 +121,11 @@ def count_entries(slots: SlotReader, piece_rows: int, cell_rows: int, reverse: b
     shift = piece_rows.bit_length() - 1
     for first, indptr, source, _ in slots.parts(ordered=False):
         _count(first, indptr, source, shift, cell_rows, reverse, counts)
-    return TileGrid.of_counts(piece_rows, cell_rows, counts)
+    first_entry = np.zeros((len(counts), counts.shape[1] + 1), np.int64)
+    np.cumsum(counts, axis=1, out=first_entry[:, 1:])
+    room = -(-first_entry[:, -1] // _STEP) * _STEP
+    first_entry += (np.cumsum(room) - room)[:, None]
+    return TileGrid(piece_rows, cell_rows, first_entry)
 
 
 class Tiles:

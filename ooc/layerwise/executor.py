@@ -1,21 +1,205 @@
-"""Carries out the ops of a forward pass over all nodes, with nothing kept for a backward pass."""
+"""Carries out the ops of a forward pass by scans of all destinations, with nothing kept for a backward pass.
 
-from collections.abc import Callable, Iterable, Iterator
+A scan has sums made range by range, chunks read ahead, or the rows of a range's sources gathered.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ooc.layerwise.io_stats import COMPUTE
+from ooc.graph.aggregation import Kind, RowDecoder
+from ooc.graph.blocks import gathered_block
+from ooc.layerwise.aggregator import SumKernel
+from ooc.layerwise.edge_tiles import Tiles, rows_over
+from ooc.layerwise.io_stats import ADD, COMPUTE, IoStats
 from ooc.layerwise.ir import Op
-from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors, inputs_of
-from ooc.layerwise.pass_plan import LayerwisePlan
-from ooc.layerwise.row_files import RowStore
-from ooc.layerwise.scans import GATHERED_ROWS, Fetch, NodeChunk, NodeScans, SumRequest
+from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors, inputs_of, own_place
+from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, ModelShape, cell_rows
+from ooc.layerwise.row_files import MOST_KEPT, Array, RowStore
 from ooc.layerwise.shape import gather_ranges
+from ooc.models.dropout import Of
+from ooc.runtime.buffers import Buffers
+from ooc.runtime.range_io import MemoryRows, ahead, one_ahead, read_range
+from stores.arrays.encoding import Encoding
+from stores.dataset import Dataset
+from stores.errors import BudgetError
+from stores.sizes import format_bytes
+
+GATHERED_ROWS = "rows"
+"""name of a range's sources' rows among what is read for it"""
+UNIT_CELLS = 64
+"""Cells of the grid between two nodes that a scan without sums can begin at"""
+_DEPTH = 2
+"""Chunks whose inputs are read ahead"""
+Fetch = Callable[[int], Any]
+"""fetch(first destination of a chunk) -> what else the chunk needs; called in a thread that reads ahead"""
 
 
-def nothing(first: int) -> None:
-    """Fetches nothing for a chunk."""
+class SumRequest(NamedTuple):
+    """Sums to be made: `name` for the chunks, of the rows of `source`; back: along the edges turned round; keep: as a value."""
+
+    name: str
+    source: str
+    kind: Kind
+    back: bool
+    keep: bool
+
+
+class NodeChunk(NamedTuple):
+    """Destinations, what was read for them by names of values, and what was fetched besides. ends: whether a scan can begin
+    behind it."""
+
+    place: RangeOfNodes
+    read: dict[str, Array]
+    fetched: Any
+    ends: bool
+
+
+class NodeScans:
+    """Scans of all nodes. tiles: the edges, of a graph whose layers sum; and the transposed ones, where sums go back. keyed:
+    whether dropout needs to know which edges a range has."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        shape: ModelShape,
+        store: RowStore,
+        tiles: Sequence[Tiles],
+        stats: IoStats,
+        device: torch.device,
+        *,
+        keyed: bool = False,
+    ) -> None:
+        self._dataset, self.graph, self._shape, self._store = dataset, dataset.graph, shape, store
+        self._tiles, self.stats, self._device, self._keyed = tiles, stats, device, keyed
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
+        self._buffers = Buffers(kept=4, direct=True, least_bytes=1, most_kept=MOST_KEPT)
+        self._whole: RangeOfNodes | None = None
+        self.sum_bytes = 0
+        """of memory that the sums of the range under way take, beside values"""
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self._readers.shutdown(cancel_futures=True)
+
+    # --- row by row ---
+
+    def rows(
+        self, names: list[str], sums: list[SumRequest], rows: int, fetch: Fetch, start: int, *, edges: bool
+    ) -> Iterator[NodeChunk]:
+        """Destinations from `start` on, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a
+        time; edges: whether the layer needs what the graph says of its nodes."""
+        nodes = self._shape.num_nodes
+        if not sums:
+            yield from self._chunks(names, {}, start, nodes, fetch, edges)
+            return
+        cell = cell_rows(self._shape)
+        step = max(cell, min(rows // cell * cell, -(-nodes // cell) * cell))
+        step = -(-nodes // (-(-nodes // step) * cell)) * cell  # equal ranges
+        threads, dtype, read = torch.get_num_threads(), self._store.dtype, self.stats.read
+        adders = [SumKernel(self._tiles[each.back], self.graph, each.kind, threads, dtype, read) for each in sums]
+        own: list[Array] = []
+        try:
+            buffers = [self._buffer(each, min(step, nodes), own) for each in sums]
+            stay = [not any(buffer is one for one in own) for buffer in buffers]  # made where they are to stand
+            put = [each for each, stays in zip(sums, stay, strict=True) if each.keep and not stays]
+            for first in range(start, nodes, step):
+                stop = min(first + step, nodes)
+                made = {}
+                for each, adder, buffer in zip(sums, adders, buffers, strict=True):
+                    made[each.name] = self._sum(each, adder, buffer, first, stop)
+                for chunk in self._chunks(names, made, first, stop, fetch, edges):
+                    for each in put:
+                        self._store.put(each.name, chunk.place.first, chunk.read[each.name])
+                    yield chunk
+        finally:
+            for adder in adders:
+                adder.close()
+            for buffer in own:
+                self.sum_bytes -= buffer.nbytes
+                self._store.give(buffer)
+
+    def _buffer(self, sums: SumRequest, count: int, own: list[Array]) -> Array:
+        """Room for a range's sums: where they are to stand, if that is memory, else one that is added to `own`."""
+        if sums.keep:
+            kept = self._store.open(sums.name)
+            if isinstance(kept, MemoryRows):
+                return kept.array
+        own.append(self._store.take((count, self._store.rows(sums.source).shape[1])))
+        self.sum_bytes += own[-1].nbytes
+        return own[-1]
+
+    def _sum(self, sums: SumRequest, adder: SumKernel, buffer: Array, first: int, stop: int) -> Array:
+        whole = len(buffer) == self._shape.num_nodes
+        made: Array = buffer[first:stop] if whole else buffer[: stop - first]
+        encoding = self._dataset.encoding("x") if sums.source == "x" else Encoding.plain(np.dtype(np.float32))
+        with self.stats.timed(ADD):
+            adder.add(self._store.rows(sums.source), RowDecoder.of(encoding), first, stop, made)
+            adder.scale(first, made)
+        return made
+
+    def _chunks(
+        self, names: list[str], made: dict[str, Array], first: int, stop: int, fetch: Fetch, edges: bool
+    ) -> Iterator[NodeChunk]:
+        unit = UNIT_CELLS * cell_rows(self._shape)
+
+        def read(at: int) -> NodeChunk:
+            end = min(at + CHUNK_ROWS, stop)
+            found = {name: self._store.read(name, at, end) for name in names}
+            found |= {name: sums[at - first : end - first] for name, sums in made.items()}
+            ends = end == stop or (not made and end % unit == 0)
+            return NodeChunk(own_place(self.graph, at, end, self._device, edges=edges), found, fetch(at), ends)
+
+        return ahead(self._readers, read, range(first, stop, CHUNK_ROWS), _DEPTH)
+
+    # --- from the rows of all sources ---
+
+    def gathered(self, source: str, names: list[str], ranges: list[tuple[int, int]], fetch: Fetch) -> Iterator[NodeChunk]:
+        """Range by range, with the rows of all sources as `GATHERED_ROWS`. source: value; names: others to read."""
+
+        def read(own: tuple[int, int]) -> NodeChunk:
+            first, stop = own
+            whole = stop - first == self._shape.num_nodes  # not the last range alone, where a step goes on
+            place = self.place(first, stop, whole)
+            found = {name: self._store.read(name, first, stop) for name in names}
+            if whole:
+                found[GATHERED_ROWS] = self._store.read(source, first, stop)
+            else:
+                found[GATHERED_ROWS] = self._store.gather(source, place.at["sources"])
+            return NodeChunk(place, found, fetch(first), True)
+
+        return one_ahead(self._readers, read, ranges)
+
+    def place(self, first: int, stop: int, whole: bool) -> RangeOfNodes:
+        """A range with its edges; exact steps cache that of the whole graph."""
+        if whole and self._whole is not None:
+            return self._whole
+        graph = self.graph
+        node, block = gathered_block(graph, first, stop, *self._slots(first, stop), self._device)
+        at: dict[Of, NDArray[np.int64]] = {"sources": node}
+        if self._keyed:
+            slots = np.arange(int(graph.indptr[first]), int(graph.indptr[stop]))
+            at["edges"] = np.concatenate([slots, graph.num_edges + np.arange(first, stop)])
+        place = RangeOfNodes(first, stop, at, block)
+        if whole and self._keyed:  # a step meets it again; a pass needs its memory for the next layer
+            self._whole = place
+        return place
+
+    def _slots(self, first: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+        """(sources, weights) of the in-edges of destinations first:stop."""
+        graph, found = self.graph, []
+        for name in ["indices", *(["weight"] if "weight" in graph.columns else [])]:
+            column, began = graph.indices if name == "indices" else graph.columns[name], perf_counter()
+            rows = rows_over(column, lambda name=name: self._dataset.edge_rows(name))  # type: ignore[misc]
+            values, nbytes = read_range(rows, int(graph.indptr[first]), int(graph.indptr[stop]), self._buffers)
+            self.stats.read(nbytes, began)
+            found.append(values)
+        return found[0].astype(np.int64), found[1] if len(found) > 1 else None
 
 
 class ForwardExecutor:
@@ -51,7 +235,7 @@ class ForwardExecutor:
         room: int,
         start: int,
         more: Iterable[str] = (),
-        fetch: Fetch = nothing,
+        fetch: Fetch = lambda first: None,
     ) -> Iterator[NodeChunk]:
         """The chunks of an op from node `start` on, with its inputs, the sums that are made meanwhile, and `more` values. room:
         destinations whose sums fit the memory at a time; of an op that gathers, bytes for two of its ranges."""
@@ -79,3 +263,15 @@ class ForwardExecutor:
     def compute(self, op: Op, place: RangeOfNodes, given: Tensors) -> Tensors:
         """The row-wise part of an op."""
         return self.modules.map(given, place) if op.kind == "map" else self.modules.layer(op.layer, given, place)
+
+
+def sum_rows(left: int, columns: int, itemsize: int, cell: int) -> int:
+    """Destinations whose sums fit `left` bytes. Raises BudgetError where those of one cell of the grid do not."""
+    rows = left // (columns * itemsize) // cell * cell
+    if rows < cell:
+        need = cell * columns * itemsize
+        raise BudgetError(
+            f"{format_bytes(max(0, left))} of memory hold no sums of {cell:,} nodes in {columns} columns: give at least "
+            f"{format_bytes(need - left)} more"
+        )
+    return rows

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from ooc.layerwise.edge_order import FORTH, open_tiles
 from ooc.layerwise.edge_tiles import Tiles
-from ooc.layerwise.executor import ForwardExecutor
+from ooc.layerwise.executor import ForwardExecutor, NodeScans
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import LayerModules, LayerObserver
 from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, forward_ops, plan_layerwise
 from ooc.layerwise.row_files import Files, PassStore
-from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, room_in, shape_of
 from ooc.loading.feature_cache import registry_of
 from ooc.models.dropout import DropoutKeys

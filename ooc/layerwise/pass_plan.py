@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ooc.graph.aggregation import Kind
-from ooc.layerwise.edge_tiles import cell_rows_of
 from ooc.layerwise.ir import FEATURES, Op, OpKind, ValueRef, names_of
 from stores.errors import BudgetError
 from stores.sizes import format_bytes
 
 CHUNK_ROWS = 8192
 """Destinations whose rows are computed together: ranges end at multiples, so that a row's bits do not depend on the memory"""
+_MOST_CELLS = 1024
 _FLOAT = 4
 _LEAST_BLOCK = 16
 """columns of a block at least: a cache line of sums"""
@@ -227,8 +227,8 @@ def plan_layerwise(shape: ModelShape, memory: int) -> LayerwisePlan:
 
 
 def cell_rows(shape: ModelShape) -> int:
-    """Ranges of destinations begin at multiples of it."""
-    return cell_rows_of(shape.num_nodes, CHUNK_ROWS)
+    """Ranges of destinations begin at multiples of it, where the edges of a piece can be cut: a multiple of `CHUNK_ROWS`."""
+    return max(1, -(-shape.num_nodes // (_MOST_CELLS * CHUNK_ROWS))) * CHUNK_ROWS
 
 
 def ram_bytes(shape: ModelShape) -> int:

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ooc.fullgraph.ir import TensorPlacement
 from ooc.fullgraph.placement.costs import TIERS
 from ooc.fullgraph.placement.step_plan import PlannedRun, StepPlan
+from ooc.fullgraph.program import TensorPlacement
 from ooc.report.gantt import draw_lanes
 from ooc.runtime.clock import MemorySample, Spans
 from stores.sizes import format_bytes

@@ -6,9 +6,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ooc.fullgraph.ir import Program, TensorPlacement
 from ooc.fullgraph.placement.costs import MOVED, TIERS
 from ooc.fullgraph.placement.step_plan import TIER_NAMES, StepPlan
+from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.planning.choose_mode import ModeChoice
 from ooc.planning.run_plan import NAMES, Plan
 from ooc.training.full_mode import FullPlan

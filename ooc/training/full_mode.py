@@ -20,10 +20,10 @@ from ooc.config.base import RunConfig
 from ooc.config.nodes import FullConfig
 from ooc.fullgraph.activation_offload import SEGMENT_BYTES
 from ooc.fullgraph.executor import LossOf
-from ooc.fullgraph.ir import Program, TensorPlacement
 from ooc.fullgraph.placement.costs import Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
 from ooc.fullgraph.placement.step_profile import plan_full, profile
+from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.history.history import Growth
 from ooc.layerwise.scores import ExactScores

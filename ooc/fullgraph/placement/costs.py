@@ -1,14 +1,14 @@
-"""PURE: what a run of an exact step costs: seconds by what the memory that is left allows, and bytes by tier."""
+"""PURE: program + placement -> the runs of a step, in order, what stands in memory or on disk meanwhile, and what a run costs:
+seconds by what the memory that is left allows, and bytes by tier."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.ir import Placement, Program, TensorPlacement, Value
-from ooc.fullgraph.placement.schedule import OpRun, Schedule
+from ooc.fullgraph.program import Placement, Program, TensorPlacement, Value
 from ooc.layerwise.ir import Op
 from stores.io.pages import PAGE_BYTES
 
@@ -188,16 +188,148 @@ class RunBytes(NamedTuple):
         return host, disk
 
 
+@dataclass(frozen=True)
+class OpRun:
+    """A scan of an op. Names of values.
+
+    again: in the backward pass, an op of the forward pass once more. adds: whose rows are added along the edges; gathers: whose
+    rows are gathered; reads: read once; writes: made; repeated: the op whose row-wise part is computed again for its gradients,
+    "" where what autograd kept is read. alive: all that stands somewhere meanwhile, what is read and written included.
+    """
+
+    op: Op
+    again: bool
+    adds: tuple[str, ...]
+    gathers: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    repeated: str
+    alive: tuple[str, ...]
+
+
+def inputs_of(op: Op, sums: str, made: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """(what an op of the forward pass adds, gathers, reads). sums: its sums; made: whether they are there."""
+    if op.kind == "gather":
+        return (), (op.summed,), op.reads
+    if made:
+        return (), (), (*op.reads, sums)
+    return (op.summed,) * bool(op.summed), (), op.reads
+
+
+class _RunOrder:
+    """The runs of the forward pass and of the backward pass, where an op finds what it reads where the placement has it.
+
+    Rows that are RECOMPUTED are made again before the first op that needs them, from the nearest that is kept, and stand until
+    the last one is through. Sums that are RECOMPUTED are added up once more beside the op that wants them, and never stand
+    anywhere. last: by value the last op in the backward pass that needs it, or something that is RECOMPUTED of it; -1 where
+    none does.
+    """
+
+    def __init__(self, costs: "StepCosts", placement: Placement, first: bool) -> None:
+        self.program, self.placement, self.first = costs.program, placement, first
+        self.values, self.ops, self.at, self.sums = costs.values, costs.ops, costs.at, costs.sums
+        self.made_at = {value.name: self.at.get(value.made_by, -1) for value in self.program.values}
+        self.last = {name: self.at[ops[-1]] if ops else -1 for name, ops in self.program.uses(placement).items()}
+        self.again: list[str] = []
+
+    def runs(self) -> Iterator[OpRun]:
+        for op in self.program.forward:
+            run = self._run_forward(op)
+            if run.writes or op.turns:
+                yield run
+        for op in self.program.backward:
+            yield from self._run_backward(op)
+
+    # --- values ---
+
+    def _recomputed(self, name: str) -> bool:
+        return self.placement.of(name) is TensorPlacement.RECOMPUTED
+
+    def _stays(self, value: Value) -> bool:
+        """Whether a value stands from when it is made until it is needed in the backward pass."""
+        return not self._recomputed(value.name) and (self.last[value.name] >= 0 or value.constant)
+
+    def _there(self, name: str) -> bool:
+        """Whether it was made in an earlier epoch, or is the store's."""
+        value = self.values[name]
+        return not value.made_by or (value.constant and not self.first and self._stays(value))
+
+    def _stands(self, value: Value, moment: int) -> bool:
+        """Whether a value, as it was made first, is somewhere while op number `moment` runs."""
+        stays = self._stays(value)
+        if not value.made_by or (value.constant and stays):
+            return not self.first or self.made_at[value.name] <= moment
+        if value.kind in ("sums", "saved") and not stays:
+            return False
+        last = self.last[value.name] if stays else self.at.get(value.last_forward, -1)
+        return self.made_at[value.name] <= moment <= last
+
+    def _alive(self, moment: int) -> list[str]:
+        return [value.name for value in self.program.values if self._stands(value, moment)]
+
+    # --- runs ---
+
+    def _run_forward(self, op: Op) -> OpRun:
+        moment, sums = self.at[op.name], self.sums[op.name]
+        adds, gathers, reads = inputs_of(op, sums, bool(sums) and self._there(sums))
+        writes = tuple(name for name in op.writes if not self._there(name) and self._stands(self.values[name], moment))
+        return OpRun(op, False, adds, gathers, reads, writes, "", tuple(self._alive(moment)))
+
+    def _run_backward(self, op: Op) -> Iterator[OpRun]:
+        moment, values = self.at[op.name], self.values
+        saved = [name for name in op.reads if values[name].kind == "saved"]
+        lost = [name for name in op.reads if self._recomputed(name) and values[name].kind in ("sums", "saved")]
+        sums = [self.ops[values[name].made_by].summed for name in lost if values[name].kind == "sums"]
+        gathers = tuple(name for name in (self.ops[op.repeats].summed,) if name in op.reads) if op.kind == "gather" else ()
+        added = [name for name in op.writes if values[name].made_by != op.name]  # to what is there
+        reads = (*(name for name in op.reads if name not in (*lost, *gathers)), *added)
+        adds = tuple(name for name in (op.summed, *sums) if name)
+        standing = self._alive(moment)
+        before = [name for name in standing if values[name].made_by != op.name]
+        for name in self._ordered((*reads, *adds, *gathers)):
+            yield from self._make(name, before)
+        repeated = "" if saved and not self._recomputed(saved[0]) else op.repeats
+        alive = tuple(dict.fromkeys((*standing, *self.again)))
+        yield OpRun(op, False, adds, gathers, reads, op.writes, repeated, alive)
+        self.again = [name for name in self.again if self.last[name] > moment]
+
+    def _ordered(self, names: tuple[str, ...]) -> list[str]:
+        """Each once, those that are made first before the others."""
+        return sorted(dict.fromkeys(names), key=self.made_at.__getitem__)
+
+    def _make(self, wanted: str, before: list[str]) -> Iterator[OpRun]:
+        """Rows that are gone, from those that are there, with all rows that are gone of the same op."""
+        if wanted in before or wanted in self.again:
+            return
+        op = self.ops[self.values[wanted].made_by]
+        sums = self.sums[op.name]
+        adds, gathers, reads = inputs_of(op, sums, sums in before)
+        for name in self._ordered((*reads, *adds, *gathers)):
+            yield from self._make(name, before)
+        writes = tuple(n for n in op.writes if self._recomputed(n) and self.values[n].kind == "rows" and self.last[n] >= 0)
+        self.again += writes
+        yield OpRun(op, True, adds, gathers, reads, writes, "", tuple(dict.fromkeys((*before, *self.again))))
+
+
 class StepCosts:
-    """Loads of runs, in a program with a profile."""
+    """The runs of a program and their loads, by a profile. at: an op's number in the step; sums: by op of the forward pass, the
+    sums that it makes, "" where they have no name."""
 
     def __init__(self, program: Program, profile: StepProfile) -> None:
-        self.program, self.profile, self.schedule = program, profile, Schedule(program)
-        self.values, self.ops = self.schedule.values, self.schedule.ops
+        self.program, self.profile = program, profile
+        self.values, self.ops = {value.name: value for value in program.values}, {op.name: op for op in program.ops}
+        self.at = {name: number for number, name in enumerate(self.ops)}
+        self.sums = {
+            op.name: next((name for name in op.writes if self.values[name].kind == "sums"), "") for op in program.forward
+        }
         self.edges = next((value.name for value in program.values if value.name == "edges"), "")
         self._added = program.added_to
         self.met = program.num_edges / max(1, program.num_nodes)
         """sources of a destination, beside itself, on average"""
+
+    def runs(self, placement: Placement, first: bool = False) -> list[OpRun]:
+        """The runs of a step. first: of the first epoch, which makes what is constant."""
+        return list(_RunOrder(self, placement, first).runs())
 
     def size(self, name: str) -> int:
         """Bytes of a value."""

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.ir import Placement, Program, TensorPlacement
-from ooc.fullgraph.placement.costs import CELLS, TIERS, Bytes, Floats, Ints, RunLoad, StepCosts, StepProfile
-from ooc.fullgraph.placement.schedule import OpRun, inputs_of
+from ooc.fullgraph.placement.costs import CELLS, TIERS, Bytes, Floats, Ints, OpRun, RunLoad, StepCosts, StepProfile, inputs_of
 from ooc.fullgraph.placement.stage_tables import ALIVE, BEFORE, PlacementStage, Stages, Tables, ValueChoice
+from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from stores.jit import kernel
 
 MOST, LEAST_MOST, FIRST = 1_500_000, 40_000, 4_000

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooc.fullgraph.ir import TensorPlacement, Value
 from ooc.fullgraph.placement.costs import CELLS, MOVED, TIERS, Floats, Ints, StepCosts
+from ooc.fullgraph.program import TensorPlacement, Value
 from ooc.layerwise.ir import Op
 
 ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12)
@@ -60,7 +60,7 @@ class Stages:
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs, self.program, self.values = costs, costs.program, costs.values
-        self.at = costs.schedule.at
+        self.at = costs.at
         self._stage_of, number = {op.name: number for number, op in enumerate(self.program.forward)}, 0
         for op in reversed(self.program.backward):  # one that repeats none is for the one behind it
             number = self._stage_of[op.repeats] if op.repeats else number
@@ -80,7 +80,7 @@ class Stages:
         backwards = tuple(each for each in self.program.backward if self._stage_of[each.name] == number)
         decides = tuple(value for value in self.program.values if self.decided[value.name] == number)
         known = tuple(v.name for v in self.program.values if self.decided[v.name] < number <= self._last(v))
-        return PlacementStage(number, op, backwards, self.costs.schedule.sums[op.name], decides, known)
+        return PlacementStage(number, op, backwards, self.costs.sums[op.name], decides, known)
 
     def _last(self, value: Value) -> int:
         """The last stage whose ops meet a value."""
@@ -114,7 +114,7 @@ class Stages:
             ]
         if value.backward or value.constant:
             return found
-        sums = [self.costs.schedule.sums[op.name] for op in self.program.forward if op.summed == value.name]
+        sums = [self.costs.sums[op.name] for op in self.program.forward if op.summed == value.name]
         summed_again = any(name and self.values[name].backward for name in sums)
         return [choice._replace(needed=False) for choice in found] + found * summed_again
 

@@ -1,7 +1,7 @@
 """PURE: program + profile + room by tier -> where every intermediate of an exact step goes, and what a step then takes.
 
 `plan_step` finds the placements that take the least time (`ooc.fullgraph.placement.search`) and `predict` says what any
-placements take, run by run (`ooc.fullgraph.placement.schedule`). The placements are FlexGNN's four, chosen by dynamic
+placements take, run by run (`ooc.fullgraph.placement.costs`). The placements are FlexGNN's four, chosen by dynamic
 programming as in Checkmate's and Capuchin's line of work, but over nested lifetimes, where it is exact and fast.
 """
 
@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from ooc.fullgraph.ir import Placement, Program, TensorPlacement, Value
-from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, Ranges, RunLoad, StepCosts, StepProfile
-from ooc.fullgraph.placement.schedule import OpRun
+from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, OpRun, Ranges, RunLoad, StepCosts, StepProfile
 from ooc.fullgraph.placement.search import search
+from ooc.fullgraph.program import Placement, Program, TensorPlacement, Value
 from stores.errors import BudgetError
 from stores.sizes import format_bytes
 
@@ -130,7 +129,7 @@ class StepPlan:
 def predict(program: Program, profile: StepProfile, placement: Placement, room: TierRoom) -> StepPlan:
     """What a step takes under given placements. Raises BudgetError, naming the op, where something does not fit `room`."""
     costs, now, found = StepCosts(program, profile), 0.0, []
-    asked = [_asked(costs, run, placement, room) for run in costs.schedule.runs(placement)]
+    asked = [_asked(costs, run, placement, room) for run in costs.runs(placement)]
     cut, range_bytes = dict[str, int](), dict[str, int]()
     for each in filter(lambda each: each.layer, asked):
         # The backward pass of a layer takes the ranges of what autograd kept.
@@ -159,7 +158,7 @@ def predict(program: Program, profile: StepProfile, placement: Placement, room: 
         found.append(made)
         now = made.stop
     sizes = {value.name: profile.size(value) for value in program.values}
-    for run in costs.schedule.runs(placement, first=True):  # which makes what is constant
+    for run in costs.runs(placement, first=True):  # which makes what is constant
         _asked(costs, run, placement, room)
     return StepPlan(replace(placement, ranges=range_bytes), room, tuple(found), sizes, {})
 

@@ -24,20 +24,20 @@ from torch import nn
 
 from ooc.fullgraph.activation_offload import PendingChunk
 from ooc.fullgraph.executor import Executor, LossOf
-from ooc.fullgraph.ir import TensorPlacement
 from ooc.fullgraph.ops import Moments, StepModules, wanted_of
 from ooc.fullgraph.placement.costs import OpCost, RangeBytes, Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, settled
+from ooc.fullgraph.program import TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.aggregation import Kind, RowDecoder
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
+from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of, own_place
 from ooc.layerwise.pass_plan import CHUNK_ROWS
 from ooc.layerwise.row_files import copy
-from ooc.layerwise.scans import NodeScans
 from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.buffers import Buffers
@@ -90,11 +90,9 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
     192 MB.
     """
     node_scans = NodeScans(full.dataset, full.shape, full.store, (), IoStats(), torch.device("cpu"), keyed=True)
-    encoder, layers, decoder = parts_of(full.model)
-    parts = StepModules((encoder, layers, decoder), full.shape, DropoutKeys())
-    modules = [part for part in (encoder, *layers, decoder) if part is not None]
-    with closing(node_scans), torch.random.fork_rng(devices=[]), _gradients_of(modules):
-        trial = _Trial(full.program, full.shape, parts, full.store, node_scans, None, full.room, set())
+    parts = StepModules(parts_of(full.model), full.shape, DropoutKeys())
+    with closing(node_scans), torch.random.fork_rng(devices=[]), _gradients_of(parts.present):
+        trial = _Trial(full.program, parts, full.store, node_scans, None, full.room, set())
         return trial.profile(full.dataset.graph, folder, loss, TRIED_BYTES if disk is None else min(disk, TRIED_BYTES))
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ooc.fullgraph.ir import Program, TensorPlacement, Value
 from ooc.fullgraph.placement.costs import OpCost, Speed, StepProfile
+from ooc.fullgraph.program import Program, TensorPlacement, Value
 from ooc.layerwise.ir import Op
 
 ALL = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK, TensorPlacement.RECOMPUTED)

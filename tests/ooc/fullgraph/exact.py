@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ooc.fullgraph.ir import Placement, TensorPlacement
+from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
+from ooc.layerwise import executor as layerwise_executor
 from ooc.layerwise import pass_plan as layerplan
-from ooc.layerwise import scans as node_scans
 from ooc.layerwise import shape as sweepshape
 from ooc.models.builders import build_model, full_blocks
 from stores.dataset import Dataset
@@ -27,7 +27,7 @@ NAMES = ("sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc")
 def cut_into(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of so many rows that the graph has about `parts`, and pieces of 32 rows."""
     rows = max(8, -(-NODES // parts))
-    for module in (layerplan, node_scans):
+    for module in (layerplan, layerwise_executor):
         monkeypatch.setattr(module, "CHUNK_ROWS", rows)
     monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
     monkeypatch.setattr(sweepshape, "PIECE_BYTES", 1)

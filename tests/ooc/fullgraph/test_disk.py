@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ooc.fullgraph.executor import Executor
-from ooc.fullgraph.ir import Placement, TensorPlacement
 from ooc.fullgraph.placement.costs import Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import TierRoom, predict
+from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from stores.dataset import Dataset
 from tests.conftest import MakeStore

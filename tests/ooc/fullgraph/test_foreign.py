@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GraphNorm, LayerNorm, PairNorm, SAGEConv
 
 from ooc.fullgraph import step as fullgraph
-from ooc.fullgraph.ir import Placement, TensorPlacement
+from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.blocks import Block
 from ooc.layerwise import layerwise_pass as layerwise

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, SGConv
 
-from ooc.fullgraph.ir import TensorPlacement
+from ooc.fullgraph.program import TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.blocks import Block
 from ooc.models.builders import full_blocks

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from ooc.fullgraph import resume as notes
-from ooc.fullgraph.ir import Placement, TensorPlacement
+from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.resume import StepLog
 from ooc.fullgraph.step import FullGraph
 from ooc.fullgraph.value_store import ValueStore
-from ooc.layerwise import scans as node_scans
+from ooc.layerwise import executor as layerwise_executor
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, cut_into, gradients, make, store_of
@@ -42,7 +42,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many parts, and a note after each that can have one."""
     cut_into(9, monkeypatch)
     monkeypatch.setattr(notes, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(node_scans, "UNIT_CELLS", 2)
+    monkeypatch.setattr(layerwise_executor, "UNIT_CELLS", 2)
 
 
 def once(

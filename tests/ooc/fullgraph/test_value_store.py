@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ooc.fullgraph.executor import Executor
-from ooc.fullgraph.ir import Placement, TensorPlacement
+from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.fullgraph.value_store import ValueStore
 from ooc.models.builders import build_model

@@ -17,8 +17,8 @@ from ooc.history.drift import Drift
 from ooc.history.halo import Halo, HaloLoader
 from ooc.history.history import History
 from ooc.history.refresh import Refresher
+from ooc.layerwise import executor as layerwise_executor
 from ooc.layerwise import pass_plan as layerplan
-from ooc.layerwise import scans as node_scans
 from ooc.layerwise import shape as layerwise_shape
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.models.builders import full_blocks
@@ -149,7 +149,7 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of these graphs do not fit the memory."""
     for module in ("training.history_mode", "layerwise.scores"):
         monkeypatch.setattr(f"ooc.{module}.LayerwisePass", partial(LayerwisePass, room=1500))
-    for changed in (layerplan, node_scans):
+    for changed in (layerplan, layerwise_executor):
         monkeypatch.setattr(changed, "CHUNK_ROWS", 16)
     monkeypatch.setattr(layerwise_shape, "_LEAST_PIECE_ROWS", 32)
     monkeypatch.setattr(layerwise_shape, "PIECE_BYTES", 1)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from ooc.graph.blocks import Block
+from ooc.layerwise import executor as layerwise_executor
 from ooc.layerwise import pass_plan as layerplan
-from ooc.layerwise import scans as node_scans
 from ooc.layerwise import shape as sweepshape
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.layerwise_pass import LayerwisePass
@@ -35,10 +35,10 @@ NAMES = ("sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc")
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 16 rows and pieces of 32, so that a small graph has many."""
     monkeypatch.setattr(layerplan, "CHUNK_ROWS", 16)
-    monkeypatch.setattr(node_scans, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(layerwise_executor, "CHUNK_ROWS", 16)
     monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
     monkeypatch.setattr(sweepshape, "PIECE_BYTES", 1)
-    monkeypatch.setattr(node_scans, "UNIT_CELLS", 3)
+    monkeypatch.setattr(layerwise_executor, "UNIT_CELLS", 3)
 
 
 def store_of(make_store: MakeStore, weighted: bool = False, loops: bool = True, **arrays: Any) -> Path:

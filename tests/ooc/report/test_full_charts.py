@@ -4,8 +4,8 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from ooc.fullgraph.ir import Placement, Program, TensorPlacement
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict
+from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
 from ooc.report.tables import step_tables
 from ooc.runtime.clock import MemorySample, Span

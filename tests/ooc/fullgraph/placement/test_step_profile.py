@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ooc.fullgraph.activation_offload import PendingChunk
-from ooc.fullgraph.ir import Placement, Program, TensorPlacement
 from ooc.fullgraph.placement.costs import OpCost, RangeBytes, Ranges, Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import TierRoom, plan_step, predict
 from ooc.fullgraph.placement.step_profile import plan_full, profile
+from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.layerwise.shape import gather_ranges
 from ooc.models.builders import build_model
