@@ -15,15 +15,14 @@ from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise.aggregator import mean_factors
 from ooc.layerwise.executor import ForwardExecutor, NodeChunk, NodeScans, SumRequest, sum_rows
 from ooc.layerwise.io_stats import COMPUTE
-from ooc.layerwise.ir import Op, ValueRef
+from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of
+from ooc.layerwise.pass_plan import Op, ValueRef
 from ooc.layerwise.shape import gather_ranges, hidden_norms, norm_of
 from ooc.models.layers import recording_nothing
 from ooc.runtime.memory_plan import gathered_share
 from stores.errors import BudgetError, StoreError
 
-Progress = Callable[[str, int, int], None]
-"""progress(what, nodes or edges done, in all)"""
 LossOf = Callable[[int, Tensor], Tensor | None]
 """loss(first, logits [n, C]) -> the share of nodes first, first + 1, ... in the loss, None where none of them counts"""
 

@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.layerwise.ir import Op, ValueRef
 from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors
-from ooc.layerwise.pass_plan import ModelShape
+from ooc.layerwise.pass_plan import ModelShape, Op, ValueRef
 from ooc.layerwise.shape import Parts, norm_of
 from ooc.models.dropout import DropoutKeys, dropout
 

@@ -5,7 +5,7 @@ pass and needed again in the backward pass. In between a value is in memory, on 
 FlexGNN). Layer l reads its rows (layer 0 the store's features, where nothing is done to them first) and, where it maps before
 it sums, what the destination adds beside. A layer that sums makes sums of the rows; one with a norm over all nodes stops before
 it. In the backward pass there are gradients of sums and of destinations' own rows, of the rows of a layer that gathers, of the
-input of a norm, and of the first rows, which later layers return to. (See `ooc.layerwise.ir.ValueRef`.)
+input of a norm, and of the first rows, which later layers return to. (See `ooc.layerwise.pass_plan.ValueRef`.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
-from ooc.layerwise.ir import FEATURES, Op, ValueRef
-from ooc.layerwise.pass_plan import ModelShape, cell_rows, layer_op
+from ooc.layerwise.pass_plan import FEATURES, ModelShape, Op, ValueRef, cell_rows, layer_op
 
 
 class TensorPlacement(StrEnum):
@@ -134,11 +133,7 @@ ANY = (*KEPT, TensorPlacement.RECOMPUTED)
 
 
 def build(shape: ModelShape) -> Program:
-    """The program of a step.
-
-    >>> [op.name for op in build(shape).forward]
-    ['layer0', 'layer1', 'layer2']
-    """
+    """The program of a step."""
     builder = _Builder(shape)
     forward, backward = builder.forward(), builder.backward()
     values = builder.values((*forward, *backward))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ooc.fullgraph.activation_offload import OffloadFile
-from ooc.fullgraph.executor import Executor, LossOf, Progress
+from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.ops import StepModules
 from ooc.fullgraph.program import Placement, TensorPlacement, Value, build
 from ooc.fullgraph.resume import StepLog, key_of
@@ -16,6 +16,7 @@ from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise.edge_order import open_tiles
 from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
+from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.pass_plan import CHUNK_ROWS, ModelShape
 from ooc.layerwise.shape import (
     ALLOWED,

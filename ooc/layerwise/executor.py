@@ -17,9 +17,8 @@ from ooc.graph.blocks import gathered_block
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import Tiles, rows_over
 from ooc.layerwise.io_stats import ADD, COMPUTE, IoStats
-from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors, inputs_of, own_place
-from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, ModelShape, cell_rows
+from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, ModelShape, Op, cell_rows
 from ooc.layerwise.row_files import MOST_KEPT, Array, RowStore
 from ooc.layerwise.shape import gather_ranges
 from ooc.models.dropout import Of

@@ -9,6 +9,7 @@ range, whose rows were synced before it was noted. (Layer-wise inference as in G
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -18,9 +19,8 @@ from ooc.layerwise.edge_order import FORTH, open_tiles
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.executor import ForwardExecutor, NodeScans
 from ooc.layerwise.io_stats import IoStats
-from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import LayerModules, LayerObserver
-from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, forward_ops, plan_layerwise
+from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, Op, forward_ops, plan_layerwise
 from ooc.layerwise.row_files import Files, PassStore
 from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, room_in, shape_of
 from ooc.loading.feature_cache import registry_of
@@ -34,7 +34,7 @@ from stores.io.atomic import remove_tree, removed_path
 from stores.sizes import format_bytes
 
 Progress = Callable[[str, int, int], None]
-"""progress(what, nodes done, nodes in all)"""
+"""progress(what, nodes or edges done, in all)"""
 _SAME_MEMORY = 1.1
 """A pass goes on by its old plan where that needs at most so much of what there is now: processes differ a little"""
 
@@ -169,7 +169,7 @@ class LayerwisePass:
             if executor.modules.observer is not None:
                 executor.modules.observer.note()
             written = [rows for rows in map(self.files.opened, store.files_of(op.writes)) if rows is not None]
-            self.files.note({"key": key, "plan": self.plan.asdict(), "stage": number, "next": stop}, written)
+            self.files.note({"key": key, "plan": asdict(self.plan), "stage": number, "next": stop}, written)
             progress(_words(op), stop, self.shape.num_nodes)
 
     def _needed_files(self, store: PassStore, number: int) -> set[str]:

@@ -1,7 +1,7 @@
 """The row-wise parts of a forward pass: what an op makes of a chunk's inputs.
 
-Inputs go by their roles, outputs by the names of values (`ooc.layerwise.ir`). What a layer reads leaves the layer before as
-that one wants it: dropped out, and narrowed where it maps before it sums.
+Inputs go by their roles, outputs by the names of values (`ooc.layerwise.pass_plan`). What a layer reads leaves the layer before
+as that one wants it: dropped out, and narrowed where it maps before it sums.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ooc.graph.aggregation import FirstLayerAggregates, Floats
 from ooc.graph.blocks import Block, own_block
-from ooc.layerwise.ir import FEATURES, Op, ValueRef
-from ooc.layerwise.pass_plan import ModelShape
+from ooc.layerwise.pass_plan import FEATURES, ModelShape, Op, ValueRef
 from ooc.models.dropout import DropoutKeys, Of, dropout
 from ooc.models.layers import as_input
 from stores.graph import Graph
@@ -76,8 +75,7 @@ class LayerModules:
         self.encoder, self.layers, self.decoder = parts
         self.shape, self.draws, self.observer = shape, draws, observer
         self.present = [part for part in (self.encoder, *self.layers, self.decoder) if part is not None]
-        parameter = next((p for part in self.present for p in part.parameters()), None)
-        self.device = torch.device("cpu") if parameter is None else parameter.device
+        self.device = next((p.device for part in self.present for p in part.parameters()), torch.device("cpu"))
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """An input as the modules take it."""

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from ooc.layerwise.edge_tiles import Noted, unnoted
 from ooc.layerwise.io_stats import IoStats
-from ooc.layerwise.ir import FEATURES, ValueRef
-from ooc.layerwise.pass_plan import LayerwisePlan, ModelShape, files_of
+from ooc.layerwise.pass_plan import FEATURES, LayerwisePlan, ModelShape, ValueRef, files_of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, WriteBehind, read_range, write_range
 from stores.arrays.mutable_rows import DiskRows

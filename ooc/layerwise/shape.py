@@ -37,8 +37,6 @@ GATHERED = 2
 """Ranges of a layer that gathers which may be in memory at a time: one is computed on, and the next one read"""
 _DEGREES_AT_ONCE = 2**20
 _CODES = ("float32", "float16", "bfloat16", "int8")
-
-
 Parts = tuple[nn.Module | None, list[nn.Module], nn.Module | None]
 """(encoder, layers, decoder)"""
 
@@ -135,13 +133,12 @@ def probe_widths(parts: Parts, features: int, weighted: bool) -> list[int]:
     """Columns into each layer, and of the result (with a decoder, the last layer's own are left out), as the parts, in
     evaluation mode, give for a graph of two nodes and an edge. features: columns of x; weighted: whether edges have weights."""
     encoder, layers, decoder = parts
-    parameter = next((p for part in (encoder, *layers, decoder) if part is not None for p in part.parameters()), None)
-    device = torch.device("cpu") if parameter is None else parameter.device
+    present = [part for part in (encoder, *layers, decoder) if part is not None]
+    device = next((p.device for part in present for p in part.parameters()), torch.device("cpu"))
     weight = torch.ones(1) if weighted else None
     block = full_blocks(torch.tensor([[0], [1]]), 2, 1, weight)[0]
     moved = [value.to(device) if isinstance(value, torch.Tensor) else value for value in block]
     block = Block(*moved)  # type: ignore[arg-type]
-    present = [part for part in (encoder, *layers, decoder) if part is not None]
     h = as_input(torch.zeros(2, features, device=device), *present)
     h = initial = h if encoder is None else encoder(h)
     widths = [h.size(1)]

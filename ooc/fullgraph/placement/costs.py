@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.fullgraph.program import Placement, Program, TensorPlacement, Value
-from ooc.layerwise.ir import Op
+from ooc.layerwise.pass_plan import Op
 from stores.io.pages import PAGE_BYTES
 
 TIERS = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK)
@@ -36,8 +36,7 @@ class OpCost:
 
     rows_s: of the row-wise part (in the backward pass, of its gradients alone); sums_s: to add rows along the edges, and
     pass_s: to go through all rows for that, once a range of destinations; 0 of "gather". Of "gather", gathered: what the ranges
-    in memory at a time take; kept: what autograd keeps of one range; hub: bytes of the node with the most edges. workspace:
-    bytes that an op takes whatever the ranges are.
+    in memory at a time take; kept: what autograd keeps of one range; hub: bytes of the node with the most edges.
     """
 
     rows_s: float = 0.0
@@ -46,7 +45,6 @@ class OpCost:
     gathered: RangeBytes = NOTHING
     kept: RangeBytes = NOTHING
     hub: int = 0
-    workspace: int = 0
 
     def kept_bytes(self, nodes: int, meetings: float = 1.0) -> int:
         """Bytes that autograd keeps for all nodes; meetings: see `Ranges`, of an op that gathers."""

@@ -30,8 +30,8 @@ _BANDS = 16
 """of bytes: where states are given up, some of each are kept"""
 Known = tuple[ValueChoice, ...]
 
-_WORKSPACE, _MADE, _FIELDS = CELLS, CELLS + 1, CELLS + 4
-"""Of a run: behind the cells of its `RunLoad` its bytes of workspace, and those of all rows of the chain so far by tier"""
+_FIELDS = CELLS + 3
+"""Of a run: behind the cells of its `RunLoad` the bytes of all rows of the chain so far, by tier"""
 
 
 class SearchResult(NamedTuple):
@@ -59,7 +59,7 @@ class States(NamedTuple):
 
 class RecomputeLink(NamedTuple):
     """What a stage adds to a chain. written: rows that its op makes again, empty where none; read: what it reads for them; run:
-    float64[19], the first of `_FIELDS`; size: float64[3], bytes of the rows by tier."""
+    float64[18], the first of `_FIELDS`; size: float64[3], bytes of the rows by tier."""
 
     written: frozenset[str]
     read: frozenset[str]
@@ -67,7 +67,7 @@ class RecomputeLink(NamedTuple):
     size: Floats
 
 
-NO_LINK = RecomputeLink(frozenset(), frozenset(), np.zeros(_MADE), np.zeros(3))
+NO_LINK = RecomputeLink(frozenset(), frozenset(), np.zeros(CELLS), np.zeros(3))
 
 
 class RecomputeChains:
@@ -90,16 +90,13 @@ class RecomputeChains:
         written = tuple(n for n in stage.op.writes if n in known and self._stages.made_again(values[n], known[n]))
         if not written:
             return NO_LINK
-        sums = stage.sums
-        made = bool(sums) and self._stages.kept(values[sums], known[sums])
-        adds, gathers, reads = inputs_of(stage.op, sums, made)
+        made = bool(stage.sums) and self._stages.kept(values[stage.sums], known[stage.sums])
+        adds, gathers, reads = inputs_of(stage.op, stage.sums, made)
         placement = Placement({n: c.where for n, c in known.items()}, {n: c.standing for n, c in known.items()})
         load = self._costs.load(OpRun(stage.op, True, adds, gathers, reads, written, "", ()), placement)
         for name in written:
             size[TIERS.index(known[name].standing)] += self._costs.size(name)
-        workspace = self._costs.profile.op(stage.op.name).workspace
-        run = np.array([*load.cells, workspace])
-        return RecomputeLink(frozenset(written), frozenset((*adds, *gathers, *reads)), run, size)
+        return RecomputeLink(frozenset(written), frozenset((*adds, *gathers, *reads)), np.array(load.cells), size)
 
     def grown(self, chain: int, link: RecomputeLink) -> tuple[int, bool]:
         """(the chain behind a stage, whether the one before is due with the stage's backward pass)."""
@@ -123,8 +120,8 @@ class RecomputeChains:
         for row, chain in zip(runs, chains, strict=True):
             row[: len(self._runs[chain])] = self._runs[chain]
         own = runs[inverse][:, None]  # [states, 1, runs, fields]
-        stands = held[:, None, None, :] + before[None, :, None, :] + own[..., _MADE:]
-        left = self._room[0] - stands[..., 0] - own[..., _WORKSPACE]
+        stands = held[:, None, None, :] + before[None, :, None, :] + own[..., CELLS:]
+        left = self._room[0] - stands[..., 0]
         load = RunLoad.of(own[..., :CELLS])
         load = load._replace(ranges=load.ranges._replace(units=np.maximum(load.ranges.units, 1)))  # 0 where there is no run
         seconds = load.seconds(left, self._costs.profile.hidden)

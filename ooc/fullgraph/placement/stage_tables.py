@@ -13,7 +13,7 @@ import numpy as np
 
 from ooc.fullgraph.placement.costs import CELLS, MOVED, TIERS, Floats, Ints, StepCosts
 from ooc.fullgraph.program import TensorPlacement, Value
-from ooc.layerwise.ir import Op
+from ooc.layerwise.pass_plan import Op
 
 ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12)
 UNITS, UNIT, SOURCE, ALL_SOURCES, LEAST, MET = range(12, CELLS)
@@ -180,7 +180,6 @@ class Stages:
         cells, profile = np.zeros((1 + len(stage.backwards), _COLUMNS)), self.costs.profile
         for own, op in zip(cells, (stage.op, *stage.backwards), strict=True):
             own[ROWS.start] = profile.op(op.name).rows_s
-            own[ALIVE.start] = profile.op(op.name).workspace
             own[UNITS], own[MET] = self.costs.units(op), self.costs.met_of(op)
             if op.kind == "gather":
                 own[UNIT:MET] = self.costs.gathered(op, int(op.turns))[1:5]

@@ -188,7 +188,7 @@ class _Asked(NamedTuple):
 def _asked(costs: StepCosts, run: OpRun, placement: Placement, room: TierRoom) -> _Asked:
     """See `_Asked`. Raises BudgetError where it does not fit."""
     load, alive = costs.load(run, placement), costs.standing_bytes(run.alive, placement)
-    left = room.device - alive[0] - costs.profile.op(run.op.name).workspace
+    left = room.device - alive[0]
     needs = left - max(load.ranges.unit, load.ranges.least)
     for tier, has, need in zip(TIERS, room.bytes, (room.device - needs, *alive[1:]), strict=True):
         if need > has:
@@ -272,7 +272,7 @@ def _predicted(program: Program, profile: StepProfile, placement: Placement, roo
 
 def _fix(program: Program, profile: StepProfile, room: TierRoom) -> str:
     """What would make a plan fit, in words: more of one tier, where that is enough."""
-    total = 2 * sum(profile.size(value) for value in program.values) + sum(profile.op(op.name).workspace for op in program.ops)
+    total = 2 * sum(profile.size(value) for value in program.values)
     more = []
     for name, words in (("disk", "more room on the disk"), ("device", "more --memory")):
         most = replace(room, **{name: getattr(room, name) + total})

@@ -34,9 +34,8 @@ from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
 from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
-from ooc.layerwise.ir import Op
 from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of, own_place
-from ooc.layerwise.pass_plan import CHUNK_ROWS
+from ooc.layerwise.pass_plan import CHUNK_ROWS, Op
 from ooc.layerwise.row_files import copy
 from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
 from ooc.models.dropout import DropoutKeys

@@ -5,7 +5,7 @@ from typing import Any
 
 from ooc.fullgraph.placement.costs import OpCost, Speed, StepProfile
 from ooc.fullgraph.program import Program, TensorPlacement, Value
-from ooc.layerwise.ir import Op
+from ooc.layerwise.pass_plan import Op
 
 ALL = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK, TensorPlacement.RECOMPUTED)
 KEPT = ALL[:3]

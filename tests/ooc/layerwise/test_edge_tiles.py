@@ -1,5 +1,6 @@
 """Edges in a sweep's order and the sums made along them, against plain Python; the planner's choices by hand."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,7 @@ def test_the_plan_of_a_large_graph() -> None:
     assert -(-256 // second.blocks) * 4 * 8_000_000 <= 1.1 * 10**9
     assert (third.narrow, third.blocks) == (True, 1)
     assert plan.nbytes < 90e9
-    assert LayerwisePlan.of(plan.asdict()) == plan
+    assert LayerwisePlan.of(asdict(plan)) == plan
 
 
 def test_more_memory_costs_no_more_bytes() -> None:

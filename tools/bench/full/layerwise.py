@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def sweep(a: argparse.Namespace) -> dict[str, Any]:
                 "bytes_read": swept.stats.bytes_read,
                 "bytes_written": swept.stats.bytes_written,
                 "room": swept.plan.memory,
-                "plan": swept.plan.asdict(),
+                "plan": asdict(swept.plan),
                 "first_rows": sample.tolist(),
                 "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             }
