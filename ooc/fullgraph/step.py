@@ -13,7 +13,7 @@ from ooc.fullgraph.ops import StepModules
 from ooc.fullgraph.program import Placement, TensorPlacement, Value, build
 from ooc.fullgraph.resume import StepLog, key_of
 from ooc.fullgraph.value_store import ValueStore
-from ooc.layerwise.edge_order import open_tiles
+from ooc.layerwise.edge_tiles import open_tiles
 from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ooc.graph.aggregation import Floats, Kind, RowDecoder, gcn_factors, value
-from ooc.layerwise.edge_tiles import SOURCE_BITS, Ints, Noted, Tiles, unnoted
+from ooc.layerwise.edge_tiles import SOURCE_BITS, Ints, Tiles
+from ooc.layerwise.io_stats import Noted, unnoted
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import ahead, read_range
 from stores.arrays.rows import AnyArray, Rows

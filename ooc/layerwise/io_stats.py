@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ooc.runtime.clock import Clock, MemorySample, Spans
@@ -10,6 +10,12 @@ from ooc.runtime.clock import Clock, MemorySample, Spans
 COMPUTE, ADD, READ, WRITE = "compute", "add", "read", "write"
 _MOST_SAMPLES = 1024
 """kept of a step: when there are so many, every two become one"""
+Noted = Callable[[int, float], None]
+"""noted(bytes, when it began): what a thread read or wrote, once it is done"""
+
+
+def unnoted(nbytes: int, began: float) -> None:
+    """A `Noted` that does nothing."""
 
 
 class IoStats:

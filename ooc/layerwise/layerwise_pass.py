@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ooc.layerwise.edge_order import FORTH, open_tiles
-from ooc.layerwise.edge_tiles import Tiles
+from ooc.layerwise.edge_tiles import FORTH, Tiles, open_tiles
 from ooc.layerwise.executor import ForwardExecutor, NodeScans
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ops import LayerModules, LayerObserver

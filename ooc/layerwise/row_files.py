@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.layerwise.edge_tiles import Noted, unnoted
-from ooc.layerwise.io_stats import IoStats
+from ooc.layerwise.io_stats import IoStats, Noted, unnoted
 from ooc.layerwise.pass_plan import FEATURES, LayerwisePlan, ModelShape, ValueRef, files_of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, WriteBehind, read_range, write_range

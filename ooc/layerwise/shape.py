@@ -12,7 +12,7 @@ from torch_geometric.nn import BatchNorm, DiffGroupNorm, GraphNorm, GraphSizeNor
 
 from ooc.graph.blocks import Block
 from ooc.layerwise.aggregator import AHEAD
-from ooc.layerwise.edge_tiles import ENTRIES_AT_ONCE, MOST_PIECE_ROWS
+from ooc.layerwise.edge_tiles import ENTRIES_AT_ONCE, piece_rows_of
 from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerShape, ModelShape
 from ooc.models.builders import Model, full_blocks
 from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
@@ -25,9 +25,6 @@ from stores.graph import Graph
 from stores.process import resident_bytes
 from stores.sizes import format_bytes
 
-PIECE_BYTES = 16 * 2**20
-"""of a piece's widest rows"""
-_LEAST_PIECE_ROWS = 1024
 _SUMMED = tuple(
     conv.forward for conv in (BlockSAGEConv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockGCN2Conv)
 )  # that take `FirstLayerAggregates`
@@ -162,13 +159,6 @@ def _layer_shape(layer: nn.Module, width: int, out: int) -> LayerShape:
     light = getattr(type(conv), "forward", None) is BlockGATConv.forward
     per_edge = 48 + 32 * int(conv.heads) if light else 48 + 8 * wide  # other convolutions make a message of every edge
     return LayerShape(width, out, None, None, needs_initial, 4 * (3 * width + 3 * wide), per_edge)
-
-
-def piece_rows_of(shape: ModelShape) -> int:
-    """Sources of a piece: a power of two."""
-    widest = max([shape.x_bytes, 4 * shape.encoded, *[4 * layer.width for layer in shape.layers]])
-    rows = 1 << max(0, PIECE_BYTES // widest).bit_length() >> 1
-    return min(max(rows, _LEAST_PIECE_ROWS), MOST_PIECE_ROWS)
 
 
 def besides_bytes(shape: ModelShape, graph: Graph) -> int:

@@ -31,13 +31,13 @@ from ooc.fullgraph.program import TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.aggregation import Kind, RowDecoder
 from ooc.layerwise.aggregator import SumKernel
-from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
+from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries, piece_rows_of
 from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of, own_place
 from ooc.layerwise.pass_plan import CHUNK_ROWS, Op
 from ooc.layerwise.row_files import copy
-from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of, piece_rows_of
+from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, read_range, write_range

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
+from ooc.layerwise import edge_tiles
 from ooc.layerwise import executor as layerwise_executor
 from ooc.layerwise import pass_plan as layerplan
-from ooc.layerwise import shape as sweepshape
 from ooc.models.builders import build_model, full_blocks
 from stores.dataset import Dataset
 from tests.conftest import MakeStore
@@ -29,8 +29,8 @@ def cut_into(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = max(8, -(-NODES // parts))
     for module in (layerplan, layerwise_executor):
         monkeypatch.setattr(module, "CHUNK_ROWS", rows)
-    monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
-    monkeypatch.setattr(sweepshape, "PIECE_BYTES", 1)
+    monkeypatch.setattr(edge_tiles, "_LEAST_PIECE_ROWS", 32)
+    monkeypatch.setattr(edge_tiles, "PIECE_BYTES", 1)
 
 
 def store_of(make_store: MakeStore, weighted: bool = False, loops: bool = True, **arrays: Any) -> Path:

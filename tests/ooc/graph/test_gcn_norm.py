@@ -9,8 +9,7 @@ import torch
 
 from ooc.graph.aggregation import PreAggregation, RowDecoder, gathered
 from ooc.layerwise.aggregator import SumKernel
-from ooc.layerwise.edge_order import out_edges
-from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries
+from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries, out_edges
 from ooc.models.builders import full_blocks
 from ooc.models.convs import propagated
 from ooc.runtime.range_io import MemoryRows

@@ -17,9 +17,9 @@ from ooc.history.drift import Drift
 from ooc.history.halo import Halo, HaloLoader
 from ooc.history.history import History
 from ooc.history.refresh import Refresher
+from ooc.layerwise import edge_tiles
 from ooc.layerwise import executor as layerwise_executor
 from ooc.layerwise import pass_plan as layerplan
-from ooc.layerwise import shape as layerwise_shape
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.models.builders import full_blocks
 from ooc.models.layers import evaluating, run_model
@@ -151,8 +151,8 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"ooc.{module}.LayerwisePass", partial(LayerwisePass, room=1500))
     for changed in (layerplan, layerwise_executor):
         monkeypatch.setattr(changed, "CHUNK_ROWS", 16)
-    monkeypatch.setattr(layerwise_shape, "_LEAST_PIECE_ROWS", 32)
-    monkeypatch.setattr(layerwise_shape, "PIECE_BYTES", 1)
+    monkeypatch.setattr(edge_tiles, "_LEAST_PIECE_ROWS", 32)
+    monkeypatch.setattr(edge_tiles, "PIECE_BYTES", 1)
 
 
 @pytest.mark.parametrize("evaluate", ["sampled", "layerwise"])

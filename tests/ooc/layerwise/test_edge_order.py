@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.layerwise import edge_order as sweepedges
-from ooc.layerwise.edge_order import EdgeTiles, out_edges
-from ooc.layerwise.edge_tiles import SOURCE_BITS, Tiles
+from ooc.layerwise import edge_tiles as sweepedges
+from ooc.layerwise.edge_tiles import SOURCE_BITS, EdgeTiles, Tiles, out_edges
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.row_files import Files
 from ooc.models.dropout import DropoutKeys, dropout

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from ooc.graph.blocks import Block
+from ooc.layerwise import edge_tiles
 from ooc.layerwise import executor as layerwise_executor
 from ooc.layerwise import pass_plan as layerplan
-from ooc.layerwise import shape as sweepshape
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.row_files import Files
@@ -36,8 +36,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 16 rows and pieces of 32, so that a small graph has many."""
     monkeypatch.setattr(layerplan, "CHUNK_ROWS", 16)
     monkeypatch.setattr(layerwise_executor, "CHUNK_ROWS", 16)
-    monkeypatch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 32)
-    monkeypatch.setattr(sweepshape, "PIECE_BYTES", 1)
+    monkeypatch.setattr(edge_tiles, "_LEAST_PIECE_ROWS", 32)
+    monkeypatch.setattr(edge_tiles, "PIECE_BYTES", 1)
     monkeypatch.setattr(layerwise_executor, "UNIT_CELLS", 3)
 
 
@@ -286,7 +286,7 @@ def test_edges_half_in_another_order_are_not_taken_for_whole(
     with Dataset.open(store_of(make_store)) as ds:
         expected, _ = swept(model, ds, folder, 3_000)
         with monkeypatch.context() as patch:
-            patch.setattr(sweepshape, "_LEAST_PIECE_ROWS", 64)
+            patch.setattr(edge_tiles, "_LEAST_PIECE_ROWS", 64)
             patch.setattr(Tiles, "fill", crash)
             with pytest.raises(Stop):
                 swept(make("gcn"), ds, folder, 3_000)
