@@ -4,8 +4,8 @@
 
 WORK has the graphs, which are made if missing. CHECKOUT is a working tree of the other revision. Every case runs in a separate
 process, old and new in turn, with a cold page cache; cases from disk under a memory limit that counts page cache (needs root).
-A first round compiles the kernels and does not count. Prints JSON: the seconds of each round, and the median of the new
-revision divided by that of the old one.
+A first round compiles the kernels and does not count; --compiled leaves it out. Prints JSON: the seconds of each round, and
+the median of the new revision divided by that of the old one.
 """
 
 import argparse
@@ -94,10 +94,10 @@ def cases(work: Path, nodes: int, limit: str) -> dict[str, Case]:
     return found
 
 
-def compare(old: Path, all_cases: dict[str, Case], rounds: int) -> dict[str, Any]:
-    """Seconds of every case and round in both trees, and the medians' ratio."""
+def compare(old: Path, all_cases: dict[str, Case], rounds: int, compiled: bool) -> dict[str, Any]:
+    """Seconds of every case and round in both trees, and the medians' ratio. compiled: whether the first round is left out."""
     seconds: dict[str, dict[str, list[float]]] = {name: {"old": [], "new": []} for name in all_cases}
-    for number in range(rounds + 1):
+    for number in range(compiled, rounds + 1):
         for name, case in all_cases.items():
             order = [("old", old), ("new", ROOT)] if number % 2 else [("new", ROOT), ("old", old)]
             for which, tree in order:
@@ -118,10 +118,11 @@ def main() -> None:
     parser.add_argument("--limit", default="1500MB", help="of what reads from disk")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="cases whose name begins so")
+    parser.add_argument("--compiled", action="store_true", help="both revisions have compiled their kernels here before")
     a = parser.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)
     chosen = {name: case for name, case in cases(a.work, a.nodes, a.limit).items() if name.startswith(a.only or "")}
-    print(json.dumps(compare(a.old.resolve(), chosen, a.rounds)))
+    print(json.dumps(compare(a.old.resolve(), chosen, a.rounds, a.compiled)))
 
 
 if __name__ == "__main__":
