@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.layerwise.io_stats import IoStats
-from ooc.layerwise.row_files import MOST_KEPT, Files, Kept, RowStore, copy
+from ooc.layerwise.row_files import MOST_KEPT, Files, Kept, RowStore
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.memory import Tidy, return_freed
 from ooc.runtime.range_io import MemoryRows, read_range
@@ -126,11 +126,7 @@ class ValueStore(RowStore):
 
     def put(self, name: str, first: int, values: NDArray[Any], half: int | None = None) -> None:
         """See `RowStore.put`. half: as of `open`."""
-        rows = self.open(name, half)
-        if isinstance(rows, MemoryRows):
-            copy(values, rows.array[first : first + len(values)])
-        else:
-            self._writer.put(rows, first, values)
+        self._writer.put(self.open(name, half), first, values)
 
     def other_half(self, name: str) -> int:
         """Where sums go on that are added to what stands there; in memory it is the same place."""

@@ -92,7 +92,9 @@ class SumKernel:
             stored, nbytes = read_range(rows, begin, end, self._buffers)
             values, row_at = stored.reshape(-1), np.arange(piece_rows) * width
         self._noted(nbytes + edge_bytes, began)
-        return RowPiece(begin, _bits(values), row_at, entry, weight if self._weighted else _ONES)
+        if values.dtype == np.float16:  # kernels know it by its bits only
+            values = values.view(np.uint16)
+        return RowPiece(begin, values, row_at, entry, weight if self._weighted else _ONES)
 
     def _some(self, rows: Rows, ids: Ints) -> tuple[AnyArray, Ints, int]:
         """(elements, where each of the rows `ids` begins among them, bytes read)."""
@@ -132,11 +134,6 @@ def mean_factors(graph: Graph, first: int, stop: int, dtype: DTypeLike) -> NDArr
 def _cut(entry: Ints, at: int) -> int:
     """The first entry of the destination that entry number `at` belongs to."""
     return int(np.searchsorted(entry, entry[at] >> SOURCE_BITS << SOURCE_BITS))
-
-
-def _bits(values: NDArray[Any]) -> NDArray[Any]:
-    """What kernels see: they know float16 by its bits only."""
-    return values.view(np.uint16) if values.dtype == np.float16 else values
 
 
 @kernel

@@ -169,7 +169,7 @@ class RowWriter:
     def put(self, rows: Kept, first: int, values: NDArray[Any]) -> None:
         """Rows first, first + 1, ... are to become `values` [n, f], which may change once this returns."""
         if isinstance(rows, MemoryRows):
-            write_range(rows, first, values)
+            copy(values, rows.array[first : first + len(values)])
             return
         self._writes.make_room()
         copied = self._buffers.empty(values.shape, rows.dtype)

@@ -80,10 +80,6 @@ class RecomputeChains:
         self._numbers: dict[tuple[int, bytes, frozenset[str]], int] = {}
         self.made = np.zeros((1, 3))
 
-    def deciding(self, stage: PlacementStage) -> tuple[str, ...]:
-        """The values that decide what a stage adds to a chain, given what is known to it."""
-        return tuple(v.name for v in stage.decides if v.kind in ("rows", "sums") and v.name in stage.op.writes)
-
     def link(self, stage: PlacementStage, known: dict[str, ValueChoice]) -> RecomputeLink:
         """What a stage adds to chains. known: choices, also of those values that decide."""
         values, size = self._costs.values, np.zeros(3)
@@ -208,15 +204,12 @@ class _Search:
         """Of what a stage meets."""
         return self._numbers[stage].setdefault(known, len(self._numbers[stage]))
 
-    def _known(self, stage: PlacementStage, number: int) -> dict[str, ValueChoice]:
-        choices = list(self._numbers[stage.number])[number]
-        return dict(zip(stage.known, choices, strict=True))
-
     def _met(self, stage: PlacementStage, number: int) -> Step:
         """A stage met with what has that number."""
         key = stage.number, number
         if key not in self._steps:
-            known, following = self._known(stage, number), stage.number + 1
+            choices, following = list(self._numbers[stage.number])[number], stage.number + 1
+            known = dict(zip(stage.known, choices, strict=True))
             names = self.stages.stages[following].known if following < len(self.stages.stages) else ()
             picked, inverse = self._parted(stage, names)
             numbers = [self._number(following, tuple(each.get(n) or known[n] for n in names)) for each in picked]
@@ -239,8 +232,9 @@ class _Search:
         return self._parts[key]
 
     def _links(self, stage: PlacementStage, known: dict[str, ValueChoice]) -> tuple[Ints, list[RecomputeLink]]:
-        """See `Step`."""
-        picked, inverse = self._parted(stage, self.chains.deciding(stage))
+        """See `Step`; only rows and sums that the op makes decide what a stage adds to a chain."""
+        names = tuple(v.name for v in stage.decides if v.kind in ("rows", "sums") and v.name in stage.op.writes)
+        picked, inverse = self._parted(stage, names)
         links = list[RecomputeLink]()
         number = []
         for each in picked:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, OpRun, Ranges, RunLoad, StepCosts, StepProfile
 from ooc.fullgraph.placement.search import search
-from ooc.fullgraph.program import Placement, Program, TensorPlacement, Value
+from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from stores.errors import BudgetError
 from stores.sizes import format_bytes
 
@@ -232,14 +232,10 @@ def static_placements(program: Program, profile: StepProfile) -> dict[str, Place
     needed = {name: {wanted[0], TensorPlacement.DISK} - {TensorPlacement.RECOMPUTED} for name, wanted in STATIC.items()}
     needed["all retained"] = {TensorPlacement.RETAINED}
     return {
-        name: Placement({value.name: _first(value, wanted) for value in program.values})
+        name: Placement({v.name: next((w for w in wanted if w in v.placements), v.placements[0]) for v in program.values})
         for name, wanted in STATIC.items()
         if needed[name] <= tiers
     }
-
-
-def _first(value: Value, wanted: tuple[TensorPlacement, ...]) -> TensorPlacement:
-    return next((where for where in wanted if where in value.placements), value.placements[0])
 
 
 def plan_step(program: Program, profile: StepProfile, room: TierRoom) -> StepPlan:
