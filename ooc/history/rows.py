@@ -137,9 +137,6 @@ def most_asked(asked: NDArray[np.uint16], most: int) -> Ids:
     """Return up to `most` nodes that were asked for most often (asked: uint16[N], how often), int64[k] ascending.
 
     Of nodes with equal counts the last ones. Memory: 8 bytes per chosen node, and a piece's counts.
-
-    >>> most_asked(np.array([3, 0, 1, 1], np.uint16), 2)
-    array([0, 3])
     """
     often = np.zeros(int(asked.max(initial=0)) + 1, np.int64)
     for first in range(0, len(asked), _PIECE):

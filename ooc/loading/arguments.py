@@ -56,9 +56,6 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function so that it still takes arguments by their old names (old name -> new name), with a
     DeprecationWarning, and raises ConfigError when called with both names of one.
-
-    >>> @renamed(world="world_size")
-    ... def share(world_size): ...
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

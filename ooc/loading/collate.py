@@ -53,9 +53,6 @@ class Gather:
 
     encoding: of the stored rows. dtype: of x; None for their values: float32 for float16, bfloat16 and scaled int8, otherwise
     as stored. Where it is the stored type nothing is converted; any type but these two costs a second copy.
-
-    >>> gather = Gather(ds.encoding("x"))
-    >>> x = gather.tensor(gather.take(pool_rows, slots, Buffers(1)))
     """
 
     encoding: Encoding

@@ -47,10 +47,6 @@ class CachedNodes:
 
     A superbatch may evict what it does not need itself, the least used of late first. (With only the next superbatch known,
     Belady's rule keeps what that one needs; how often a row was used, halved with every superbatch, stands for the rest.)
-
-    >>> residents, change = CachedNodes.none().take(np.array([3, 7]), np.ones(2, np.float32), limit=2, before=np.empty(0, int))
-    >>> residents.take(np.array([5, 7]), np.ones(2, np.float32), limit=2, before=np.array([3, 7]))[1].evicted
-    array([3])
     """
 
     node: NDArray[Any]
@@ -103,10 +99,6 @@ class RowCache:
     rows: [count, *row shape] of dtype, as they are on disk: what is stored in fewer bits leaves room for more rows. Memory that
     no row was ever put into costs nothing, and the slots last given back are the first to be taken again, so what the process
     holds is the most slots that were ever in use.
-
-    >>> cache = RowCache(4, (2,), np.dtype(np.float32))
-    >>> slot = cache.take(least=1, most=3, limit=4)
-    >>> cache.give(slot)
     """
 
     def __init__(self, count: int, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -50,8 +50,6 @@ class FloatBuffers:
     """`count` float32 buffers; one is used again when nobody refers to an array over it any more.
 
     Memory that was never written costs nothing. A consumer that keeps its batches makes more buffers necessary.
-
-    >>> both = FloatBuffers(2).take((1900, 128), turn=0)  # float32[1900, 128], of the first scan
     """
 
     def __init__(self, count: int) -> None:

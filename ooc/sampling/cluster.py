@@ -47,9 +47,6 @@ def parts_of(graph: Graph, count: int | None = None) -> Ids:
     """Return the first node of each part and N at the end, int64[P+1]: the store's parts, or else `count` equal ranges.
 
     Raises ConfigError if `count` is missing, contradicts the store, or exceeds the number of nodes.
-
-    >>> parts_of(graph_of_10_nodes, 3)
-    array([ 0,  3,  6, 10])
     """
     if graph.parts is not None:
         if count is not None and count != len(graph.parts) - 1:
@@ -63,12 +60,7 @@ def parts_of(graph: Graph, count: int | None = None) -> Ids:
 
 
 def ranges_of(parts: Ids, numbers: Ids) -> Ids:
-    """Return the node ranges [first, last) of the given parts (int64[q], distinct), ascending: int64[q, 2].
-
-    >>> ranges_of(np.array([0, 3, 6, 10]), np.array([2, 0]))
-    array([[ 0,  3],
-           [ 6, 10]])
-    """
+    """Return the node ranges [first, last) of the given parts (int64[q], distinct), ascending: int64[q, 2]."""
     numbers = np.sort(numbers)
     return np.stack([parts[numbers], parts[numbers + 1]], axis=1)
 

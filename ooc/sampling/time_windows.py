@@ -152,11 +152,7 @@ def chronological(events: Events, val: float = 0.15, test: float = 0.15) -> dict
 
 
 def prefix(events: Events, last: int) -> dict[str, Any]:
-    """Return a fingerprint of events 0..last-1 that changes if an event is inserted among them.
-
-    >>> prefix(ds.events, 1000)
-    {'last': 1000, 'time': 17, 'before': 990}
-    """
+    """Return a fingerprint of events 0..last-1 that changes if an event is inserted among them."""
     time = events.time(last - 1)
     return {"last": last, "time": np.asarray(time).item(), "before": events.at(time, "left")}
 
@@ -188,9 +184,6 @@ def last_labels(count: int, node: Ids, label: AnyArray) -> Ids:
     """Return the label of each node's last event, int64[count, ...]; -1 for nodes without one or with a NaN label.
 
     `node` is int64[k] below `count`, `label` [k], [k, 1] or [k, C], in time order. Raises InputError if one is no integer.
-
-    >>> last_labels(3, np.array([0, 1, 0]), np.array([2.0, 5.0, 3.0]))
-    array([ 3,  5, -1])
     """
     label = label[:, 0] if label.shape[1:] == (1,) else label
     if label.dtype.kind == "f":

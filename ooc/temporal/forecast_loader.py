@@ -119,9 +119,6 @@ def window_pairs(windows: TimeWindows | CountWindows, events: Events, with_targe
 
     New are events later than all of the window: for windows by count, events of its last time that it does not contain are
     nobody's targets. Without `with_targets`, all windows are yielded without targets.
-
-    >>> [(each.window.last, each.first, each.last) for each in window_pairs(CountWindows(100, 50), ds.events)][:2]
-    [(100, 100, 150), (150, 150, 200)]
     """
     if not with_targets:
         for step, window in enumerate(windows.of(events)):
@@ -307,9 +304,6 @@ class ForecastLoader(Loader):
     `history` is the state of the nodes or None; forecasts are moved to `device` except this state, which `History.pull` returns
     at the step. At most `in_flight` bytes and `prefetch` windows are ahead. Without `with_targets`, all windows come without
     targets.
-
-    >>> for forecast in loader.run(0, 100, negatives=RandomNegatives(0, ds.num_nodes), key=7):
-    ...     rows = history.pull(forecast.fetched)
     """
 
     def __init__(

@@ -51,10 +51,7 @@ _ANY_MEMORY = 1 << 60
 
 
 class SplitLoss:
-    """The loss of a split's labelled nodes, a few rows at a time: what they add to the mean over all of them.
-
-    >>> SplitLoss(loss, ds, "train")(8192, logits)  # of nodes 8192, 8193, ...: [n, C]; None where none of them counts
-    """
+    """The loss of a split's labelled nodes, a few rows at a time: what they add to the mean over all of them."""
 
     def __init__(self, loss: Loss, dataset: Dataset, split: str) -> None:
         self._loss, self._dataset, self._members = loss, dataset, dataset.members(split)
