@@ -148,10 +148,7 @@ def info(
     from stores.info import describe
 
     fields = describe(store)
-    if as_json:
-        print(json.dumps(fields, indent=2, default=str))
-        return
-    print("\n".join(_info_lines(fields)))
+    print(json.dumps(fields, indent=2, default=str) if as_json else "\n".join(_info_lines(fields)))
 
 
 def _info_lines(fields: dict[str, Any]) -> list[str]:

@@ -47,13 +47,9 @@ def _size(value: object) -> object:
 Settings = TypeVar("Settings", bound=BaseModel)
 Numbers = Annotated[list[int], BeforeValidator(_numbers)]
 Size = Annotated[str, BeforeValidator(_size)]
-
-
 Words = Annotated[list[str], BeforeValidator(_numbers)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0)]
-
-
 OfModel = Mapping[str, Sequence[str]]
 """setting -> the models that it applies to"""
 

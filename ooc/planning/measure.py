@@ -244,8 +244,7 @@ def try_scan(
             end = time.perf_counter() + seconds
             alone = maker.make(served, takewhile(lambda _: time.perf_counter() < end, maker.pieces()))
             finished = FinishedScan(len(scan.batches), None, scan.batches, scan.start, scan.own, *served)
-            pipeline = _pipeline(maker.session, finished, steps)
-            with pipeline:
+            with _pipeline(maker.session, finished, steps) as pipeline:
                 found = _beside(pipeline, maker, made, step, base, alone, seconds)
     finally:
         maker.session.end()

@@ -34,8 +34,6 @@ def schedule_figure(plan: StepPlan, spans: Spans | None = None, ops: Sequence[st
     """Draw a step as planned, with a lane for computing and for each tier with transfers, above the step as executed.
 
     spans: seconds by lane of a whole step, whose `item` is the number of the run; ops: names of the runs, in order.
-
-    >>> schedule_figure(plan, full.traffic.spans(), ops).savefig("schedule.png")
     """
     lanes = [number for number in range(len(LANES)) if any(run.parts[number] for run in plan.runs)]
     actual = {name: each for name, each in (spans or {}).items() if each}
@@ -89,10 +87,7 @@ def _actual(axes: Axes, spans: Spans, ops: list[str], plan: StepPlan) -> None:
 
 
 def memory_figure(plan: StepPlan, measured: Sequence[MemorySample] = ()) -> Figure:
-    """Draw the bytes of every tier over the step against its limit; `measured` are samples of the executed step.
-
-    >>> memory_figure(plan).savefig("memory.png")
-    """
+    """Draw the bytes of every tier over the step against its limit; `measured` are samples of the executed step."""
     used = [tier for tier in range(len(TIERS)) if plan.peak[tier] or (tier == 0 and plan.runs)]
     figure = Figure(figsize=(5.6, 0.9 + 1.6 * len(used)), layout="constrained")
     end = max([plan.seconds, *(each.seconds for each in measured)])
@@ -118,10 +113,7 @@ def memory_figure(plan: StepPlan, measured: Sequence[MemorySample] = ()) -> Figu
 
 
 def seconds_figure(plan: StepPlan, measured: Mapping[str, float]) -> Figure:
-    """Draw seconds by run, predicted and measured; `measured` is by name, "layer0 again" for a recomputation.
-
-    >>> seconds_figure(plan, full.traffic.seconds).savefig("seconds.png")
-    """
+    """Draw seconds by run, predicted and measured; `measured` is by name, "layer0 again" for a recomputation."""
     predicted: dict[str, float] = {}
     for run in plan.runs:
         predicted[run.name] = predicted.get(run.name, 0.0) + run.stop - run.start

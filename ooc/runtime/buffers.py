@@ -86,8 +86,7 @@ class Buffers:
                 buffer = _unforked(needed) if self._direct else _aligned(needed, self.pinned)
             self._number = number = self._number + 1
             self._out[number] = buffer.ctypes.data, buffer.nbytes
-        lease: NDArray[np.uint8] = leased(buffer, _end, self._out, self._free, self._most_kept, number, buffer)
-        return lease
+        return leased(buffer, _end, self._out, self._free, self._most_kept, number, buffer)
 
     def _waiting(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Pop an idle buffer that is large enough, dropping smaller ones."""

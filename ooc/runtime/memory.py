@@ -32,7 +32,8 @@ def keep_large_blocks(keep: bool) -> bool:
     fragment because batches are freed in other threads than they are allocated in. A fixed threshold lowers the peak by 100 MB
     (measured).
     """
-    return _mallopt(_KEEP if keep else _RETURN)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and all(mallopt(*each) for each in (_KEEP if keep else _RETURN).items())
 
 
 def return_freed() -> None:
@@ -59,11 +60,6 @@ class Tidy:
         return_freed()
         self._rest = _REST
         return resident_bytes()[0] + coming > self.most
-
-
-def _mallopt(settings: dict[int, int]) -> bool:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(*each) for each in settings.items())
 
 
 def cuda_bytes() -> tuple[int, int]:

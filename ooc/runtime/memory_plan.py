@@ -2,7 +2,6 @@
 
 What stays (the process, the topology's index, the labels, the model) is taken off first; the rest is divided among the
 batches alive at once. So a batch's largest size is known before anything is sampled, and the sampler refuses a larger one.
-`plan_memory` makes the plan when a run or a loader is opened, for its model and the columns it reads, and it is passed on.
 Every share of the memory is a number in this module, with its reason; all but `plan_memory` is pure.
 """
 
@@ -53,13 +52,8 @@ class BatchRoom(int):
 
 _ROUND_UP = 1.02
 """so that the memory that is named, rounded to three digits, is enough"""
-_PARTS = {
-    1: "all",
-    2: "half of what",
-    4: "beside another loader of these rows a quarter of what",
-    5: "a fifth of what",
-    10: "a tenth of what",
-}
+_PARTS = {1: "all", 2: "half of what", 5: "a fifth of what", 10: "a tenth of what"}
+_PARTS |= {SECOND_SHARE: "beside another loader of these rows a quarter of what"}
 
 
 def words_for(need: int, room: int) -> str:
@@ -218,8 +212,13 @@ def divide(
     Activations larger than a batch (many wide layers) are not counted. Raises BudgetError if what stays leaves no room for
     batches; it names the least memory that is enough.
     """
-    stays = {"the process": baseline, "the topology": topology, "labels": labels, "the model": model}
-    stays["libraries"] = RUNTIME_BYTES
+    stays = {
+        "the process": baseline,
+        "the topology": topology,
+        "labels": labels,
+        "the model": model,
+        "libraries": RUNTIME_BYTES,
+    }
     fixed = sum(stays.values()) + scratch
     share = (memory - fixed) // SHARES
     if share < LEAST_BATCH:
@@ -229,8 +228,7 @@ def divide(
             f"{format_bytes(memory)} of memory leaves nothing for batches: {named} and read buffers "
             f"{format_bytes(scratch)} stay; give at least {format_bytes(least * 1.05)}"
         )
-    in_flight = 2 * share
-    return MemoryPlan(memory, baseline, topology, labels, model, RUNTIME_BYTES, scratch, in_flight, share, origin)
+    return MemoryPlan(memory, baseline, topology, labels, model, RUNTIME_BYTES, scratch, 2 * share, share, origin)
 
 
 def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | None = None) -> MemoryPlan:

@@ -105,10 +105,8 @@ class _State:
         if not heap or (self.last is not None and heap[0][0] >= self.last):
             return False
         step, item = heap[0]
-        if position != self.gate:
-            return True
         fits = self.in_flight == 0 or self.in_flight + item.nbytes <= self.max_bytes
-        return step == self.admitted and fits
+        return position != self.gate or (step == self.admitted and fits)
 
     def claim(self, position: int) -> _Item | None:
         """Wait for the next item for a thread of this position; None when the pipeline has stopped."""
@@ -137,8 +135,9 @@ class _State:
             with noting_waits() as waits:
                 value = next(self.source) if position == 0 else self.stages[position - 1].run(item.value)
                 if position + 1 == self.gate:
-                    name = self.name(self.gate)
-                    item.nbytes = self._size(value)
+                    name, size_of = self.name(self.gate), self.stages[position].nbytes
+                    assert size_of is not None
+                    item.nbytes = int(size_of(value))
             item.value = value
         except StopIteration as error:
             stray = RuntimeError("a stage raised StopIteration")  # the consumer would take it for the end
@@ -153,11 +152,6 @@ class _State:
             self.clocks[self.name(position)].items += 1
             heapq.heappush(self.ready[position + 1], (item.step, item))
             self.changed.notify_all()
-
-    def _size(self, value: Any) -> int:
-        nbytes = self.stages[self.gate - 1].nbytes
-        assert nbytes is not None
-        return int(nbytes(value))
 
     def _end(self, item: _Item, error: BaseException | None, where: str) -> None:
         """Stop after this step, because the source is exhausted or a stage failed on it."""
@@ -250,15 +244,10 @@ class Pipeline:
     pipeline; so do its end, an interrupt while waiting, `close()`, and garbage collection of a partly consumed pipeline. A
     consumer that keeps its last item while requesting the next one holds both.
 
-    Args:
-        source: Cheap items (cursors, seeds).
-        stages: At most one has `nbytes`.
-        max_bytes: Limit on the reserved bytes, the consumer's item included; a larger item is admitted only alone.
-        max_items: Limit on items between source and consumer.
-        clocks: Clocks of earlier pipelines to add to.
-        before: Pipeline that feeds `source`; it stops and closes with this one.
-        on_stop: Called, possibly often, when the pipeline stops, to end what a stage waits for.
-        on_end: Called once by the last thread of this and the preceding pipelines to end.
+    `source` yields cheap items (cursors, seeds); at most one stage has `nbytes`. `max_bytes` limits the reserved bytes, the
+    consumer's item included (a larger item is admitted only alone), `max_items` the items between source and consumer. `clocks`
+    of earlier pipelines are added to. `before` feeds `source`; it stops and closes with this one. `on_stop` is called, possibly
+    often, to end what a stage waits for, `on_end` once, by the last thread of this and the preceding pipelines.
 
     >>> with Pipeline(range(3), [Stage("square", lambda i: i * i, threads=2)], max_bytes=1 << 20) as squares:
     ...     list(squares)
@@ -300,12 +289,11 @@ class Pipeline:
         self._delivered_at = 0.0
         # Only signal the threads: a collection may run in one of them.
         weakref.finalize(self, state.stop).atexit = False
-        counts = [1, *(stage.threads for stage in stages)]
-        for position, count in enumerate(counts):
-            for _ in range(count):
-                name = f"ooc-{state.name(position)}"
-                thread = threading.Thread(target=_serve, args=(state, position), name=name, daemon=True)
-                state.threads.append(thread)
+        state.threads = [
+            threading.Thread(target=_serve, args=(state, position), name=f"ooc-{state.name(position)}", daemon=True)
+            for position, count in enumerate([1, *(stage.threads for stage in stages)])
+            for _ in range(count)
+        ]
         _RUNNING.add(self)
         state.alive.start(on_end)  # until all threads have started
         try:

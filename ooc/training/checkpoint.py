@@ -85,9 +85,6 @@ class MetricsLog:
     """metrics.jsonl, opened at a byte offset: what stands behind it is cut off. One process at a time may hold it.
 
     Raises ConfigError where the file is shorter than the checkpoint says (it is not this run's) or held by another run.
-
-    >>> log = MetricsLog(run_dir, offset=0)
-    >>> log.write({"epoch": 0, "step": 0, "loss": 1.5})
     """
 
     def __init__(self, run_dir: Path, offset: int = 0) -> None:
@@ -133,9 +130,6 @@ class RunDir:
     """The directory of a run: made and locked by `claim` once all is checked, removed again if the run fails at its start.
 
     Only a directory that this object made and locked is ever removed: of two runs that begin at once, one is refused.
-
-    >>> run_dir = RunDir(Path("runs/cora"), resume=False)
-    >>> log = run_dir.claim(offset=0)
     """
 
     def __init__(self, path: Path, resume: bool) -> None:

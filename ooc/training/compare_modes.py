@@ -36,9 +36,6 @@ def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
 
     config: without a mode; what it sets for sampling alone is left out elsewhere. Nothing is written.
     Raises BudgetError where no mode fits the memory, ConfigError and StoreError where the store cannot be trained on at all.
-
-    >>> compare(TrainConfig(store="papers.ooc", out="run", layers=8, memory="2GB"))[0].recommended
-    'history'
     """
     # One data set for all modes: so they have the same memory, whatever the ones before have loaded.
     with tempfile.TemporaryDirectory(prefix="ooc-plan-") as folder, open_dataset(config) as dataset:

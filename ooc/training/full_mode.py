@@ -167,17 +167,8 @@ class FullMode(NodeMode):
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         traffic = self.full.traffic
         moved = {"bytes_read": traffic.bytes_read, "bytes_written": traffic.bytes_written}
-        found = {
-            **super().finish(result),
-            "full": {
-                **moved,
-                "step_seconds": self.seconds,
-                "op_seconds": traffic.seconds,
-                "ops": traffic.ops,
-                "busy_seconds": traffic.busy(),
-            },
-            **self._compared(moved),
-        }
+        took = {"step_seconds": self.seconds, "op_seconds": traffic.seconds, "ops": traffic.ops, "busy_seconds": traffic.busy()}
+        found = {**super().finish(result), "full": {**moved, **took}, **self._compared(moved)}
         self.full.discard()
         write_trace(self.config.out, traffic.spans(), traffic.samples)
         return found

@@ -5,7 +5,7 @@ Both are exact and resumable: while they are made a folder beside the output hol
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ EMBEDDINGS = "x"
 
 @dataclass(frozen=True)
 class WrittenRows:
-    """What was written: rows, of so many columns, and the bytes read and written for it."""
+    """What was written, and the bytes read and written for it; reading: how features were read, by which engine and why."""
 
     path: Path
     rows: int
@@ -49,7 +49,6 @@ class WrittenRows:
     bytes_read: int
     bytes_written: int
     reading: str
-    """how features were read: by which engine, and why"""
 
     @property
     def moved(self) -> str:
@@ -71,7 +70,7 @@ def infer(
     >>> infer(Path("papers.ooc"), Path("run"), Path("predictions.parquet"), memory="2GB").rows
     111059956
     """
-    return _written(store, run, out, None, memory, engine, progress, lambda *made: _write_parquet(out, *made))
+    return _written(store, run, out, None, memory, engine, progress)
 
 
 def embed(
@@ -93,7 +92,7 @@ def embed(
     layer = max(1, layers - 1) if layer is None else layer
     if not 1 <= layer <= layers:
         raise ConfigError(f"layer {layer}: the model of {run} has layers 1 to {layers}")
-    return _written(store, run, out, layer, memory, engine, progress, lambda rows, *_: _write_zarr(out, rows))
+    return _written(store, run, out, layer, memory, engine, progress)
 
 
 def _config(run: Path) -> NodeConfig:
@@ -107,16 +106,9 @@ def _config(run: Path) -> NodeConfig:
 
 
 def _written(
-    store: Path,
-    run: Path,
-    out: Path,
-    upto: int | None,
-    memory: str | None,
-    engine: str,
-    progress: Progress | None,
-    write: Callable[[Rows, Dataset, str], None],
+    store: Path, run: Path, out: Path, upto: int | None, memory: str | None, engine: str, progress: Progress | None
 ) -> WrittenRows:
-    """Run the model of `run` layer by layer over `store`, and have `write` make `out` of the rows, for the task.
+    """Run the model of `run` layer by layer over `store`, and write the rows of layer `upto`, or predictions without it.
 
     The pass's folder, beside `out`, goes once `out` is there. An `out` beside the folder of the same pass was finished, but the
     process killed before the folder was gone.
@@ -131,15 +123,18 @@ def _written(
         task, classes = _task(dataset, config)
         model = make_model(config, dataset.num_features, out_channels(task, classes))
         _load(model, run)
-        settings: dict[str, Any] = {"upto": upto, "engine": "auto" if engine == "gds" else engine}
-        settings["memory"] = None if memory is None else parse_bytes(memory)
-        layers_pass = LayerwisePass(model, dataset, folder, **settings)
+        limit, by = None if memory is None else parse_bytes(memory), "auto" if engine == "gds" else engine
+        layers_pass = LayerwisePass(model, dataset, folder, upto=upto, engine=by, memory=limit)
         try:
             layers_pass.files.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
             if not layers_pass.was_begun():
                 check_absent(out)
             if not out.exists():
-                write(layers_pass.run(*([] if progress is None else [progress])), dataset, task)
+                rows = layers_pass.run(*([] if progress is None else [progress]))
+                if upto is None:
+                    _write_parquet(out, rows, dataset, task)
+                else:
+                    _write_zarr(out, rows)
         except BaseException:
             layers_pass.close()
             raise

@@ -193,16 +193,10 @@ class Run:
         if self.best_model is not None:
             self.model.load_state_dict(self.best_model)
         checkpoint.save(self.config.out, {"model": self.model.state_dict()}, MODEL)
-        metrics = self.mode.final_scores()
-        result = {"metrics": metrics, "monitor": self.mode.monitor, **self._result()}
-        result |= self.mode.finish(result)
-        checkpoint.write_json(self.config.out / SUMMARY, result)
-        return result
-
-    def _result(self) -> dict[str, Any]:
-        """What summary.json says of every run, but for its scores."""
         state, config, mode = self.state, self.config, self.mode
-        return {
+        result = {
+            "metrics": mode.final_scores(),
+            "monitor": mode.monitor,
             "best_epoch": state.best_epoch,
             "epochs": state.epoch,
             "total_steps": state.total_steps,
@@ -214,6 +208,9 @@ class Run:
             "config": config.model_dump(mode="json"),
             "versions": summary.versions(),
         }
+        result |= mode.finish(result)
+        checkpoint.write_json(config.out / SUMMARY, result)
+        return result
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Take up a checkpoint: parameters, optimizer, best model, cursor."""

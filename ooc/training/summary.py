@@ -9,6 +9,7 @@ from ooc.planning.run_plan import advise, bottleneck, hit_rate
 PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
 _SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_seconds")
 _HISTORY = ("met", "pulled", "written", "age", "bytes_read", "bytes_written", "bytes_logged")
+_WORK = ("work_s", "wait_s", "busy_s", "items")
 _READ = ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked")
 _NEGATIVES = ("historical_negatives", "historical_negatives_random")
 """drawn from the source's past, and those of them that are random, since it had no other destination that was found"""
@@ -26,26 +27,17 @@ def nothing_spent() -> dict[str, Any]:
 
 
 def add(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What earlier processes and this one spent together; peaks are maxima.
-
-    >>> add({**nothing_spent(), "steps": 3}, {**nothing_spent(), "steps": 4})["steps"]
-    7
-    """
+    """What earlier processes and this one spent together; peaks are maxima."""
     total: dict[str, Any] = {name: before.get(name, 0) + now[name] for name in COUNTS}
     for peak in ("peak_rss_bytes", "peak_cuda_bytes"):
         total[peak] = max(before[peak], now[peak])
-    total["stages"] = add_stages(before["stages"], now["stages"])
+    stages = [each["stages"] for each in (before, now)]
+    total["stages"] = {
+        name: {part: sum(each.get(name, {}).get(part, 0) for each in stages) for part in _WORK}
+        for name in dict.fromkeys([*stages[0], *stages[1]])
+    }
     total["memory"] = [*before["memory"], *now["memory"]]
     return total
-
-
-def add_stages(before: Stages, now: Stages) -> Stages:
-    """Sums of every stage's work and wait seconds."""
-    parts = ("work_s", "wait_s", "busy_s", "items")
-    return {
-        name: {part: sum(each.get(name, {}).get(part, 0) for each in (before, now)) for part in parts}
-        for name in dict.fromkeys([*before, *now])
-    }
 
 
 def summarize(spent: dict[str, Any], steps_per_epoch: int, batch_size: int) -> dict[str, Any]:
@@ -67,8 +59,7 @@ def summarize(spent: dict[str, Any], steps_per_epoch: int, batch_size: int) -> d
 
 
 def score_lines(result: dict[str, Any]) -> list[str]:
-    """What a run's summary says of its scores, a line a split, with those of what a model must beat below, and why others are
-    not there.
+    """A run's scores, a line a split, with those of what a model must beat below, and why others are missing.
 
     >>> print(*score_lines(train(config)), sep="\n")
     test: ap 0.9312, auroc 0.9407, mrr 0.9288

@@ -170,11 +170,7 @@ class TensorBoardWatcher(Watcher):
 
 
 class StepBars:
-    """Progress of ingest and verify: a bar a step, with units a second and what remains; plain lines off a terminal.
-
-    >>> with StepBars() as bars:
-    ...     ingest(spec, bars)
-    """
+    """Progress of ingest and verify: a bar a step, with units a second and what remains; plain lines off a terminal."""
 
     def __init__(self) -> None:
         self._bars: Any = None
