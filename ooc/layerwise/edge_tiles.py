@@ -351,15 +351,7 @@ def _count(first: int, indptr: Ints, source: Ints, shift: int, cell_rows: int, r
 
 @kernel
 def _deal(
-    first: int,
-    indptr: Ints,
-    source: Ints,
-    weight: Floats,
-    shift: int,
-    at: Ints,
-    filled: Ints,
-    buffers: Ints,
-    weights: Floats,
+    first: int, indptr: Ints, source: Ints, weight: Floats, shift: int, at: Ints, filled: Ints, buffers: Ints, weights: Floats
 ) -> int:
     """Go on from destination at[0] and slot at[1]: entries into their pieces' buffers. The piece whose buffer is full, or
     -1."""

@@ -23,16 +23,7 @@ from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import SharedScan
 from ooc.loading.stages import BatchStages, LoadStage
 from ooc.loading.superbatch import Superbatches
-from ooc.planning.measure import (
-    WARM_STEPS,
-    BatchSample,
-    Step,
-    batches_of,
-    lengths_of,
-    read_cost,
-    run_together,
-    try_scan,
-)
+from ooc.planning.measure import WARM_STEPS, BatchSample, Step, batches_of, lengths_of, read_cost, run_together, try_scan
 from ooc.planning.simulate_history import HistoryShape, HistoryTraffic, simulate_exchange
 from ooc.planning.simulate_scans import SimulatedScans, simulate_scans
 from ooc.planning.simulate_superbatches import (
