@@ -8,7 +8,6 @@ decoder after it work row by row.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -168,7 +167,8 @@ def run_layers(
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         extra = (initial[: block.num_dst],) if getattr(layer, "needs_initial", False) else ()
         if checkpoint and torch.is_grad_enabled():
-            out = recompute(layer, out, block, *extra, use_reentrant=False, context_fn=partial(_contexts, layer))
+            contexts = lambda layer=layer: (nullcontext(), recording_nothing(layer))  # noqa: E731 - of computing and recomputing
+            out = recompute(layer, out, block, *extra, use_reentrant=False, context_fn=contexts)
         else:
             out = layer(out, block, *extra)
         if between is not None and index + 1 < len(layers):
@@ -192,11 +192,6 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
         return x
     parameter = next((p for module in modules for p in module.parameters() if p.is_floating_point()), None)
     return x if parameter is None else x.to(parameter.dtype)
-
-
-def _contexts(layer: nn.Module) -> tuple[Any, Any]:
-    """Contexts of the first computation and of its recomputation."""
-    return nullcontext(), recording_nothing(layer)
 
 
 @contextmanager

@@ -99,13 +99,10 @@ def compose(
 def touched_since(config: RunConfig, dataset: Dataset, saved: dict[str, Any], grown: bool) -> Ids | None:
     """Nodes that were touched since the checkpoint `saved`, int64[k]; None where the store holds what it held.
 
-    Data that only moved from the appends into the arrays are the same, and the run goes on to the bit. Where there are more of
-    them, it goes on only with `grown`. On nodes: with the next epoch, as batches are others now, and with all histories but
-    those of nodes that were touched: something about them, an in-edge or a feature, is another. On events and windows: within
-    the epoch, where all that it has looked at is as it was, with the state of the nodes as it is: so it is, to the bit, the run
-    that began on what is there now, but for new nodes, which change what negatives are drawn from. Else (late events, or an
-    epoch that only wants its scores) with the next epoch, which begins with no state. Either way the splits are those of all
-    events that are there now, and the best model is chosen anew: scores of other events say nothing beside theirs.
+    A compacted store holds what it held, and the run goes on to the bit. A store with more needs `grown`, and gets
+    a best model chosen anew. On nodes: from the next epoch on, with all histories but those of touched nodes. On events and
+    windows: within the epoch where all that it has seen is as it was, and to the bit as a run that began on what is there now,
+    unless there are new nodes, from which negatives are drawn too; else from the next epoch on, which begins with no state.
 
     Raises ConfigError for another store, and for one that has grown without `grown`.
     """
