@@ -23,7 +23,7 @@ from ooc.layerwise.row_files import MOST_KEPT, Array, RowStore
 from ooc.layerwise.shape import gather_ranges
 from ooc.models.dropout import Of
 from ooc.runtime.buffers import Buffers
-from ooc.runtime.range_io import MemoryRows, ahead, one_ahead, read_range
+from ooc.runtime.range_io import MemoryRows, ahead, read_range
 from stores.arrays.encoding import Encoding
 from stores.dataset import Dataset
 from stores.errors import BudgetError
@@ -85,8 +85,6 @@ class NodeScans:
     def close(self) -> None:
         """End the threads; idempotent."""
         self._readers.shutdown(cancel_futures=True)
-
-    # --- row by row ---
 
     def rows(
         self, names: list[str], sums: list[SumRequest], rows: int, fetch: Fetch, start: int, *, edges: bool
@@ -156,8 +154,6 @@ class NodeScans:
 
         return ahead(self._readers, read, range(first, stop, CHUNK_ROWS), _DEPTH)
 
-    # --- from the rows of all sources ---
-
     def gathered(self, source: str, names: list[str], ranges: list[tuple[int, int]], fetch: Fetch) -> Iterator[NodeChunk]:
         """Range by range, with the rows of all sources as `GATHERED_ROWS`. source: value; names: others to read."""
 
@@ -172,7 +168,7 @@ class NodeScans:
                 found[GATHERED_ROWS] = self._store.gather(source, place.at["sources"])
             return NodeChunk(place, found, fetch(first), True)
 
-        return one_ahead(self._readers, read, ranges)
+        return ahead(self._readers, read, ranges, 2, concurrent=False)
 
     def place(self, first: int, stop: int, whole: bool) -> RangeOfNodes:
         """A range with its edges; exact steps cache that of the whole graph."""

@@ -183,9 +183,6 @@ def median_of(clock: Clock, warm: int) -> float:
     return float(np.median([span.end - span.start for span in spans])) if spans else 0.0
 
 
-# --- shared scans ---
-
-
 class _Pass(NamedTuple):
     """A stretch of making aggregates. model_s: what it should take by the device's cost model."""
 

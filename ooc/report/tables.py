@@ -28,12 +28,8 @@ def _of_run(plan: Plan) -> list[Table | Text]:
 
 @tables.register
 def _of_step(plan: FullPlan) -> list[Table | Text]:
-    return [*step_tables(plan.program, plan.step)]
-
-
-def step_tables(program: Program, plan: StepPlan) -> list[Table]:
-    """Return tables of every value's placement, each op's cost, and the whole step."""
-    return [_values(program, plan), _ops(plan), _step(plan)]
+    """Every value's placement, each op's cost, and the whole step."""
+    return [_values(plan.program, plan.step), _ops(plan.step), _step(plan.step)]
 
 
 def compared(choice: ModeChoice) -> Table:

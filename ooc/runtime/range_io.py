@@ -1,7 +1,7 @@
 """Contiguous row ranges: read and written without copies where possible, read ahead, and written in the background."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -58,33 +58,30 @@ def write_range(rows: "MutableRows | DiskRows | MemoryRows", first: int, values:
     return rows.write(np.arange(first, first + len(values)), values)
 
 
-def ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Iterable[Item], depth: int) -> Iterator[Result]:
-    """Yield the results of `run` in the order of `items`, with at most `depth` in progress or waiting."""
+def ahead(
+    pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Iterable[Item], depth: int, concurrent: bool = True
+) -> Iterator[Result]:
+    """Yield the results of `run` in the order of `items`, with at most `depth` alive, the caller's included.
+
+    concurrent: whether an item may begin before the one before it is done.
+    """
     under_way: deque[Future[Result]] = deque()
     todo = iter(items)
-    try:
-        while True:
-            while len(under_way) < depth and (item := next(todo, None)) is not None:
-                under_way.append(pool.submit(run, item))
-            if not under_way:
-                return
-            yield under_way.popleft().result()
-    finally:
-        wait([future for future in under_way if not future.cancel()])
 
+    def fill(most: int) -> None:
+        while len(under_way) < most and (item := next(todo, None)) is not None:
+            under_way.append(pool.submit(run, item))
 
-def one_ahead(pool: ThreadPoolExecutor, run: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Yield the results of `run` in order, with at most two alive: the caller's and the next one."""
-    under_way: Future[Result] | None = None
     try:
-        for number in range(len(items)):
-            result = (under_way or pool.submit(run, items[number])).result()
-            under_way = pool.submit(run, items[number + 1]) if number + 1 < len(items) else None
+        fill(depth if concurrent else 1)
+        while under_way:
+            result = under_way.popleft().result()
+            fill(depth - 1)
             yield result
             del result  # the caller drops it before requesting the next one
+            fill(depth if concurrent else 1)
     finally:
-        if under_way is not None and not under_way.cancel():
-            wait([under_way])
+        wait([future for future in under_way if not future.cancel()])
 
 
 class WriteBehind:

@@ -5,11 +5,9 @@ Between two epochs the histories' drift is measured, and where it is due they ar
 
 from contextlib import closing
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.graph.blocks import Subgraph
@@ -30,7 +28,7 @@ from ooc.training.mode import RunContext, RunState, Scores
 from stores.errors import BudgetError
 from stores.io.atomic import remove_tree
 from stores.io.pages import PAGE_BYTES
-from stores.io.read_plan import ReadCost, plan_by_cost
+from stores.io.read_plan import plan_by_cost
 
 REFRESH_FOLDER = "refresh"
 """of the rows of a refresh while it is under way, in the run's directory"""
@@ -217,7 +215,7 @@ class HistoryMode(PartMode):
             lag=config.history_lag,
             ahead=AHEAD,
             widest=max(halo.widths) if self._itemsize == 2 else 0,
-            lengths=partial(_lengths, count=count, cost=cost),
+            lengths=lambda ids, row_bytes: plan_by_cost(ids, row_bytes, cost, count=count, alignment=PAGE_BYTES).length,
             cost=cost,
         )
 
@@ -270,7 +268,3 @@ class HistoryMode(PartMode):
     def met(self, subgraph: Subgraph) -> tuple[int, int]:
         """Rows of nodes that the batch computes, of those that it has."""
         return len(subgraph.node[: subgraph.num_nodes[0]]), len(subgraph.node)
-
-
-def _lengths(ids: NDArray[np.int64], row_bytes: int, count: int, cost: ReadCost) -> NDArray[np.int64]:
-    return plan_by_cost(ids, row_bytes, cost, count=count, alignment=PAGE_BYTES).length

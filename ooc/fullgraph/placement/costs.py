@@ -238,8 +238,6 @@ class _RunOrder:
         for op in self.program.backward:
             yield from self._run_backward(op)
 
-    # --- values ---
-
     def _recomputed(self, name: str) -> bool:
         return self.placement.of(name) is TensorPlacement.RECOMPUTED
 
@@ -264,8 +262,6 @@ class _RunOrder:
 
     def _alive(self, moment: int) -> list[str]:
         return [value.name for value in self.program.values if self._stands(value, moment)]
-
-    # --- runs ---
 
     def _run_forward(self, op: Op) -> OpRun:
         moment, sums = self.at[op.name], self.sums[op.name]

@@ -168,8 +168,6 @@ class _Search:
                 most[TIERS.index(tier)] += costs.size(value.name)
         self._binding = [0] + [tier for tier in (1, 2) if most[tier] > self.room[tier]]
 
-    # --- the scan through the stages ---
-
     def run(self, known: float, most: int) -> SearchResult | None:
         """Search for what takes at most `known` seconds."""
         states, history, self.whole = self._roots, [self._roots], True
@@ -288,8 +286,6 @@ class _Search:
             seconds = seconds + np.where(due, cost, 0.0)
         return seconds, chain
 
-    # --- bounds ---
-
     def _bounds(self) -> list[Floats]:
         """By stage and number of what it meets: seconds that it and all that follow take at least, with all memory to
         themselves and nothing made again."""
@@ -304,8 +300,6 @@ class _Search:
             least = [float((s + rest[0][step.follows]).min()) for s, step in zip(own, steps, strict=True)]
             rest.insert(0, np.array(least))
         return rest
-
-    # --- states ---
 
     def _unbeaten(self, states: States) -> States:
         """Of states that go on alike those that no other one beats in bytes and seconds."""

@@ -89,8 +89,6 @@ class Stages:
         met = [op for op in self.program.ops if value.name in (*op.reads, *op.writes, op.summed, op.scatters)]
         return max((self._stage_of[op.name] for op in met), default=-1)
 
-    # --- choices ---
-
     def _choices_of(self, value: Value) -> list[ValueChoice]:
         """What can become of a value, in a machine with these tiers.
 
@@ -129,8 +127,6 @@ class Stages:
     def made_again(self, value: Value, choice: ValueChoice) -> bool:
         """Whether these are rows that the backward pass makes again."""
         return value.kind == "rows" and choice.where is TensorPlacement.RECOMPUTED and choice.needed
-
-    # --- tables ---
 
     def tables(self, stage: PlacementStage, known: Known) -> Tables:
         """Of all options of a stage, in the order of `options`."""

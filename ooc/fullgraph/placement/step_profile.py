@@ -139,8 +139,6 @@ class _Trial(Executor):
         hidden = 1.0 if folder is None else self._hidden(folder, nbytes)
         return StepProfile(ops, disk, hidden, self._nbytes)
 
-    # --- rows ---
-
     def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float, RangeBytes]:
         """Seconds of the row-wise part of an op for all nodes, forward and backward, with the loss; what autograd keeps of a
         source, and of a destination beside. Notes what it keeps in all."""
@@ -224,8 +222,6 @@ class _Trial(Executor):
         gathered = RangeBytes(GATHERED * layer.source_bytes, GATHERED * own)
         return {"gathered": gathered, "kept": kept, "hub": GATHERED * gathered_bytes(self.graph, layer, hub, hub + 1)}
 
-    # --- sums ---
-
     def _adding(self, op: Op) -> tuple[float, float]:
         """Seconds of adding an op's rows along all edges: once in all, and once a range of destinations."""
         if not op.summed or op.kind == "gather":
@@ -271,8 +267,6 @@ class _Trial(Executor):
         a_pass = max(0.0, several - once) / more if more else 0.0
         share = -(-self.nodes // piece_rows) / grid.num_pieces
         return max(0.0, once - a_pass) * self.program.num_edges / edges, a_pass * share
-
-    # --- both at once ---
 
     def _hidden(self, folder: Path, nbytes: int) -> float:
         """Of the shorter of computing and reading, the share that goes on behind the longer."""

@@ -7,8 +7,9 @@ from rich.console import Console
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict
 from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
-from ooc.report.tables import step_tables
+from ooc.report.tables import tables
 from ooc.runtime.clock import MemorySample, Span
+from ooc.training.full_mode import FullPlan
 from tests.ooc.fullgraph.chains import chain, profile
 
 
@@ -26,7 +27,7 @@ def planned() -> tuple[Program, StepPlan]:
 
 def test_the_tables_name_every_value_and_every_run(planned: tuple[Program, StepPlan]) -> None:
     program, plan = planned
-    values, ops, step = step_tables(program, plan)
+    values, ops, step = tables(FullPlan(program, plan))
     assert values.row_count == len(program.values)
     assert ops.row_count == len(plan.runs)
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
