@@ -46,7 +46,7 @@ class OffloadFile:
         self._folder, self._stats = folder, stats
         self._files: list[PageFile] = []
         self._end = 0
-        self._writes = WriteBehind("ooc-spool", _PENDING)
+        self._writes = WriteBehind("ooc-offload", _PENDING)
         self._copies = Buffers(kept=2 * _PENDING, direct=True, least_bytes=1)
         self._buffers = Buffers(kept=_WAITING, direct=True, least_bytes=1, most_kept=MOST_KEPT)
 

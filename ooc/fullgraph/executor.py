@@ -147,7 +147,7 @@ class Executor(ForwardExecutor):
 
         def compute(chunk: NodeChunk) -> Tensors:
             given = self.given(inputs, chunk)
-            if op.turns and loss is not None:
+            if op.computes_loss and loss is not None:
                 self._end_forward(op, chunk, given, loss)
                 return {}
             return self._forward(op, chunk.place, given, loss is None)

@@ -191,19 +191,19 @@ class _Builder:
         if index < self._last:
             return self._forward_op(index, [*sums, *shape.made(index + 1), *saved])
         op = self._forward_op(index, [*sums, *(shape.gradients(index) if sums else []), *self._to_initial(index)])
-        return replace(op, scatters="" if sums else self._name(shape.own_gradient(index)), turns=True)
+        return replace(op, scatters="" if sums else self._name(shape.own_gradient(index)), computes_loss=True)
 
     def _forward_op(self, index: int, writes: Sequence[ValueRef | None]) -> Op:
         self._names(self.shape.rows(index), self.shape.self_rows(index), self.shape.initial)
         return layer_op(self.shape, index, self._names(*writes))
 
     def _norm(self, index: int) -> Op:
-        turns, before = index == self._last, ValueRef("pre_norm", index)
+        last, before = index == self._last, ValueRef("pre_norm", index)
         own = self.shape.self_rows(index) if self.shape.layers[index].residual else None
         after: list[ValueRef | None] = [*self.shape.made(index + 1), ValueRef("saved_norm", index)]
-        if turns:
+        if last:
             after = [before._replace(gradient=True), self._to_residual(index)]
-        return Op(f"norm{index}", "norm", index, reads=self._names(before, own), writes=self._names(*after), turns=turns)
+        return Op(f"norm{index}", "norm", index, reads=self._names(before, own), writes=self._names(*after), computes_loss=last)
 
     # --- backward ---
 

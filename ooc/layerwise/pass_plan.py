@@ -83,7 +83,7 @@ class Op:
     Of a "gather" it is the value whose rows are gathered, in the backward pass again where they are needed. reads, writes:
     values read and written once, in order; sums that are RECOMPUTED are not written. scatters: gradient whose rows a "gather"
     adds to in any order. repeats: in the backward pass the op whose row-wise part is run again where its "saved" is RECOMPUTED.
-    turns: whether it is the last op of the forward pass, which computes the loss and its gradients at once.
+    computes_loss: whether it is the last op of the forward pass, which computes the loss and its gradients at once.
 
     In the backward pass `summed` is the gradient of the sums of the layer above, and the sums go into this op's row-wise part
     as gradients of what it wrote.
@@ -98,7 +98,7 @@ class Op:
     writes: tuple[str, ...] = ()
     scatters: str = ""
     repeats: str = ""
-    turns: bool = False
+    computes_loss: bool = False
 
 
 @dataclass(frozen=True)

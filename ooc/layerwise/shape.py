@@ -177,8 +177,8 @@ def room_in(
     left = memory - resident_bytes()[0] if memory is not None else (budget or plan_memory(dataset)).batches - beside
     if left <= besides:
         raise BudgetError(
-            f"{format_bytes(max(0, left))} of memory are left for {what}, which needs {format_bytes(besides)} for what is "
-            f"under way alone: give {format_bytes(besides - left + besides // 4)} more"
+            f"{format_bytes(max(0, left))} of memory are left for {what}, whose buffers alone take "
+            f"{format_bytes(besides)}: give at least {format_bytes(besides - left + besides // 4)} more"
         )
     return left - besides
 

@@ -210,7 +210,7 @@ def peak_bytes(profile: RunProfile, run: RunFacts) -> int:
         if run.scored.get(split) and each.simulated is not None:
             most.append(each.simulated.peak_bytes(profile.costs, each.batches, run.row_bytes))
     exchange = profile.exchange
-    histories = 0 if exchange is None else exchange.held + exchange.resident_hot * (run.steps > run.steps_per_epoch)
+    histories = 0 if exchange is None else exchange.memory + exchange.resident_hot * (run.steps > run.steps_per_epoch)
     return max(profile.resident + profile.unmapped + max(most, default=0) + histories, run.upkeep.scan_peak)
 
 

@@ -66,14 +66,14 @@ class HistoryTraffic:
     """What batches pull and push.
 
     first, later: in the first epoch, and in all others, when the hot rows are in RAM; hot: reading these once; written: bytes
-    that a batch pushes; held: bytes of memory in the first epoch; resident_hot: of the hot rows, besides, from then on.
+    that a batch pushes; memory: bytes of memory in the first epoch; resident_hot: of the hot rows, besides, from then on.
     """
 
     first: Pulls
     later: Pulls
     hot: Pulls
     written: float
-    held: int
+    memory: int
     resident_hot: int
     cost: ReadCost
 
@@ -96,13 +96,13 @@ def simulate_exchange(shape: HistoryShape, drawn: Sequence[SampledBatch], whole:
         later=later,
         hot=_mean([shape.read(hot)]),
         written=float(np.mean([shape.written(ids) for ids in own])) if own else 0.0,
-        held=_held(shape, max(map(len, own), default=0), max(map(len, halo), default=0)),
+        memory=_memory_of(shape, max(map(len, own), default=0), max(map(len, halo), default=0)),
         resident_hot=(len(hot) if whole else min(most_hot, shape.num_nodes)) * (shape.node_bytes + 8),
         cost=shape.cost,
     )
 
 
-def _held(shape: HistoryShape, own: int, halo: int) -> int:
+def _memory_of(shape: HistoryShape, own: int, halo: int) -> int:
     """Bytes of memory for batches of at most so many nodes, and so many in their halo."""
     pending = shape.lag + 1 + shape.ahead
     pulled = halo * (shape.ahead * (shape.node_bytes + 12) + 4 * shape.widest)

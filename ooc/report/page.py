@@ -79,7 +79,7 @@ def _exact(plan: dict[str, Any] | None, measured: dict[str, Any], trace: Trace) 
     from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
 
     step, seconds = StepPlan.of(plan), measured["op_seconds"]
-    caption = "Values and sums by tier, planned and measured, against the limit."
+    caption = "Values and aggregates by tier, planned and measured, against the limit."
     figures = [
         ("Memory of a step", _svg(memory_figure(step, trace.memory)), caption),
         ("Predicted and measured", _svg(seconds_figure(step, seconds)), "Seconds by op, in the last step."),
@@ -149,7 +149,7 @@ def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
         "seconds_per_epoch": ("training, per epoch", _seconds),
         "evaluate_seconds": ("evaluation, in total", _seconds),
         "peak_rss_bytes": ("peak memory", format_bytes),
-        "value_bytes": ("values and sums in memory, peak", format_bytes),
+        "value_bytes": ("values and aggregates in memory, peak", format_bytes),
         "bytes_read": ("read from disk", format_bytes),
         "bytes_written": ("written to disk", format_bytes),
         "history_bytes_read": ("histories read", format_bytes),

@@ -189,7 +189,7 @@ class MemoryPlan:
             "  model": self.model,
             "  libraries": self.runtime,
             "  read buffers": self.scratch,
-            "  batches, windows, activations": self.batches,
+            "  batches, superbatches, activations": self.batches,
             "    of it a batch at most": self.max_batch,
         }
 

@@ -386,7 +386,7 @@ class SaintMode(BatchMode):
     def prepare(self) -> None:
         """Count how often nodes come: here, and not in a thread of the first epoch."""
         coverage = self.config.saint_coverage
-        self.run.watchers.note(f"GraphSAINT counts how often nodes come, over {coverage:g} times as many drawn")
+        self.run.watchers.note(f"GraphSAINT estimates its normalization from {coverage:g} draws of each node on average")
         self.loader.prepare()
         super().prepare()
 

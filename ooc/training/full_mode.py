@@ -119,7 +119,7 @@ class FullMode(NodeMode):
             planned = {**self.plan.asdict(), "asked": _asked(config, full)}
             checkpoint.write_json(config.out / checkpoint.PLAN, planned)
             peak = format_bytes(self.plan.peak[0])
-            run.watchers.note(f"plan: an epoch takes {self.plan.seconds:.3g} s, values and sums {peak} of memory")
+            run.watchers.note(f"plan: an epoch takes {self.plan.seconds:.3g} s, values and aggregates {peak} of memory")
 
     def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
         yield None

@@ -233,7 +233,7 @@ class _RunOrder:
     def runs(self) -> Iterator[OpRun]:
         for op in self.program.forward:
             run = self._run_forward(op)
-            if run.writes or op.turns:
+            if run.writes or op.computes_loss:
                 yield run
         for op in self.program.backward:
             yield from self._run_backward(op)
@@ -393,7 +393,7 @@ class StepCosts:
         op, values = run.op, self.values
         if op.kind == "gather":
             saved = [] if run.again else [name for name in (*op.reads, *op.writes) if values[name].kind == "saved"]
-            return self.gathered(op, self.kept_of(op, placement.of(saved[0])) if saved else int(op.turns))
+            return self.gathered(op, self.kept_of(op, placement.of(saved[0])) if saved else int(op.computes_loss))
         sums = [] if op.backward else [name for name in run.writes if values[name].kind == "sums"]
         # Sums that are made where they are to stand need no memory of their own.
         into = any(placement.standing(name) is TensorPlacement.RETAINED for name in sums)

@@ -16,7 +16,7 @@ from ooc.fullgraph.program import TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
 
 ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12)
-UNITS, UNIT, SOURCE, ALL_SOURCES, LEAST, MET = range(12, CELLS)
+UNITS, UNIT, SOURCE, _, LEAST, MET = range(12, CELLS)
 ALIVE, BEFORE, _COLUMNS = slice(CELLS, CELLS + 3), slice(CELLS + 3, CELLS + 6), CELLS + 6
 """Of a scan: the `cells` of its `RunLoad`, the least being the bytes of a unit's sums in the first epoch (infinite: what cannot
 be); bytes by tier that stand meanwhile, and just before it"""
@@ -163,7 +163,7 @@ class Stages:
     def _skip(self, stage: PlacementStage, node_scans: Floats) -> None:
         """An op is left out where all that it makes is there from an earlier epoch."""
         made = [value for value in stage.decides if value.name in stage.op.writes]
-        if stage.op.turns or not all(value.constant for value in made):
+        if stage.op.computes_loss or not all(value.constant for value in made):
             return
         for number, option in enumerate(self.options(stage)):
             picked = self.picked(stage, option)
@@ -178,7 +178,7 @@ class Stages:
             own[ROWS.start] = profile.op(op.name).rows_s
             own[UNITS], own[MET] = self.costs.units(op), self.costs.met_of(op)
             if op.kind == "gather":
-                own[UNIT:MET] = self.costs.gathered(op, int(op.turns))[1:5]
+                own[UNIT:MET] = self.costs.gathered(op, int(op.computes_loss))[1:5]
             if op.backward and not any(self.values[name].kind == "saved" for name in op.reads):
                 own[ROWS.start] += profile.op(op.repeats).rows_s
             if op.summed and (op.backward or (not stage.sums and op.kind != "gather")):

@@ -86,7 +86,7 @@ class StepPlan:
 
     def __str__(self) -> str:
         """The prediction in one line."""
-        return f"{self.seconds:.3g} s an epoch, {format_bytes(self.peak[0])} of values and sums in memory at most"
+        return f"{self.seconds:.3g} s an epoch, {format_bytes(self.peak[0])} of values and aggregates in memory at most"
 
     @property
     def seconds(self) -> float:

@@ -125,10 +125,10 @@ class _Trial(Executor):
         self._sums: dict[tuple[Kind, int], tuple[float, float]] = {}
         ops: dict[str, OpCost] = {}
         for op in self.program.forward:
-            forward_s, backward_s, kept = self._rows(op, loss if op.turns else None)
+            forward_s, backward_s, kept = self._rows(op, loss if op.computes_loss else None)
             gathering = self._gathering(op, kept) if op.kind == "gather" else {}
             add_s = self._scatter_s(op) if op.kind == "gather" else 0.0
-            turned = backward_s + add_s if op.turns else 0.0
+            turned = backward_s + add_s if op.computes_loss else 0.0
             ops[op.name] = OpCost(forward_s + turned, *self._adding(op), **gathering)
             for back in self.program.backward:
                 if back.repeats == op.name:

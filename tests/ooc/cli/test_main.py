@@ -61,7 +61,7 @@ def test_from_files_to_a_report(arrays: Path, capsys: pytest.CaptureFixture[str]
     assert main(["train", str(store), "--out", str(run), *SMALL, "--memory", "4GB"]) == 0
     out, err = capsys.readouterr()
     assert "test: loss" in out
-    assert "batches, windows, activations" in err, "the division of the memory is printed"
+    assert "batches, superbatches, activations" in err, "the division of the memory is printed"
     assert main(["report", str(run)]) == 0
     assert (run / "report.html").exists()
 

@@ -49,7 +49,7 @@ def chain(
         down = () if last else (f"down{at}",)
         made = [f"near{at}"] + ([] if last else [f"saved{at}"] * bool(saved) + [f"rows{at + 1}"])
         writes = (*made, *(grads if last else ()))
-        forward.append(Op(f"up{at}", "sum", at, summed=rows, reads=(rows, *first), writes=writes, turns=last))
+        forward.append(Op(f"up{at}", "sum", at, summed=rows, reads=(rows, *first), writes=writes, computes_loss=last))
         add(f"near{at}", "sums", widths[at], f"up{at}", f"up{at}", down, constant=constant and at == 0)
         if not last:
             if saved:
