@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ooc.runtime.lazy_imports import keep_old_names, lazy_exports
-from stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
+from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 
 if TYPE_CHECKING:
     from ooc.loading.event_loader import EventLoader
     from ooc.loading.neighbor_loader import NeighborLoader
     from ooc.loading.snapshot_loader import SnapshotLoader
     from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
-    from stores.dataset import Dataset
+    from ooc.stores.dataset import Dataset
 
 __all__ = [
     "BudgetError",
@@ -45,7 +45,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "ClusterLoader": "ooc.loading.subgraph_loaders",
-        "Dataset": "stores.dataset",
+        "Dataset": "ooc.stores.dataset",
         "EventLoader": "ooc.loading.event_loader",
         "NeighborLoader": "ooc.loading.neighbor_loader",
         "SaintLoader": "ooc.loading.subgraph_loaders",
@@ -67,6 +67,6 @@ def open(
     >>> loader = ooc.NeighborLoader(ds, num_neighbors=[10, 10], input_nodes="train", batch_size=1024, shuffle=True)
     >>> for batch in loader: ...
     """
-    from stores.dataset import Dataset
+    from ooc.stores.dataset import Dataset
 
     return Dataset.open(path, memory, engine, in_memory, features)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores import manifest as names
-from stores.arrays.zarr_write import write_array
-from stores.errors import InputError
-from stores.fingerprints import file_crc32c
-from stores.graph import Graph
-from stores.ids import write_ids
-from stores.io.atomic import check_absent, disk_errors, partial_path, publish
-from stores.manifest import IdKind, Manifest, Partition, Task, label_dtype, write_manifest
+from ooc.stores import manifest as names
+from ooc.stores.arrays.zarr_write import write_array
+from ooc.stores.errors import InputError
+from ooc.stores.fingerprints import file_crc32c
+from ooc.stores.graph import Graph
+from ooc.stores.ids import write_ids
+from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publish
+from ooc.stores.manifest import IdKind, Manifest, Partition, Task, label_dtype, write_manifest
 
 
 def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> Path:

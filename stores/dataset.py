@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stores import manifest as names
-from stores.arrays.encoding import DecodedRows, Encoding, arrays_in, encoding_of
-from stores.arrays.external import open_features
-from stores.arrays.lmdb_rows import LmdbRows
-from stores.arrays.members import Members
-from stores.arrays.rows import AnyArray, ArrayRows, Rows
-from stores.arrays.whole import load, loaded, whole
-from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
-from stores.errors import ConfigError, InputError, StoreError
-from stores.events import Events
-from stores.graph import Graph, check_parts, index_dtype
-from stores.growth.lineage import touched_since
-from stores.growth.place import Place, open_place
-from stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_array
-from stores.ids import GrownIds, IdMap, identity, whole_number
-from stores.io.engines import describe
-from stores.manifest import Task
-from stores.process import ProcessMemory
-from stores.sizes import parse_bytes
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import DecodedRows, Encoding, arrays_in, encoding_of
+from ooc.stores.arrays.external import open_features
+from ooc.stores.arrays.lmdb_rows import LmdbRows
+from ooc.stores.arrays.members import Members
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Rows
+from ooc.stores.arrays.whole import load, loaded, whole
+from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
+from ooc.stores.errors import ConfigError, InputError, StoreError
+from ooc.stores.events import Events
+from ooc.stores.graph import Graph, check_parts, index_dtype
+from ooc.stores.growth.lineage import touched_since
+from ooc.stores.growth.place import Place, open_place
+from ooc.stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_array
+from ooc.stores.ids import GrownIds, IdMap, identity, whole_number
+from ooc.stores.io.engines import describe
+from ooc.stores.manifest import Task
+from ooc.stores.process import ProcessMemory
+from ooc.stores.sizes import parse_bytes
 
 if TYPE_CHECKING:
-    from stores.ingest.duck import Progress
+    from ooc.stores.ingest.duck import Progress
 
 _ENGINES = ("auto", "uring", "pread", "mmap", "gds")
 

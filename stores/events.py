@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stores import manifest as names
-from stores.arrays.encoding import Encoding, arrays_in, encoding_of
-from stores.arrays.rows import AnyArray, Rows
-from stores.arrays.segment_rows import Empty, SegmentRows, check_range, fresh, read_range
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.errors import InputError, StoreError
-from stores.io.segments import forget
-from stores.manifest import EDGE, Manifest, TimeUnit
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import Encoding, arrays_in, encoding_of
+from ooc.stores.arrays.rows import AnyArray, Rows
+from ooc.stores.arrays.segment_rows import Empty, SegmentRows, check_range, fresh, read_range
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.errors import InputError, StoreError
+from ooc.stores.io.segments import forget
+from ooc.stores.manifest import EDGE, Manifest, TimeUnit
 
 _PAGE_BYTES = 4096
 _MOST_SEARCHES = 256

@@ -9,10 +9,10 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from stores import manifest as names
-from stores.arrays.encoding import meaning
-from stores.errors import StoreError
-from stores.manifest import Manifest, arrays_of, read_manifest
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import meaning
+from ooc.stores.errors import StoreError
+from ooc.stores.manifest import Manifest, arrays_of, read_manifest
 
 _READ_BYTES = 2**22
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.errors import InputError
-from stores.io.segments import forget, warm
+from ooc.stores.errors import InputError
+from ooc.stores.io.segments import forget, warm
 
 Ints = NDArray[np.int64]
 MAP_SLOTS = 2**14

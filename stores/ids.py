@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stores.arrays.lmdb_rows import Environment, environment
-from stores.errors import InputError, StoreError
-from stores.io.atomic import database_error, disk_errors
-from stores.manifest import NODE, IdKind
+from ooc.stores.arrays.lmdb_rows import Environment, environment
+from ooc.stores.errors import InputError, StoreError
+from ooc.stores.io.atomic import database_error, disk_errors
+from ooc.stores.manifest import NODE, IdKind
 
 MAX_ID_BYTES = 511
 """LMDB's limit on a key"""

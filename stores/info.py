@@ -4,12 +4,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stores import manifest as names
-from stores.arrays.encoding import encoding_of
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.fingerprints import array_names, fingerprint
-from stores.growth.delta import Appended, reading
-from stores.manifest import arrays_of, read_manifest, version_of
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import encoding_of
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.fingerprints import array_names, fingerprint
+from ooc.stores.growth.delta import Appended, reading
+from ooc.stores.manifest import arrays_of, read_manifest, version_of
 
 
 def describe(path: Path | str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from pathlib import Path
 import google_crc32c
 import zarr
 
-from stores import manifest as names
-from stores.arrays.encoding import encoding_of
-from stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
-from stores.errors import StoreError
-from stores.fingerprints import array_names, checksums, file_crc32c, has_checksums
-from stores.growth.delta import DELTA, reading
-from stores.manifest import Manifest, arrays_of, read_manifest, version_of
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import encoding_of
+from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
+from ooc.stores.errors import StoreError
+from ooc.stores.fingerprints import array_names, checksums, file_crc32c, has_checksums
+from ooc.stores.growth.delta import DELTA, reading
+from ooc.stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
 Progress = Callable[[int, int], None]
 """called with (bytes done, total bytes)"""

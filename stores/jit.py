@@ -2,8 +2,8 @@
 
 numba's own cache notices an edit to the file that holds a kernel, but not to a helper kernel in another file, and any edit to
 that file throws away all its kernels. Here compiled code is kept under a key of the kernel and of all it uses
-(`stores.kernel_key`), one file each: an edit recompiles what it changes and nothing else, and another checkout with the same
-kernels finds them compiled.
+(`ooc.stores.kernel_key`), one file each: an edit recompiles what it changes and nothing else, and another checkout with the
+same kernels finds them compiled.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ import numba
 from numba.core.compiler import CompileResult
 from numba.extending import overload as numba_overload
 
-from stores.kernel_key import kernel_key
+from ooc.stores.kernel_key import kernel_key
 
 try:
     from numba.core.caching import NullCache
@@ -143,7 +143,7 @@ def remove_unused(folder: Path, days: int = UNUSED_DAYS) -> None:
 def package_folder(package: str) -> str:
     """numba's own cache, for a numba that is not as `KernelCache` knows it: keyed by all kernel sources of a package."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for name in sorted({package, "stores"}):
+    for name in sorted({package, "ooc.stores"}):
         for root in sorted(getattr(sys.modules.get(name), "__path__", [])):
             for path in sorted(Path(root).rglob("*.py")):
                 text = path.read_bytes()

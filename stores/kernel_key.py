@@ -33,7 +33,7 @@ def kernel_key(kernel: Callable[..., Any], signature: Any, target: Any = ()) -> 
     """The name of a kernel's compiled code: 32 hexadecimal digits.
 
     Args:
-        kernel: what `stores.jit.kernel` returned. All globals that it uses are defined by now.
+        kernel: what `ooc.stores.jit.kernel` returned. All globals that it uses are defined by now.
         signature: the types of its arguments, as numba has them.
         target: what it is compiled for: the triple, name and features of the CPU.
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from stores.errors import StoreError
-from stores.io.atomic import write_file
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import write_file
 
 FORMAT_VERSION = 1
 ATTRIBUTE = "ooc"
@@ -29,7 +29,7 @@ EVENTS = "events"
 """group with the edges of a temporal graph in time order"""
 CHECKSUMS = "checksums"
 VERSIONS, VERSION = "versions", "ooc_version"
-"""folder of a store's later versions, and the attribute that names the current one; see `stores.growth`"""
+"""folder of a store's later versions, and the attribute that names the current one; see `ooc.stores.growth`"""
 IDS = "ids.lmdb"
 
 COLUMN_DTYPES: dict[str, np.dtype[Any]] = {"edge_id": np.dtype(np.int64), "weight": np.dtype(np.float32)}

@@ -2,7 +2,7 @@
 
 import re
 
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 1024, "MI": 1024**2, "GI": 1024**3, "TI": 1024**4}
 

@@ -19,9 +19,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: workers sha
 import numpy as np
 import pytest
 
-from stores.build import write_store
-from stores.graph import Graph
-from stores.jit import cache_folder
+from ooc.stores.build import write_store
+from ooc.stores.graph import Graph
+from ooc.stores.jit import cache_folder
 from tests.scale import QUICK, combinations, some, take_fewer_examples
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder()))  # where it is anyway: compiled once, not every session

@@ -12,7 +12,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["ooc.cli.main", "ooc.training.loop", "ooc.training.open_run", "ooc.training.infer", "stores.ingest", "zarr"]
+PRELOADED = ["ooc.cli.main", "ooc.training.loop", "ooc.training.open_run", "ooc.training.infer", "ooc.stores.ingest", "zarr"]
 _context: ForkServerContext = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)
 

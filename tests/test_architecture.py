@@ -51,7 +51,12 @@ MODULES = {module_of(path): path for path in FILES}
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, at any depth of its code."""
+    """Every module that a file imports, at any depth; `ooc.stores.x`, in the folder `stores`, as `stores.x`."""
+    yield from (name.removeprefix("ooc.") if name.startswith("ooc.stores") else name for name in imported(path))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, by the name it is imported by."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -60,7 +65,7 @@ def imports(path: Path) -> Iterator[str]:
             assert node.module is not None
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in MODULES else node.module
+                yield full if full.replace("ooc.stores", "stores") in MODULES else node.module
 
 
 IMPORTS = {name: set(imports(path)) for name, path in MODULES.items()}
@@ -111,7 +116,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_ooc_holds_packages_only() -> None:
     assert [path.name for path in (ROOT / "ooc").glob("*.py")] == ["__init__.py"]
-    packages = {path.parent.name for path in (ROOT / "ooc").glob("*/__init__.py")}
+    packages = {path.parent.name for path in (ROOT / "ooc").glob("*/__init__.py")} - {"stores"}
     assert packages == {name for names in FLOORS for name in names}, "every package has a floor"
 
 
@@ -119,6 +124,13 @@ def test_everything_in_stores_has_a_floor() -> None:
     found = {path.parent.name for path in (ROOT / "stores").glob("*/__init__.py")}
     found |= {path.stem for path in (ROOT / "stores").glob("*.py")} - {"__init__"}
     assert found == {name for names in STORE_FLOORS for name in names}
+
+
+def test_stores_is_installed_inside_ooc() -> None:
+    """A package called `stores` in the user's environment, or beside their script, is another one."""
+    assert (ROOT / "ooc" / "stores").resolve() == ROOT / "stores"
+    files = [*FILES, *sorted((ROOT / "tests").rglob("*.py"))]
+    assert [path for path in files if any(name.partition(".")[0] == "stores" for name in imported(path))] == []
 
 
 def test_no_class_name_is_defined_twice() -> None:
@@ -168,7 +180,7 @@ def test_nothing_is_decided_by_the_class_of_a_loader_settings_or_a_plan() -> Non
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("ooc", ["torch", "numba", "zarr", "numpy"]), ("stores.dataset", ["torch"]), ("ooc.cli.main", ["torch", "numba"])],
+    [("ooc", ["torch", "numba", "zarr", "numpy"]), ("ooc.stores.dataset", ["torch"]), ("ooc.cli.main", ["torch", "numba"])],
 )
 def test_importing_is_light(module: str, heavy: list[str]) -> None:
     code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
@@ -187,7 +199,7 @@ def test_the_package_offers_what_it_names() -> None:
 
 FRESH = """
 import sys
-for name in [name for name in sys.modules if name.partition(".")[0] in ("ooc", "stores")]:
+for name in [name for name in sys.modules if name.partition(".")[0] == "ooc"]:
     del sys.modules[name]
 sys.meta_path[:] = [each for each in sys.meta_path if not type(each).__module__.startswith("ooc")]
 """

@@ -16,7 +16,7 @@ from ooc.cli.flags import APPEND, INGEST, flags_of_modes, with_flags
 from ooc.config.base import parse, read_config
 from ooc.config.modes import classes, load_config
 from ooc.config.nodes import TrainConfig
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 if TYPE_CHECKING:
     from ooc.training.infer import WrittenRows
@@ -38,9 +38,9 @@ def merge_appended(store: Path, memory: str | None) -> None:
     """Merge appended data with progress bars on a terminal; elsewhere the next reader merges it silently."""
     if not sys.stderr.isatty():
         return
+    from ooc.stores.growth.place import open_place
+    from ooc.stores.sizes import parse_bytes
     from ooc.training.watchers import StepBars
-    from stores.growth.place import open_place
-    from stores.sizes import parse_bytes
 
     with StepBars() as bars:
         open_place(store, None if memory is None else parse_bytes(memory), bars).close()
@@ -50,9 +50,9 @@ def merge_appended(store: Path, memory: str | None) -> None:
 @with_flags(INGEST)
 def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")], **flags: Any) -> None:
     """Build a store from edges, features, labels and splits, in bounded memory."""
+    from ooc.stores.ingest import IngestSpec
+    from ooc.stores.ingest import ingest as from_files
     from ooc.training.watchers import StepBars
-    from stores.ingest import IngestSpec
-    from stores.ingest import ingest as from_files
 
     spec = parse(IngestSpec, {"out": out, **_given(flags)})
     with StepBars() as bars:
@@ -97,9 +97,9 @@ def _left_out(reason: str, count: int) -> str:
 @with_flags(APPEND)
 def append(store: StoreArgument, **flags: Any) -> None:
     """Add edges, nodes, or rows of existing nodes to a store, in one transaction; the next reader sees them."""
+    from ooc.stores.growth.append import append as add
+    from ooc.stores.growth.spec import AppendSpec
     from ooc.training.watchers import StepBars
-    from stores.growth.append import append as add
-    from stores.growth.spec import AppendSpec
 
     with StepBars() as bars:
         result = add(parse(AppendSpec, {"out": store, **_given(flags)}), bars)
@@ -118,8 +118,8 @@ def _appended(fields: dict[str, Any]) -> str:
 @app.command()
 def compact(store: StoreArgument) -> None:
     """Merge appended data into a store's arrays; open readers keep reading the old ones."""
+    from ooc.stores.growth.compact import compact as fold
     from ooc.training.watchers import StepBars
-    from stores.growth.compact import compact as fold
 
     with StepBars() as bars:
         result = fold(store, bars)
@@ -139,13 +139,13 @@ def info(
 ) -> None:
     """Describe a store, or print the row of an external id."""
     if id is not None:
-        from stores.dataset import Dataset
+        from ooc.stores.dataset import Dataset
 
         merge_appended(store, None)
         with Dataset.open(store) as dataset:
             print(dataset.row(id))
         return
-    from stores.info import describe
+    from ooc.stores.info import describe
 
     fields = describe(store)
     print(json.dumps(fields, indent=2, default=str) if as_json else "\n".join(_info_lines(fields)))
@@ -153,7 +153,7 @@ def info(
 
 def _info_lines(fields: dict[str, Any]) -> list[str]:
     """Format the result of `describe`."""
-    from stores.sizes import format_bytes
+    from ooc.stores.sizes import format_bytes
 
     lines = [
         f"{fields['path']}: {fields['num_nodes']:,} nodes, {fields['num_edges']:,} edges, {format_bytes(fields['bytes'])}",
@@ -189,8 +189,8 @@ def _time(time: dict[str, Any]) -> str:
 @app.command()
 def verify(store: StoreArgument) -> None:
     """Check every chunk of a store against its checksum; exit code 2 if one is damaged."""
+    from ooc.stores.integrity import verify as check
     from ooc.training.watchers import StepBars
-    from stores.integrity import verify as check
 
     with StepBars() as bars:
         damages = check(store, lambda done, total: bars("verify", done, total, "bytes"))
@@ -293,7 +293,7 @@ def machine(
     engine: Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or gds.")] = "auto",
 ) -> None:
     """Measure the cost of reads on a disk (a few seconds); the result is saved and used to plan reads."""
-    from stores.io.disk import calibrate
+    from ooc.stores.io.disk import calibrate
 
     print(calibrate(path, engine))
 

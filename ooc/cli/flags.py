@@ -156,4 +156,4 @@ _APPENDED = (
     "edges src dst weight time time_unit edge_features header drop_missing allow_nan nodes id label split birth x_cols features"
 )
 APPEND = [flag for flag in INGEST if flag.name in [*_APPENDED.split(), "labels", "memory"]]
-"""the ingest flags that an append has: `stores.growth.spec.FIELDS`"""
+"""the ingest flags that an append has: `ooc.stores.growth.spec.FIELDS`"""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from stores.errors import OocError
+from ooc.stores.errors import OocError
 
 INTERRUPTED = 130
 """exit code after Ctrl-C, as in shells; some versions of typer return it themselves"""

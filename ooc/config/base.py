@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from stores.errors import ConfigError
-from stores.sizes import parse_bytes
+from ooc.stores.errors import ConfigError
+from ooc.stores.sizes import parse_bytes
 
 FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}

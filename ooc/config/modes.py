@@ -9,7 +9,7 @@ from ooc.config.base import RunConfig, parse, read_config
 from ooc.config.events import EventsConfig
 from ooc.config.nodes import FullConfig, TrainConfig
 from ooc.config.snapshots import SnapshotsConfig
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 
 def classes() -> dict[str, type[RunConfig]]:

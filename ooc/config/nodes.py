@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ooc.config.base import Fraction, Numbers, Positive, RunConfig, Size, Words, _numbers, changed, check_settings, parse
-from stores.sizes import parse_bytes
+from ooc.stores.sizes import parse_bytes
 
 _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10

@@ -23,7 +23,7 @@ from ooc.layerwise.ops import Tensors
 from ooc.layerwise.row_files import MOST_KEPT, copy
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.range_io import WriteBehind
-from stores.io.pages import PageFile
+from ooc.stores.io.pages import PageFile
 
 SEGMENT_BYTES = 64 * 2**20
 _PENDING, _WAITING = 4, 2

@@ -21,7 +21,7 @@ from ooc.layerwise.pass_plan import Op, ValueRef
 from ooc.layerwise.shape import gather_ranges, hidden_norms, norm_of
 from ooc.models.layers import recording_nothing
 from ooc.runtime.memory_plan import gathered_share
-from stores.errors import BudgetError, StoreError
+from ooc.stores.errors import BudgetError, StoreError
 
 LossOf = Callable[[int, Tensor], Tensor | None]
 """loss(first, logits [n, C]) -> the share of nodes first, first + 1, ... in the loss, None where none of them counts"""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ooc.fullgraph.ops import Statistics, StepModules
 from ooc.layerwise.layerwise_pass import digest
-from stores.io.atomic import sync_dir, write_file
+from ooc.stores.io.atomic import sync_dir, write_file
 
 NOTE = "step.pt"
 LEAST_SECONDS = 5.0

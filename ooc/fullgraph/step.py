@@ -32,11 +32,11 @@ from ooc.layerwise.shape import (
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.memory import Tidy, keep_large_blocks
 from ooc.runtime.memory_plan import MemoryPlan, gathered_share, plan_memory
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
-from stores.io.atomic import remove_tree
-from stores.process import resident_bytes
-from stores.sizes import format_bytes
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.io.atomic import remove_tree
+from ooc.stores.process import resident_bytes
+from ooc.stores.sizes import format_bytes
 
 
 def backward_bytes(shape: ModelShape) -> int:

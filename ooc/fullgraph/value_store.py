@@ -15,8 +15,8 @@ from ooc.layerwise.row_files import MOST_KEPT, Files, Kept, RowStore
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.memory import Tidy, return_freed
 from ooc.runtime.range_io import MemoryRows, read_range
-from stores.arrays.rows import ArrayRows
-from stores.dataset import Dataset
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.dataset import Dataset
 
 _BUFFERS = 6
 _HALVES = ("{}", "{}.1")

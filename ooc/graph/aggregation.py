@@ -19,10 +19,10 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from ooc.graph.blocks import Subgraph
-from stores.arrays.encoding import Encoding, of_bfloat16, of_float16, of_int8
-from stores.graph import Graph
-from stores.jit import kernel, overload
-from stores.prefetch import prefetch
+from ooc.stores.arrays.encoding import Encoding, of_bfloat16, of_float16, of_int8
+from ooc.stores.graph import Graph
+from ooc.stores.jit import kernel, overload
+from ooc.stores.prefetch import prefetch
 
 Floats = NDArray[np.float32]
 Kind = Literal["mean", "sum", "expanded", "gcn"]
@@ -159,7 +159,7 @@ def without_last_hop(subgraph: Subgraph) -> Subgraph:
 
 
 class RowDecoder(NamedTuple):
-    """How a kernel converts stored values to float32; see `stores.arrays.encoding.Encoding`."""
+    """How a kernel converts stored values to float32; see `ooc.stores.arrays.encoding.Encoding`."""
 
     tag: NDArray[Any]
     """empty; its dtype selects the encoding, so kernels are compiled per encoding (a branch in the inner loop halves speed)"""

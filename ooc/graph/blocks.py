@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.utils.sparse import index2ptr
 
-from stores.arrays.rows import Ids
-from stores.graph import Graph
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.graph import Graph
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from stores.graph import MAP_SLOTS, Graph
-from stores.io.segments import mapping_of, warm
+from ooc.stores.graph import MAP_SLOTS, Graph
+from ooc.stores.io.segments import mapping_of, warm
 
 
 class MappedRanges:

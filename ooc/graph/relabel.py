@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.jit import kernel
-from stores.prefetch import AHEAD, prefetch
+from ooc.stores.jit import kernel
+from ooc.stores.prefetch import AHEAD, prefetch
 
 _MIN_CAPACITY = 2**10
 

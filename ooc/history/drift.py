@@ -28,10 +28,10 @@ from ooc.models.layers import as_input, autocast, run_layers
 from ooc.runtime.keyed_random import KeyedPermutation, mix
 from ooc.runtime.transfer import moved
 from ooc.sampling import NeighborSampler
-from stores.arrays.rows import Ids, Rows
-from stores.dataset import Dataset
-from stores.errors import BudgetError
-from stores.graph import Graph
+from ooc.stores.arrays.rows import Ids, Rows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError
+from ooc.stores.graph import Graph
 
 DRIFT_NODES = 256
 """most nodes that the drift is measured on"""

@@ -23,7 +23,7 @@ from ooc.models.user_models import kind_of
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
-from stores.errors import ConfigError, StoreError
+from ooc.stores.errors import ConfigError, StoreError
 
 FOLDER = "history"
 AHEAD = 2

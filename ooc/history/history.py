@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from ooc.history.rows import NEVER, HistoryCounts, PrefetchedRows, Push, ResidentRows, ResidentSubset, most_asked
-from stores.arrays.mutable_rows import DiskRows
-from stores.arrays.rows import AnyArray, Ids
-from stores.arrays.undo_log import UndoLog
-from stores.errors import BudgetError, OocError
-from stores.sizes import format_bytes
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.arrays.undo_log import UndoLog
+from ooc.stores.errors import BudgetError, OocError
+from ooc.stores.sizes import format_bytes
 
 
 @dataclass(frozen=True)

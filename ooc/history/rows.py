@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.arrays.mutable_rows import DiskRows
-from stores.arrays.rows import AnyArray, Ids
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import AnyArray, Ids
 
 _PIECE = 2**20
 _TOGETHER = 2**16

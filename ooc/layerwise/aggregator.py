@@ -16,10 +16,10 @@ from ooc.layerwise.edge_tiles import SOURCE_BITS, Ints, Tiles
 from ooc.layerwise.io_stats import Noted, unnoted
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import ahead, read_range
-from stores.arrays.rows import AnyArray, Rows
-from stores.arrays.segment_rows import SegmentRows
-from stores.graph import Graph
-from stores.jit import kernel
+from ooc.stores.arrays.rows import AnyArray, Rows
+from ooc.stores.arrays.segment_rows import SegmentRows
+from ooc.stores.graph import Graph
+from ooc.stores.jit import kernel
 
 AHEAD = 3
 """Pieces that are read while one is added"""

@@ -26,11 +26,11 @@ from ooc.layerwise.pass_plan import ModelShape, cell_rows
 from ooc.layerwise.row_files import Files
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import ahead, read_range, write_range
-from stores.arrays.rows import ArrayRows, Rows
-from stores.dataset import Dataset
-from stores.graph import Graph
-from stores.io.atomic import sync_dir, write_file
-from stores.jit import kernel
+from ooc.stores.arrays.rows import ArrayRows, Rows
+from ooc.stores.dataset import Dataset
+from ooc.stores.graph import Graph
+from ooc.stores.io.atomic import sync_dir, write_file
+from ooc.stores.jit import kernel
 
 Ints = NDArray[np.int64]
 SOURCE_BITS = 16
@@ -193,7 +193,7 @@ class Tiles:
 
 def rows_over(array: Any, rows: Callable[[], Rows]) -> Rows:
     """A slot column as Rows: the array itself where it is in memory, else `rows()`."""
-    from stores.io.segments import mapping_of
+    from ooc.stores.io.segments import mapping_of
 
     return ArrayRows(array) if mapping_of(array) is None else rows()
 

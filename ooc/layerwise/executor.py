@@ -24,10 +24,10 @@ from ooc.layerwise.shape import gather_ranges
 from ooc.models.dropout import Of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, ahead, read_range
-from stores.arrays.encoding import Encoding
-from stores.dataset import Dataset
-from stores.errors import BudgetError
-from stores.sizes import format_bytes
+from ooc.stores.arrays.encoding import Encoding
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError
+from ooc.stores.sizes import format_bytes
 
 GATHERED_ROWS = "rows"
 """name of a range's sources' rows among what is read for it"""

@@ -26,11 +26,11 @@ from ooc.loading.feature_cache import registry_of
 from ooc.models.dropout import DropoutKeys
 from ooc.models.layers import evaluating
 from ooc.runtime.memory_plan import MemoryPlan
-from stores.arrays.rows import Rows
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
-from stores.io.atomic import remove_tree, removed_path
-from stores.sizes import format_bytes
+from ooc.stores.arrays.rows import Rows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.io.atomic import remove_tree, removed_path
+from ooc.stores.sizes import format_bytes
 
 Progress = Callable[[str, int, int], None]
 """progress(what, nodes or edges done, in all)"""

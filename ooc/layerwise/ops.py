@@ -17,7 +17,7 @@ from ooc.graph.blocks import Block, own_block
 from ooc.layerwise.pass_plan import FEATURES, ModelShape, Op, ValueRef
 from ooc.models.dropout import DropoutKeys, Of, dropout
 from ooc.models.layers import as_input
-from stores.graph import Graph
+from ooc.stores.graph import Graph
 
 Tensors = dict[str, Tensor]
 

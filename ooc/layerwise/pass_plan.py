@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from ooc.graph.aggregation import Kind
-from stores.errors import BudgetError
-from stores.sizes import format_bytes
+from ooc.stores.errors import BudgetError
+from ooc.stores.sizes import format_bytes
 
 CHUNK_ROWS = 8192
 """Destinations whose rows are computed together: ranges end at multiples, so that a row's bits do not depend on the memory"""

@@ -20,11 +20,11 @@ from ooc.layerwise.io_stats import IoStats, Noted, unnoted
 from ooc.layerwise.pass_plan import FEATURES, LayerwisePlan, ModelShape, ValueRef, files_of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, WriteBehind, read_range, write_range
-from stores.arrays.mutable_rows import DiskRows
-from stores.arrays.rows import Rows
-from stores.dataset import Dataset
-from stores.errors import StoreError
-from stores.io.atomic import disk_errors, remove_tree, sync_dir, write_file
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import Rows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import disk_errors, remove_tree, sync_dir, write_file
 
 PROGRESS = "progress.json"
 MOST_KEPT = 64 * 2**20

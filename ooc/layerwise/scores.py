@@ -12,8 +12,8 @@ from ooc.layerwise.ops import LayerObserver
 from ooc.layerwise.pass_plan import ram_bytes
 from ooc.metrics.nodes import Scores
 from ooc.runtime.memory_plan import MemoryPlan
-from stores.arrays.rows import Rows
-from stores.dataset import Dataset
+from ooc.stores.arrays.rows import Rows
+from ooc.stores.dataset import Dataset
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 2**17, 2**24
 """of the model's output in memory: the fewer of the two, but a thousand rows"""

@@ -19,11 +19,11 @@ from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGIN
 from ooc.models.layers import Layer, as_input, evaluating
 from ooc.models.user_models import kind_of
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
-from stores.graph import Graph
-from stores.process import resident_bytes
-from stores.sizes import format_bytes
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.graph import Graph
+from ooc.stores.process import resident_bytes
+from ooc.stores.sizes import format_bytes
 
 _SUMMED = tuple(
     conv.forward for conv in (BlockSAGEConv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockGCN2Conv)

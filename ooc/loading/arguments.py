@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from ooc.runtime.messages import warn_user
-from stores.arrays.members import Members
-from stores.arrays.rows import Ids
-from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError
-from stores.graph import Graph
+from ooc.stores.arrays.members import Members
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.graph import Graph
 
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "num_workers": (0,),

@@ -13,8 +13,8 @@ from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
 from ooc.runtime.transfer import Copier, OnDevice, on_device
-from stores.dataset import Dataset
-from stores.errors import ConfigError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 
 PREFETCH = 8
 """Batches between the cursor and the model where no `prefetch_factor` is given"""

@@ -10,7 +10,7 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Subgraph
 from ooc.loading.collate import Collator, SampledBatch
 from ooc.runtime.memory_plan import PIECE_SHARE, BatchRoom
-from stores.dataset import Dataset
+from ooc.stores.dataset import Dataset
 
 PIECES, PIECE_BYTES = 3, 8 * 2**20
 """Pieces of the file that a scan has in memory at once: two being read, so that the disk never waits, and one being added up;

@@ -12,10 +12,10 @@ from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts
 from ooc.loading.superbatch import Superbatches
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.sampling import NeighborSampler, OnDiskFrontier
-from stores.arrays.rows import ArrayRows, Rows
-from stores.arrays.zarr_rows import ShardedRows
-from stores.dataset import Dataset
-from stores.io.engines.ring import SCRATCH_BYTES as RING_BYTES
+from ooc.stores.arrays.rows import ArrayRows, Rows
+from ooc.stores.arrays.zarr_rows import ShardedRows
+from ooc.stores.dataset import Dataset
+from ooc.stores.io.engines.ring import SCRATCH_BYTES as RING_BYTES
 
 
 def on_disk(x: Rows | None) -> bool:

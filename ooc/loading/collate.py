@@ -18,9 +18,9 @@ from ooc.graph.blocks import Block, Subgraph, aggregated_block, blocks_of, graph
 from ooc.loading.arguments import InputNodes
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.transfer import pin
-from stores.arrays.encoding import DecodedRows, Encoding
-from stores.arrays.rows import AnyArray, Ids, Rows
-from stores.graph import Graph
+from ooc.stores.arrays.encoding import DecodedRows, Encoding
+from ooc.stores.arrays.rows import AnyArray, Ids, Rows
+from ooc.stores.graph import Graph
 
 _AS_STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 """Types that torch has too: a batch may want them as they are stored"""

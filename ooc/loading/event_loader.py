@@ -26,10 +26,10 @@ from ooc.runtime.transfer import OnDevice
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.temporal_neighbor import Strategy, TemporalIndex, TemporalSampler, TemporalSubgraph
 from ooc.sampling.time_windows import span_of
-from stores.arrays.rows import Ids
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
-from stores.events import EventBlock
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.events import EventBlock
 
 PREFETCH = 8
 BLOCK_EVENTS, BLOCK_BYTES = 2**16, 2**23

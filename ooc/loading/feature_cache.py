@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.runtime.clock import waiting
-from stores.arrays.rows import AnyArray, Rows
-from stores.jit import kernel
+from ooc.stores.arrays.rows import AnyArray, Rows
+from ooc.stores.jit import kernel
 
 Slots = NDArray[np.int32]
 STOPPING_SECONDS = 60.0

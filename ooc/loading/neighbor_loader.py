@@ -21,8 +21,8 @@ from ooc.loading.stages import Order
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.messages import warn_user
 from ooc.runtime.transfer import pins
-from stores.dataset import Dataset
-from stores.errors import ConfigError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 
 
 class NeighborLoader(BatchLoader):

@@ -19,7 +19,7 @@ from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.pipeline import CONSUMER, SOURCE, Pipeline, Stage
-from stores.arrays.rows import Rows
+from ooc.stores.arrays.rows import Rows
 
 AHEAD = 1
 """Batches collated before the model asks for them"""

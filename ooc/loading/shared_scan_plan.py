@@ -12,10 +12,10 @@ from ooc.graph.relabel import RelabelTable
 from ooc.loading.batch_bytes import ScanSize, narrow
 from ooc.loading.collate import SampledBatch
 from ooc.runtime.buffers import Buffers
-from stores.arrays.rows import AnyArray, Rows
-from stores.arrays.zarr_rows import ShardedRows
-from stores.io.read_plan import ReadPlan
-from stores.jit import kernel
+from ooc.stores.arrays.rows import AnyArray, Rows
+from ooc.stores.arrays.zarr_rows import ShardedRows
+from ooc.stores.io.read_plan import ReadPlan
+from ooc.stores.jit import kernel
 
 FEW = 2
 """Batches that a scan has before memory is reserved for other ends: two in place of one halve what is read for each"""

@@ -22,10 +22,10 @@ from ooc.runtime.memory_plan import MemoryPlan, words_for
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.transfer import OnDevice
 from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, last_labels, windows
-from stores.arrays.rows import Ids
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
-from stores.events import EventBlock, Reader
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.events import EventBlock, Reader
 
 PREFETCH = 4
 """windows between the disk and the model at most; fewer where they are large"""

@@ -25,10 +25,10 @@ from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of
 from ooc.runtime.memory_plan import MemoryPlan, words_for
 from ooc.sampling import OnDiskFrontier
-from stores.arrays.members import Members
-from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
-from stores.errors import BudgetError
-from stores.graph import Graph
+from ooc.stores.arrays.members import Members
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
+from ooc.stores.errors import BudgetError
+from ooc.stores.graph import Graph
 
 FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 """Batches drawn together where the edges stay on disk: at first, and at most; in between as many as fit"""

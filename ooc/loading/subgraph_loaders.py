@@ -28,12 +28,12 @@ from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import pins
 from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
 from ooc.sampling.saint import Draw, Kind, Normalisation, SaintSampler, check
-from stores.arrays.members import Members
-from stores.arrays.rows import Ids
-from stores.dataset import Dataset
-from stores.errors import ConfigError
-from stores.graph import Graph
-from stores.io.segments import mapping_of
+from ooc.stores.arrays.members import Members
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
+from ooc.stores.graph import Graph
+from ooc.stores.io.segments import mapping_of
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
 from ooc.runtime.pipeline import Pipeline
-from stores.arrays.rows import Rows
+from ooc.stores.arrays.rows import Rows
 
 PIECE_ROWS = 2**15, 2**18
 """Rows of one read, where memory makes room for fewer or more; the latter bounds what planning takes to about 16 MB"""

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ooc.graph.relabel import RelabelTable
 from ooc.runtime.messages import Pace
-from stores.arrays.rows import AnyArray
-from stores.errors import ConfigError, OocError
-from stores.events import Events
-from stores.io.segments import forget
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.events import Events
+from ooc.stores.io.segments import forget
 
 HITS = (1, 3, 10)
 """values of k for Hits@k"""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection, classification
 
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 EXACT_SCORES = 1 << 22
 """up to this many predicted numbers (16 MiB), ranking metrics are exact; beyond, they use `BINS` bins per class"""

@@ -19,7 +19,7 @@ from ooc.graph.blocks import Block
 from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
 from ooc.models.layers import Between, DenseLayer, Layer, Norm, run_model
 from ooc.models.memory_efficient import Relu
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 ModelName = Literal["sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc"]
 _PROPAGATING = ("appnp", "sgc")

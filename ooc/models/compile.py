@@ -12,7 +12,7 @@ from torch import nn
 
 from ooc.models.layers import Layer
 from ooc.models.user_models import kind_of
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 VARIANTS = 32
 """compiled variants torch caches per function: one per layer, mode (training, evaluation) and order of products"""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.runtime.keyed_random import mix64
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 
 Of = Literal["sources", "edges"]
 LEVELS = 1 << 16

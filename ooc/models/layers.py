@@ -19,7 +19,7 @@ from torch_geometric.nn import BatchNorm
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates
 from ooc.graph.blocks import Block
 from ooc.models.dropout import dropout
-from stores.errors import ConfigError, InputError
+from ooc.stores.errors import ConfigError, InputError
 
 Norm = Literal["none", "batch", "layer"]
 

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch_geometric.utils import index_sort
 
 from ooc.graph.blocks import bag_sum, pointers
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 
 
 class _TwoProducts(torch.autograd.Function):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ooc.models.layers import as_input, run_model
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 Kind = Literal["blocks", "layers", "edge_index"]
 

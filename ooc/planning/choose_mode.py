@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stores.sizes import format_bytes
+from ooc.stores.sizes import format_bytes
 
 LEAST_SECONDS = 0.2
 """of an epoch that must be saved: on a small graph whatever is measured is chance"""

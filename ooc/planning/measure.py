@@ -25,9 +25,9 @@ from ooc.runtime.clock import Clock, noting_waits
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import MemoryMeter
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
-from stores.arrays.rows import AnyArray
-from stores.arrays.zarr_rows import ShardedRows
-from stores.io.read_plan import ReadCost
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.arrays.zarr_rows import ShardedRows
+from ooc.stores.io.read_plan import ReadCost
 
 PIECE_ROWS = 2**16
 """Rows of one read that is timed"""

@@ -7,7 +7,7 @@ from typing import Any
 from ooc.planning.run_profile import Evaluation, RunProfile
 from ooc.planning.simulate_superbatches import BatchCosts, Share, SimulatedReads
 from ooc.runtime.memory_plan import MemoryPlan
-from stores.sizes import format_bytes
+from ooc.stores.sizes import format_bytes
 
 WORTH = 0.1
 """of an epoch's seconds: what a change must save to be advised"""

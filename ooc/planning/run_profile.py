@@ -39,10 +39,10 @@ from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import return_freed
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.pipeline import Pipeline, Stage
-from stores.arrays.rows import AnyArray, Ids
-from stores.arrays.zarr_rows import ShardedRows
-from stores.io.read_plan import plan_by_cost
-from stores.sizes import format_bytes
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.arrays.zarr_rows import ShardedRows
+from ooc.stores.io.read_plan import plan_by_cost
+from ooc.stores.sizes import format_bytes
 
 TOGETHER = 3
 """Batches in the pipeline at once: one sampled, one gathered ahead and one at the model"""

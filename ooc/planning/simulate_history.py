@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ooc.history.rows import most_asked
 from ooc.loading.collate import SampledBatch
-from stores.arrays.rows import Ids
-from stores.io.pages import PAGE_BYTES
-from stores.io.read_plan import ReadCost
-from stores.io.write_plan import PIECE_BYTES, plan_writes
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.io.pages import PAGE_BYTES
+from ooc.stores.io.read_plan import ReadCost
+from ooc.stores.io.write_plan import PIECE_BYTES, plan_writes
 
 STAMP_BYTES = 4
 """of the step that wrote a row"""

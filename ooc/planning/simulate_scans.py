@@ -17,7 +17,7 @@ from ooc.loading.collate import SampledBatch
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import SharedScan, WaitingBatch
 from ooc.planning.simulate_superbatches import BatchCosts, Lengths, Share, SimulatedReads, cost_of, planned
-from stores.arrays.rows import Rows
+from ooc.stores.arrays.rows import Rows
 
 MOST_SIMULATED = 256
 """Scans of an epoch that are simulated one by one; more go on like those"""

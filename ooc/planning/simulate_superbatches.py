@@ -18,8 +18,8 @@ from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.superbatch import PIECE_ROWS
 from ooc.loading.superbatch_plan import ROW_BYTES, SUPERBATCHES, SuperbatchPlanner
-from stores.arrays.rows import Ids
-from stores.io.read_plan import ReadCost
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.io.read_plan import ReadCost
 
 Lengths = Callable[[Ids], NDArray[np.int64]]
 """ascending ids -> bytes of the extents that serve them"""

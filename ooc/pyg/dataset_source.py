@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from stores.arrays.rows import AnyArray
-from stores.errors import ConfigError, InputError
-from stores.ingest import IngestResult, IngestSpec
-from stores.ingest import ingest as build
-from stores.ingest.duck import Progress
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.ingest import IngestResult, IngestSpec
+from ooc.stores.ingest import ingest as build
+from ooc.stores.ingest.duck import Progress
 
 _PARTS = ("x", "y", "edge_index", "edge_weight", "train_mask", "val_mask", "test_mask")
 
 
 def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
-    """Build a store as `stores.ingest.ingest` does, reading the PyG data set of `spec.pyg` first if given.
+    """Build a store as `ooc.stores.ingest.ingest` does, reading the PyG data set of `spec.pyg` first if given.
 
     >>> ingest(IngestSpec(out="cora.ooc", pyg="Planetoid", arg=["root=data", "name=Cora"])).num_nodes
     2708

@@ -22,9 +22,9 @@ from ooc.loading.arguments import fanout_of, weight_column_of
 from ooc.loading.collate import edge_index_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling import NeighborSampler
-from stores.arrays.rows import Ids
-from stores.dataset import Dataset
-from stores.errors import ConfigError
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 
 _READ_ONLY = "a store is read-only: write the array elsewhere and open the data set with features={name: path}"
 

@@ -13,7 +13,7 @@ from ooc.fullgraph.placement.step_plan import PlannedRun, StepPlan
 from ooc.fullgraph.program import TensorPlacement
 from ooc.report.gantt import draw_lanes
 from ooc.runtime.clock import MemorySample, Spans
-from stores.sizes import format_bytes
+from ooc.stores.sizes import format_bytes
 
 FORWARD, BACKWARD, RECOMPUTED, INK, GREY = "#2563a8", "#d9722b", "#8a6bb1", "#1f2933", "#c3cad3"
 LANES = ("computing", "host memory", "disk")

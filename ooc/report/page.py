@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ooc.config.modes import class_of
 from ooc.report.gantt import gantt_figure
 from ooc.runtime.clock import Trace, read_trace
+from ooc.stores.io.atomic import write_file
+from ooc.stores.sizes import format_bytes
 from ooc.training.checkpoint import read_json, read_metrics, read_plan
-from stores.io.atomic import write_file
-from stores.sizes import format_bytes
 
 REPORT = "report.html"
 MAX_POINTS = 2000

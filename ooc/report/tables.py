@@ -11,8 +11,8 @@ from ooc.fullgraph.placement.step_plan import TIER_NAMES, StepPlan
 from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.planning.choose_mode import ModeChoice
 from ooc.planning.run_plan import NAMES, Plan
+from ooc.stores.sizes import format_bytes
 from ooc.training.full_mode import FullPlan
-from stores.sizes import format_bytes
 
 
 @singledispatch

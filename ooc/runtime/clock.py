@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stores.errors import ConfigError
-from stores.io.atomic import write_file
+from ooc.stores.errors import ConfigError
+from ooc.stores.io.atomic import write_file
 
 TRACE = "trace.json"
 """Chrome's trace-event format, for Perfetto and chrome://tracing"""

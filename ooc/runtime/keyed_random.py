@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 
 _MASK = (1 << 64) - 1
 _ROUNDS = 8

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import NamedTuple, Self
 
-from stores.process import resident_bytes
+from ooc.stores.process import resident_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _REST = 4

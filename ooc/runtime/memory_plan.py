@@ -9,11 +9,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Self
 
-from stores.arrays.members import Members
-from stores.arrays.zarr_rows import BLOCK_BYTES, ForeignRows
-from stores.dataset import Dataset
-from stores.errors import BudgetError
-from stores.sizes import format_bytes
+from ooc.stores.arrays.members import Members
+from ooc.stores.arrays.zarr_rows import BLOCK_BYTES, ForeignRows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError
+from ooc.stores.sizes import format_bytes
 
 LEAST_BATCH = 2**20
 """bytes: a limit that leaves less than this for a batch is refused"""

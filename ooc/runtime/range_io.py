@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
-from stores.arrays import segment_rows
-from stores.arrays.mutable_rows import DiskRows
-from stores.arrays.rows import AnyArray, ArrayRows, MutableRows, Rows
-from stores.errors import StoreError
+from ooc.stores.arrays import segment_rows
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, MutableRows, Rows
+from ooc.stores.errors import StoreError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
-from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
-from stores.arrays.segment_rows import read_range
-from stores.errors import BudgetError, ConfigError, StoreError
-from stores.graph import Graph
-from stores.jit import kernel
-from stores.sizes import format_bytes
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
+from ooc.stores.arrays.segment_rows import read_range
+from ooc.stores.errors import BudgetError, ConfigError, StoreError
+from ooc.stores.graph import Graph
+from ooc.stores.jit import kernel
+from ooc.stores.sizes import format_bytes
 
 Words = NDArray[np.uint64]
 Limit = tuple[int | None, int]

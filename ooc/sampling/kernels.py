@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.runtime.keyed_random import mix64
-from stores.arrays.rows import AnyArray, Ids
-from stores.jit import kernel
-from stores.prefetch import AHEAD, prefetch
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.jit import kernel
+from ooc.stores.prefetch import AHEAD, prefetch
 
 Ranks = NDArray[np.float64]
 Factors = NDArray[np.float32]

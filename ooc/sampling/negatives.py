@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from ooc.sampling.kernels import stream_of, uniform
 from ooc.sampling.temporal_neighbor import TemporalIndex
-from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
-from stores.arrays.segment_rows import read_range
-from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError
-from stores.events import EventBlock
-from stores.jit import kernel
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
+from ooc.stores.arrays.segment_rows import read_range
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.events import EventBlock
+from ooc.stores.jit import kernel
 
 _TRIES = 16
 """attempts to find a random negative that is born and not the event's own destination; the last one is used in any case"""

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.memory_plan import words_for
 from ooc.sampling import kernels
-from stores.arrays.rows import AnyArray, Ids
-from stores.errors import BudgetError, ConfigError, InputError, StoreError
-from stores.graph import Graph
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
+from ooc.stores.graph import Graph
 
 T = TypeVar("T", bound=np.generic)
 

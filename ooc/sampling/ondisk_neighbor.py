@@ -14,10 +14,10 @@ from numba import types
 
 from ooc.graph.blocks import Subgraph
 from ooc.sampling.neighbor import HopBound, NeighborSampler, SubgraphBuilder, damaged_slot, scratch, table_capacity
-from stores.arrays.rows import AnyArray, Ids, Rows
-from stores.errors import ConfigError, OocError
-from stores.io.segments import mapping_of
-from stores.jit import kernel
+from ooc.stores.arrays.rows import AnyArray, Ids, Rows
+from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.io.segments import mapping_of
+from ooc.stores.jit import kernel
 
 AT_ONCE = 2**20
 """ids per call of `Rows.read`, which bounds the memory for planning: about 80 MB"""

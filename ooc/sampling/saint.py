@@ -28,13 +28,13 @@ from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.range_io import ahead
 from ooc.sampling.cluster import PIECE_SLOTS, Edges, InducedSubgraph, Words, check_bytes, edges_of, members, ones
 from ooc.sampling.kernels import stream_of, uniform
-from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
-from stores.arrays.segment_rows import SegmentRows
-from stores.errors import ConfigError, StoreError
-from stores.graph import Graph
-from stores.io.atomic import disk_errors, partial_path, publish, write_file
-from stores.io.segments import Segments
-from stores.jit import kernel
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
+from ooc.stores.arrays.segment_rows import SegmentRows
+from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.graph import Graph
+from ooc.stores.io.atomic import disk_errors, partial_path, publish, write_file
+from ooc.stores.io.segments import Segments
+from ooc.stores.jit import kernel
 
 Kind = Literal["walk", "node", "edge"]
 DAMAGED = "a slot holds no valid node id, or indptr decreases: the store is damaged; run `ooc verify` on it"

@@ -23,12 +23,12 @@ from ooc.runtime.keyed_random import mix64
 from ooc.runtime.memory_plan import TOPOLOGY_SHARE, words_for
 from ooc.sampling import kernels
 from ooc.sampling.neighbor import damaged_slot
-from stores.arrays.rows import AnyArray, Ids, Rows
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError, InputError, StoreError
-from stores.graph import Graph
-from stores.io.segments import mapping_of, warm
-from stores.jit import kernel
+from ooc.stores.arrays.rows import AnyArray, Ids, Rows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
+from ooc.stores.graph import Graph
+from ooc.stores.io.segments import mapping_of, warm
+from ooc.stores.jit import kernel
 
 Strategy = Literal["last", "uniform"]
 QUERY_BYTES, EDGE_BYTES = 8 + 8 + 8 + 8, 2 * 8

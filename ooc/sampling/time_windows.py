@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stores.arrays.rows import AnyArray, Ids
-from stores.errors import ConfigError, InputError
-from stores.events import Events
-from stores.manifest import TimeUnit
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.events import Events
+from ooc.stores.manifest import TimeUnit
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 NANOSECONDS: dict[str, int] = {"ns": 1, "us": 10**3, "ms": 10**6, **{unit: n * 10**9 for unit, n in _SECONDS.items()}}

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import TransformerConv
 
 from ooc.models.user_models import load_model
+from ooc.stores.errors import ConfigError
 from ooc.temporal.node_memory import BatchMemory, flat
-from stores.errors import ConfigError
 
 ModelName = Literal["tgn", "tgat", "graphmixer"]
 

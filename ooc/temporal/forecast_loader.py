@@ -35,10 +35,10 @@ from ooc.runtime.transfer import OnDevice
 from ooc.sampling.kernels import stream_of, uniform
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, last_labels
-from stores.arrays.rows import AnyArray, Ids, Rows
-from stores.errors import BudgetError
-from stores.events import EventBlock, Events, Reader
-from stores.jit import kernel
+from ooc.stores.arrays.rows import AnyArray, Ids, Rows
+from ooc.stores.errors import BudgetError
+from ooc.stores.events import EventBlock, Events, Reader
+from ooc.stores.jit import kernel
 
 PREFETCH = 4
 """most windows between disk and model; fewer if they are large"""

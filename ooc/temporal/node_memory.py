@@ -22,9 +22,9 @@ from ooc.loading.event_loader import EventLoader
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.pipeline import Stage
 from ooc.sampling.temporal_neighbor import TemporalIndex
-from stores.arrays.rows import AnyArray, Ids
-from stores.dataset import Dataset
-from stores.errors import InputError
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import InputError
 
 _COPIES = 4
 """copies of a node's row in a batch: as read, its own, that of its last event's other end, and the new one"""

@@ -17,7 +17,7 @@ from ooc.models.builders import build_model
 from ooc.models.convs import narrow_first, propagated
 from ooc.models.dropout import dropout
 from ooc.models.user_models import forward_batch, kind_of, load_model
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 Family = Literal["recurrent", "roland", "evolvegcn"]
 Update = Literal["gru", "mlp", "average"]

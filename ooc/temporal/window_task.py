@@ -14,10 +14,10 @@ from ooc.models.builders import full_blocks
 from ooc.runtime.messages import Pace
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.time_windows import last_labels
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError
 from ooc.temporal.forecast_loader import Forecast, WindowPair, draw
 from ooc.temporal.window_models import WindowModel
-from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError
 
 Found = dict[str, float | None]
 _BLOCK = 2**16

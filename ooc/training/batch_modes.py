@@ -35,12 +35,12 @@ from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
 from ooc.runtime.memory_plan import plan_memory
+from ooc.stores.dataset import Dataset
+from ooc.stores.process import resident_bytes
 from ooc.training import checkpoint, summary
 from ooc.training.build import make_optimizer, model_bytes
 from ooc.training.mode import RunContext, RunState, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode, make_loss
-from stores.dataset import Dataset
-from stores.process import resident_bytes
 
 TRAIN_SECONDS = 1.0
 """What each part of the profile before training may take"""

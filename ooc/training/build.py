@@ -11,7 +11,7 @@ from ooc.config.nodes import NodeConfig
 from ooc.models.builders import build_model
 from ooc.models.user_models import kind_of, load_model
 from ooc.runtime.keyed_random import Purpose, key
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 _SHARED = ("dropout", "heads", "norm", "residual")
 """settings of every model, built in or not"""

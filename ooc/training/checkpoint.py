@@ -15,8 +15,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from stores.errors import ConfigError, StoreError
-from stores.io.atomic import disk_errors, remove_leftovers, replacing, write_file
+from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.io.atomic import disk_errors, remove_leftovers, replacing, write_file
 
 FORMAT = 1
 CHECKPOINT = "checkpoint.pt"

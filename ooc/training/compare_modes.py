@@ -14,12 +14,12 @@ from ooc.layerwise.shape import parts_of as layers_of
 from ooc.planning.choose_mode import Candidate, ModeChoice, choose
 from ooc.planning.measure import batches_of
 from ooc.planning.run_plan import Plan
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError, OocError
 from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode
 from ooc.training.loop import PLAN_SECONDS, planning
 from ooc.training.open_run import open_dataset
 from ooc.training.registry import MODES
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError, OocError
 
 TRIED = {name: made for name, made in MODES.items() if issubclass(made, BatchMode)}
 """The modes that are compared"""

@@ -16,12 +16,12 @@ from ooc.metrics.links import EdgeBank, LinkScores
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling.negatives import GivenNegatives, Negatives
 from ooc.sampling.time_windows import NANOSECONDS, chronological, prefix
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from ooc.temporal.event_models import LinkModel, ModelName, OwnModel, Sizes, build_event_model
 from ooc.temporal.node_memory import MemoryLoader, NodeMemory, check_undirected
 from ooc.training.mode import Scores
 from ooc.training.temporal_mode import TimeMode, link_loss
-from stores.dataset import Dataset
-from stores.errors import ConfigError
 
 FOLDER = "memory"
 

@@ -32,13 +32,13 @@ from ooc.runtime.clock import write_trace
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import beside_scores, plan_memory
 from ooc.runtime.messages import Pace
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint
 from ooc.training.build import model_bytes
 from ooc.training.mode import RunContext, RunState, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode, labels_of, make_loss
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
-from stores.sizes import format_bytes
 
 FOLDER = "full"
 """of what does not fit the memory, in the run's directory"""

@@ -23,12 +23,12 @@ from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
 from ooc.planning.simulate_superbatches import cost_of
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.stores.errors import BudgetError
+from ooc.stores.io.atomic import remove_tree
+from ooc.stores.io.pages import PAGE_BYTES
+from ooc.stores.io.read_plan import plan_by_cost
 from ooc.training.batch_modes import PartMode
 from ooc.training.mode import RunContext, RunState, Scores
-from stores.errors import BudgetError
-from stores.io.atomic import remove_tree
-from stores.io.pages import PAGE_BYTES
-from stores.io.read_plan import plan_by_cost
 
 REFRESH_FOLDER = "refresh"
 """of the rows of a refresh while it is under way, in the run's directory"""

@@ -21,17 +21,17 @@ from ooc.config.modes import class_of
 from ooc.config.nodes import NodeConfig
 from ooc.layerwise.layerwise_pass import LayerwisePass, Progress
 from ooc.metrics.nodes import out_channels
+from ooc.stores.arrays.rows import Rows
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publish, removed_path, sync_dir
+from ooc.stores.manifest import read_manifest
+from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import make_model
 from ooc.training.open_run import saved_config
 from ooc.training.run import MODEL
-from stores.arrays.rows import Rows
-from stores.arrays.zarr_write import Appender
-from stores.dataset import Dataset
-from stores.errors import ConfigError, OocError
-from stores.io.atomic import check_absent, disk_errors, partial_path, publish, removed_path, sync_dir
-from stores.manifest import read_manifest
-from stores.sizes import format_bytes, parse_bytes
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
 """of a model's output in memory: the fewer of the two, but a thousand rows"""

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from ooc.config.base import RunConfig
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import OocError
 from ooc.training.open_run import open_run
 from ooc.training.registry import mode_of
 from ooc.training.run import Run
 from ooc.training.watchers import Watcher, Watchers
-from stores.dataset import Dataset
-from stores.errors import OocError
 
 PLAN_SECONDS = 2.0
 """What each part of the profile may take for `plan`"""

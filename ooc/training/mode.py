@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from ooc.config.base import RunConfig
 from ooc.history.history import Growth
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from ooc.training.build import pick_device
 from ooc.training.watchers import BATCHES, Rate, Watchers
-from stores.arrays.rows import Ids
-from stores.dataset import Dataset
-from stores.errors import ConfigError
 
 Scores = dict[str, float | None]
 

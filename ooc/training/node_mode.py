@@ -12,11 +12,11 @@ from ooc.history.history import Growth
 from ooc.layerwise.scores import ExactScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, class_weights, metric_names, out_channels
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from ooc.training.build import make_model
 from ooc.training.mode import Mode, RunState, Scores
-from stores.arrays.rows import Ids
-from stores.dataset import Dataset
-from stores.errors import ConfigError
 
 EXACT_FOLDER = "sweep"
 """of the rows of exact scores, in the run's directory"""

@@ -11,14 +11,14 @@ import torch
 from ooc.config.base import RunConfig, parse, read_config
 from ooc.config.modes import class_of
 from ooc.runtime.memory import MemoryMeter
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, OocError
 from ooc.training import checkpoint
 from ooc.training.build import make_optimizer
 from ooc.training.registry import mode_of
 from ooc.training.run import Run, environment
 from ooc.training.watchers import TensorBoardWatcher, Watchers
-from stores.arrays.rows import Ids
-from stores.dataset import Dataset
-from stores.errors import ConfigError, OocError
 
 CONFIG = "config.json"
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ooc.config.base import RunConfig
 from ooc.runtime.memory import MemoryMeter
+from ooc.stores.dataset import Dataset
 from ooc.training import checkpoint, summary
 from ooc.training.mode import Mode, RunState, Scores
 from ooc.training.watchers import Watchers
-from stores.dataset import Dataset
 
 SUMMARY = "summary.json"
 MODEL = "model.pt"

@@ -24,14 +24,14 @@ from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, metric_names, out_channels
 from ooc.metrics.nodes import Scores as NodeScores
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling.time_windows import chronological, prefix, windows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork, Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
 from ooc.temporal.window_task import WindowNet, WindowOutput, carried, edgebank, hand_on, parts, split_steps, task_of
 from ooc.training.build import make_optimizer
 from ooc.training.mode import Scores
 from ooc.training.temporal_mode import TimeMode, link_loss
-from stores.dataset import Dataset
-from stores.errors import ConfigError
 
 FOLDER = "carried"
 PAIRS_AT_ONCE = 2**16

@@ -24,12 +24,12 @@ from ooc.runtime.clock import write_trace
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.messages import Pace
 from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from ooc.temporal.forecast_loader import ForecastLoader
 from ooc.training.build import model_bytes
 from ooc.training.mode import Mode, RunContext, RunState, Scores
-from stores.arrays.rows import Ids
-from stores.dataset import Dataset
-from stores.errors import ConfigError
 
 SPLITS = ("val", "test")
 STATE_A_NODE = 6

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from ooc.runtime.messages import LINE_SECONDS, say, speed
-from stores.errors import ConfigError
-from stores.sizes import format_bytes
+from ooc.stores.errors import ConfigError
+from ooc.stores.sizes import format_bytes
 
 Rate = tuple[str, float]
 BATCHES: Rate = ("batches", 1)

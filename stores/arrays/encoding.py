@@ -16,10 +16,10 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows, check_request
-from stores.errors import StoreError
-from stores.io.threads import Background
-from stores.jit import kernel
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows, check_request
+from ooc.stores.errors import StoreError
+from ooc.stores.io.threads import Background
+from ooc.stores.jit import kernel
 
 DTYPE, SCALE = "ooc_dtype", "ooc_scale"
 """attributes of an array: the type of its values if Zarr lacks it, and the name of the array of scales next to it"""

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from stores.arrays.lmdb_rows import LmdbRows, environment
-from stores.arrays.rows import Rows
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.errors import InputError, StoreError
+from ooc.stores.arrays.lmdb_rows import LmdbRows, environment
+from ooc.stores.arrays.rows import Rows
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.errors import InputError, StoreError
 
 
 def open_features(
@@ -21,8 +21,8 @@ def open_features(
 ) -> Rows:
     """Open the node array `name` from `source`, the directory of a Zarr array or an LMDB environment.
 
-    A Zarr array ([N, ...]) has its own dtype, and scales if its attributes name them (`stores.arrays.encoding`). In LMDB, row r
-    is the record under r as a big-endian uint64.
+    A Zarr array ([N, ...]) has its own dtype, and scales if its attributes name them (`ooc.stores.arrays.encoding`). In LMDB,
+    row r is the record under r as a big-endian uint64.
 
     Args:
         source: The directory.

@@ -10,11 +10,11 @@ import lmdb
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stores.arrays.rows import AnyArray, Ids, check_request
-from stores.errors import StoreError
-from stores.io.engines.tasks import Gate
-from stores.io.segments import forget_map, map_of
-from stores.io.threads import Background
+from ooc.stores.arrays.rows import AnyArray, Ids, check_request
+from ooc.stores.errors import StoreError
+from ooc.stores.io.engines.tasks import Gate
+from ooc.stores.io.segments import forget_map, map_of
+from ooc.stores.io.threads import Background
 
 _BATCH_ROWS = 4096
 _KEY = struct.Struct(">Q")

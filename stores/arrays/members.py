@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 
 _WORDS = 8  # 64-node words per index entry: 9/64 of a byte per node in total
 

@@ -16,15 +16,15 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stores.arrays.rows import AnyArray, Ids, check_write
-from stores.arrays.segment_rows import SegmentRows
-from stores.errors import StoreError
-from stores.io.atomic import check_absent, disk_errors, partial_path, publish, write_file
-from stores.io.engines.tasks import settle
-from stores.io.pages import PAGE_BYTES, Bytes, PageFile, page_buffer
-from stores.io.segments import Segments
-from stores.io.threads import SharedPool
-from stores.io.write_plan import PIECE_BYTES, WritePlan, plan_writes
+from ooc.stores.arrays.rows import AnyArray, Ids, check_write
+from ooc.stores.arrays.segment_rows import SegmentRows
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publish, write_file
+from ooc.stores.io.engines.tasks import settle
+from ooc.stores.io.pages import PAGE_BYTES, Bytes, PageFile, page_buffer
+from ooc.stores.io.segments import Segments
+from ooc.stores.io.threads import SharedPool
+from ooc.stores.io.write_plan import PIECE_BYTES, WritePlan, plan_writes
 
 WRITERS = SharedPool("ooc-write", 4)
 """writes in flight, each through a buffer of 1 MiB; a few keep a disk busy"""
@@ -34,7 +34,7 @@ _local = threading.local()
 
 
 class Log(Protocol):
-    """Commits and rolls back rows; implemented by `stores.arrays.undo_log.UndoLog`."""
+    """Commits and rolls back rows; implemented by `ooc.stores.arrays.undo_log.UndoLog`."""
 
     def write(self, writes: Sequence[tuple[Any, Ids, AnyArray]]) -> int:
         """Save the rows' current contents, then overwrite them; returns the bytes written."""
@@ -65,7 +65,7 @@ class DiskRows(SegmentRows):
             super().close()
             raise
         self.log: Log | None = None
-        """set by `stores.arrays.undo_log`"""
+        """set by `ooc.stores.arrays.undo_log`"""
         self._writers = WRITERS.acquire()
         self._lock = threading.Lock()
         self._closed = False

@@ -1,7 +1,7 @@
 """`Rows`: the storage primitive, an array addressed by row.
 
-Features, labels, edge columns and histories are Rows, stored as a Zarr array (`stores.arrays.zarr_rows`), LMDB records
-(`stores.arrays.lmdb_rows`), a file overwritten in place (`stores.arrays.mutable_rows`), or in memory (`ArrayRows`, the
+Features, labels, edge columns and histories are Rows, stored as a Zarr array (`ooc.stores.arrays.zarr_rows`), LMDB records
+(`ooc.stores.arrays.lmdb_rows`), a file overwritten in place (`ooc.stores.arrays.mutable_rows`), or in memory (`ArrayRows`, the
 reference that the others are tested against).
 """
 
@@ -73,7 +73,7 @@ class MutableRows(Rows, Protocol):
     """Rows that a run overwrites in place, with a last committed state.
 
     Writes are readable at once, but neither durable nor final before `commit`: after a crash, `rollback` on opening restores
-    the committed rows byte for byte (see `stores.arrays.undo_log`).
+    the committed rows byte for byte (see `ooc.stores.arrays.undo_log`).
     """
 
     def write(self, ids: Ids, rows: AnyArray) -> int:

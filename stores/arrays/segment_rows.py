@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows, check_request
-from stores.io.disk import profile_for
-from stores.io.engines import Engine, open_engine
-from stores.io.engines.pread import PreadEngine
-from stores.io.read_plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost
-from stores.io.segments import Segments, map_segments
-from stores.io.threads import Background
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows, check_request
+from ooc.stores.io.disk import profile_for
+from ooc.stores.io.engines import Engine, open_engine
+from ooc.stores.io.engines.pread import PreadEngine
+from ooc.stores.io.read_plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost
+from ooc.stores.io.segments import Segments, map_segments
+from ooc.stores.io.threads import Background
 
 Empty = Callable[[int], NDArray[np.uint8]]
 """allocates memory of the given size with arbitrary content"""

@@ -17,13 +17,13 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.arrays.mutable_rows import WRITERS, DiskRows, as_bytes
-from stores.arrays.rows import AnyArray, Ids, check_write
-from stores.errors import StoreError
-from stores.io.atomic import disk_errors, remove_leftovers, write_file
-from stores.io.engines.tasks import settle
-from stores.io.pages import PAGE_BYTES, Bytes, PageFile, page_buffer
-from stores.io.write_plan import PIECE_BYTES, WritePlan, plan_writes
+from ooc.stores.arrays.mutable_rows import WRITERS, DiskRows, as_bytes
+from ooc.stores.arrays.rows import AnyArray, Ids, check_write
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import disk_errors, remove_leftovers, write_file
+from ooc.stores.io.engines.tasks import settle
+from ooc.stores.io.pages import PAGE_BYTES, Bytes, PageFile, page_buffer
+from ooc.stores.io.write_plan import PIECE_BYTES, WritePlan, plan_writes
 
 _RECORD = np.dtype(
     [("magic", "<u8"), ("generation", "<u8"), ("file", "<u8"), ("offset", "<u8"), ("nbytes", "<u8"), ("crc", "<u8")]

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from stores.arrays.rows import AnyArray, ArrayRows, Rows
-from stores.arrays.zarr_rows import ShardedRows
-from stores.errors import StoreError
-from stores.io.segments import Segments
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Rows
+from ooc.stores.arrays.zarr_rows import ShardedRows
+from ooc.stores.errors import StoreError
+from ooc.stores.io.segments import Segments
 
 _LOAD_BYTES = 2**24
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
-from stores.arrays.rows import AnyArray, Ids, check_request
-from stores.arrays.segment_rows import SegmentRows
-from stores.arrays.zarr_write import MISSING, PAGE_BYTES
-from stores.errors import StoreError
-from stores.io.segments import Segments, open_for_reading
-from stores.io.threads import Background
+from ooc.stores.arrays.rows import AnyArray, Ids, check_request
+from ooc.stores.arrays.segment_rows import SegmentRows
+from ooc.stores.arrays.zarr_write import MISSING, PAGE_BYTES
+from ooc.stores.errors import StoreError
+from ooc.stores.io.segments import Segments, open_for_reading
+from ooc.stores.io.threads import Background
 
 BLOCK_BYTES = 16 * 2**20
 """decoded at a time by zarr, unless one chunk is larger"""
@@ -107,7 +107,7 @@ def open_zarr_rows(group_path: Path | str, name: str, engine: str = "auto") -> S
 
     Shards with uncompressed, complete and ordered chunks are read by byte arithmetic through `engine` (see `open_engine`), all
     others through zarr. Raises StoreError if the array is missing, or a shard is truncated, damaged or, in arrays of
-    `stores.arrays.zarr_write` (which have checksums), missing.
+    `ooc.stores.arrays.zarr_write` (which have checksums), missing.
 
     >>> open_zarr_rows("papers.ooc", "node/node/x").read(ids, out)
     """

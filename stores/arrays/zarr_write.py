@@ -19,8 +19,8 @@ import numpy as np
 import zarr
 from numpy.typing import DTypeLike, NDArray
 
-from stores.errors import InputError, StoreError
-from stores.io.atomic import disk_errors
+from ooc.stores.errors import InputError, StoreError
+from ooc.stores.io.atomic import disk_errors
 
 PAGE_BYTES = 4096
 CHUNK_BYTES = 2**20

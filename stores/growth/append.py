@@ -10,22 +10,22 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from stores import manifest as names
-from stores.arrays.encoding import arrays_in, encoding_of
-from stores.arrays.rows import AnyArray
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.errors import ConfigError, InputError
-from stores.growth.delta import EDGES, FEATURE, Appended, Appending, appending, record_rows
-from stores.growth.newnodes import NewNodes, stage_features
-from stores.growth.sorting import Column
-from stores.growth.spec import AppendSpec
-from stores.growth.versions import alone
-from stores.ingest.datasets import Inputs, gather
-from stores.ingest.duck import Duck, Progress, silent
-from stores.ingest.edge_features import rows_of
-from stores.ingest.ids import EdgeColumns
-from stores.ingest.times import TimeColumn, time_column
-from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, version_of
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import arrays_in, encoding_of
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.growth.delta import EDGES, FEATURE, Appended, Appending, appending, record_rows
+from ooc.stores.growth.newnodes import NewNodes, stage_features
+from ooc.stores.growth.sorting import Column
+from ooc.stores.growth.spec import AppendSpec
+from ooc.stores.growth.versions import alone
+from ooc.stores.ingest.datasets import Inputs, gather
+from ooc.stores.ingest.duck import Duck, Progress, silent
+from ooc.stores.ingest.edge_features import rows_of
+from ooc.stores.ingest.ids import EdgeColumns
+from ooc.stores.ingest.times import TimeColumn, time_column
+from ooc.stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, version_of
 
 
 @dataclass(frozen=True)

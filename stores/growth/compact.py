@@ -4,14 +4,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from stores.growth.delta import Appended, reading, remove
-from stores.growth.grow import Growing
-from stores.growth.lineage import note
-from stores.growth.sorting import room_of
-from stores.growth.versions import alone, remove_unused, view_folder
-from stores.ingest.duck import Progress, silent
-from stores.io.atomic import partial_path
-from stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, set_version, version_of
+from ooc.stores.growth.delta import Appended, reading, remove
+from ooc.stores.growth.grow import Growing
+from ooc.stores.growth.lineage import note
+from ooc.stores.growth.sorting import room_of
+from ooc.stores.growth.versions import alone, remove_unused, view_folder
+from ooc.stores.ingest.duck import Progress, silent
+from ooc.stores.io.atomic import partial_path
+from ooc.stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, set_version, version_of
 
 
 @dataclass(frozen=True)

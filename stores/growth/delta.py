@@ -20,10 +20,10 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from stores.arrays.rows import AnyArray
-from stores.errors import StoreError
-from stores.io.atomic import database_error, disk_errors, remove_tree, sync_dir
-from stores.io.segments import forget_map, map_of
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import database_error, disk_errors, remove_tree, sync_dir
+from ooc.stores.io.segments import forget_map, map_of
 
 DELTA = "delta.lmdb"
 RECORD_ROWS = 2**16

@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from stores import manifest as names
-from stores.arrays.encoding import arrays_in, names_of_scales
-from stores.arrays.rows import AnyArray
-from stores.arrays.segment_rows import read_range
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.arrays.zarr_write import Appender
-from stores.graph import index_dtype
-from stores.growth import merge
-from stores.growth.delta import EDGES, FEATURE, Delta
-from stores.growth.links import link_array
-from stores.growth.merge import Insertion, grow_array, grow_graph, place_events, slots_of, spliced
-from stores.growth.sorting import Column, ColumnWriter, Sorter
-from stores.ingest.duck import Progress
-from stores.io.segments import forget
-from stores.manifest import Manifest
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import arrays_in, names_of_scales
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.arrays.segment_rows import read_range
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.graph import index_dtype
+from ooc.stores.growth import merge
+from ooc.stores.growth.delta import EDGES, FEATURE, Delta
+from ooc.stores.growth.links import link_array
+from ooc.stores.growth.merge import Insertion, grow_array, grow_graph, place_events, slots_of, spliced
+from ooc.stores.growth.sorting import Column, ColumnWriter, Sorter
+from ooc.stores.ingest.duck import Progress
+from ooc.stores.io.segments import forget
+from ooc.stores.manifest import Manifest
 
 Fields = dict[str, tuple[Any, tuple[int, ...]]]
 Columns = Mapping[str, Column]

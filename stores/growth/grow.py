@@ -12,24 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from stores import manifest as names
-from stores.arrays.encoding import arrays_in
-from stores.arrays.rows import AnyArray
-from stores.arrays.segment_rows import read_range
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.arrays.zarr_write import Appender
-from stores.build import finish_store
-from stores.growth.delta import IDS, ROWS, Appended, Delta, small
-from stores.growth.edges import EdgeGrowth, given_before
-from stores.growth.links import link_array, link_the_rest
-from stores.growth.merge import Ints
-from stores.growth.newids import IdIndex, unpack_ids
-from stores.growth.rows import DELTA_ROWS, DELTA_VALUES, delta_array
-from stores.growth.sorting import Column, Sorter
-from stores.ids import grow_ids, write_ids
-from stores.ingest.duck import Progress
-from stores.io.segments import forget
-from stores.manifest import Input, Manifest
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import arrays_in
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.arrays.segment_rows import read_range
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.build import finish_store
+from ooc.stores.growth.delta import IDS, ROWS, Appended, Delta, small
+from ooc.stores.growth.edges import EdgeGrowth, given_before
+from ooc.stores.growth.links import link_array, link_the_rest
+from ooc.stores.growth.merge import Ints
+from ooc.stores.growth.newids import IdIndex, unpack_ids
+from ooc.stores.growth.rows import DELTA_ROWS, DELTA_VALUES, delta_array
+from ooc.stores.growth.sorting import Column, Sorter
+from ooc.stores.ids import grow_ids, write_ids
+from ooc.stores.ingest.duck import Progress
+from ooc.stores.io.segments import forget
+from ooc.stores.manifest import Input, Manifest
 
 STAGE = "stage"
 BLOCK_BYTES = 2**24

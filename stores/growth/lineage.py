@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.arrays.encoding import arrays_in
-from stores.errors import StoreError
-from stores.fingerprints import fingerprint_of
-from stores.growth.delta import EDGES, ROWS, Delta, reading, small
-from stores.growth.place import with_appends
-from stores.io.atomic import replacing, write_file
-from stores.manifest import NODE, VERSIONS, Manifest, arrays_of, node_array, read_manifest, version_of
+from ooc.stores.arrays.encoding import arrays_in
+from ooc.stores.errors import StoreError
+from ooc.stores.fingerprints import fingerprint_of
+from ooc.stores.growth.delta import EDGES, ROWS, Delta, reading, small
+from ooc.stores.growth.place import with_appends
+from ooc.stores.io.atomic import replacing, write_file
+from ooc.stores.manifest import NODE, VERSIONS, Manifest, arrays_of, node_array, read_manifest, version_of
 
 Ints = NDArray[np.int64]
 _LINEAGE, _TOUCHED = "lineage.json", "touched.npy"

@@ -4,8 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from stores import manifest as names
-from stores.fingerprints import array_names
+from ooc.stores import manifest as names
+from ooc.stores.fingerprints import array_names
 
 
 def link_array(root: Path, out: Path, name: str) -> None:

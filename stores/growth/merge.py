@@ -1,8 +1,8 @@
 """Growing arrays: each array of a grown store is the old one with rows inserted and appended.
 
 The planner `place_events` is pure: it gives the old event before which each new one is inserted. The rest streams: old rows are
-read in blocks, new ones in order from files (`stores.growth.sorting`), and written by an ingest's writers, so a grown store has
-the bytes of a single ingest.
+read in blocks, new ones in order from files (`ooc.stores.growth.sorting`), and written by an ingest's writers, so a grown store
+has the bytes of a single ingest.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores import manifest as names
-from stores.arrays.rows import AnyArray, Rows
-from stores.arrays.segment_rows import read_range
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.arrays.zarr_write import Appender
-from stores.graph import index_dtype
-from stores.growth.sorting import Column, until
-from stores.ingest.edges import CscWriter
-from stores.io.segments import forget
-from stores.jit import kernel
+from ooc.stores import manifest as names
+from ooc.stores.arrays.rows import AnyArray, Rows
+from ooc.stores.arrays.segment_rows import read_range
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.graph import index_dtype
+from ooc.stores.growth.sorting import Column, until
+from ooc.stores.ingest.edges import CscWriter
+from ooc.stores.io.segments import forget
+from ooc.stores.jit import kernel
 
 Ints = NDArray[np.int64]
 BLOCK_ROWS = 2**19

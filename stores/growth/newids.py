@@ -10,11 +10,11 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.arrays.rows import AnyArray
-from stores.ids import decode_ids, encode_ids
-from stores.io.atomic import database_error, disk_errors
-from stores.io.segments import forget_map, map_of
-from stores.manifest import IdKind
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.ids import decode_ids, encode_ids
+from ooc.stores.io.atomic import database_error, disk_errors
+from ooc.stores.io.segments import forget_map, map_of
+from ooc.stores.manifest import IdKind
 
 _PUTS = 2**14
 """puts per transaction; in random order each may dirty its own page, which stays in memory until then"""

@@ -11,26 +11,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stores import manifest as names
-from stores.arrays.encoding import INT8_MOST, Encoding, arrays_in, encoding_of
-from stores.arrays.rows import AnyArray
-from stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
-from stores.errors import ConfigError, InputError
-from stores.growth.delta import IDS, ROWS, Appending, record_rows
-from stores.growth.lineage import input_arrays
-from stores.growth.newids import IdIndex, pack_ids, unpack_ids
-from stores.growth.sorting import Column, ColumnWriter
-from stores.growth.spec import AppendSpec
-from stores.ids import IdMap
-from stores.ingest import duck as sql
-from stores.ingest import ids, nodes
-from stores.ingest import splits as split_files
-from stores.ingest.datasets import Inputs
-from stores.ingest.duck import Duck, Progress, silent
-from stores.ingest.ids import EdgeColumns, EdgeScan
-from stores.ingest.node_inputs import NodeInputs
-from stores.ingest.times import TimeColumn, time_column
-from stores.manifest import SPLIT_CODES, IdKind, Manifest, Task
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import INT8_MOST, Encoding, arrays_in, encoding_of
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.growth.delta import IDS, ROWS, Appending, record_rows
+from ooc.stores.growth.lineage import input_arrays
+from ooc.stores.growth.newids import IdIndex, pack_ids, unpack_ids
+from ooc.stores.growth.sorting import Column, ColumnWriter
+from ooc.stores.growth.spec import AppendSpec
+from ooc.stores.ids import IdMap
+from ooc.stores.ingest import duck as sql
+from ooc.stores.ingest import ids, nodes
+from ooc.stores.ingest import splits as split_files
+from ooc.stores.ingest.datasets import Inputs
+from ooc.stores.ingest.duck import Duck, Progress, silent
+from ooc.stores.ingest.ids import EdgeColumns, EdgeScan
+from ooc.stores.ingest.node_inputs import NodeInputs
+from ooc.stores.ingest.times import TimeColumn, time_column
+from ooc.stores.manifest import SPLIT_CODES, IdKind, Manifest, Task
 
 _STORED = ("float32", "float16", "bfloat16", "int8")
 _ID_BYTES = 64

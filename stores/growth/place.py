@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stores.fingerprints import fingerprint_of
-from stores.growth.delta import Appended, reading
-from stores.growth.versions import AGAIN_SECONDS, Hold, hold_current, view_folder
-from stores.growth.view import _merge_view
-from stores.manifest import Manifest, arrays_of, read_manifest, version_of
+from ooc.stores.fingerprints import fingerprint_of
+from ooc.stores.growth.delta import Appended, reading
+from ooc.stores.growth.versions import AGAIN_SECONDS, Hold, hold_current, view_folder
+from ooc.stores.growth.view import _merge_view
+from ooc.stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
 if TYPE_CHECKING:
-    from stores.ingest.duck import Progress
+    from ooc.stores.ingest.duck import Progress
 
 _MARK = "+appended="
 
@@ -25,7 +25,7 @@ class Place:
     root: Path
     """the version"""
     view: Path | None
-    """view of the appends (`stores.growth.grow`), None without any"""
+    """view of the appends (`ooc.stores.growth.grow`), None without any"""
     appended: Appended
     base: Manifest
     """manifest of the version"""

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.arrays.rows import AnyArray, Ids, Rows, check_request
-from stores.io.threads import Background
+from ooc.stores.arrays.rows import AnyArray, Ids, Rows, check_request
+from ooc.stores.io.threads import Background
 
 DELTA_ROWS, DELTA_VALUES = "row", "value"
 """arrays of a view: the new or changed rows, ascending, and their values"""

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from stores.arrays.rows import AnyArray
-from stores.io.atomic import disk_errors
-from stores.io.segments import Segments, map_segments
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.io.atomic import disk_errors
+from ooc.stores.io.segments import Segments, map_segments
 
 LEAST_ROOM, MOST_ROOM = 2**24, 2**28
 """bytes of records in memory at once"""
@@ -51,7 +51,7 @@ class Column:
         return found.reshape(last - first, *self.shape)
 
     def map(self) -> AnyArray:
-        """Memory-map the column (see `stores.io.segments.forget`): [count, *shape]."""
+        """Memory-map the column (see `ooc.stores.io.segments.forget`): [count, *shape]."""
         if not self.count:
             return np.empty((0, *self.shape), self.dtype)
         whole = map_segments(Segments((self.path,), np.array([self.count * self.row_bytes])))

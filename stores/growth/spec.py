@@ -2,8 +2,8 @@
 
 from pydantic import model_validator
 
-from stores.errors import ConfigError
-from stores.ingest.spec import IngestSpec
+from ooc.stores.errors import ConfigError
+from ooc.stores.ingest.spec import IngestSpec
 
 FIELDS = (
     "edges",

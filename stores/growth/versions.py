@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stores import manifest as names
-from stores.errors import StoreError
-from stores.io.atomic import disk_errors, remove_tree, removed_path
-from stores.manifest import VERSIONS, arrays_of, version_of
+from ooc.stores import manifest as names
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import disk_errors, remove_tree, removed_path
+from ooc.stores.manifest import VERSIONS, arrays_of, version_of
 
 _TOP = ("graph", names.EVENTS, "node", "edge", names.CHECKSUMS, names.IDS)
 """what a store without versions has at its top level"""

@@ -4,14 +4,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stores.errors import StoreError
-from stores.growth.delta import reading
-from stores.growth.versions import alone, remove_views, view_folder
-from stores.io.atomic import partial_path
+from ooc.stores.errors import StoreError
+from ooc.stores.growth.delta import reading
+from ooc.stores.growth.versions import alone, remove_views, view_folder
+from ooc.stores.io.atomic import partial_path
 
 if TYPE_CHECKING:
-    from stores.ingest.duck import Progress
-from stores.manifest import arrays_of, version_of
+    from ooc.stores.ingest.duck import Progress
+from ooc.stores.manifest import arrays_of, version_of
 
 
 def _merge_view(path: Path, memory: int | None, progress: "Progress | None") -> None:
@@ -21,9 +21,9 @@ def _merge_view(path: Path, memory: int | None, progress: "Progress | None") -> 
             f"{path} has appends that its arrays do not hold, and nothing can be written there: "
             f"run `ooc compact {path}` where it can be"
         )
-    from stores.growth.grow import Growing  # an ingest's modules, which other readers do without
-    from stores.growth.sorting import room_of
-    from stores.ingest.duck import silent
+    from ooc.stores.growth.grow import Growing  # an ingest's modules, which other readers do without
+    from ooc.stores.growth.sorting import room_of
+    from ooc.stores.ingest.duck import silent
 
     with alone(path, "view", wait=True):
         version = version_of(path)

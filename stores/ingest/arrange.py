@@ -10,8 +10,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stores.arrays.zarr_write import Appender
-from stores.io.atomic import disk_errors
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.io.atomic import disk_errors
 
 READ_BYTES = 2**24
 

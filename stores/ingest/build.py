@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores import manifest as names
-from stores.arrays.zarr_write import Appender
-from stores.build import finish_store
-from stores.errors import ConfigError, InputError, StoreError
-from stores.ingest import duck as sql
-from stores.ingest import edges as csc
-from stores.ingest import ids
-from stores.ingest.arrange import MakeSink
-from stores.ingest.datasets import Inputs, gather, input_files
-from stores.ingest.duck import Duck, Progress, silent
-from stores.ingest.edge_features import EdgeFeatures
-from stores.ingest.events import Events
-from stores.ingest.ids import EdgeColumns, EdgeScan
-from stores.ingest.node_arrays import NodeArrays
-from stores.ingest.node_inputs import NodeInputs
-from stores.ingest.renumber import Renumbering
-from stores.ingest.spec import IngestResult, IngestSpec
-from stores.ingest.steps import Steps, fingerprint
-from stores.ingest.times import TimeColumn, time_column
-from stores.io.atomic import check_absent, partial_path, write_error
-from stores.manifest import Input, Manifest, Partition
+from ooc.stores import manifest as names
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.build import finish_store
+from ooc.stores.errors import ConfigError, InputError, StoreError
+from ooc.stores.ingest import duck as sql
+from ooc.stores.ingest import edges as csc
+from ooc.stores.ingest import ids
+from ooc.stores.ingest.arrange import MakeSink
+from ooc.stores.ingest.datasets import Inputs, gather, input_files
+from ooc.stores.ingest.duck import Duck, Progress, silent
+from ooc.stores.ingest.edge_features import EdgeFeatures
+from ooc.stores.ingest.events import Events
+from ooc.stores.ingest.ids import EdgeColumns, EdgeScan
+from ooc.stores.ingest.node_arrays import NodeArrays
+from ooc.stores.ingest.node_inputs import NodeInputs
+from ooc.stores.ingest.renumber import Renumbering
+from ooc.stores.ingest.spec import IngestResult, IngestSpec
+from ooc.stores.ingest.steps import Steps, fingerprint
+from ooc.stores.ingest.times import TimeColumn, time_column
+from ooc.stores.io.atomic import check_absent, partial_path, write_error
+from ooc.stores.manifest import Input, Manifest, Partition
 
 _FREE = {"memory"}
 """settings that do not change the store, so a resumed ingest may change them"""

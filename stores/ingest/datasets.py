@@ -8,10 +8,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.errors import InputError
-from stores.ingest.duck import Duck, Progress
-from stores.ingest.sources import Table, TableFile, find, kind_of, open_array, open_table, stage_edge_array, unpack_npz
-from stores.ingest.spec import IngestSpec
+from ooc.stores.errors import InputError
+from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.sources import Table, TableFile, find, kind_of, open_array, open_table, stage_edge_array, unpack_npz
+from ooc.stores.ingest.spec import IngestSpec
 
 KEYS = {
     "x": ("x", "node_features", "node_feat", "features"),

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import duckdb
 import pyarrow as pa
 
-from stores.errors import BudgetError, InputError, OocError, StoreError
-from stores.io.atomic import write_error
+from ooc.stores.errors import BudgetError, InputError, OocError, StoreError
+from ooc.stores.io.atomic import write_error
 
 OUTSIDE_BYTES = 600_000_000
 """memory outside the engine's limit: Python, its libraries, batches in flight, allocator slack"""

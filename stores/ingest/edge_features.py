@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from stores import manifest as names
-from stores.arrays.encoding import scale_name
-from stores.ingest import nodes
-from stores.ingest.arrange import MakeSink
-from stores.ingest.duck import Duck, Progress
-from stores.ingest.ids import EdgeColumns
-from stores.ingest.sources import find
-from stores.ingest.spec import IngestSpec
-from stores.ingest.steps import Steps
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import scale_name
+from ooc.stores.ingest import nodes
+from ooc.stores.ingest.arrange import MakeSink
+from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.ids import EdgeColumns
+from ooc.stores.ingest.sources import find
+from ooc.stores.ingest.spec import IngestSpec
+from ooc.stores.ingest.steps import Steps
 
 
 class EdgeFeatures:

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
-from stores import manifest as names
-from stores.arrays.zarr_write import Appender
-from stores.graph import index_dtype
-from stores.ingest import duck as sql
-from stores.ingest.duck import Duck, Progress
+from ooc.stores import manifest as names
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.graph import index_dtype
+from ooc.stores.ingest import duck as sql
+from ooc.stores.ingest.duck import Duck, Progress
 
 NODE_ROWS = 1 << 20
 """entries of indptr or weight_sum computed at a time"""

@@ -18,16 +18,16 @@ import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
 from numpy.typing import DTypeLike, NDArray
 
-from stores import manifest as names
-from stores.arrays.zarr_write import Appender
-from stores.graph import index_dtype
-from stores.ingest import edges as csc
-from stores.ingest.arrange import Arranging, MakeSink, Sink
-from stores.ingest.duck import Duck, Progress
-from stores.ingest.ids import EdgeColumns
-from stores.ingest.renumber import ARRANGE_SHARE
-from stores.ingest.spec import IngestSpec
-from stores.ingest.steps import Steps
+from ooc.stores import manifest as names
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.graph import index_dtype
+from ooc.stores.ingest import edges as csc
+from ooc.stores.ingest.arrange import Arranging, MakeSink, Sink
+from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.ids import EdgeColumns
+from ooc.stores.ingest.renumber import ARRANGE_SHARE
+from ooc.stores.ingest.spec import IngestSpec
+from ooc.stores.ingest.steps import Steps
 
 INPUT = "input"
 """the array of events' input positions, if those are not their numbers"""

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.arrays.zarr_write import Appender
-from stores.errors import InputError
-from stores.ingest.arrange import MakeSink
-from stores.ingest.nodes import Rows
-from stores.manifest import Task, label_dtype, node_array
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.errors import InputError
+from ooc.stores.ingest.arrange import MakeSink
+from ooc.stores.ingest.nodes import Rows
+from ooc.stores.manifest import Task, label_dtype, node_array
 
 MOST_CLASSES = 1000
 """more classes than both this and the nodes are treated as a mistake"""

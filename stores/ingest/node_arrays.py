@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores import manifest as names
-from stores.arrays.encoding import scale_name
-from stores.errors import ConfigError, InputError
-from stores.ingest import labels as label_rows
-from stores.ingest import nodes
-from stores.ingest import splits as split_files
-from stores.ingest.arrange import MakeSink, in_input_order
-from stores.ingest.datasets import Inputs
-from stores.ingest.duck import Duck, Progress
-from stores.ingest.node_inputs import NodeInputs
-from stores.ingest.spec import IngestSpec
-from stores.ingest.steps import Steps
-from stores.ingest.times import TimeColumn, time_column
+from ooc.stores import manifest as names
+from ooc.stores.arrays.encoding import scale_name
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.ingest import labels as label_rows
+from ooc.stores.ingest import nodes
+from ooc.stores.ingest import splits as split_files
+from ooc.stores.ingest.arrange import MakeSink, in_input_order
+from ooc.stores.ingest.datasets import Inputs
+from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.node_inputs import NodeInputs
+from ooc.stores.ingest.spec import IngestSpec
+from ooc.stores.ingest.steps import Steps
+from ooc.stores.ingest.times import TimeColumn, time_column
 
 BIRTH = "birth"
 """node array of the nodes' first times, in the edges' time and dtype; its smallest value: from the start"""

@@ -1,9 +1,9 @@
 """Which inputs contain the node arrays: features by name, and labels."""
 
-from stores.ingest import nodes
-from stores.ingest.datasets import Inputs
-from stores.ingest.duck import Duck
-from stores.ingest.spec import IngestSpec
+from ooc.stores.ingest import nodes
+from ooc.stores.ingest.datasets import Inputs
+from ooc.stores.ingest.duck import Duck
+from ooc.stores.ingest.spec import IngestSpec
 
 
 class NodeInputs:

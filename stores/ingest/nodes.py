@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stores.arrays.encoding import DTYPE, SCALE, scale_name, scale_of, to_bfloat16, to_int8
-from stores.arrays.zarr_write import Appender, write_array
-from stores.errors import ConfigError, InputError
-from stores.ingest import duck as sql
-from stores.ingest.arrange import MakeSink
-from stores.ingest.duck import Duck, Progress
-from stores.ingest.sources import Table, open_array, read_rows
-from stores.manifest import node_array
+from ooc.stores.arrays.encoding import DTYPE, SCALE, scale_name, scale_of, to_bfloat16, to_int8
+from ooc.stores.arrays.zarr_write import Appender, write_array
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.ingest import duck as sql
+from ooc.stores.ingest.arrange import MakeSink
+from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.sources import Table, open_array, read_rows
+from ooc.stores.manifest import node_array
 
 BLOCK_BYTES = 16 << 20
 Block = NDArray[Any]
@@ -219,7 +219,7 @@ class Storage:
         return np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
 
     def attributes(self, name: str) -> dict[str, str]:
-        """Attributes that describe the values if the dtype does not; see `stores.arrays.encoding`."""
+        """Attributes that describe the values if the dtype does not; see `ooc.stores.arrays.encoding`."""
         scale = {} if self.step is None else {SCALE: scale_name(name)}
         return {} if self.dtype in ("float32", "float16") else {DTYPE: self.dtype, **scale}
 

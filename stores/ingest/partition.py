@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.errors import BudgetError, ConfigError
-from stores.graph import index_dtype
-from stores.ingest import edges as csc
-from stores.ingest.duck import OUTSIDE_BYTES, Duck, Progress
-from stores.jit import kernel
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.graph import index_dtype
+from ooc.stores.ingest import edges as csc
+from ooc.stores.ingest.duck import OUTSIDE_BYTES, Duck, Progress
+from ooc.stores.jit import kernel
 
 Ints = NDArray[np.int64]
 Parts = NDArray[np.int32]

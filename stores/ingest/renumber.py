@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stores import manifest as names
-from stores.arrays.segment_rows import read_range
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.arrays.zarr_write import write_array
-from stores.ingest import edges as csc
-from stores.ingest.arrange import Arranging
-from stores.ingest.duck import Duck, Progress
-from stores.ingest.partition import Neighbors, by_degree, count_cut, count_ends, count_of, method_of, numbering, partition
-from stores.ingest.spec import IngestSpec
-from stores.ingest.steps import Steps, remove
-from stores.manifest import Partition
+from ooc.stores import manifest as names
+from ooc.stores.arrays.segment_rows import read_range
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.arrays.zarr_write import write_array
+from ooc.stores.ingest import edges as csc
+from ooc.stores.ingest.arrange import Arranging
+from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.partition import Neighbors, by_degree, count_cut, count_ends, count_of, method_of, numbering, partition
+from ooc.stores.ingest.spec import IngestSpec
+from ooc.stores.ingest.steps import Steps, remove
+from ooc.stores.manifest import Partition
 
 ARRANGE_SHARE = 8
 """share of the memory (1/8) for the rows of a node array being reordered"""

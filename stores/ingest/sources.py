@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stores.errors import InputError
-from stores.ingest import duck as sql
-from stores.ingest.duck import Duck, Progress, silent
+from ooc.stores.errors import InputError
+from ooc.stores.ingest import duck as sql
+from ooc.stores.ingest.duck import Duck, Progress, silent
 
 TABLES = (".parquet", ".pq", ".csv", ".tsv", ".txt")
 TEXT_TYPES = {"string", "large_string", "string_view"}

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stores.errors import ConfigError
-from stores.manifest import Partition, TimeUnit
-from stores.sizes import parse_bytes
+from ooc.stores.errors import ConfigError
+from ooc.stores.manifest import Partition, TimeUnit
+from ooc.stores.sizes import parse_bytes
 
 OF_EVENTS = ("src", "dst", "time", "weight")
 """names of event columns that features cannot have"""

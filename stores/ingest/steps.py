@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stores.errors import StoreError
-from stores.io.atomic import disk_errors, partial_path, write_file
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import disk_errors, partial_path, write_file
 
 LOCK, JOURNAL = "ooc-ingest.lock", "steps.json"
 

@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stores.errors import InputError
-from stores.ingest import duck as sql
-from stores.ingest.duck import Duck
-from stores.ingest.sources import TEXT_TYPES, Table, first
-from stores.manifest import TimeUnit
+from ooc.stores.errors import InputError
+from ooc.stores.ingest import duck as sql
+from ooc.stores.ingest.duck import Duck
+from ooc.stores.ingest.sources import TEXT_TYPES, Table, first
+from ooc.stores.manifest import TimeUnit
 
 Kind = Literal["int", "float", "timestamp"]
 _WHOLE = ("int", "uint")

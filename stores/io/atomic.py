@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from stores.errors import StoreError
+from ooc.stores.errors import StoreError
 
 _ADVICE = {
     errno.ENOSPC: "free some space there, or choose another disk",

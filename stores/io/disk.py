@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
-from stores.errors import ConfigError, StoreError
-from stores.io.atomic import disk_errors, write_file
-from stores.io.engines import Engine, open_engine
-from stores.io.engines.pread import DEPTH, PreadEngine
-from stores.io.read_plan import DEFAULT_COST, ReadCost, ReadPlan
-from stores.io.segments import Segments
-from stores.sizes import format_bytes
+from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.io.atomic import disk_errors, write_file
+from ooc.stores.io.engines import Engine, open_engine
+from ooc.stores.io.engines.pread import DEPTH, PreadEngine
+from ooc.stores.io.read_plan import DEFAULT_COST, ReadCost, ReadPlan
+from ooc.stores.io.segments import Segments
+from ooc.stores.sizes import format_bytes
 
 SIZES = (4096, 16 * 1024, 64 * 1024, 256 * 1024, 2**20)
 """extent sizes that are measured, in bytes"""
@@ -70,7 +70,7 @@ class DiskProfile(BaseModel):
 
     Attributes:
         device: Name of the device, and `size_bytes` its size.
-        read_s: See `stores.io.read_plan.ReadCost`, as for `byte_s` and `latency_s`; fitted to `table`.
+        read_s: See `ooc.stores.io.read_plan.ReadCost`, as for `byte_s` and `latency_s`; fitted to `table`.
         depth: Small reads the engine should keep in flight; chosen from `depths`.
         note: Why the engine does less than its name says, or None.
         measured: Time of the measurement; None for the default profile.

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.errors import StoreError
-from stores.io.atomic import disk_errors
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import disk_errors
 
 PAGE_BYTES = 4096
 Bytes = NDArray[np.uint8]

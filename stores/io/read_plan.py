@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 
 MAX_EXTENT_BYTES = 2**20
 MOST_EXTRA = 0.2

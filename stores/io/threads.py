@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.errors import StoreError
+from ooc.stores.errors import StoreError
 
 
 class SharedPool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 
 PAGE_BYTES = 4096
 PIECE_BYTES = 2**20

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stores.arrays.rows import ArrayRows, Rows
-from stores.errors import StoreError
+from ooc.stores.arrays.rows import ArrayRows, Rows
+from ooc.stores.errors import StoreError
 from tests.scale import few
 
 Make = Callable[[np.ndarray[Any, Any]], Rows]

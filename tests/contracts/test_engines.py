@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stores.errors import StoreError
-from stores.io.engines import Engine, open_engine
-from stores.io.engines.gds import unavailable
-from stores.io.read_plan import plan_reads
-from stores.io.segments import Segments
+from ooc.stores.errors import StoreError
+from ooc.stores.io.engines import Engine, open_engine
+from ooc.stores.io.engines.gds import unavailable
+from ooc.stores.io.read_plan import plan_reads
+from ooc.stores.io.segments import Segments
 
 PAGES = 64  # of each file but the last
 

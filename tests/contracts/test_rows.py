@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import zarr
 
-from stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
-from stores.arrays.mutable_rows import DiskRows
-from stores.arrays.rows import ArrayRows, Rows
-from stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
-from stores.arrays.zarr_write import Appender
+from ooc.stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import ArrayRows, Rows
+from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
+from ooc.stores.arrays.zarr_write import Appender
 from tests.contracts.rows_contract import Make, RowsContract
 
 Array = np.ndarray[Any, Any]

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stores.growth.append import append
-from stores.growth.compact import compact
-from stores.growth.spec import AppendSpec
-from stores.info import describe
-from stores.ingest import IngestSpec, ingest
-from stores.integrity import verify
+from ooc.stores.growth.append import append
+from ooc.stores.growth.compact import compact
+from ooc.stores.growth.spec import AppendSpec
+from ooc.stores.info import describe
+from ooc.stores.ingest import IngestSpec, ingest
+from ooc.stores.integrity import verify
 from tests.conftest import MakeStore
 from tests.forked import Python
 from tests.scale import few

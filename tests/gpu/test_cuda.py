@@ -11,11 +11,11 @@ import ooc
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.buffers import LEAST_BYTES, Buffers
 from ooc.runtime.transfer import Copier, moved, on_device, pin
+from ooc.stores.io.engines import gds, open_engine
+from ooc.stores.io.read_plan import plan_reads
+from ooc.stores.io.segments import Segments
 from ooc.training import checkpoint
 from ooc.training.loop import train
-from stores.io.engines import gds, open_engine
-from stores.io.read_plan import plan_reads
-from stores.io.segments import Segments
 from tests.ooc.batches import same
 from tests.ooc.runs import configure
 from tests.ooc.runtime.test_transfer import batch_of

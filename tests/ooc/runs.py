@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ooc.config.nodes import TrainConfig
+from ooc.stores.process import resident_bytes
 from ooc.training.watchers import LineWatcher
-from stores.process import resident_bytes
 
 SMALL: dict[str, Any] = {"model": "sage", "hidden": 8, "fanout": [3, 3], "batch_size": 8, "epochs": 3, "seed": 5, "threads": 1}
 SMALL["plan"] = False  # it takes longer than such a run

@@ -7,7 +7,7 @@ import numpy as np
 
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import mix
-from stores.graph import Graph
+from ooc.stores.graph import Graph
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stores.ingest import IngestSpec, ingest
+from ooc.stores.ingest import IngestSpec, ingest
 
 
 class Edges:

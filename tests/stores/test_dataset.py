@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 import zarr
 
-from stores.arrays.lmdb_rows import write_lmdb_rows
-from stores.arrays.rows import ArrayRows
-from stores.arrays.whole import load
-from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
-from stores.arrays.zarr_write import Appender
-from stores.build import compact_labels, write_store
-from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError, OocError, StoreError
-from stores.graph import Graph
-
-from ..conftest import random_edges
+from ooc.stores.arrays.lmdb_rows import write_lmdb_rows
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.arrays.whole import load
+from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.build import compact_labels, write_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError, OocError, StoreError
+from ooc.stores.graph import Graph
+from tests.conftest import random_edges
 
 
 @pytest.fixture

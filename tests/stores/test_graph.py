@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stores.errors import InputError
-from stores.graph import Graph, index_dtype
+from ooc.stores.errors import InputError
+from ooc.stores.graph import Graph, index_dtype
 
 
 @st.composite

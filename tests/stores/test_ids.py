@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores import ids as module
-from stores.errors import InputError, StoreError
-from stores.ids import MAX_ID_BYTES, IdMap, identity, write_ids
+from ooc.stores import ids as module
+from ooc.stores.errors import InputError, StoreError
+from ooc.stores.ids import MAX_ID_BYTES, IdMap, identity, write_ids
 from tests.stores.arrays.test_lmdb_rows import resident
 
 INTS = st.integers(-(2**63), 2**63 - 1)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import zarr
 
-from stores.errors import StoreError
-from stores.fingerprints import array_names, file_crc32c, fingerprint
-from stores.info import describe
-from stores.integrity import verify
-from stores.manifest import read_manifest
+from ooc.stores.errors import StoreError
+from ooc.stores.fingerprints import array_names, file_crc32c, fingerprint
+from ooc.stores.info import describe
+from ooc.stores.integrity import verify
+from ooc.stores.manifest import read_manifest
 
 
 def flip(path: Path, at: int) -> None:

@@ -1,4 +1,4 @@
-"""`stores.jit`: compiled code is kept under a key of the kernel and of what it uses, and of nothing else."""
+"""`ooc.stores.jit`: compiled code is kept under a key of the kernel and of what it uses, and of nothing else."""
 
 import importlib
 import os
@@ -14,10 +14,9 @@ import pytest
 from numba import types
 
 import ooc
-import stores
-from stores import jit
-from stores.jit import KernelCache, cache_folder, kernel, package_folder, remove_unused
-from stores.kernel_key import NoKeyError, kernel_key
+from ooc.stores import jit
+from ooc.stores.jit import KernelCache, cache_folder, kernel, package_folder, remove_unused
+from ooc.stores.kernel_key import NoKeyError, kernel_key
 from tests.forked import python
 
 HELPERS = '''
@@ -26,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
-from stores.jit import kernel, overload
+from ooc.stores.jit import kernel, overload
 
 STEP = 3
 TABLE = np.arange(4)
@@ -57,7 +56,7 @@ def add(x, y):
 CALLERS = """
 import helpers
 from helpers import STEP, TABLE, Pair, _getpid, add, same, scaled
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 
 @kernel
 def calls(x): return add(x, 1)
@@ -185,14 +184,13 @@ def test_where_exceptions_are_handled_counts() -> None:
 
 def test_every_kernel_has_a_key() -> None:
     found = 0
-    for package in (stores, ooc):
-        for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if entry.name.endswith("__main__"):
-                continue
-            for value in vars(importlib.import_module(entry.name)).values():
-                if isinstance(getattr(value, "_cache", None), KernelCache) and value.__module__ == entry.name:
-                    assert len(kernel_key(value, ())) == 32
-                    found += 1
+    for entry in pkgutil.walk_packages(ooc.__path__, "ooc."):
+        if entry.name.endswith("__main__"):
+            continue
+        for value in vars(importlib.import_module(entry.name)).values():
+            if isinstance(getattr(value, "_cache", None), KernelCache) and value.__module__ == entry.name:
+                assert len(kernel_key(value, ())) == 32
+                found += 1
     assert found > 50
 
 

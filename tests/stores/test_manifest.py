@@ -9,8 +9,8 @@ import pytest
 import zarr
 from pydantic import ValidationError
 
-from stores.errors import StoreError
-from stores.manifest import FORMAT_VERSION, EdgeType, Manifest, NodeType, label_dtype, read_manifest, write_manifest
+from ooc.stores.errors import StoreError
+from ooc.stores.manifest import FORMAT_VERSION, EdgeType, Manifest, NodeType, label_dtype, read_manifest, write_manifest
 
 
 def sample() -> Manifest:

@@ -1,11 +1,11 @@
-"""`stores.prefetch`: it changes nothing, wherever it points."""
+"""`ooc.stores.prefetch`: it changes nothing, wherever it points."""
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.jit import kernel
-from stores.prefetch import prefetch
+from ooc.stores.jit import kernel
+from ooc.stores.prefetch import prefetch
 
 
 @kernel

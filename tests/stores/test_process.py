@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stores import process
+from ooc.stores import process
 
 
 def test_it_is_at_most_what_the_machine_has():

@@ -23,10 +23,10 @@ _STYLE = "font-family: system-ui, sans-serif; fill: #1f2933"
 def package_of(module: str) -> str | None:
     """The package on the diagram that a module belongs to; None for modules outside `ooc` and `stores`.
 
-    >>> package_of("ooc.loading.base"), package_of("stores.graph"), package_of("numpy")
+    >>> package_of("ooc.loading.base"), package_of("ooc.stores.graph"), package_of("numpy")
     ('ooc/loading', 'stores', None)
     """
-    top, *rest = module.split(".")
+    top, *rest = module.removeprefix("ooc.").split(".") if module.startswith("ooc.stores") else module.split(".")
     if top not in _COLORS:
         return None
     inner = rest and (ROOT / top / rest[0]).is_dir()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stores.errors import ConfigError, OocError
+from ooc.stores.errors import ConfigError, OocError
 
 COLLEGEMSG: dict[str, Any] = {"header": False, "src": "column0", "dst": "column1", "time": "column2"}
 FLIGHTS: dict[str, Any] = {"src": "origin", "dst": "destination", "time": "date", "edge_features": ["msg=delay,distance"]}
@@ -22,7 +22,7 @@ def store_of(path: Path, folder: Path) -> Path:
     """
     if path.name not in KNOWN:
         return path
-    from stores.ingest import IngestSpec, ingest
+    from ooc.stores.ingest import IngestSpec, ingest
 
     store = folder / f"{path.stem}.ooc"
     if not store.exists():

@@ -72,8 +72,8 @@ def losses_in_memory(store: Path, settings: Settings) -> list[float]:
     from ooc.metrics.nodes import Loss, out_channels
     from ooc.models.builders import full_blocks
     from ooc.runtime.keyed_random import Purpose, key
+    from ooc.stores.dataset import Dataset
     from ooc.training.build import make_model, make_optimizer
-    from stores.dataset import Dataset
 
     config, found = FullConfig(store=store, out=store.parent / "none", **settings), []
     with Dataset.open(store, in_memory=True) as ds:

@@ -144,7 +144,7 @@ def kept(case: Case, mode: str, data: Path, out: Path, name: str, settings: Sett
 
 def store_of(npz: Path, ingested: Settings, out: Path) -> Path:
     """The store, ingested where it is not there."""
-    from stores.ingest import IngestSpec, ingest
+    from ooc.stores.ingest import IngestSpec, ingest
 
     store = out / f"{npz.stem}-{ingested['parts']}.ooc"
     if not store.exists():
@@ -180,7 +180,7 @@ def batch_bounds(config: Any) -> tuple[int, int]:
     """(nodes of the graph, nodes of a batch at most): the largest parts together, all draws distinct, or the whole graph."""
     from ooc.sampling.cluster import parts_of
     from ooc.sampling.saint import Draw
-    from stores.dataset import Dataset
+    from ooc.stores.dataset import Dataset
 
     with Dataset.open(config.store) as dataset:
         if config.mode == "sampled":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ooc.fullgraph.program import Placement, Program, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
-from stores.io.pages import PAGE_BYTES
+from ooc.stores.io.pages import PAGE_BYTES
 
 TIERS = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK)
 """Where bytes can stand; in this order in all tuples of bytes by tier"""

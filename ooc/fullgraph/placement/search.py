@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ooc.fullgraph.placement.costs import CELLS, TIERS, Bytes, Floats, Ints, OpRun, RunLoad, StepCosts, StepProfile, inputs_of
 from ooc.fullgraph.placement.stage_tables import ALIVE, BEFORE, PlacementStage, Stages, Tables, ValueChoice
 from ooc.fullgraph.program import Placement, Program, TensorPlacement
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 
 MOST, LEAST_MOST, FIRST = 1_500_000, 40_000, 4_000
 """States by options: of all stages, of one at least; and of one in a quick search before that finds a bound"""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, OpRun, Ranges, RunLoad, StepCosts, StepProfile
 from ooc.fullgraph.placement.search import search
 from ooc.fullgraph.program import Placement, Program, TensorPlacement
-from stores.errors import BudgetError
-from stores.sizes import format_bytes
+from ooc.stores.errors import BudgetError
+from ooc.stores.sizes import format_bytes
 
 STATIC = {
     "all retained": (TensorPlacement.RETAINED,),

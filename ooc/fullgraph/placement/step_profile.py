@@ -41,11 +41,11 @@ from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of,
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, read_range, write_range
-from stores.arrays.encoding import Encoding
-from stores.arrays.mutable_rows import DiskRows
-from stores.arrays.rows import ArrayRows
-from stores.errors import BudgetError
-from stores.graph import Graph
+from ooc.stores.arrays.encoding import Encoding
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.errors import BudgetError
+from ooc.stores.graph import Graph
 
 REPEATS = 3
 """of a chunk, after one or more to warm up"""

@@ -5,9 +5,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.errors import ConfigError
-from stores.io.read_plan import ReadPlan
-from stores.io.segments import Segments
+from ooc.stores.errors import ConfigError
+from ooc.stores.io.read_plan import ReadPlan
+from ooc.stores.io.segments import Segments
 
 
 class Engine(Protocol):
@@ -52,11 +52,11 @@ def open_engine(name: str, segments: Segments) -> Engine:
 
     >>> open_engine("pread", segments).read(plan, buffer)
     """
-    from stores.io.engines.gds import GdsEngine
-    from stores.io.engines.mmap import MmapEngine
-    from stores.io.engines.pread import PreadEngine
-    from stores.io.engines.ring import unavailable
-    from stores.io.engines.uring import UringEngine
+    from ooc.stores.io.engines.gds import GdsEngine
+    from ooc.stores.io.engines.mmap import MmapEngine
+    from ooc.stores.io.engines.pread import PreadEngine
+    from ooc.stores.io.engines.ring import unavailable
+    from ooc.stores.io.engines.uring import UringEngine
 
     engines: dict[str, Any] = {"uring": UringEngine, "pread": PreadEngine, "mmap": MmapEngine, "gds": GdsEngine}
     if name not in {"auto", *engines}:

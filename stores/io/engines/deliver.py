@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 
 Ints = NDArray[np.int64]
 

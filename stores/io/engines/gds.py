@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stores.errors import ConfigError, StoreError
-from stores.io.engines.pread import PreadEngine
-from stores.io.read_plan import ReadPlan
-from stores.io.segments import Segments
+from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.io.engines.pread import PreadEngine
+from ooc.stores.io.read_plan import ReadPlan
+from ooc.stores.io.segments import Segments
 
 DEPTH = 64
 """most reads of a request into GPU memory in flight"""

@@ -5,12 +5,12 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.io.engines.deliver import Ints, Ranges, deliver
-from stores.io.engines.tasks import Gate, rows_of, run_slices, whole_extents
-from stores.io.read_plan import ReadPlan
-from stores.io.segments import Segments, forget, map_segments
-from stores.io.threads import READERS
-from stores.jit import kernel
+from ooc.stores.io.engines.deliver import Ints, Ranges, deliver
+from ooc.stores.io.engines.tasks import Gate, rows_of, run_slices, whole_extents
+from ooc.stores.io.read_plan import ReadPlan
+from ooc.stores.io.segments import Segments, forget, map_segments
+from ooc.stores.io.threads import READERS
+from ooc.stores.jit import kernel
 
 MAPPED_BYTES = 64 * 2**20
 """mapped pages the process keeps at most, besides those of reads in progress"""

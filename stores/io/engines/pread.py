@@ -14,13 +14,13 @@ import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from stores.errors import StoreError
-from stores.io.engines.deliver import Ranges, deliver, first_reaching
-from stores.io.engines.tasks import Gate, rows_of, run_slices, whole_extents
-from stores.io.read_plan import ReadPlan
-from stores.io.segments import Segments, open_for_reading
-from stores.io.threads import READERS, SharedPool
-from stores.jit import kernel
+from ooc.stores.errors import StoreError
+from ooc.stores.io.engines.deliver import Ranges, deliver, first_reaching
+from ooc.stores.io.engines.tasks import Gate, rows_of, run_slices, whole_extents
+from ooc.stores.io.read_plan import ReadPlan
+from ooc.stores.io.segments import Segments, open_for_reading
+from ooc.stores.io.threads import READERS, SharedPool
+from ooc.stores.jit import kernel
 
 ALIGNMENT = 4096
 DEPTH = 128

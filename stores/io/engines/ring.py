@@ -17,8 +17,8 @@ from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from stores.errors import StoreError
-from stores.jit import kernel
+from ooc.stores.errors import StoreError
+from ooc.stores.jit import kernel
 
 DEPTH, SMALL_BYTES = 256, 16 * 1024
 LARGE_DEPTH, LARGE_BYTES = 24, 512 * 1024

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.errors import StoreError
-from stores.io.engines.deliver import Ranges
-from stores.io.read_plan import ReadPlan
+from ooc.stores.errors import StoreError
+from ooc.stores.io.engines.deliver import Ranges
+from ooc.stores.io.read_plan import ReadPlan
 
 READ_COST_BYTES = 16 * 1024
 """a read costs about as much as transferring this many bytes (measured: 104,000 reads of 4 KiB, 66,000 of 16 KiB per second)"""

@@ -14,10 +14,10 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from stores.errors import StoreError
-from stores.io.engines.deliver import Ranges, deliver, first_reaching
-from stores.io.engines.pread import ALIGNMENT, PreadEngine
-from stores.io.engines.ring import (
+from ooc.stores.errors import StoreError
+from ooc.stores.io.engines.deliver import Ranges, deliver, first_reaching
+from ooc.stores.io.engines.pread import ALIGNMENT, PreadEngine
+from ooc.stores.io.engines.ring import (
     DEPTH,
     LARGE_BYTES,
     SMALL_BYTES,
@@ -28,10 +28,10 @@ from stores.io.engines.ring import (
     prepare_read,
     store_release,
 )
-from stores.io.engines.tasks import Begun, whole_extents
-from stores.io.read_plan import ReadPlan
-from stores.io.threads import SharedPool
-from stores.jit import kernel
+from ooc.stores.io.engines.tasks import Begun, whole_extents
+from ooc.stores.io.read_plan import ReadPlan
+from ooc.stores.io.threads import SharedPool
+from ooc.stores.jit import kernel
 
 RINGS = SharedPool("ooc-ring", 4)
 """threads that own a ring each, created with their first request: four requests at once and at most 64 MiB of scratch in the

@@ -8,9 +8,9 @@ import pytest
 
 from ooc.cli.flags import APPEND
 from ooc.cli.main import main
-from stores.dataset import Dataset
-from stores.growth.append import append
-from stores.growth.spec import FIELDS, AppendSpec
+from ooc.stores.dataset import Dataset
+from ooc.stores.growth.append import append
+from ooc.stores.growth.spec import FIELDS, AppendSpec
 from tests.ooc.cli.test_main import arrays, fails
 
 __all__ = ["arrays"]

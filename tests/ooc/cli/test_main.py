@@ -15,7 +15,7 @@ from ooc.cli.commands import _left_out
 from ooc.cli.flags import INGEST, flags_of
 from ooc.cli.main import main
 from ooc.config.nodes import TrainConfig
-from stores.ingest import IngestSpec
+from ooc.stores.ingest import IngestSpec
 from tests.conftest import MakeStore
 from tests.forked import Python
 

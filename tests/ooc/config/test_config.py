@@ -10,7 +10,7 @@ from ooc.config.base import FREE_TO_CHANGE
 from ooc.config.modes import classes, load_config
 from ooc.config.nodes import OF_MODEL, TrainConfig
 from ooc.models.builders import ModelName
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 BASE = {"store": "a.ooc", "out": "run"}
 

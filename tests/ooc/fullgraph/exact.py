@@ -16,7 +16,7 @@ from ooc.layerwise import edge_tiles
 from ooc.layerwise import executor as layerwise_executor
 from ooc.layerwise import pass_plan as layerplan
 from ooc.models.builders import build_model, full_blocks
-from stores.dataset import Dataset
+from ooc.stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
 

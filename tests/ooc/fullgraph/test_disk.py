@@ -12,7 +12,7 @@ from ooc.fullgraph.placement.costs import Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import TierRoom, predict
 from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
-from stores.dataset import Dataset
+from ooc.stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, agree, cut_into, gradients, make, store_of
 

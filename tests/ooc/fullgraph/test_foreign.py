@@ -19,8 +19,8 @@ from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.models.builders import full_blocks
 from ooc.models.convs import BlockSAGEConv
 from ooc.models.layers import Layer, run_layers
-from stores.dataset import Dataset
-from stores.errors import ConfigError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import CLASSES, FEATURES, NODES, LossOf, agree, cut_into, gradients, inputs, store_of
 

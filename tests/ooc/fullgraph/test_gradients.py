@@ -16,8 +16,8 @@ from ooc.fullgraph.step import FullGraph
 from ooc.graph.blocks import Block
 from ooc.models.builders import full_blocks
 from ooc.models.layers import run_model
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import (
     CLASSES,

@@ -15,7 +15,7 @@ from ooc.fullgraph.resume import StepLog
 from ooc.fullgraph.step import FullGraph
 from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise import executor as layerwise_executor
-from stores.dataset import Dataset
+from ooc.stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, cut_into, gradients, make, store_of
 from tests.ooc.runs import Killed

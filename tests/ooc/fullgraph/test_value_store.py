@@ -14,7 +14,7 @@ from ooc.fullgraph.step import FullGraph
 from ooc.fullgraph.value_store import ValueStore
 from ooc.models.builders import build_model
 from ooc.runtime import memory
-from stores.dataset import Dataset
+from ooc.stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, cut_into, make, store_of
 

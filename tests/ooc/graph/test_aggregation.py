@@ -31,10 +31,10 @@ from ooc.models.layers import Layer
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import divide
 from ooc.sampling import NeighborSampler
-from stores.arrays.encoding import Encoding
-from stores.build import write_store
-from stores.dataset import Dataset
-from stores.graph import Graph
+from ooc.stores.arrays.encoding import Encoding
+from ooc.stores.build import write_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.graph import Graph
 from tests.ooc.graphs import hub_graph
 from tests.ooc.loading.test_feature_gather import TYPES, write_features
 

@@ -14,9 +14,9 @@ from ooc.models.builders import full_blocks
 from ooc.models.convs import propagated
 from ooc.runtime.range_io import MemoryRows
 from ooc.sampling import NeighborSampler
-from stores.arrays.encoding import Encoding
-from stores.arrays.rows import ArrayRows
-from stores.graph import Graph
+from ooc.stores.arrays.encoding import Encoding
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.graph import Graph
 from tests.ooc.graphs import hub_graph
 
 N, F = 120, 7

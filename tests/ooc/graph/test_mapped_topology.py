@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ooc.graph.blocks import Subgraph
 from ooc.graph.mapped_topology import Topology, _parts
-from stores.graph import Graph
+from ooc.stores.graph import Graph
 
 PART = 2**14
 

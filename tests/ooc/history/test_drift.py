@@ -11,12 +11,12 @@ import torch
 from ooc.history import drift
 from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
 from ooc.history.history import History
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError
 from ooc.training.loop import train, train_epoch
 from ooc.training.open_run import open_run
 from ooc.training.run import Run
 from ooc.training.watchers import LineWatcher, Watchers
-from stores.dataset import Dataset
-from stores.errors import BudgetError
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
 from tests.ooc.history.test_halo import configure

@@ -24,12 +24,12 @@ from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.models.builders import full_blocks
 from ooc.models.layers import evaluating, run_model
 from ooc.report.page import write_report
+from ooc.stores.errors import ConfigError, StoreError
 from ooc.training.history_mode import HistoryMode
 from ooc.training.loop import train, train_epoch
 from ooc.training.open_run import open_run
 from ooc.training.run import Run
 from ooc.training.watchers import Watchers
-from stores.errors import ConfigError, StoreError
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
 from tests.ooc.runs import KillAt, Killed, curve, tight

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ooc.history.history import History
 from ooc.history.rows import NEVER
-from stores.errors import BudgetError, OocError, StoreError
+from ooc.stores.errors import BudgetError, OocError, StoreError
 
 N, WIDTHS = 60, (4, 7)
 PARTS = [(0, 10), (10, 25), (25, 40), (40, 60)]

@@ -13,7 +13,7 @@ from ooc.layerwise.edge_tiles import SOURCE_BITS, EdgeTiles, Tiles, out_edges
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.row_files import Files
 from ooc.models.dropout import DropoutKeys, dropout
-from stores.dataset import Dataset
+from ooc.stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import NODES, store_of
 

@@ -18,11 +18,11 @@ from ooc.layerwise.pass_plan import LayerShape, LayerwisePlan, ModelShape, plan_
 from ooc.layerwise.row_files import Files
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, read_range, write_range
-from stores.arrays.encoding import Encoding
-from stores.arrays.mutable_rows import DiskRows
-from stores.arrays.rows import ArrayRows
-from stores.errors import BudgetError
-from stores.graph import Graph
+from ooc.stores.arrays.encoding import Encoding
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.errors import BudgetError
+from ooc.stores.graph import Graph
 from tests.ooc.graphs import hub_graph
 
 N = 150

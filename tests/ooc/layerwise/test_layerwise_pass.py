@@ -20,8 +20,8 @@ from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.row_files import Files
 from ooc.models.builders import build_model, full_blocks
 from ooc.models.layers import run_model
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError, StoreError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError, StoreError
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
 from tests.ooc.loading.test_feature_gather import write_features

@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ooc.layerwise.row_files import Files, Kept
-from stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.mutable_rows import DiskRows
 from tests.waiting import in_threads
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ooc.loading.batch_bytes import ScanBytes
 from ooc.loading.read_strategy import InMemory
-from stores.arrays.rows import ArrayRows
+from ooc.stores.arrays.rows import ArrayRows
 
 
 def over(loader: Any, rows: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 import ooc
 from ooc.loading.arguments import fanout_of
 from ooc.models import summing_of
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 from tests.conftest import MakeStore
 
 

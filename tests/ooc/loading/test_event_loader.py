@@ -16,10 +16,10 @@ from ooc.metrics.links import EdgeBank
 from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, negatives_of
 from ooc.sampling.temporal_neighbor import TemporalIndex
 from ooc.sampling.time_windows import chronological
-from stores.arrays.rows import ArrayRows
-from stores.errors import BudgetError, ConfigError, InputError
-from stores.events import EventBlock
-from stores.graph import Graph
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.errors import BudgetError, ConfigError, InputError
+from ooc.stores.events import EventBlock
+from ooc.stores.graph import Graph
 from tests.ooc.temporal_stores import Edges
 from tests.waiting import no_threads
 

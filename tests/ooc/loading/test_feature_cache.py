@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.loading.feature_cache import CachedNodes, RowCache, Stopped, registry_of
-from stores.arrays.rows import ArrayRows
+from ooc.stores.arrays.rows import ArrayRows
 
 nodes = st.sets(st.integers(0, 30), max_size=12)
 

@@ -11,11 +11,11 @@ from ooc.loading.collate import Gather
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.pyg.remote_backend import OocFeatureStore
 from ooc.runtime.buffers import Buffers
+from ooc.stores.arrays.encoding import DTYPE, SCALE, Encoding, scale_of, to_bfloat16, to_int8
+from ooc.stores.arrays.zarr_write import write_array
+from ooc.stores.dataset import Dataset
+from ooc.stores.ingest import IngestSpec, ingest
 from ooc.training.loop import train
-from stores.arrays.encoding import DTYPE, SCALE, Encoding, scale_of, to_bfloat16, to_int8
-from stores.arrays.zarr_write import write_array
-from stores.dataset import Dataset
-from stores.ingest import IngestSpec, ingest
 from tests.conftest import MakeStore
 from tests.ooc.batches import same
 from tests.ooc.runs import configure, curve

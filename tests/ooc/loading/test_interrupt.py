@@ -14,9 +14,9 @@ import pytest
 
 from ooc.loading import superbatch
 from ooc.loading.neighbor_loader import NeighborLoader
-from stores.build import write_store
-from stores.dataset import Dataset
-from stores.graph import Graph
+from ooc.stores.build import write_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.graph import Graph
 from tests.conftest import random_edges
 from tests.ooc.loading.strategies import over, with_stage
 from tests.scale import few

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ooc.loading.neighbor_loader import NeighborLoader
-from stores.dataset import Dataset
-from stores.errors import ConfigError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from tests.ooc.batches import same
 from tests.waiting import eventually, no_threads
 

@@ -14,9 +14,9 @@ from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.subgraph_loaders import ClusterLoader
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import SCRATCH_BYTES, divide, plan_memory
-from stores.arrays.zarr_rows import BLOCK_BYTES
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError, InputError
+from ooc.stores.arrays.zarr_rows import BLOCK_BYTES
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError, InputError
 from tests.conftest import random_edges
 from tests.ooc.batches import same
 from tests.ooc.runs import tight

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.memory_plan import divide
-from stores.build import write_store
-from stores.dataset import Dataset
-from stores.errors import BudgetError, StoreError
-from stores.graph import Graph
+from ooc.stores.build import write_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, StoreError
+from ooc.stores.graph import Graph
 from tests.conftest import random_edges
 from tests.ooc.batches import same
 from tests.waiting import no_threads

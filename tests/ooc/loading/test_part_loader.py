@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ooc.loading.subgraph_loaders import PartLoader
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.batches import same
 

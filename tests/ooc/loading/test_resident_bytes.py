@@ -11,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.models.builders import build_model, pre_aggregation_of
-from stores.build import write_store
-from stores.dataset import Dataset
-from stores.graph import Graph
+from ooc.stores.build import write_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.graph import Graph
 from tests.conftest import random_edges
 
 N, WIDTH, HIDDEN = 20_000, 96, 64

@@ -19,10 +19,10 @@ from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, SharedScan, WaitingBatch, pieces
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor
-from stores.arrays.lmdb_rows import write_lmdb_rows
-from stores.build import write_store
-from stores.dataset import Dataset
-from stores.graph import Graph
+from ooc.stores.arrays.lmdb_rows import write_lmdb_rows
+from ooc.stores.build import write_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.graph import Graph
 from tests.conftest import random_edges
 from tests.ooc.loading.test_feature_gather import write_features
 from tests.ooc.loading.test_superbatch import foreign_features

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooc
-from stores.errors import BudgetError, ConfigError, InputError
-from stores.events import Reader
+from ooc.stores.errors import BudgetError, ConfigError, InputError
+from ooc.stores.events import Reader
 from tests.ooc.runs import tight
 from tests.ooc.temporal_stores import Edges
 from tests.waiting import no_threads

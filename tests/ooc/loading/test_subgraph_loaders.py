@@ -13,8 +13,8 @@ import ooc
 from ooc.loading.subgraph_loaders import ClusterLoader
 from ooc.models.convs import BlockGCNConv, BlockSAGEConv
 from ooc.runtime.memory_plan import divide
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.batches import same
 

@@ -19,13 +19,13 @@ from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import divide
-from stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
-from stores.arrays.rows import ArrayRows
-from stores.arrays.zarr_rows import ForeignRows
-from stores.build import write_store
-from stores.dataset import Dataset
-from stores.errors import BudgetError, StoreError
-from stores.graph import Graph
+from ooc.stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.arrays.zarr_rows import ForeignRows
+from ooc.stores.build import write_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, StoreError
+from ooc.stores.graph import Graph
 from tests.conftest import random_edges
 from tests.ooc.batches import same
 from tests.ooc.loading.strategies import over, with_stage

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from ooc.metrics.links import LinkScores
-from stores.errors import OocError
+from ooc.stores.errors import OocError
 from tests.scale import few
 
 LAWS = settings(max_examples=60, deadline=None, derandomize=True)

@@ -6,7 +6,7 @@ import torch
 
 from ooc.metrics import nodes as metrics
 from ooc.metrics.nodes import Loss, Scores, class_weights, metric_names
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 RNG = np.random.default_rng(0)
 

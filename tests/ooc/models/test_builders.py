@@ -11,7 +11,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 from ooc.graph.blocks import Block, blocks_of
 from ooc.models.builders import Model, build_model, full_blocks, last_loop_weight
 from ooc.models.convs import GATHER_COST, BlockGCNConv, BlockSAGEConv, narrow_first, weighted_sum
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 from tests.ooc.graphs import hub_graph, sample
 
 NAMES = ("sage", "gcn", "gat", "gin")

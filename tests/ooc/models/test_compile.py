@@ -10,9 +10,9 @@ from torch import nn
 from ooc.graph.blocks import pointers
 from ooc.models.builders import build_model
 from ooc.models.compile import compile_model, missing_tools
+from ooc.stores.errors import ConfigError
 from ooc.training import checkpoint
 from ooc.training.loop import train
-from stores.errors import ConfigError
 from tests.ooc.graphs import hub_graph, sample
 from tests.ooc.runs import configure
 

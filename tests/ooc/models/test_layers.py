@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ooc.models.builders import build_model, full_blocks
 from ooc.models.layers import run_layers
-from stores.errors import ConfigError, InputError
+from ooc.stores.errors import ConfigError, InputError
 from tests.ooc.graphs import hub_graph, sample
 
 NAMES = ("sage", "gcn", "gat", "gin")

@@ -13,7 +13,7 @@ from ooc.models.builders import Model, build_model, full_blocks, pre_aggregation
 from ooc.models.convs import BlockGCN2Conv, BlockPropagation
 from ooc.models.layers import run_layers, run_model
 from ooc.models.user_models import forward_batch
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 from tests.ooc.graphs import hub_graph, sample
 
 NAMES = ("gcnii", "appnp", "sgc")

@@ -11,8 +11,8 @@ from torch_geometric.nn import GraphSAGE
 from ooc.config.nodes import TrainConfig
 from ooc.models.builders import build_model
 from ooc.models.user_models import forward_batch, kind_of, load_model
+from ooc.stores.errors import ConfigError
 from ooc.training.build import make_model
-from stores.errors import ConfigError
 from tests.ooc.graphs import Sample, hub_graph, sample
 
 SOURCE = """

@@ -14,10 +14,10 @@ from ooc.graph.blocks import Subgraph
 from ooc.history.rows import most_asked
 from ooc.loading.collate import SampledBatch
 from ooc.planning.simulate_history import HistoryShape, simulate_exchange
+from ooc.stores.io.pages import PAGE_BYTES
+from ooc.stores.io.read_plan import ReadCost, plan_reads
 from ooc.training.loop import plan as plan_of
 from ooc.training.loop import train
-from stores.io.pages import PAGE_BYTES
-from stores.io.read_plan import ReadCost, plan_reads
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure, curve
 

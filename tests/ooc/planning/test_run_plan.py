@@ -22,14 +22,14 @@ from ooc.planning.run_profile import RunProfile, model_of
 from ooc.planning.simulate_scans import ScanLoad, SimulatedScans, simulate_timeline
 from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, SimulatedSuperbatches, SuperbatchLoad, simulate
 from ooc.runtime.memory_plan import plan_memory
+from ooc.stores.build import write_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.graph import Graph
+from ooc.stores.io.read_plan import ReadCost
 from ooc.training.checkpoint import read_plan
 from ooc.training.loop import plan as plan_of
 from ooc.training.loop import train
-from stores.build import write_store
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
-from stores.graph import Graph
-from stores.io.read_plan import ReadCost
 from tests.conftest import MakeStore, random_edges
 from tests.ooc.runs import configure, curve
 from tests.waiting import eventually, no_threads
@@ -333,7 +333,7 @@ def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
 _TRAINING = """
 import json, sys
 from pathlib import Path
-from stores.process import resident_bytes
+from ooc.stores.process import resident_bytes
 from ooc.training.loop import train
 from tests.ooc.runs import configure
 

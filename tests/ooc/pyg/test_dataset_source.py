@@ -10,9 +10,9 @@ import torch
 from torch_geometric.data import Data
 
 from ooc.pyg.dataset_source import arguments, ingest
-from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError
-from stores.ingest import IngestSpec
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.ingest import IngestSpec
 
 
 class Tiny:

@@ -10,8 +10,8 @@ from torch_geometric.utils import k_hop_subgraph
 
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.pyg.remote_backend import OocFeatureStore, OocGraphStore, OocSampler
-from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError
 from tests.conftest import random_edges
 
 N, E = 50, 300

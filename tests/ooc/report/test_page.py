@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ooc.report.page import STYLE, loss_figure, memory_figure, running_mean, stages_figure, validation_figure, write_report
+from ooc.stores.errors import ConfigError
 from ooc.training.loop import train
-from stores.errors import ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.training.test_train import configure
 

@@ -15,8 +15,8 @@ from ooc.report.gantt import gantt_figure, section
 from ooc.report.page import _svg
 from ooc.runtime.clock import MOST_SPANS, Clock, Span, lanes, noting_waits, read_trace, waiting, write_trace
 from ooc.runtime.pipeline import Pipeline, Stage
+from ooc.stores.errors import ConfigError
 from ooc.training.loop import train
-from stores.errors import ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure
 

@@ -9,7 +9,7 @@ import pytest
 
 from ooc.runtime import memory
 from ooc.runtime.memory import MemoryMeter, Tidy
-from stores.process import resident_bytes
+from ooc.stores.process import resident_bytes
 
 pytestmark = pytest.mark.alone
 
@@ -76,7 +76,7 @@ def test_resident_bytes_agree_with_statm() -> None:
 _FREED_BLOCKS = """
 import ctypes
 from ooc.runtime.memory import keep_large_blocks
-from stores.process import resident_bytes
+from ooc.stores.process import resident_bytes
 
 MIB = 2**20
 libc = ctypes.CDLL(None)

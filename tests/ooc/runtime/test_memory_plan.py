@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooc.runtime.memory_plan import LEAST_BATCH, RUNTIME_BYTES, BatchRoom, divide, words_for
-from stores.errors import BudgetError
-from stores.sizes import format_bytes, parse_bytes
+from ooc.stores.errors import BudgetError
+from ooc.stores.sizes import format_bytes, parse_bytes
 
 sizes = st.integers(0, 2**38)
 

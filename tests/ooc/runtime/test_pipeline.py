@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.runtime.pipeline import Pipeline, Stage
-from stores.errors import InputError
+from ooc.stores.errors import InputError
 from tests.waiting import NoMoreThreads, consumer_waits, eventually
 
 _others: set[threading.Thread] = set()

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ooc.sampling import cluster
 from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
-from stores.arrays.rows import ArrayRows
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError, StoreError
-from stores.graph import Graph
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError, StoreError
+from ooc.stores.graph import Graph
 from tests.conftest import MakeStore
 
 

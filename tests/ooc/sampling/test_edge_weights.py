@@ -17,7 +17,7 @@ from ooc.models.builders import full_blocks
 from ooc.models.convs import BlockGCNConv, BlockGINConv
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling import NeighborSampler, kernels
-from stores.graph import Graph
+from ooc.stores.graph import Graph
 from tests.ooc.sampling_reference import Stream
 from tests.waiting import in_threads
 

@@ -17,8 +17,8 @@ from torch_geometric.utils import k_hop_subgraph
 
 from ooc.graph.blocks import Subgraph
 from ooc.sampling import NeighborSampler, kernels, neighbor
-from stores.errors import BudgetError, ConfigError, InputError, StoreError
-from stores.graph import Graph
+from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
+from ooc.stores.graph import Graph
 from tests.ooc.sampling_reference import reference
 from tests.waiting import in_threads
 

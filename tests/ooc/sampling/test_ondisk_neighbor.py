@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from ooc.graph.blocks import Subgraph
 from ooc.sampling import NeighborSampler, OnDiskFrontier, frontier_bytes, read_together
 from ooc.sampling.ondisk_neighbor import FrontierBatches
-from stores.arrays.rows import AnyArray, ArrayRows, Ids
-from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
-from stores.arrays.zarr_write import Appender
-from stores.errors import BudgetError, ConfigError, InputError, StoreError
-from stores.graph import Graph
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids
+from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
+from ooc.stores.graph import Graph
 from tests.ooc.sampling.test_neighbor import FANOUTS, KEYS, assert_same, random_graph
 
 compiling = settings(deadline=None)  # the first example may compile a kernel

@@ -17,10 +17,10 @@ from ooc.sampling import saint
 from ooc.sampling.cluster import Edges
 from ooc.sampling.kernels import stream_of, uniform
 from ooc.sampling.saint import Draw, SaintCounts, SaintSampler, count, induce, sample_nodes
-from stores.arrays.rows import ArrayRows
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError, StoreError
-from stores.graph import Graph
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError, StoreError
+from ooc.stores.graph import Graph
 from tests.conftest import MakeStore
 from tests.ooc.batches import same
 

@@ -13,10 +13,10 @@ import ooc
 from ooc.sampling import temporal_neighbor as slots
 from ooc.sampling.negatives import negatives_of
 from ooc.sampling.temporal_neighbor import TemporalIndex
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.errors import StoreError
+from ooc.stores.graph import Graph
 from ooc.temporal.node_memory import MemoryLoader, NodeMemory
-from stores.arrays.rows import ArrayRows
-from stores.errors import StoreError
-from stores.graph import Graph
 from tests.ooc.temporal_stores import Edges
 
 LAWS = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

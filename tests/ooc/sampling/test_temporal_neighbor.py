@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.sampling.temporal_neighbor import TemporalSampler
-from stores.errors import BudgetError, ConfigError, InputError
-from stores.graph import Graph
+from ooc.stores.errors import BudgetError, ConfigError, InputError
+from ooc.stores.graph import Graph
 
 LAWS = settings(max_examples=150, deadline=None, derandomize=True)
 N = 12

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.sampling.time_windows import CountWindows, TimeWindow, TimeWindows, duration, windows
-from stores.errors import ConfigError
+from ooc.stores.errors import ConfigError
 
 LAWS = settings(max_examples=300, deadline=None, derandomize=True)
 

@@ -18,10 +18,10 @@ from ooc.loading.collate import Gather
 from ooc.runtime.buffers import Buffers
 from ooc.sampling.negatives import RandomNegatives, negatives_of
 from ooc.sampling.time_windows import windows
+from ooc.stores.errors import BudgetError
 from ooc.temporal.forecast_loader import ForecastLoader, ForecastWork, Inputs, window_pairs
 from ooc.temporal.window_models import window_model
 from ooc.temporal.window_task import WindowNet, carried, hand_on
-from stores.errors import BudgetError
 from tests.ooc.temporal_stores import Edges
 from tests.waiting import no_threads
 

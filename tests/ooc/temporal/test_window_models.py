@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ooc.models.builders import full_blocks
+from ooc.stores.errors import ConfigError
 from ooc.temporal.window_models import EvolveGCN, Recurrent, Roland, WindowModel, window_model
-from stores.errors import ConfigError
 
 IN, CHANNELS = 5, 8
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ooc.stores.errors import ConfigError, StoreError
 from ooc.training import checkpoint
 from ooc.training.checkpoint import MetricsLog, RunDir, read_metrics
-from stores.errors import ConfigError, StoreError
 
 
 def test_a_state_comes_back_equal(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from ooc.config.snapshots import SnapshotsConfig
 from ooc.metrics.links import EdgeBank
 from ooc.report.page import write_report
 from ooc.sampling.time_windows import chronological
+from ooc.stores.errors import ConfigError, InputError
 from ooc.training.checkpoint import read_metrics
 from ooc.training.event_mode import EventMode
 from ooc.training.loop import train
 from ooc.training.summary import score_lines
 from ooc.training.watchers import LineWatcher, Watchers
-from stores.errors import ConfigError, InputError
 from tests.ooc.runs import InterruptAt, KillAt, Killed, curve, tight
 from tests.ooc.temporal_stores import Edges
 from tests.waiting import no_threads

@@ -15,9 +15,9 @@ import pytest
 
 from ooc.cli.main import main
 from ooc.layerwise.layerwise_pass import LayerwisePass
+from ooc.stores.info import describe
+from ooc.stores.integrity import verify
 from ooc.training import infer as infer_module
-from stores.info import describe
-from stores.integrity import verify
 from tests.conftest import MakeStore
 from tests.ooc.runs import curve
 

@@ -15,10 +15,10 @@ from ooc.metrics.nodes import Loss
 from ooc.models.builders import full_blocks
 from ooc.runtime.clock import read_trace
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training.build import make_model
 from ooc.training.loop import train
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.runs import InterruptAt, KillAt, Killed, curve, tight
 

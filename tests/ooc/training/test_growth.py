@@ -13,16 +13,16 @@ import torch
 import ooc
 from ooc.config.nodes import FullConfig, TrainConfig
 from ooc.history.history import NEVER
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
+from ooc.stores.growth.append import append
+from ooc.stores.growth.compact import compact
+from ooc.stores.growth.spec import AppendSpec
+from ooc.stores.ingest import IngestSpec, ingest
 from ooc.training.loop import train
 from ooc.training.loop import train as train_whole
 from ooc.training.open_run import open_run
 from ooc.training.watchers import Watchers
-from stores.dataset import Dataset
-from stores.errors import ConfigError
-from stores.growth.append import append
-from stores.growth.compact import compact
-from stores.growth.spec import AppendSpec
-from stores.ingest import IngestSpec, ingest
 from tests.ooc.runs import SMALL, KillAt, Killed, configure, curve, tight
 
 N, E, NEW_N, NEW_E = 200, 1500, 20, 100

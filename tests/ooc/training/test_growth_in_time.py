@@ -13,14 +13,14 @@ import ooc
 from ooc.config.base import RunConfig
 from ooc.config.events import EventsConfig
 from ooc.config.snapshots import SnapshotsConfig
+from ooc.stores.errors import ConfigError
+from ooc.stores.growth.append import append
+from ooc.stores.growth.compact import compact
+from ooc.stores.growth.spec import AppendSpec
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
 from ooc.training.open_run import open_run
 from ooc.training.watchers import LineWatcher, Watchers
-from stores.errors import ConfigError
-from stores.growth.append import append
-from stores.growth.compact import compact
-from stores.growth.spec import AppendSpec
 from tests.ooc.runs import KillAt, Killed, curve
 from tests.ooc.temporal_stores import Edges
 

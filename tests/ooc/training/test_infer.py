@@ -16,13 +16,13 @@ from ooc.cli.main import main
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.metrics.nodes import Scores, out_channels
 from ooc.models.builders import full_blocks
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, StoreError
 from ooc.training import infer as infer_module
 from ooc.training.build import make_model
 from ooc.training.infer import embed, infer, predictions
 from ooc.training.loop import train
-from stores.arrays.zarr_write import Appender
-from stores.dataset import Dataset
-from stores.errors import ConfigError, StoreError
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure
 

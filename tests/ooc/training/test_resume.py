@@ -15,12 +15,12 @@ from ooc.layerwise import shape as sweepshape
 from ooc.layerwise.scores import ExactScores
 from ooc.runtime import memory_plan
 from ooc.runtime.memory_plan import divide
+from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training import checkpoint
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
 from ooc.training.open_run import open_run
 from ooc.training.watchers import Watchers
-from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.runs import InterruptAt, KillAt, Killed, configure, curve, tight
 

@@ -19,11 +19,11 @@ from ooc.report.page import write_report
 from ooc.runtime.messages import Pace
 from ooc.sampling.negatives import RandomNegatives
 from ooc.sampling.time_windows import CountWindows, TimeWindow
+from ooc.stores.errors import ConfigError, InputError
 from ooc.temporal.forecast_loader import WindowPair, draw, window_pairs
 from ooc.temporal.window_task import edgebank, parts, split_steps, task_of
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
-from stores.errors import ConfigError, InputError
 from tests.ooc.runs import KillAt, Killed, curve, tight
 from tests.ooc.temporal_stores import Edges
 from tests.waiting import no_threads

@@ -12,8 +12,8 @@ from ooc.cli.main import main
 from ooc.config.modes import load_config
 from ooc.metrics.nodes import Loss
 from ooc.runtime.memory_plan import divide
+from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training.loop import train
-from stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.runs import KillAt, Killed, configure, curve, tight
 

@@ -12,13 +12,13 @@ import torch
 from torch_geometric.nn import SAGEConv
 
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, OocError
 from ooc.training import batch_modes, checkpoint
 from ooc.training import run as baserun
 from ooc.training.build import make_model
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
-from stores.dataset import Dataset
-from stores.errors import ConfigError, OocError
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure, curve
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from stores.arrays.encoding import DTYPE, SCALE, DecodedRows, Encoding, encoding_of, scale_of, to_bfloat16, to_int8
-from stores.arrays.rows import ArrayRows
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.arrays.zarr_write import write_array
-from stores.dataset import Dataset
-from stores.errors import StoreError
+from ooc.stores.arrays.encoding import DTYPE, SCALE, DecodedRows, Encoding, encoding_of, scale_of, to_bfloat16, to_int8
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.arrays.zarr_write import write_array
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import StoreError
 from tests.conftest import MakeStore
 
 ALL_BITS = np.arange(2**16, dtype=np.uint16)
@@ -132,7 +132,7 @@ def encoded(name: str, x: Any) -> tuple[Any, Encoding]:
 
 
 def test_decoded_rows_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stores.arrays.encoding._PIECE_BYTES", 7 * 5 * 6)
+    monkeypatch.setattr("ooc.stores.arrays.encoding._PIECE_BYTES", 7 * 5 * 6)
     x = np.random.default_rng(0).standard_normal((40, 5), dtype=np.float32)
     write_array(tmp_path, "x", to_bfloat16(x), {DTYPE: "bfloat16"})
     stored = open_zarr_rows(tmp_path, "x")

@@ -8,9 +8,9 @@ import lmdb
 import numpy as np
 import pytest
 
-from stores.arrays import lmdb_rows
-from stores.arrays.lmdb_rows import Environment, LmdbRows, environment, write_lmdb_rows
-from stores.errors import StoreError
+from ooc.stores.arrays import lmdb_rows
+from ooc.stores.arrays.lmdb_rows import Environment, LmdbRows, environment, write_lmdb_rows
+from ooc.stores.errors import StoreError
 from tests.scale import few
 
 ARRAY = np.random.default_rng(0).random((300, 5), np.float32)
@@ -117,7 +117,7 @@ def test_writing_where_it_is_open_or_written_already_is_refused(path: Path) -> N
 
 def test_the_map_grows_beyond_its_first_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = np.random.default_rng(1).random((300, 600), np.float32)  # 720 kB
-    monkeypatch.setattr("stores.arrays.lmdb_rows.SPARE_BYTES", 2**16 - 2 * wide.nbytes)  # a map of 64 KiB
+    monkeypatch.setattr("ooc.stores.arrays.lmdb_rows.SPARE_BYTES", 2**16 - 2 * wide.nbytes)  # a map of 64 KiB
     write_lmdb_rows(tmp_path / "w.lmdb", wide)
     rows = LmdbRows(tmp_path / "w.lmdb", dtype="float32", shape=wide.shape)
     np.testing.assert_array_equal(read(rows, *range(300)), wide)

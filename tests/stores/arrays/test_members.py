@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.arrays.members import Members
+from ooc.stores.arrays.members import Members
 
 
 @settings(deadline=None)  # the first example compiles

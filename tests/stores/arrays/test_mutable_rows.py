@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.arrays import mutable_rows
-from stores.arrays.mutable_rows import DiskRows
-from stores.arrays.rows import ArrayRows, MutableRows
-from stores.errors import StoreError
-from stores.io.write_plan import plan_writes
+from ooc.stores.arrays import mutable_rows
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import ArrayRows, MutableRows
+from ooc.stores.errors import StoreError
+from ooc.stores.io.write_plan import plan_writes
 
 Array = np.ndarray[Any, Any]
 

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores import manifest as names
-from stores.arrays.rows import ArrayRows
-from stores.arrays.segment_rows import read_range
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.arrays.zarr_write import Appender, write_array
-from stores.build import judge
-from stores.dataset import Dataset
-from stores.errors import InputError, StoreError
-from stores.fingerprints import fingerprint
-from stores.graph import Graph
-from stores.info import describe
-from stores.integrity import verify
+from ooc.stores import manifest as names
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.arrays.segment_rows import read_range
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.arrays.zarr_write import Appender, write_array
+from ooc.stores.build import judge
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import InputError, StoreError
+from ooc.stores.fingerprints import fingerprint
+from ooc.stores.graph import Graph
+from ooc.stores.info import describe
+from ooc.stores.integrity import verify
 from tests.conftest import MakeStore
 
 PARTS = [0, 10, 11, 50]

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stores.arrays.mutable_rows import DiskRows
-from stores.arrays.undo_log import UndoLog
-from stores.errors import StoreError
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.undo_log import UndoLog
+from ooc.stores.errors import StoreError
 
 Array = np.ndarray[Any, Any]
 WIDE, STEPS = (700, 33), (700,)  # 66 bytes a row: rows that straddle pages
@@ -229,7 +229,7 @@ WRITERS = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from stores.arrays.undo_log import UndoLog
+from ooc.stores.arrays.undo_log import UndoLog
 from tests.stores.arrays.test_undo_log import close, make, opened
 
 def write(path, generation, seed, writes):

@@ -15,11 +15,11 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
-from stores.arrays.zarr_write import Appender, layout, write_array
-from stores.errors import InputError, StoreError
-from stores.io.disk import _cache_file, profile_for
-from stores.io.read_plan import plan_by_cost
+from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
+from ooc.stores.arrays.zarr_write import Appender, layout, write_array
+from ooc.stores.errors import InputError, StoreError
+from ooc.stores.io.disk import _cache_file, profile_for
+from ooc.stores.io.read_plan import plan_by_cost
 
 SMALL: dict[str, Any] = {"chunk_bytes": 2**14, "shard_bytes": 2**16}
 Array = np.ndarray[Any, Any]

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stores.dataset import Dataset
-from stores.fingerprints import fingerprint
-from stores.growth import delta, merge, sorting
-from stores.growth import grow as grow_module
-from stores.growth.append import append
-from stores.growth.compact import compact
-from stores.growth.spec import AppendSpec
-from stores.ingest import IngestSpec, ingest
-from stores.integrity import verify
+from ooc.stores.dataset import Dataset
+from ooc.stores.fingerprints import fingerprint
+from ooc.stores.growth import delta, merge, sorting
+from ooc.stores.growth import grow as grow_module
+from ooc.stores.growth.append import append
+from ooc.stores.growth.compact import compact
+from ooc.stores.growth.spec import AppendSpec
+from ooc.stores.ingest import IngestSpec, ingest
+from ooc.stores.integrity import verify
 
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 F = 3

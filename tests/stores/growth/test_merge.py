@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stores.growth import merge
-from stores.growth.merge import Insertion, place_events, put_between, slots_of, spliced
-from stores.growth.sorting import Sorter, room_of
-from stores.io.segments import mapping_of
+from ooc.stores.growth import merge
+from ooc.stores.growth.merge import Insertion, place_events, put_between, slots_of, spliced
+from ooc.stores.growth.sorting import Sorter, room_of
+from ooc.stores.io.segments import mapping_of
 
 LAW = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 TIMES = st.lists(st.integers(0, 5), max_size=30)

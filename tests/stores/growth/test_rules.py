@@ -9,18 +9,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
-from stores.growth import compact as compact_module
-from stores.growth import delta, grow, lineage
-from stores.growth.append import append
-from stores.growth.compact import compact
-from stores.growth.delta import DELTA
-from stores.growth.spec import AppendSpec
-from stores.growth.versions import alone
-from stores.info import describe
-from stores.ingest import IngestSpec, ingest
-from stores.integrity import verify
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
+from ooc.stores.growth import compact as compact_module
+from ooc.stores.growth import delta, grow, lineage
+from ooc.stores.growth.append import append
+from ooc.stores.growth.compact import compact
+from ooc.stores.growth.delta import DELTA
+from ooc.stores.growth.spec import AppendSpec
+from ooc.stores.growth.versions import alone
+from ooc.stores.info import describe
+from ooc.stores.ingest import IngestSpec, ingest
+from ooc.stores.integrity import verify
 
 N, E = 6, 20
 

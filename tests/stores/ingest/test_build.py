@@ -15,10 +15,10 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stores.dataset import Dataset
-from stores.errors import BudgetError, ConfigError, InputError, StoreError
-from stores.ingest import IngestSpec, ingest, nodes
-from stores.ingest.edges import CscWriter, pack_bits
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
+from ooc.stores.ingest import IngestSpec, ingest, nodes
+from ooc.stores.ingest.edges import CscWriter, pack_bits
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stores import events as events_module
-from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError, StoreError
-from stores.ingest import IngestSpec, ingest
-from stores.integrity import verify
+from ooc.stores import events as events_module
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError, StoreError
+from ooc.stores.ingest import IngestSpec, ingest
+from ooc.stores.integrity import verify
 
 FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 N = 8

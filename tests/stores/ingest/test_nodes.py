@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError
-from stores.ingest import IngestSpec, ingest, nodes, sources
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.ingest import IngestSpec, ingest, nodes, sources
 
 RNG = np.random.default_rng(0)
 N = 50

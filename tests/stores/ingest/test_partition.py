@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.build import judge
-from stores.errors import BudgetError, ConfigError
-from stores.graph import Graph
-from stores.ingest import partition as module
-from stores.ingest.arrange import Arranging, in_input_order
-from stores.ingest.duck import silent
-from stores.ingest.partition import Neighbors, by_degree, count_cut, count_of, method_of, numbering, partition, stream
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.build import judge
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.graph import Graph
+from ooc.stores.ingest import partition as module
+from ooc.stores.ingest.arrange import Arranging, in_input_order
+from ooc.stores.ingest.duck import silent
+from ooc.stores.ingest.partition import Neighbors, by_degree, count_cut, count_of, method_of, numbering, partition, stream
 
 
 def neighbors_of(folder: Path, src: Any, dst: Any, num_nodes: int) -> Neighbors:

@@ -13,10 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 from ooc.cli.main import main
-from stores.dataset import Dataset
-from stores.errors import ConfigError
-from stores.ingest import IngestSpec, ingest, partition, renumber
-from stores.integrity import verify
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
+from ooc.stores.ingest import IngestSpec, ingest, partition, renumber
+from ooc.stores.integrity import verify
 from tests.forked import python
 from tests.stores.ingest.test_partition import communities
 from tests.stores.ingest.test_resume import tree
@@ -172,7 +172,7 @@ def test_settings_that_do_not_fit(
 
 KILLED = """
 import os, signal, sys
-from stores.ingest import IngestSpec, ingest, renumber
+from ooc.stores.ingest import IngestSpec, ingest, renumber
 
 renumber.ARRANGE_SHARE = 2 * 10**6
 out, edges, nodes, at = sys.argv[1:5]

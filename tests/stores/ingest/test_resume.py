@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stores.errors import InputError, StoreError
-from stores.ingest import IngestSpec, ingest
-from stores.ingest.steps import Steps
+from ooc.stores.errors import InputError, StoreError
+from ooc.stores.ingest import IngestSpec, ingest
+from ooc.stores.ingest.steps import Steps
 from tests.forked import python
 
 
@@ -30,7 +30,7 @@ def table(path: Path, **columns: Any) -> str:
 
 KILLED = """
 import os, signal, sys
-from stores.ingest import IngestSpec, ingest
+from ooc.stores.ingest import IngestSpec, ingest
 
 out, edges, nodes, x, at = sys.argv[1:6]
 seen = 0

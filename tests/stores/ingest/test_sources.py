@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stores.errors import InputError, StoreError
-from stores.ingest.duck import Duck
-from stores.ingest.sources import find, kind_of, open_table, sniff
+from ooc.stores.errors import InputError, StoreError
+from ooc.stores.ingest.duck import Duck
+from ooc.stores.ingest.sources import find, kind_of, open_table, sniff
 
 
 @pytest.fixture

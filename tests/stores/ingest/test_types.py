@@ -13,12 +13,12 @@ import pytest
 import torch
 import zarr
 
-from stores.dataset import Dataset
-from stores.errors import ConfigError, InputError
-from stores.fingerprints import fingerprint
-from stores.info import describe
-from stores.ingest import IngestSpec, ingest, nodes
-from stores.integrity import verify
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.fingerprints import fingerprint
+from ooc.stores.info import describe
+from ooc.stores.ingest import IngestSpec, ingest, nodes
+from ooc.stores.integrity import verify
 from tests.forked import python
 from tests.stores.ingest.test_resume import tree
 
@@ -168,7 +168,7 @@ def test_the_fingerprint_covers_type_and_scale(given: dict[str, Any]) -> None:
 
 KILLED = """
 import os, signal, sys
-from stores.ingest import IngestSpec, ingest, nodes
+from ooc.stores.ingest import IngestSpec, ingest, nodes
 
 out, edges, x, at, many = sys.argv[1:6]
 nodes.BLOCK_BYTES = 300

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stores.errors import StoreError
-from stores.io.atomic import check_absent, disk_errors, partial_path, publish, remove_leftovers, remove_tree, write_file
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publish, remove_leftovers, remove_tree, write_file
 
 
 def test_write_file_replaces_and_leaves_nothing_over(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.arrays.zarr_rows import open_zarr_rows
-from stores.arrays.zarr_write import write_array
-from stores.errors import ConfigError, StoreError
-from stores.io import disk
-from stores.io.disk import DiskProfile, calibrate, fit, measure, profile_for
-from stores.io.read_plan import DEFAULT_COST, plan_reads
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.arrays.zarr_write import write_array
+from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.io import disk
+from ooc.stores.io.disk import DiskProfile, calibrate, fit, measure, profile_for
+from ooc.stores.io.read_plan import DEFAULT_COST, plan_reads
 
 SIZES = np.array(disk.SIZES)
 

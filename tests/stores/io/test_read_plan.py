@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.io.read_plan import DEFAULT_COST, GAP_BYTES, MOST_EXTRA, ReadCost, ReadPlan, plan_by_cost, plan_reads
+from ooc.stores.io.read_plan import DEFAULT_COST, GAP_BYTES, MOST_EXTRA, ReadCost, ReadPlan, plan_by_cost, plan_reads
 
 REQUESTS = st.fixed_dictionaries(
     {

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
-from stores.arrays.zarr_write import Appender
-from stores.io.segments import forget, mapping_of, warm
+from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.io.segments import forget, mapping_of, warm
 
 
 def mapped(folder: Path, array: np.ndarray) -> np.ndarray:

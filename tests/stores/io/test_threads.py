@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import zarr
 
-from stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
-from stores.arrays.rows import Rows
-from stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
-from stores.arrays.zarr_write import write_array
-from stores.errors import StoreError
-from stores.io.threads import BACKGROUND
+from ooc.stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
+from ooc.stores.arrays.rows import Rows
+from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
+from ooc.stores.arrays.zarr_write import write_array
+from ooc.stores.errors import StoreError
+from ooc.stores.io.threads import BACKGROUND
 
 ARRAY = np.random.default_rng(0).random((300, 5), np.float32)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stores.io.engines import open_engine
-from stores.io.segments import Segments
+from ooc.stores.io.engines import open_engine
+from ooc.stores.io.segments import Segments
 from tools.bench.io import engines
 
 NBYTES = 2**20

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zarr
 
-from stores.arrays.rows import ArrayRows
+from ooc.stores.arrays.rows import ArrayRows
 from tools.bench.io import topology
 
 

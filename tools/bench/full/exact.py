@@ -47,7 +47,7 @@ def pyg(a: argparse.Namespace) -> Result:
     import torch.nn.functional as F
     from torch_geometric.nn import GraphSAGE
 
-    from stores.dataset import Dataset
+    from ooc.stores.dataset import Dataset
 
     torch.set_num_threads(a.threads)
     with Dataset.open(a.child, in_memory=True) as ds:
@@ -145,7 +145,7 @@ def large(a: argparse.Namespace, store: Path) -> Result:
 
 def shape_of(store: Path) -> tuple[int, int]:
     """(features, classes) of a store."""
-    from stores.dataset import Dataset
+    from ooc.stores.dataset import Dataset
 
     with Dataset.open(store) as ds:
         return ds.num_features, ds.num_classes or 2

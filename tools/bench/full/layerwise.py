@@ -63,7 +63,7 @@ def sweep(a: argparse.Namespace) -> dict[str, Any]:
     import ooc
     from ooc.layerwise.layerwise_pass import LayerwisePass
     from ooc.models.builders import build_model
-    from stores.sizes import parse_bytes
+    from ooc.stores.sizes import parse_bytes
 
     folder = None if a.ram else a.work / "rows"
     with ooc.open(a.store, in_memory=a.ram, memory=None if a.ram else a.limit) as ds:
@@ -109,7 +109,7 @@ def write_rate(work: Path) -> float:
 
     from ooc.layerwise.row_files import RowWriter
     from ooc.runtime.buffers import Buffers
-    from stores.arrays.mutable_rows import DiskRows
+    from ooc.stores.arrays.mutable_rows import DiskRows
 
     path = work / "rate"
     shutil.rmtree(path, ignore_errors=True)

@@ -73,12 +73,12 @@ def measure(
     work: Path, nodes: int, edges: int, widths: tuple[int, int], share: float, memory: str, limit: str
 ) -> dict[str, Any]:
     """Run everything; see the module. widths: of nodes' and of edges' features."""
-    from stores.dataset import Dataset
-    from stores.fingerprints import fingerprint
-    from stores.growth.append import append
-    from stores.growth.compact import compact
-    from stores.growth.spec import AppendSpec
-    from stores.ingest import IngestSpec, ingest
+    from ooc.stores.dataset import Dataset
+    from ooc.stores.fingerprints import fingerprint
+    from ooc.stores.growth.append import append
+    from ooc.stores.growth.compact import compact
+    from ooc.stores.growth.spec import AppendSpec
+    from ooc.stores.ingest import IngestSpec, ingest
 
     work.mkdir(parents=True)
     cut, log = edges - int(edges * share), work / "log"

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from ooc.runtime.buffers import Buffers
-from stores.io.engines import describe as name_of
-from stores.io.engines import open_engine
-from stores.io.read_plan import plan_reads
-from stores.io.segments import Segments
-from stores.sizes import parse_bytes
+from ooc.stores.io.engines import describe as name_of
+from ooc.stores.io.engines import open_engine
+from ooc.stores.io.read_plan import plan_reads
+from ooc.stores.io.segments import Segments
+from ooc.stores.sizes import parse_bytes
 from tools.bench.lib.machine import describe
 
 ENGINES = ("uring", "pread", "mmap")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling import NeighborSampler
-from stores.graph import Graph
+from ooc.stores.graph import Graph
 
 PEER = """
 import json, sys, time

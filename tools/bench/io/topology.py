@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.arrays.zarr_write import Appender
-from stores.sizes import parse_bytes
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.sizes import parse_bytes
 from tools.bench.lib.machine import describe, drop_page_cache, limit_memory
 
 PAGE_BYTES = 4096
@@ -68,8 +68,8 @@ class CountedRows:
 
 def open_topology(group: Path, engine: str) -> tuple[Any, CountedRows]:
     """Return the graph, with `indptr` in memory and edges memory-mapped, and its edges as counted rows."""
-    from stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
-    from stores.graph import Graph
+    from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
+    from ooc.stores.graph import Graph
 
     maps = [open_zarr_rows(group, f"graph/{name}", engine="mmap") for name in ("indptr", "indices")]
     assert all(isinstance(rows, ShardedRows) for rows in maps)

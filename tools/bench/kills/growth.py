@@ -64,11 +64,11 @@ def _ids(rows: Any) -> list[str]:
 
 def grow(what: str, store: Path, lot: dict[str, Any], places: Places) -> int:
     """One process: an append, a compaction, or a reader."""
-    from stores.dataset import Dataset
-    from stores.growth import place
-    from stores.growth.append import append
-    from stores.growth.compact import compact
-    from stores.growth.spec import AppendSpec
+    from ooc.stores.dataset import Dataset
+    from ooc.stores.growth import place
+    from ooc.stores.growth.append import append
+    from ooc.stores.growth.compact import compact
+    from ooc.stores.growth.spec import AppendSpec
 
     places.watch(place, "_merge_view", "view")
     if what == "view":
@@ -84,8 +84,8 @@ def grow(what: str, store: Path, lot: dict[str, Any], places: Places) -> int:
 
 def look(store: Path, wanted: tuple[int, int], found: Path) -> int:
     """Verify a store and write its number of edges, which must be one of `wanted`."""
-    from stores.info import describe
-    from stores.integrity import verify
+    from ooc.stores.info import describe
+    from ooc.stores.integrity import verify
 
     damages, told = verify(store), describe(store)
     edges = told["num_edges"] + told["appended"]["edges"]
@@ -98,9 +98,9 @@ def look(store: Path, wanted: tuple[int, int], found: Path) -> int:
 
 def finish(store: Path, whole: Path, lots: dict[str, Any]) -> int:
     """Compare with a store from a single ingest."""
-    from stores.fingerprints import fingerprint
-    from stores.growth.compact import compact
-    from stores.ingest import IngestSpec, ingest
+    from ooc.stores.fingerprints import fingerprint
+    from ooc.stores.growth.compact import compact
+    from ooc.stores.ingest import IngestSpec, ingest
 
     compact(store)
     ingest(IngestSpec(out=whole, **lots))
@@ -112,7 +112,7 @@ def finish(store: Path, whole: Path, lots: dict[str, Any]) -> int:
 
 def begin(store: Path, lot: dict[str, Any]) -> int:
     """Create the store before any append."""
-    from stores.ingest import IngestSpec, ingest
+    from ooc.stores.ingest import IngestSpec, ingest
 
     ingest(IngestSpec(out=store, **lot))
     return 0
@@ -120,11 +120,11 @@ def begin(store: Path, lot: dict[str, Any]) -> int:
 
 def warm(store: Path, lots: Lots) -> None:
     """Do everything once, so that forks need not import and load kernels."""
-    from stores.dataset import Dataset
-    from stores.growth.append import append
-    from stores.growth.compact import compact
-    from stores.growth.spec import AppendSpec
-    from stores.integrity import verify
+    from ooc.stores.dataset import Dataset
+    from ooc.stores.growth.append import append
+    from ooc.stores.growth.compact import compact
+    from ooc.stores.growth.spec import AppendSpec
+    from ooc.stores.integrity import verify
 
     begin(store, lots.write("warm", 0, 1))
     append(AppendSpec(out=store, **lots.write("warm", 1, 2)))

@@ -61,8 +61,8 @@ class Tally:
 
 def make_store(path: Path, nodes: int) -> Path:
     """Make a random graph with a hub, 32 features and three classes."""
-    from stores.build import write_store
-    from stores.graph import Graph
+    from ooc.stores.build import write_store
+    from ooc.stores.graph import Graph
 
     rng = np.random.default_rng(0)
     src, dst = rng.integers(0, nodes, (2, 5 * nodes))
@@ -81,7 +81,7 @@ def make_store(path: Path, nodes: int) -> Path:
 
 def make_events(path: Path) -> Path:
     """2,000 events between 100 nodes, with two columns."""
-    from stores.ingest import IngestSpec, ingest
+    from ooc.stores.ingest import IngestSpec, ingest
 
     rng = np.random.default_rng(0)
     ends, values = rng.integers(0, 100, (2000, 2)), rng.standard_normal((2000, 2))
@@ -149,12 +149,12 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     from ooc.history.rows import ResidentRows
     from ooc.layerwise import row_files as sweepfiles
     from ooc.layerwise.layerwise_pass import LayerwisePass
+    from ooc.stores.arrays.mutable_rows import DiskRows
+    from ooc.stores.arrays.undo_log import UndoLog
     from ooc.training import checkpoint, history_mode, loop
     from ooc.training.event_mode import EventMode
     from ooc.training.run import Run
     from ooc.training.snapshot_mode import SnapshotMode
-    from stores.arrays.mutable_rows import DiskRows
-    from stores.arrays.undo_log import UndoLog
 
     watched: list[tuple[Any, str, str]] = [
         (history.History, "_write", "push"),

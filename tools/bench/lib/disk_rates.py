@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from stores.arrays.zarr_rows import ShardedRows
-from stores.errors import ConfigError
-from stores.io.engines import open_engine
-from stores.io.read_plan import plan_reads
+from ooc.stores.arrays.zarr_rows import ShardedRows
+from ooc.stores.errors import ConfigError
+from ooc.stores.io.engines import open_engine
+from ooc.stores.io.read_plan import plan_reads
 from tools.bench.lib.pages import PAGE_BYTES
 
 

@@ -61,9 +61,9 @@ def check(cut: Path, kept: Path, scratch: Path) -> int:
 
 def _check_run(run: Path, kept: Path, scratch: Path) -> int:
     """Check the state at the last checkpoint, with histories rolled back to it in a copy."""
+    from ooc.stores.arrays.mutable_rows import DiskRows
+    from ooc.stores.arrays.undo_log import UndoLog
     from ooc.training import checkpoint
-    from stores.arrays.mutable_rows import DiskRows
-    from stores.arrays.undo_log import UndoLog
 
     saved = checkpoint.load(run)
     if saved is None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stores.sizes import parse_bytes
+from ooc.stores.sizes import parse_bytes
 
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 

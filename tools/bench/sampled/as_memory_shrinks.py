@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from stores.sizes import parse_bytes
+from ooc.stores.sizes import parse_bytes
 from tools.bench.lib.disk_rates import Rates
 from tools.bench.lib.machine import describe
 from tools.bench.sampled.cost import Job, Result, measure, plot

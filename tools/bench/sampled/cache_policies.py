@@ -30,7 +30,7 @@ from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.superbatch import Superbatches
 from ooc.loading.superbatch_plan import SuperbatchPlanner
-from stores.jit import kernel
+from ooc.stores.jit import kernel
 from tools.bench.lib.chart import Panel, lines
 from tools.bench.lib.machine import describe
 

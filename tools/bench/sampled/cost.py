@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stores.sizes import parse_bytes
+from ooc.stores.sizes import parse_bytes
 from tools.bench.lib.chart import Panel, lines
 from tools.bench.lib.disk_rates import Disk, Rates
 from tools.bench.lib.machine import drop_page_cache

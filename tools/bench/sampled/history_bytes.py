@@ -63,7 +63,7 @@ def sampled(a: argparse.Namespace, seeds: int) -> Result:
 
 def main() -> None:
     """Parse the command line, run both arms, print JSON."""
-    from stores.dataset import Dataset
+    from ooc.stores.dataset import Dataset
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)

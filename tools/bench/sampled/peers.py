@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from stores.sizes import parse_bytes
+from ooc.stores.sizes import parse_bytes
 from tools.bench.lib.chart import bars
 from tools.bench.lib.disk_rates import Rates
 from tools.bench.lib.machine import describe

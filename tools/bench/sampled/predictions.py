@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stores.sizes import format_bytes, parse_bytes
+from ooc.stores.sizes import format_bytes, parse_bytes
 from tools.bench.lib.machine import describe
 
 QUANTITIES = {"seconds_per_epoch": 0.25, "peak_rss_bytes": 0.10, "bytes_read": None, "rows_read": None, "hit_rate": None}

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from stores.sizes import parse_bytes
+from ooc.stores.sizes import parse_bytes
 from tools.bench.lib.chart import Panel, lines
 from tools.bench.lib.machine import describe, limit_memory
 from tools.bench.sampled.steps import learner, loader_of, sums_of, warm_up, windows_of
@@ -79,7 +79,7 @@ def growth(at: list[int], resident: list[int]) -> dict[str, float]:
 def soak(a: argparse.Namespace) -> dict[str, Any]:
     """Warm up, train, close; the samples and what they come to."""
     import ooc
-    from stores.process import resident_bytes
+    from ooc.stores.process import resident_bytes
 
     fanout = [int(f) for f in a.fanout.split(",")]
     with ooc.open(a.store, memory=a.memory) as ds:

@@ -17,8 +17,8 @@ from ooc.loading.shared_scan import SharedScans
 from ooc.loading.superbatch import Superbatches
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
-from stores.arrays.zarr_rows import ShardedRows
-from stores.dataset import Dataset
+from ooc.stores.arrays.zarr_rows import ShardedRows
+from ooc.stores.dataset import Dataset
 from tools.bench.lib.pages import PAGE_BYTES, pages_of
 from tools.bench.sampled.steps import loader_of, seeds_of_run
 

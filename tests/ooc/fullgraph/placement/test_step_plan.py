@@ -14,8 +14,8 @@ from ooc.fullgraph.placement.costs import Ranges, RunLoad, StepProfile
 from ooc.fullgraph.placement.search import search, unbeaten
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, predict, static_placements
 from ooc.fullgraph.program import Placement, Program, TensorPlacement, Value
-from stores.errors import BudgetError
-from stores.sizes import parse_bytes
+from ooc.stores.errors import BudgetError
+from ooc.stores.sizes import parse_bytes
 from tests.ooc.fullgraph.chains import chain, profile
 from tests.scale import few
 

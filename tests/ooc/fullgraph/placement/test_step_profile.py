@@ -16,8 +16,8 @@ from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.layerwise.shape import gather_ranges
 from ooc.models.builders import build_model
-from stores.dataset import Dataset
-from stores.errors import BudgetError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import NAMES, LossOf, agree, cut_into, gradients, make, store_of, whole
 

@@ -9,9 +9,9 @@ import pytest
 
 from ooc.loading import choose_read_strategy as choose_strategy
 from ooc.loading import shared_scan as shared_scans
-from stores.build import write_store
-from stores.dataset import Dataset
-from stores.graph import Graph
+from ooc.stores.build import write_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.graph import Graph
 from tests.conftest import random_edges
 from tests.ooc.loading.shared_scan.scanning import E, F, N, piece_threads
 from tests.waiting import eventually, no_threads

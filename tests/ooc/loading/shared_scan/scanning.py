@@ -9,9 +9,9 @@ import numpy as np
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.memory_plan import divide
-from stores.arrays.rows import ArrayRows
-from stores.dataset import Dataset
-from stores.errors import BudgetError
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError
 from tests.ooc.loading.strategies import over
 
 N, E, F = 300, 3000, 21

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading import choose_read_strategy as choose_strategy
 from ooc.loading.choose_read_strategy import scan_pays
+from ooc.stores.arrays.lmdb_rows import write_lmdb_rows
+from ooc.stores.arrays.zarr_rows import ShardedRows
+from ooc.stores.dataset import Dataset
 from ooc.training.loop import train
-from stores.arrays.lmdb_rows import write_lmdb_rows
-from stores.arrays.zarr_rows import ShardedRows
-from stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.batches import same
 from tests.ooc.loading.shared_scan.scanning import F, N, budget, from_memory, in_memory, loader_of, outcome

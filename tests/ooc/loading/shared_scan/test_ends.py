@@ -11,9 +11,9 @@ from ooc.loading import shared_scan as shared_scans
 from ooc.loading.feature_cache import registry_of
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
-from stores.arrays.rows import ArrayRows
-from stores.dataset import Dataset
-from stores.errors import BudgetError, StoreError
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, StoreError
 from tests.ooc.batches import same
 from tests.ooc.loading.shared_scan.scanning import in_memory, loader_of, outcome, piece_threads
 from tests.ooc.loading.strategies import over, with_stage

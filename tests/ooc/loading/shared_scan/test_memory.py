@@ -13,8 +13,8 @@ from ooc.loading.feature_cache import CacheRegistry, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.shared_scan import FloatBuffers, Stopped
 from ooc.runtime.memory_plan import SECOND_SHARE
-from stores.dataset import Dataset
-from stores.errors import BudgetError
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError
 from tests.ooc.batches import same
 from tests.ooc.loading.shared_scan.scanning import few, in_memory, loader_of, outcome
 

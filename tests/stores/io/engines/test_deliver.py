@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.io.disk import MeasuredDepth, least_depth
-from stores.io.engines.deliver import deliver, first_reaching
-from stores.io.engines.tasks import rows_of, whole_extents
-from stores.io.read_plan import ReadPlan, plan_reads
+from ooc.stores.io.disk import MeasuredDepth, least_depth
+from ooc.stores.io.engines.deliver import deliver, first_reaching
+from ooc.stores.io.engines.tasks import rows_of, whole_extents
+from ooc.stores.io.read_plan import ReadPlan, plan_reads
 
 PAGE, ROWS = 4096, 400
 UNTOUCHED = 7

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.errors import ConfigError, StoreError
-from stores.io.engines import open_engine
-from stores.io.engines.pread import PreadEngine
-from stores.io.engines.tasks import READ_COST_BYTES, TASK_COST_BYTES, Gate, run_slices, slices
-from stores.io.read_plan import plan_reads
-from stores.io.segments import Segments, map_segments
-from stores.io.threads import SharedPool
+from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.io.engines import open_engine
+from ooc.stores.io.engines.pread import PreadEngine
+from ooc.stores.io.engines.tasks import READ_COST_BYTES, TASK_COST_BYTES, Gate, run_slices, slices
+from ooc.stores.io.read_plan import plan_reads
+from ooc.stores.io.segments import Segments, map_segments
+from ooc.stores.io.threads import SharedPool
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_closing_waits_for_the_reads_under_way_and_refuses_later_ones(segments: 
 
 
 def test_a_map_keeps_few_pages_in_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stores.io.engines.mmap.MAPPED_BYTES", 8 * 2**20)
+    monkeypatch.setattr("ooc.stores.io.engines.mmap.MAPPED_BYTES", 8 * 2**20)
     size, stride = 64 * 2**20, 8192
     data = np.zeros(size, np.uint8)
     data[::stride] = np.arange(size // stride) % 251

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stores.errors import ConfigError, StoreError
-from stores.io.engines import describe, gds, open_engine
-from stores.io.engines.gds import DEPTH, GdsEngine
-from stores.io.read_plan import plan_reads
-from stores.io.segments import Segments
+from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.io.engines import describe, gds, open_engine
+from ooc.stores.io.engines.gds import DEPTH, GdsEngine
+from ooc.stores.io.read_plan import plan_reads
+from ooc.stores.io.segments import Segments
 from tests.forked import python
 
 SIZES = (5 * 4096, 40 * 4096, 3 * 4096 + 77)

@@ -21,14 +21,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.errors import StoreError
-from stores.io.engines import describe, open_engine, ring, uring
-from stores.io.engines.deliver import Ranges
-from stores.io.engines.pread import PreadEngine
-from stores.io.engines.uring import Job, UringEngine, reap
-from stores.io.read_plan import plan_reads
-from stores.io.segments import Segments
-from stores.io.threads import SharedPool
+from ooc.stores.errors import StoreError
+from ooc.stores.io.engines import describe, open_engine, ring, uring
+from ooc.stores.io.engines.deliver import Ranges
+from ooc.stores.io.engines.pread import PreadEngine
+from ooc.stores.io.engines.uring import Job, UringEngine, reap
+from ooc.stores.io.read_plan import plan_reads
+from ooc.stores.io.segments import Segments
+from ooc.stores.io.threads import SharedPool
 
 PAGE = 4096
 PAGES = 300
@@ -222,7 +222,7 @@ def test_a_ring_that_takes_no_reads_is_replaced(segments: Segments, tmp_path: Pa
 
 
 def _ring_fd() -> int:
-    from stores.io.engines import uring
+    from ooc.stores.io.engines import uring
 
     uring._local.ring = ring.Ring()
     fd: int = uring._local.ring.parts.fd
@@ -300,11 +300,11 @@ def test_auto_is_uring_where_the_system_allows_it(segments: Segments) -> None:
 
 _FORBID = """
 import ctypes, struct, sys
-from stores.io.engines import describe, open_engine
-from stores.io.segments import Segments
+from ooc.stores.io.engines import describe, open_engine
+from ooc.stores.io.segments import Segments
 from pathlib import Path
 import numpy as np
-from stores.io.read_plan import plan_reads
+from ooc.stores.io.read_plan import plan_reads
 
 path, number = Path(sys.argv[1]), int(sys.argv[2])
 filters = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x50000 | number), (0x06, 0, 0, 0x7FFF0000)]

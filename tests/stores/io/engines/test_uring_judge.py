@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores.io.engines.uring import AGAIN, DONE, FAILED, MORE, TRIES, judge
+from ooc.stores.io.engines.uring import AGAIN, DONE, FAILED, MORE, TRIES, judge
 
 PAGE = 4096
 
