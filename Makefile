@@ -9,17 +9,21 @@ TESTS  := $(ALONE) --numprocesses 3 --dist worksteal
 
 MEASURED = $(shell grep -rl --include='test_*.py' 'mark.alone' tests)
 
-.PHONY: demo check lint types quick measured full test test-all clean
+.PHONY: demo docs check lint types quick measured full test test-all clean
 
 $(VENV)/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q -e ".[dev]"
+	$(BIN)/python -m pip install -q -e ".[dev,docs]"
 	touch $@
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m tools.examples.demo $(DEMO)
+
+# The site, in docs/_build; a warning is an error.
+docs: $(VENV)/.ready
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 check: lint types
 
@@ -50,4 +54,4 @@ test: lint
 test-all: check full
 
 clean:
-	rm -rf $(DEMO) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(DEMO) .pytest_cache .mypy_cache .ruff_cache build dist docs/_build

@@ -1,0 +1,39 @@
+"""Sphinx configuration. The reference pages of the command line and the API are written from the code at every build."""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from tools.docs.reference import write_reference  # noqa: E402
+
+project = "ooc"
+author = "the ooc authors"
+copyright = "the ooc authors, Apache-2.0"
+version = release = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["version"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+source_suffix = {".md": "markdown"}
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+default_role = "literal"  # docstrings write code in single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures show the types
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = f"ooc {release}"
+copybutton_prompt_text = r"\$ |>>> "
+copybutton_prompt_is_regexp = True
+
+
+def setup(app: Any) -> None:
+    """Write the reference pages before Sphinx looks for sources."""
+    write_reference(HERE / "reference")
