@@ -69,7 +69,12 @@ class EpochLoader(Loader):
     def __iter__(self) -> "Epoch":
         start = self._cursor = self._start
         self._start = Cursor(start.epoch + 1, self._begin)
-        return Epoch(self, self._from(start), start.epoch)
+        return Epoch(self, self._from(start), start.epoch, self._until)
+
+    @property
+    def _until(self) -> int | None:
+        """Where the next epoch's last batch ends; None where only iterating tells."""
+        return self._end
 
     def _ended(self, epoch: int) -> None:
         if self._cursor == Cursor(epoch, self._end):
@@ -164,8 +169,11 @@ class BatchLoader(EpochLoader):
         if self.keeps_blocks is not None:
             keep_large_blocks(self.keeps_blocks)
         return_freed()  # of the epoch before, or of training where this one is for scores
-        stop = len(self) if self._stop is None else min(len(self), self._stop)
-        return self._on_device(Cursor(start.epoch, step) for step in range(start.step, stop))
+        return self._on_device(Cursor(start.epoch, step) for step in range(start.step, self._until))
+
+    @property
+    def _until(self) -> int:
+        return len(self) if self._stop is None else min(len(self), self._stop)
 
     def _on_device(self, cursors: Iterator[Cursor]) -> Pipeline | OnDevice:
         """(steps done, batch) of `cursors`, where the user wants them."""
@@ -186,10 +194,13 @@ class BatchLoader(EpochLoader):
 
 
 class Epoch:
-    """Iterator over one epoch's batches. `close` ends its threads; so do the end, an exception, and its collection."""
+    """Iterator over one epoch's batches. `close` ends its threads; so do the last batch, an exception, and its collection.
 
-    def __init__(self, loader: EpochLoader, batches: Pipeline | OnDevice, epoch: int) -> None:
-        self._loader, self._batches, self._epoch = loader, batches, epoch
+    until: where the last batch ends; None where only asking for another one tells.
+    """
+
+    def __init__(self, loader: EpochLoader, batches: Pipeline | OnDevice, epoch: int, until: int | None) -> None:
+        self._loader, self._batches, self._epoch, self._until = loader, batches, epoch, until
 
     def __iter__(self) -> Self:
         return self
@@ -201,6 +212,8 @@ class Epoch:
             self._loader._ended(self._epoch)
             raise
         self._loader._cursor = Cursor(self._epoch, behind)
+        if behind == self._until:  # a loop that scores or saves now, before it asks for more, has the memory back
+            self.close()
         return batch
 
     def close(self) -> None:

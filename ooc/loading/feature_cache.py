@@ -165,12 +165,12 @@ class RowLease:
         self._over = False
         self._lock = threading.RLock()  # `stop` may come from a collection, in the middle of anything
         self.stopping = False
-        """whether it is about to end: whoever comes now waits for that, rather than do with less memory"""
+        """whether it is about to end: whoever comes now waits for that, rather than do with less memory. Not while a consumer
+        may still ask for batches, which nobody can tell the time of"""
 
     def stop(self) -> None:
         """End all waiting for slots; nothing once the lease is over, when the cache may be another's."""
         with self._lock:
-            self.stopping = True
             if self.cache is not None and not self._over:
                 self.cache.close()
 

@@ -126,7 +126,11 @@ class ReadSession(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End all waiting; idempotent."""
+        """End all waiting, because nothing more is to be read; batches that were read may still be asked for. Idempotent."""
+
+    @abstractmethod
+    def closing(self) -> None:
+        """Nobody asks for batches any more, so that `end` comes as soon as the work in progress is done; idempotent."""
 
     @abstractmethod
     def end(self) -> None:
@@ -157,6 +161,7 @@ def chained(session: ReadSession, cursors: Iterator[Cursor], clocks: dict[str, C
             max_items=AHEAD,
             clocks={name: clocks[name] for name in ("collate", CONSUMER)},
             before=filled,
+            on_stop=session.closing,
             on_end=session.end,
         )
         unfinished.pop_all()

@@ -274,6 +274,10 @@ class ScanSession(ReadSession):
         self._stopped = True
         self._aggregates.close()
 
+    def closing(self) -> None:
+        if self._lease is not None:
+            self._lease.stopping = True
+
     def end(self) -> None:
         """End the threads that read. Not while aggregates are made."""
         self.stop()

@@ -121,6 +121,10 @@ class SnapshotLoader(TemporalLoader):
         stages = [self._reading(), Stage("number", self._number), Stage("collate", self._collate)]
         return self._batches(self._windows(start.step), stages)
 
+    @property
+    def _until(self) -> None:
+        return None
+
     def _ended(self, epoch: int) -> None:
         """The cursor stays behind the last window: appended events may fill the next one."""
 

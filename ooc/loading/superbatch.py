@@ -129,6 +129,9 @@ class SuperbatchSession(ReadSession):
     def stop(self) -> None:
         self._lease.stop()
 
+    def closing(self) -> None:
+        self._lease.stopping = True
+
     def end(self) -> None:
         self._lease.end(self._final, self._slot)
 

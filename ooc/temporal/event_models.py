@@ -173,7 +173,7 @@ class Mixer(nn.Module):
 
 
 class GraphMixer(EventModel):
-    """A mixer over a node's `latest` events of one hop with fixed time encodings.
+    """A mixer over a node's `latest` events of one hop with fixed time encodings, the last event in the last token.
 
     If nodes have features, it adds the node's own and the mean of those at the other ends of the events.
     """
