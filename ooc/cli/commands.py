@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ooc.cli.flags import APPEND, INGEST, flags_of_modes, with_flags
+from ooc.cli.help import Verb, Verbs, verb
+from ooc.config import topics
 from ooc.config.base import parse, read_config
 from ooc.config.modes import classes, load_config
 from ooc.config.nodes import TrainConfig
@@ -23,12 +25,35 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="ooc",
+    cls=Verbs,
     help="Train graph neural networks on graphs larger than memory.",
+    epilog="Options and examples of a command: ooc COMMAND --help",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
+STORES, RUNS, OTHERS = "Stores", "Training and prediction", "Other"
+"""topics of the commands"""
+TRAIN = flags_of_modes(classes(), without=("store", "out"), repeatable=("features",))
+PLAN = [flag for flag in TRAIN if flag.name != "plan"]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"ooc {version('ooc')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store built by `ooc ingest`.")]
 TrainedStore = Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)]
@@ -46,7 +71,16 @@ def merge_appended(store: Path, memory: str | None) -> None:
         open_place(store, None if memory is None else parse_bytes(memory), bars).close()
 
 
-@app.command()
+@app.command(
+    cls=verb(INGEST, topics.INGEST),
+    rich_help_panel=STORES,
+    epilog="""
+    ooc ingest cora.ooc --pyg Planetoid --arg root=data --arg name=Cora
+    ooc ingest papers.ooc --edges 'edges/*.parquet' --src src --dst dst --nodes nodes.parquet --id id \\
+        --label y --split split --x-cols 'f*' --memory 2GB
+    ooc ingest papers.ooc --edges edges.npy --num-nodes 40000 --features x=x.npy --labels y.npy --train train.npy
+    """,
+)
 @with_flags(INGEST)
 def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")], **flags: Any) -> None:
     """Build a store from edges, features, labels and splits, in bounded memory."""
@@ -93,10 +127,17 @@ def _left_out(reason: str, count: int) -> str:
     return f"{count:,} {one if count == 1 else many}"
 
 
-@app.command()
+@app.command(
+    cls=verb(APPEND, topics.INGEST, short=False),
+    rich_help_panel=STORES,
+    epilog="""
+    ooc append papers.ooc --edges new.parquet
+    ooc append papers.ooc --edges new.parquet --nodes new_nodes.parquet --x-cols 'f*' --label y
+    """,
+)
 @with_flags(APPEND)
 def append(store: StoreArgument, **flags: Any) -> None:
-    """Add edges, nodes, or rows of existing nodes to a store, in one transaction; the next reader sees them."""
+    """Add edges, nodes, or rows of existing nodes to a store, in one transaction."""
     from ooc.stores.growth.append import append as add
     from ooc.stores.growth.spec import AppendSpec
     from ooc.training.watchers import StepBars
@@ -115,9 +156,12 @@ def _appended(fields: dict[str, Any]) -> str:
     return ", ".join(parts + [f"{_left_out(kind, fields[kind])} dropped" for kind in ("missing", "self_loops") if fields[kind]])
 
 
-@app.command()
+@app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc compact papers.ooc")
 def compact(store: StoreArgument) -> None:
-    """Merge appended data into a store's arrays; open readers keep reading the old ones."""
+    """Merge appended data into a store's arrays.
+
+    Open readers keep reading the old ones.
+    """
     from ooc.stores.growth.compact import compact as fold
     from ooc.training.watchers import StepBars
 
@@ -131,7 +175,15 @@ def compact(store: StoreArgument) -> None:
     print(f"{store}: {_appended(asdict(result.appended))}, appended {times}, merged; {now} in {result.seconds:.1f} s")
 
 
-@app.command()
+@app.command(
+    cls=Verb,
+    rich_help_panel=STORES,
+    epilog="""
+    ooc info papers.ooc
+    ooc info papers.ooc --id paper_17
+    ooc info papers.ooc --json
+    """,
+)
 def info(
     store: StoreArgument,
     id: Annotated[str | None, typer.Option("--id", help="Look up the row of an external id.")] = None,
@@ -186,9 +238,12 @@ def _time(time: dict[str, Any]) -> str:
     return f"times are {kind} in {time['unit']}, {event_order}"
 
 
-@app.command()
+@app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc verify papers.ooc")
 def verify(store: StoreArgument) -> None:
-    """Check every chunk of a store against its checksum; exit code 2 if one is damaged."""
+    """Check every chunk of a store against its checksum.
+
+    The exit code is 2 if one is damaged.
+    """
     from ooc.stores.integrity import verify as check
     from ooc.training.watchers import StepBars
 
@@ -201,13 +256,24 @@ def verify(store: StoreArgument) -> None:
     print(f"{store}: no damage found")
 
 
-@app.command()
-@with_flags(flags_of_modes(classes(), without=("store", "out"), repeatable=("features",)))
+@app.command(
+    cls=verb(TRAIN, topics.TRAIN),
+    rich_help_panel=RUNS,
+    epilog="""
+    ooc train papers.ooc --out runs/sage --fanout 10,10 --hidden 256 --epochs 5 --memory 2GB
+    ooc train papers.ooc --config run.toml --lr 0.001
+    ooc train --out runs/sage --resume --epochs 10
+    ooc train messages.ooc --mode events --model tgn
+    """,
+)
+@with_flags(TRAIN)
 def train(
     store: TrainedStore = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory of the run; it must not exist unless --resume.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PATH", help="Directory of the run; it must not exist unless --resume.")
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="TOML or JSON with any of these keys; flags override it.")
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys; flags override it.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT from its last checkpoint.")] = False,
     grown: Annotated[bool, typer.Option("--grown", help="With --resume: continue although the store has grown.")] = False,
@@ -235,15 +301,24 @@ def train(
     print(*score_lines(summary), steps, sep="\n")
 
 
-@app.command()
-@with_flags(flags_of_modes(classes(), without=("store", "out", "plan"), repeatable=("features",)))
+@app.command(
+    cls=verb(PLAN, topics.TRAIN),
+    rich_help_panel=RUNS,
+    epilog="""
+    ooc plan papers.ooc --memory 2GB
+    ooc plan papers.ooc --mode sampled --fanout 10,10 --hidden 256 --memory 2GB
+    """,
+)
+@with_flags(PLAN)
 def plan(
     store: TrainedStore = None,
-    config: Annotated[Path | None, typer.Option("--config", help="TOML or JSON with any of these keys.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     **flags: Any,
 ) -> None:
-    """Predict the memory, time, bytes and bottleneck of `ooc train` with the same flags.
+    """Predict memory, time and bottleneck of `ooc train` with the same options.
 
     Without --mode, all modes are tried briefly and compared, and the recommended one is planned.
     """
@@ -279,20 +354,23 @@ def plan(
         console.print(each)
 
 
-@app.command()
+@app.command(cls=Verb, rich_help_panel=RUNS, epilog="ooc report runs/sage")
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")]) -> None:
-    """Write RUN/report.html: curves, stage times, memory and I/O on one page."""
+    """Write RUN/report.html: curves, stage times, memory and I/O."""
     from ooc.report.page import write_report
 
     print(write_report(run))
 
 
-@app.command()
+@app.command(cls=Verb, rich_help_panel=OTHERS, epilog="ooc machine papers.ooc")
 def machine(
     path: Annotated[Path, typer.Argument(metavar="[PATH]", help="A store, or any path on the disk to measure.")] = Path(),
     engine: Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or gds.")] = "auto",
 ) -> None:
-    """Measure the cost of reads on a disk (a few seconds); the result is saved and used to plan reads."""
+    """Measure the cost of reads on a disk, in a few seconds.
+
+    The result is saved and used to plan reads.
+    """
     from ooc.stores.io.disk import calibrate
 
     print(calibrate(path, engine))
@@ -303,29 +381,41 @@ MemoryOption = Annotated[str | None, typer.Option("--memory", help="Memory for t
 EngineOption = Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or mmap.")]
 
 
-@app.command()
+@app.command(
+    cls=Verb, rich_help_panel=RUNS, epilog="ooc infer papers.ooc --checkpoint runs/sage --out predictions.parquet --memory 2GB"
+)
 def infer(
     store: StoreArgument,
     checkpoint: CheckpointOption,
-    out: Annotated[Path, typer.Option("--out", help="The Parquet file to write: id, class, probabilities.")],
+    out: Annotated[Path, typer.Option("--out", metavar="PATH", help="The Parquet file to write: id, class, probabilities.")],
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
 ) -> None:
-    """Predict the class of every node exactly, layer by layer in bounded memory; after a crash, run it again to continue."""
+    """Predict the class of every node, exactly.
+
+    The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
+    """
     result = _layer_by_layer("infer", store, memory, run=checkpoint, out=out, engine=engine)
     print(f"{result.path}: {result.rows:,} nodes, {result.columns} model outputs; {result.moved}")
 
 
-@app.command()
+@app.command(
+    cls=Verb, rich_help_panel=RUNS, epilog="ooc embed papers.ooc --checkpoint runs/sage --out embeddings.zarr --layer 1"
+)
 def embed(
     store: StoreArgument,
     checkpoint: CheckpointOption,
-    out: Annotated[Path, typer.Option("--out", help="The Zarr group to write; the embeddings are its array x.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PATH", help="The Zarr group to write; the embeddings are its array x.")
+    ],
     layer: Annotated[int | None, typer.Option("--layer", help="Layer number, from 1; default: the last but one.")] = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
 ) -> None:
-    """Write a layer's output for every node as a Zarr array; after a crash, run it again to continue."""
+    """Write a layer's output for every node as a Zarr array.
+
+    The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
+    """
     result = _layer_by_layer("embed", store, memory, run=checkpoint, out=out, layer=layer, engine=engine)
     print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
 

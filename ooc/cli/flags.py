@@ -3,11 +3,13 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+
+from ooc.config.modes import applies
 
 
 class Flag(NamedTuple):
@@ -19,8 +21,33 @@ class Flag(NamedTuple):
     """name of its value in the help; None for a switch"""
     help: str
     repeat: bool = False
-    panel: str | None = None
-    """panel of the help text; None for the default one"""
+    default: str = ""
+    modes: Mapping[str, "Flag"] = MappingProxyType({})
+    """mode -> the flag as it is there, of a flag of several modes"""
+
+    @property
+    def option(self) -> str:
+        """The option with the name of its value: `--batch-size INT`; of a switch that is on, both of its forms."""
+        name = self.name.replace("_", "-")
+        if self.metavar is not None:
+            return f"--{name} {self.metavar}"
+        return f"--{name}, --no-{name}" if self.default else f"--{name}"
+
+    @property
+    def text(self) -> str:
+        """What the flag is for and its default; of each mode where they differ."""
+        texts = _same({mode: flag.help for mode, flag in self.modes.items()})
+        defaults = _same({mode: flag.default for mode, flag in self.modes.items()})
+        own = next(iter(texts), "")
+        words = [self.help, *(f"{modes}: {text}" for text, modes in texts.items() if text != own)]
+        shown = [self.default, *(f"{modes} {text}" for text, modes in defaults.items() if text not in ("", self.default))]
+        bracket = "; ".join(filter(None, shown))
+        return " ".join([*words, *([f"[{bracket}]"] if bracket else [])])
+
+
+def _same(values: Mapping[str, str]) -> dict[str, str]:
+    """Value -> the modes that have it."""
+    return {value: ", ".join(mode for mode, its in values.items() if its == value) for value in values.values()}
 
 
 def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: Iterable[str] = ()) -> list[Flag]:
@@ -33,33 +60,33 @@ def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: It
     for name, field in model.model_fields.items():
         if name in without:
             continue
-        text, default = field.description or "", field.get_default(call_default_factory=True)
-        if default not in (None, [], {}, False) and not field.is_required():
-            text += f" [{','.join(map(str, default)) if isinstance(default, list | tuple) else default}]"
-        flags.append(Flag(name, metavar_of(field.annotation), text, name in repeatable))
+        value, shown = field.get_default(call_default_factory=True), ""
+        fixed = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+        if value not in (None, [], {}, False) and not field.is_required() and not fixed:
+            shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else "on" if value is True else str(value)
+        flags.append(Flag(name, metavar_of(field.annotation), field.description or "", name in repeatable, shown))
     return flags
 
 
 def flags_of_modes(
     models: Mapping[str, type[BaseModel]], without: Iterable[str] = (), repeatable: Iterable[str] = ()
 ) -> list[Flag]:
-    """Return the flags of several models by mode, each once: those of the first, then additional ones of the others.
-
-    Flags of a single mode get their own panel, and differing defaults and descriptions are shown for each mode.
-    """
-    main = next(iter(models.values()))
-    flags: dict[str, Flag] = {flag.name: flag for flag in flags_of(main, without, repeatable)}
+    """Return the flags of several models by mode, each once, with the modes that it applies to."""
+    found: dict[str, dict[str, Flag]] = {}
     for mode, model in models.items():
-        for flag in flags_of(model, without, repeatable) if model is not main else ():
-            known = flags.get(flag.name)
-            if known is None:
-                flags[flag.name] = flag._replace(panel=f"Mode {mode}")
-            elif known.panel is not None:
-                flags[flag.name] = known._replace(panel=f"{known.panel} and {mode}")
-            elif known.help != flag.help:
-                kind = known.metavar if known.metavar == flag.metavar else "|".join(filter(None, [known.metavar, flag.metavar]))
-                flags[flag.name] = known._replace(help=f"{known.help} {mode}: {flag.help}", metavar=kind)
-    return list(flags.values())
+        for flag in flags_of(model, without, repeatable):
+            if applies(flag.name, mode):
+                found.setdefault(flag.name, {})[mode] = flag
+    return [_of_modes(flags, next(iter(models))) for flags in found.values()]
+
+
+def _of_modes(flags: Mapping[str, Flag], default_mode: str) -> Flag:
+    """One flag for those of several modes."""
+    first = next(iter(flags.values()))
+    words = [word for flag in flags.values() if flag.metavar is not None for word in flag.metavar.split("|")]
+    only = "" if default_mode in flags else f" ({', '.join(flags)})"
+    text = first.help if not only or only in first.help else f"{first.help.removesuffix('.')}{only}."
+    return first._replace(help=text, metavar="|".join(dict.fromkeys(words)) or None, modes=flags)
 
 
 def metavar_of(annotation: Any) -> str | None:
@@ -101,7 +128,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
     annotation: Any = list[str] | None if flag.repeat else str | None
     if flag.metavar is None:
         text, annotation = f"{text}/--no-{text[2:]}", bool | None
-    option = typer.Option(text, help=flag.help, show_default=False, metavar=flag.metavar, rich_help_panel=flag.panel)
+    option = typer.Option(text, help=flag.text, show_default=False, metavar=flag.metavar)
     return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option])
 
 

@@ -92,17 +92,17 @@ class RunConfig(BaseModel):
     model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Further arguments of your own class, as a JSON object."
     )
-    hidden: Positive = Field(64, description="Channels of the hidden layers.")
+    hidden: Positive = Field(64, description="Width of the hidden layers.")
     dropout: Fraction = Field(0.5, description="Dropout on every layer's input (and on gat's attention).")
     # optimization
-    epochs: Positive = Field(100, description="Epochs.")
+    epochs: Positive = Field(100, description="Epochs: passes over the training data.")
     max_steps: Positive | None = Field(None, description="Stop after this many batches in total.")
     optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd.")
     lr: float = Field(0.01, gt=0, description="Learning rate.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of all parameters.")
     grad_clip: float | None = Field(None, gt=0, description="Clip the gradient to this norm.")
     eval_every: Positive = Field(1, description="Epochs between evaluations on validation.")
-    monitor: str | None = Field(None, description="Validation metric that selects the best model: accuracy, auroc, loss, ...")
+    monitor: str | None = Field(None, description="Validation score that selects the best model: accuracy, auroc, loss, ...")
     patience: Positive | None = Field(None, description="Stop after this many evaluations without improvement.")
     # machine
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")

@@ -29,7 +29,7 @@ class EventsConfig(TimeConfig):
         description="tgn (node memory and attention), tgat (attention per hop), graphmixer (latest events), or "
         "package.module:Class for your own.",
     )
-    hidden: Positive = Field(100, description="Width of the nodes' rows.")
+    hidden: Positive = Field(100, description="Width of the hidden layers.")
     memory_dim: Positive = Field(100, description="Width of a node's memory (tgn).")
     time_dim: Positive = Field(100, description="Width of the time encoding.")
     heads: Positive = Field(2, description="Attention heads (tgn, tgat); --hidden is their total width.")
@@ -47,10 +47,10 @@ class EventsConfig(TimeConfig):
         "random", description="Evaluation negatives: random, historical, or an npy file (a row per event from validation on)."
     )
     eval_ratio: Positive = Field(1, description="Evaluation negatives per event (a file has its own number).")
-    epochs: Positive = Field(50, description="Epochs: passes over the training events, starting from an empty memory.")
+    epochs: Positive = Field(50, description="Epochs: passes over the training data.")
     lr: float = Field(0.0005, gt=0, description="Learning rate.")
     monitor: Literal["ap", "auroc", "mrr"] | None = Field(
-        None, description="Validation score that selects the best model; by default ap, or mrr with several negatives."
+        None, description="Validation score that selects the best model; by default ap (mrr with several negatives)."
     )
 
     @field_validator("num_neighbors")

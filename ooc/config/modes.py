@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from ooc.config.base import RunConfig, parse, read_config
 from ooc.config.events import EventsConfig
-from ooc.config.nodes import FullConfig, TrainConfig
+from ooc.config.nodes import OWN, FullConfig, TrainConfig
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.stores.errors import ConfigError
 
@@ -25,6 +25,14 @@ def class_of(values: Mapping[str, Any], where: str = "") -> type[RunConfig]:
     if mode not in known:
         raise ConfigError(f"{where}mode = {mode!r} is invalid: expected {', '.join(map(repr, known))}")
     return known[mode]
+
+
+def applies(name: str, mode: str) -> bool:
+    """Whether a setting means something in a mode."""
+    if name not in classes()[mode].model_fields:
+        return False
+    own = {**OWN, "sampled": (*OWN["sampled"], "fanout")}
+    return mode not in own or name in own[mode] or not any(name in names for names in own.values())
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> RunConfig:

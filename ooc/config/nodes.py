@@ -44,7 +44,7 @@ class NodeConfig(RunConfig):
 
     # model
     model: str = Field("sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class for your own.")
-    layers: Positive = Field(_DEFAULT_LAYERS, description="Number of layers; by default as many as --fanout has numbers, or 2.")
+    layers: Positive = Field(_DEFAULT_LAYERS, description="Layers; by default as many as the fan-out has numbers.")
     heads: Positive = Field(8, description="Attention heads of the hidden layers (gat); --hidden is their total width.")
     output_heads: Positive = Field(1, description="Attention heads of the last layer (gat), averaged.")
     alpha: float = Field(0.1, gt=0, lt=1, description="Weight of the initial rows in every layer (gcnii, appnp).")
@@ -84,8 +84,8 @@ class TrainConfig(NodeConfig):
     # batches
     mode: Literal["sampled", "cluster", "saint", "history"] = Field(
         "sampled",
-        description="sampled neighborhoods; cluster: parts and the edges between them; saint: random subgraphs, normalized; "
-        "history: whole parts, with their neighbors' inner rows from a cache on disk.",
+        description="sampled: sampled neighborhoods; cluster: parts and the edges between them; saint: random subgraphs, "
+        "normalized; history: whole parts, with their neighbors' inner rows from a cache on disk.",
     )
     parts: Positive | None = Field(None, description="Number of equal node ranges, if the store has no parts.")
     parts_per_batch: Positive = Field(1, description="Parts per batch.")
@@ -99,7 +99,9 @@ class TrainConfig(NodeConfig):
     refresh: Positive | Literal["auto"] | None = Field(
         None, description="Epochs between exact refreshes of the histories, or auto: when they have drifted too far."
     )
-    drift_tolerance: float | None = Field(None, gt=0, description="Relative error at which auto refreshes. [0.1]")
+    drift_tolerance: float | None = Field(
+        None, gt=0, description="Relative error at which --refresh auto refreshes, 0.1 by default."
+    )
     fanout: Numbers = Field(default_factory=list, description="In-neighbors sampled, one number per layer, -1 for all: 10,10.")
     eval_fanout: Numbers = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
     replace: bool = Field(False, description="Sample with replacement.")

@@ -29,7 +29,7 @@ class SnapshotsConfig(TimeConfig):
     """
 
     mode: Literal["snapshots"] = Field(
-        "snapshots", description="snapshots: windows of events, each predicting the next, with node state on disk."
+        "snapshots", description="windows of events, each predicting the next, with node state on disk."
     )
     window: Length = Field(description="Length of a window: 7d, 12h, 250ms, or a number of the store's units, or of events.")
     stride: Length | None = Field(None, description="Distance between the starts of windows; by default --window.")
@@ -45,7 +45,7 @@ class SnapshotsConfig(TimeConfig):
     )
     conv: Literal["sage", "gcn", "gat", "gin"] = Field("sage", description="Convolutions (recurrent, roland).")
     update: Literal["gru", "mlp", "average"] = Field("gru", description="Update of the rows (roland): gru, mlp or average.")
-    hidden: Positive = Field(64, description="Width of the nodes' rows.")
+    hidden: Positive = Field(64, description="Width of the hidden layers.")
     layers: Positive = Field(2, description="Layers.")
     dropout: Fraction = Field(0.0, description="Dropout between layers.")
     identity: Annotated[int, Field(ge=0)] = Field(32, description="Random identity features of a node (0: none).")
@@ -54,7 +54,7 @@ class SnapshotsConfig(TimeConfig):
     updates: Positive = Field(1, description="Optimizer steps per window.")
     eval_negatives: Literal["random", "historical"] = Field("random", description="Evaluation negatives: random or historical.")
     eval_ratio: Positive = Field(1, description="Evaluation negatives per event.")
-    epochs: Positive = Field(20, description="Epochs: passes over the training windows, from the first.")
+    epochs: Positive = Field(20, description="Epochs: passes over the training data.")
     lr: float = Field(0.003, gt=0, description="Learning rate.")
     monitor: str | None = Field(
         None,

@@ -1,0 +1,62 @@
+"""Settings by topic, as the help of the commands and the configuration that `ooc init` writes list them."""
+
+from collections.abc import Iterable, Mapping
+
+Topics = Mapping[str, tuple[str, str]]
+"""topic -> (names of the settings that the short help shows, names of the others)"""
+
+TRAIN: Topics = {
+    "Run": ("store out config resume seed", "grown plan tensorboard checkpoint_every"),
+    "Mode and batches": ("mode fanout batch_size window num_neighbors", "stride by strategy replace weight_attr accumulate"),
+    "Subgraphs (--mode cluster, saint, history)": ("", "parts parts_per_batch saint roots walk_length saint_coverage"),
+    "Histories (--mode history)": ("", "history history_dtype history_lag refresh drift_tolerance"),
+    "Model": (
+        "model hidden layers dropout",
+        "norm model_args conv heads output_heads residual input_dropout alpha theta rescale update identity both_ways "
+        "memory_dim time_dim past raw",
+    ),
+    "Task (--mode events, snapshots)": ("", "task labels columns val test negatives ratio destinations live"),
+    "Optimization": (
+        "epochs lr weight_decay max_steps",
+        "optimizer updates grad_clip label_smoothing class_weights precision",
+    ),
+    "Evaluation": (
+        "monitor patience evaluate",
+        "eval_every eval_splits train_split val_split eval_fanout eval_batch_size eval_negatives eval_ratio",
+    ),
+    "Machine": (
+        "memory device threads",
+        "in_memory engine features placement disk activation_checkpointing compile",
+    ),
+}
+"""settings of a run"""
+
+INGEST: Topics = {
+    "Edges": (
+        "edges src dst weight time edge_features undirected drop_missing",
+        "time_unit header id_type drop_duplicates drop_self_loops",
+    ),
+    "Nodes": ("nodes id label split x_cols", "birth num_nodes"),
+    "Arrays": ("features labels train val test", "split_index"),
+    "Whole data sets": ("pyg arg ogb", "npz"),
+    "Storage": ("memory dtype parts order", "normalize partitioner allow_nan"),
+}
+"""settings of `ooc ingest` and `ooc append`"""
+
+
+def common(topics: Topics) -> frozenset[str]:
+    """Return the names that the short help shows."""
+    return frozenset(name for names, _ in topics.values() for name in names.split())
+
+
+def by_topic(names: Iterable[str], topics: Topics, other: str = "Other") -> dict[str, list[str]]:
+    """Sort names into topics, in the order of the table; those that it does not name come last, as `other`.
+
+    >>> by_topic(["lr", "store", "zeal"], TRAIN)
+    {'Run': ['store'], 'Optimization': ['lr'], 'Other': ['zeal']}
+    """
+    left = list(names)
+    sorted_names = {topic: [name for name in " ".join(own).split() if name in left] for topic, own in topics.items()}
+    named = {name for own in sorted_names.values() for name in own}
+    sorted_names[other] = [name for name in left if name not in named]
+    return {topic: own for topic, own in sorted_names.items() if own}
