@@ -9,6 +9,7 @@ the arrays it adds to; other versions already include it.
 import hashlib
 import io
 import json
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -22,8 +23,9 @@ import numpy as np
 
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.errors import StoreError
-from ooc.stores.io.atomic import database_error, disk_errors, remove_tree, sync_dir
+from ooc.stores.io.atomic import database_error, disk_errors, publish, remove_tree, removed_path
 from ooc.stores.io.segments import forget_map, map_of
+from ooc.stores.manifest import VERSIONS
 
 DELTA = "delta.lmdb"
 RECORD_ROWS = 2**16
@@ -196,14 +198,22 @@ def reading(store: Path, base: str) -> Iterator[Delta | None]:
 
 def _look(path: Path, stack: ExitStack) -> "lmdb.Transaction | None":
     """Open the current state, None if there is none or a compaction removes it meanwhile."""
-    if not (path / "data.mdb").exists():
+    if not _begun(path):
         return None
     try:
         return stack.enter_context(stack.enter_context(_for_reading(path)).begin())
     except lmdb.Error as error:
-        if not (path / "data.mdb").exists():
+        if not _begun(path):
             return None
         raise StoreError(f"{path}, which holds what was appended, cannot be opened: {error}") from error
+
+
+def _begun(path: Path) -> bool:
+    """Whether anything was ever written; a file without a byte was left by an append of an earlier ooc that was killed."""
+    try:
+        return (path / "data.mdb").stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _for_reading(path: Path) -> "lmdb.Environment":
@@ -225,14 +235,14 @@ def appending(store: Path, base: str) -> Iterator[Appending]:
     with _one, disk_errors(path):
         with reading(store, base) as found:
             stale = found is not None and found._stale
-        if stale:
+        if stale or not _begun(path):
             remove_tree(path)
+        shutil.rmtree(removed_path(path), ignore_errors=True)  # left by a removal that was killed
         new = not path.exists()
-        path.mkdir(exist_ok=True)
         try:
+            if new:
+                _create(path)
             with lmdb.open(str(path), map_size=_MAP_BYTES, readahead=False) as env:
-                for folder in (path, store) if new else ():
-                    sync_dir(folder)
                 delta = Appending(env, base, path)
                 try:
                     yield delta
@@ -245,6 +255,19 @@ def appending(store: Path, base: str) -> Iterator[Appending]:
             if isinstance(error, lmdb.Error):
                 raise database_error(error, path) from error
             raise
+
+
+def _create(path: Path) -> None:
+    """Make an empty environment that is whole as soon as it is at `path`: LMDB cannot read one without its first two pages."""
+    partial = path.parent / VERSIONS / f"{DELTA}.partial"  # appends and compactions remove what a killed one left there
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        lmdb.open(str(partial), map_size=_MAP_BYTES).close()
+        publish(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def remove(store: Path) -> None:
