@@ -15,7 +15,7 @@ import typer
 from ooc.cli.flags import APPEND, INGEST, flags_of_modes, with_flags
 from ooc.cli.help import Verb, Verbs, verb
 from ooc.config import topics
-from ooc.config.base import parse, read_config
+from ooc.config.base import parse, read_config, saved_config
 from ooc.config.modes import classes, load_config
 from ooc.config.nodes import TrainConfig
 from ooc.stores.errors import ConfigError
@@ -270,7 +270,7 @@ def verify(store: StoreArgument) -> None:
 def train(
     store: TrainedStore = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="PATH", help="Directory of the run; it must not exist unless --resume.")
+        Path | None, typer.Option("--out", metavar="PATH", help="Directory of the run; by default runs/STORE-1, -2, ...")
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys; flags override it.")
@@ -280,25 +280,30 @@ def train(
     **flags: Any,
 ) -> None:
     """Train a model on a store and write the results to OUT."""
-    given = {"store": store, "out": out, **flags}
-    base: dict[str, Any] = {}
-    if resume:
-        where = out or (read_config(config).get("out") if config else None)
-        saved = Path(where) / "config.json" if where else None
-        base = read_config(saved) if saved and saved.is_file() else {}
-    settings = load_config(config, given, base)
     if grown and not resume:
         raise ConfigError("--grown continues a run whose store has grown: give --resume too")
+    settings = load_config(config, {"store": store, "out": out, **flags}, _resumed(config, out) if resume else {})
 
+    from ooc.runtime.messages import say
     from ooc.training.watchers import terminal_watcher
 
     merge_appended(settings.store, settings.memory)
     from ooc.training.loop import train as run
     from ooc.training.summary import score_lines
 
+    if out is None and not resume:
+        say(f"writing to {settings.out}")
     summary = run(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
     steps = f"{settings.out}: {summary['total_steps']} steps; `ooc report {settings.out}` writes a report"
     print(*score_lines(summary), steps, sep="\n")
+
+
+def _resumed(config: Path | None, out: Path | None) -> dict[str, Any]:
+    """Settings of the run to continue. Raises ConfigError if there is none."""
+    where = out or (read_config(config).get("out") if config else None)
+    if where is None:
+        raise ConfigError("--resume continues a run: give its directory as --out")
+    return saved_config(Path(where)) or {}
 
 
 @app.command(
@@ -387,7 +392,9 @@ EngineOption = Annotated[str, typer.Option("--engine", help="How rows are read: 
 def infer(
     store: StoreArgument,
     checkpoint: CheckpointOption,
-    out: Annotated[Path, typer.Option("--out", metavar="PATH", help="The Parquet file to write: id, class, probabilities.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PATH", help="The Parquet or CSV file to write: id, class, probabilities.")
+    ],
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
 ) -> None:

@@ -1,6 +1,7 @@
 """Settings common to all runs, and parsing of values. Imports nothing heavy, because the command line needs it."""
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from ooc.stores.errors import ConfigError
 from ooc.stores.sizes import parse_bytes
 
+CONFIG = "config.json"
+"""file in a run's directory with its resolved settings"""
 FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
     | {"tensorboard", "patience", "placement", "disk"}
@@ -86,7 +89,7 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     store: Path = Field(description="The store to train on.")
-    out: Path = Field(description="Directory of the run; it must not exist unless --resume.")
+    out: Path = Field(description="Directory of the run; it must not exist.")
     mode: str
     model: str
     model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
@@ -182,6 +185,18 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
+def saved_config(out: Path) -> dict[str, Any] | None:
+    """Return the resolved settings of the run in `out`, None if it has none yet. Raises ConfigError if there is no `out`."""
+    if not os.path.lexists(out):
+        raise ConfigError(f"there is no run in {out}: check the path")
+    return read_config(out / CONFIG) if (out / CONFIG).is_file() else None
+
+
+def _flag(key: str) -> str:
+    """How a setting is given on the command line."""
+    return "the argument STORE" if key == "store" else f"--{key.replace('_', '-')}"
+
+
 def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> Settings:
     """Construct `model` from values; raises ConfigError with the first fault in one line."""
     try:
@@ -191,7 +206,7 @@ def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> 
         fault = faults[0]
         key = str(fault["loc"][0]) if fault["loc"] else ""
         if fault["type"] == "missing":
-            raise ConfigError(f"{where}{key!r} is not set: give it as a flag or in the configuration") from None
+            raise ConfigError(f"{where}{key} is not set: give it as {_flag(key)} or in the configuration") from None
         message = fault["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
         if not key:
             raise ConfigError(f"{where}{message}") from None

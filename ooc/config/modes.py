@@ -1,6 +1,8 @@
 """Configuration classes by mode, and loading a configuration from a file and flags."""
 
 import difflib
+import itertools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -35,11 +37,16 @@ def applies(name: str, mode: str) -> bool:
     return mode not in own or name in own[mode] or not any(name in names for names in own.values())
 
 
+def next_out(store: Path) -> Path:
+    """The first of runs/<store>-1, runs/<store>-2, ... that does not exist."""
+    return next(out for n in itertools.count(1) if not os.path.lexists(out := Path("runs") / f"{store.resolve().stem}-{n}"))
+
+
 def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> RunConfig:
     """Load the configuration in the file `path` (JSON by its suffix, else TOML), overridden by flags (None means not given).
 
-    `base` are values below both, such as those of the run being resumed. Raises ConfigError, in one line, for an unknown key
-    (with the closest one), an invalid value, or conflicting settings.
+    `base` are values below both, such as those of the run being resumed. If nothing sets `out`, it is `next_out(store)`.
+    Raises ConfigError, in one line, for an unknown key (with the closest one), an invalid value, or conflicting settings.
 
     >>> load_config(Path("run.toml"), {"lr": "0.02", "out": "runs/2"}).lr
     0.02
@@ -62,4 +69,6 @@ def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[s
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else "`ooc train --help` lists the keys"
             raise ConfigError(f"{where}unknown key {key!r}; {hint}")
+    if "out" not in values and isinstance(values.get("store"), str | Path):
+        values["out"] = next_out(Path(values["store"]))
     return parse(model, values, where)

@@ -56,7 +56,10 @@ class NodeConfig(RunConfig):
     )
     train_split: str = Field("train", description="Name of the split to train on.")
     val_split: str = Field("val", description="Name of the split that selects the best model.")
-    eval_splits: Words = Field(["train", "val", "test"], description="Splits to score at the end; missing ones are skipped.")
+    eval_splits: Words = Field(
+        ["val", "test"],
+        description="Splits to score at the end; missing ones are skipped. To score the training nodes too: train,val,test.",
+    )
     # loss and planning
     label_smoothing: Fraction = Field(0.0, description="Label smoothing.")
     class_weights: Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)] = Field(

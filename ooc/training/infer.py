@@ -1,22 +1,23 @@
-"""What a trained model says of all nodes: predictions as a Parquet file, embeddings as a Zarr array, by a layer-wise pass.
+"""What a trained model says of all nodes, by a layer-wise pass: predictions as a table, embeddings as a Zarr array.
 
 Both are exact and resumable: while they are made a folder beside the output holds what is finished; the output appears whole.
 """
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from ooc.config.base import parse
+from ooc.config.base import parse, saved_config
 from ooc.config.modes import class_of
 from ooc.config.nodes import NodeConfig
 from ooc.layerwise.layerwise_pass import LayerwisePass, Progress
@@ -30,7 +31,6 @@ from ooc.stores.manifest import read_manifest
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import make_model
-from ooc.training.open_run import saved_config
 from ooc.training.run import MODEL
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
@@ -60,16 +60,18 @@ class WrittenRows:
 def infer(
     store: Path, run: Path, out: Path, memory: str | None = None, engine: str = "auto", progress: Progress | None = None
 ) -> WrittenRows:
-    """Write the model's predictions for every node of `store` into the Parquet file `out`.
+    """Write the model's predictions for every node of `store` into `out`, a Parquet or CSV file by its ending.
 
     run: directory of a run of `ooc train`, finished or not. Columns: `id` (the user's own); multiclass: `class` (int32, the
     likeliest), `probabilities` (float32, one a class); binary: `class` (0 or 1), `probability` (of 1); multilabel: `classes`
-    (those at one half or more), `probabilities`. Raises ConfigError where model and store do not fit, StoreError where the disk
-    is full.
+    (those at one half or more), `probabilities`. In CSV, probabilities are columns `probability_0`, `probability_1`, ..., and
+    several classes are separated by spaces. Raises ConfigError where model and store do not fit or the ending is another,
+    StoreError where the disk is full.
 
     >>> infer(Path("papers.ooc"), Path("run"), Path("predictions.parquet"), memory="2GB").rows
     111059956
     """
+    check_table(out)
     return _written(store, run, out, None, memory, engine, progress)
 
 
@@ -132,7 +134,7 @@ def _written(
             if not out.exists():
                 rows = layers_pass.run(*([] if progress is None else [progress]))
                 if upto is None:
-                    _write_parquet(out, rows, dataset, task)
+                    _write_table(out, rows, dataset, task)
                 else:
                     _write_zarr(out, rows)
         except BaseException:
@@ -193,14 +195,21 @@ def _write_zarr(out: Path, rows: Rows) -> None:
         raise
 
 
-def _write_parquet(out: Path, rows: Rows, dataset: Dataset, task: str) -> None:
+def check_table(out: Path) -> None:
+    """Raise ConfigError if the ending of `out` names no format of predictions."""
+    if out.suffix not in TABLES:
+        raise ConfigError(f"{out}: predictions are written as Parquet or CSV: end the name in {' or '.join(TABLES)}")
+
+
+def _write_table(out: Path, rows: Rows, dataset: Dataset, task: str) -> None:
     partial = partial_path(out)
-    writer: pq.ParquetWriter | None = None
+    kind, shaped = TABLES[out.suffix]
+    writer: Any = None
     with disk_errors(out):
         try:
             for node, logits in _parts(rows):
-                table = predictions(dataset.external(node), torch.from_numpy(logits), task)
-                writer = writer or pq.ParquetWriter(partial, table.schema)
+                table = shaped(predictions(dataset.external(node), torch.from_numpy(logits), task))
+                writer = writer or kind(partial, table.schema)
                 writer.write_table(table)
             assert writer is not None, "there is a part"
             writer.close()
@@ -235,3 +244,30 @@ def predictions(ids: Any, logits: torch.Tensor, task: str) -> pa.Table:
     flat = pa.array(probability.reshape(-1).numpy())
     columns["probabilities"] = pa.FixedSizeListArray.from_arrays(flat, probability.shape[1])
     return pa.table(columns)
+
+
+def flat(table: pa.Table) -> pa.Table:
+    """A table without lists, as CSV needs it: probabilities in a column each, classes separated by spaces.
+
+    >>> flat(pa.table({"probabilities": pa.array([[0.25, 0.75]], pa.list_(pa.float32(), 2))})).column_names
+    ['probability_0', 'probability_1']
+    """
+    columns: dict[str, Any] = {}
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        if pa.types.is_fixed_size_list(column.type):
+            width = column.type.list_size
+            values = column.flatten().to_numpy().reshape(-1, width)
+            columns |= {f"probability_{number}": pa.array(np.ascontiguousarray(values[:, number])) for number in range(width)}
+        elif pa.types.is_list(column.type):
+            columns[name] = pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
+        else:
+            columns[name] = column
+    return pa.table(columns)
+
+
+TABLES: dict[str, tuple[Any, Callable[[pa.Table], pa.Table]]] = {
+    ".parquet": (pq.ParquetWriter, lambda table: table),
+    ".csv": (pyarrow.csv.CSVWriter, flat),
+}
+"""ending of a file of predictions -> (what writes it, how its tables are shaped)"""

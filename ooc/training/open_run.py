@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ooc.config.base import RunConfig, parse, read_config
+from ooc.config.base import CONFIG, RunConfig, parse, saved_config
 from ooc.config.modes import class_of
 from ooc.runtime.memory import MemoryMeter
 from ooc.stores.arrays.rows import Ids
@@ -19,8 +19,6 @@ from ooc.training.build import make_optimizer
 from ooc.training.registry import mode_of
 from ooc.training.run import Run, environment
 from ooc.training.watchers import TensorBoardWatcher, Watchers
-
-CONFIG = "config.json"
 
 
 @contextmanager
@@ -41,7 +39,7 @@ def open_run(
             open_dataset(config) if dataset is None else nullcontext(dataset) as opened,
             closing(watchers),
         ):
-            run = compose(config, opened, watchers, meter, run_dir, saved, grown)
+            run = compose(config, opened, watchers, meter, run_dir, saved, grown, resume)
             with closing(run.mode):
                 yield run
     except (OocError, OSError):
@@ -59,8 +57,9 @@ def compose(
     run_dir: checkpoint.RunDir,
     saved: dict[str, Any] | None,
     grown: bool,
+    resumed: bool,
 ) -> Run:
-    """Put the run together, and take up the checkpoint `saved` where there is one.
+    """Put the run together, and take up the checkpoint `saved` where there is one. resumed: whether one is expected.
 
     Nothing is written before everything that can be refused without files has been checked.
     """
@@ -90,6 +89,8 @@ def compose(
             watchers.all.append(TensorBoardWatcher(config.out, run.state.total_steps))
         if saved:  # settings that were refused are not those of the next --resume
             write_config(config)
+        elif resumed:
+            watchers.note(f"{config.out} holds no checkpoint: the run starts from the beginning")
         for note in mode.notes():
             watchers.note(note)
         refused.pop_all()
@@ -136,8 +137,6 @@ def check_out(config: RunConfig, resume: bool) -> dict[str, Any] | None:
         if os.path.lexists(out):
             raise ConfigError(f"{out} exists already: choose another --out, or go on with that run by --resume")
         return None
-    if not os.path.lexists(out):
-        return None
     before = saved_config(out)
     if before is None:
         if not out.is_dir() or not all(_left_by_a_killed_start(path) for path in out.iterdir()):
@@ -154,11 +153,6 @@ def _left_by_a_killed_start(path: Path) -> bool:
     """Whether a run killed before its config.json stood leaves such a file: half of it, or the empty log."""
     half = path.name.startswith(".") and path.name.endswith(".tmp")
     return half or (path.name == checkpoint.METRICS and path.is_file() and not path.stat().st_size)
-
-
-def saved_config(out: Path) -> dict[str, Any] | None:
-    """The resolved configuration of the run in `out`, None where there is none."""
-    return read_config(out / CONFIG) if (out / CONFIG).is_file() else None
 
 
 def write_config(config: RunConfig) -> None:

@@ -114,6 +114,43 @@ def test_resume_needs_no_flags_again(make_store: MakeStore, tmp_path: Path, caps
     assert "gin" in fails(capsys, "train", store, "--out", run, "--resume", "--model", "gin")
 
 
+def test_a_run_that_is_not_there_is_not_resumed(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, run = make_store(), tmp_path / "run"
+    assert f"there is no run in {run}" in fails(capsys, "train", store, "--out", run, *UNPLANNED, "--resume")
+    assert "give its directory as --out" in fails(capsys, "train", store, *UNPLANNED, "--resume")
+    assert not run.exists()
+    run.mkdir()  # a run that was killed before it began
+    assert main(["train", str(store), "--out", str(run), *UNPLANNED, "--resume"]) == 0
+    assert f"{run} holds no checkpoint: the run starts from the beginning" in capsys.readouterr().err
+
+
+def test_a_run_without_out_is_numbered(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = make_store()
+    for number in (1, 2):
+        assert main(["train", str(store), *UNPLANNED, "--max-steps", "1"]) == 0
+        out, err = capsys.readouterr()
+        name = f"runs/{store.stem}-{number}"
+        assert f"{name}: 1 steps" in out
+        assert f"writing to {name}" in err
+        assert json.loads(Path(name, "config.json").read_text())["out"] == name
+    assert main(["train", "--out", f"runs/{store.stem}-2", "--resume", "--max-steps", "2"]) == 0
+
+
+def test_training_nodes_are_scored_on_request(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", str(make_store()), *UNPLANNED]
+    assert main([*command, "--out", f"{tmp_path}/a"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[:-1]] == ["val", "test"]
+    assert main([*command, "--out", f"{tmp_path}/b", "--eval-splits", "train,val,test"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[:-1]] == ["train", "val", "test"]
+
+
 def test_bad_settings_are_one_line(make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, run, config = make_store(), tmp_path / "run", tmp_path / "run.toml"
     config.write_text("epohcs = 3\n")
@@ -121,7 +158,8 @@ def test_bad_settings_are_one_line(make_store: MakeStore, tmp_path: Path, capsys
     assert "2 layers" in fails(capsys, "train", store, "--out", run, "--layers", 2, "--fanout", "5,5,5")
     assert "--lrr" in fails(capsys, "train", store, "--out", run, "--lrr", 1)
     assert "valid number" in fails(capsys, "train", store, "--out", run, "--lr", "fast")
-    assert "'out' is not set" in fails(capsys, "train", store)
+    assert "window is not set: give it as --window" in fails(capsys, "train", store, "--mode", "snapshots", "--out", run)
+    assert "store is not set: give it as the argument STORE" in fails(capsys, "train", "--out", run)
     assert "no store" in fails(capsys, "train", tmp_path / "absent", "--out", run)
     assert "absent.toml" in fails(capsys, "train", store, "--out", run, "--config", tmp_path / "absent.toml")
     assert "leaves nothing" in fails(capsys, "train", store, "--out", run, "--memory", "1MB")

@@ -108,8 +108,19 @@ def test_deep_models_are_scored_by_sweeps() -> None:
 
 
 def test_a_missing_key_is_named() -> None:
-    with pytest.raises(ConfigError, match="'out' is not set"):
-        load_config(None, {"store": "a"})
+    with pytest.raises(ConfigError, match="store is not set: give it as the argument STORE"):
+        load_config(None, {"out": "a"})
+    with pytest.raises(ConfigError, match="window is not set: give it as --window"):
+        load_config(None, {"store": "a", "mode": "snapshots"})
+
+
+def test_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for expected in ("runs/papers-1", "runs/papers-2"):
+        out = load_config(None, {"store": "data/papers.ooc"}).out
+        assert out == Path(expected)
+        out.mkdir(parents=True)
+    assert load_config(None, {"store": "data/papers.ooc", "out": "x"}).out == Path("x")
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", "lr = "), ("a.json", "{"), ("b.json", "[1]"), ("c.toml", "\xff")])

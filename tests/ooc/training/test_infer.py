@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -21,7 +22,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, StoreError
 from ooc.training import infer as infer_module
 from ooc.training.build import make_model
-from ooc.training.infer import embed, infer, predictions
+from ooc.training.infer import embed, flat, infer, predictions
 from ooc.training.loop import train
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure
@@ -59,6 +60,24 @@ def test_predictions_of_every_node(make_store: MakeStore, tmp_path: Path, capsys
     assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.parquet", "run", "test.ooc"]
     with pytest.raises(StoreError, match="exists already"):
         infer(store, run, out)
+
+
+def test_predictions_as_csv(make_store: MakeStore, tmp_path: Path, capsys: Any) -> None:
+    store, run = trained(make_store, tmp_path)
+    command = ["infer", str(store), "--checkpoint", str(run), "--out"]
+    assert main([*command, f"{tmp_path}/p.csv"]) == 0
+    assert main([*command, f"{tmp_path}/p.parquet"]) == 0
+    table, expected = pyarrow.csv.read_csv(tmp_path / "p.csv"), pq.read_table(tmp_path / "p.parquet")
+    for name in ("id", "class"):
+        assert table[name].to_pylist() == expected[name].to_pylist()
+    rows = np.array(expected["probabilities"].to_pylist(), np.float32)
+    for number in range(rows.shape[1]):
+        np.testing.assert_array_equal(np.array(table[f"probability_{number}"], np.float32), rows[:, number])
+    capsys.readouterr()
+    for name in ("p.txt", "p"):
+        assert main([*command, f"{tmp_path}/{name}"]) == 2
+        assert "end the name in .parquet or .csv" in capsys.readouterr().err
+        assert not list(tmp_path.glob(f"{name}.sweep"))
 
 
 def test_embeddings_of_a_layer(make_store: MakeStore, tmp_path: Path) -> None:
@@ -104,7 +123,7 @@ def test_an_output_that_cannot_be_written_leaves_nothing_half(
     monkeypatch.setattr(Appender, "append", full)
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     with pytest.raises(StoreError, match=r"No space left.*free some space"):
-        write(store, run, tmp_path / "output")
+        write(store, run, tmp_path / "output.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "test.ooc"]
 
 
@@ -112,19 +131,19 @@ def test_an_output_that_cannot_be_written_leaves_nothing_half(
 def test_two_into_one_output(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any) -> None:
     """The second is refused while the first is at it, be it wholly in memory; what the first writes is whole."""
     store, run = trained(make_store, tmp_path)
-    for name in ("_write_parquet", "_write_zarr"):
+    for name in ("_write_table", "_write_zarr"):
         real = getattr(infer_module, name)
 
         def writing(*arguments: Any, real: Any = real) -> None:
             with pytest.raises(StoreError, match="another process computes there"):
-                write(store, run, tmp_path / "output")
+                write(store, run, tmp_path / "output.parquet")
             real(*arguments)
             with pytest.raises(StoreError, match="another process computes there"):
-                write(store, run, tmp_path / "output")
+                write(store, run, tmp_path / "output.parquet")
 
         monkeypatch.setattr(infer_module, name, writing)
-    assert write(store, run, tmp_path / "output").rows == 50
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["output", "run", "test.ooc"]
+    assert write(store, run, tmp_path / "output.parquet").rows == 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["output.parquet", "run", "test.ooc"]
 
 
 def test_tables_by_task() -> None:
@@ -132,6 +151,8 @@ def test_tables_by_task() -> None:
     many = predictions(["a", "b"], logits, "multilabel")
     assert many["id"].to_pylist() == ["a", "b"]
     assert many["classes"].to_pylist() == [[0, 2], []]
+    assert flat(many)["classes"].to_pylist() == ["0 2", ""]
+    assert flat(many[:0]).column_names == ["id", "classes", "probability_0", "probability_1", "probability_2"]
     np.testing.assert_allclose(many["probabilities"].to_pylist(), logits.sigmoid())
     one = predictions(np.array([4, 9]), torch.tensor([[1.0], [-1.0]]), "binary")
     assert one["class"].to_pylist() == [1, 0]
@@ -153,7 +174,8 @@ def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> No
 @pytest.mark.parametrize("model", ["sage", "gat"])
 def test_training_scores_all_splits_by_one_sweep(make_store: MakeStore, tmp_path: Path, model: str) -> None:
     store = make_store()
-    summary = train(configure(store, tmp_path / "run", epochs=2, model=model, evaluate="layerwise"))
+    splits = ["train", "val", "test"]
+    summary = train(configure(store, tmp_path / "run", epochs=2, model=model, evaluate="layerwise", eval_splits=splits))
     logits = outputs(store, tmp_path / "run", model=model)
     with Dataset.open(store) as ds:
         for split, found in summary["metrics"].items():
@@ -161,7 +183,7 @@ def test_training_scores_all_splits_by_one_sweep(make_store: MakeStore, tmp_path
             scores = Scores("multiclass", 3, len(node))
             scores.update(logits[node], torch.from_numpy(np.asarray(ds.labels[node])))
             assert found == pytest.approx(scores.compute(), abs=1e-5)
-    assert set(summary["metrics"]) == {"train", "val", "test"}
+    assert list(summary["metrics"]) == splits
     assert not (tmp_path / "run" / "sweep").exists()
 
 
