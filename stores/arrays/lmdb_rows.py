@@ -24,17 +24,19 @@ _AROUND_BYTES = 3 * 2**16
 """a fault maps cached pages of the 64 KiB around it; a record and its key may lie in three such parts"""
 SPARE_BYTES = 2**26
 """map size beyond twice the rows; it grows if needed, and the file only takes what is written"""
+_File = tuple[int, int]
+"""device and inode: a path may lead to another file later (a store built again), and two to the same one (hard links)"""
 _lock = threading.Lock()
-_open: dict[str, tuple["lmdb.Environment", int]] = {}
+_open: dict[_File, tuple["lmdb.Environment", int]] = {}
 
 
 class Environment:
-    """A reference to the shared environment of a path; `.env` is the lmdb.Environment. Close it after use."""
+    """A reference to the shared environment of a file; `.env` is the lmdb.Environment. Close it after use."""
 
-    def __init__(self, key: str, env: "lmdb.Environment") -> None:
+    def __init__(self, file: _File, env: "lmdb.Environment", path: Path) -> None:
         self.env = env
-        self._key: str | None = key
-        self._map = map_of(Path(key, "data.mdb") if os.path.isdir(key) else Path(key))
+        self._file: _File | None = file
+        self._map = map_of(path)
 
     def forget(self) -> None:
         """Unmap what was read from this process (it stays in the page cache), which would otherwise be the whole file."""
@@ -44,38 +46,50 @@ class Environment:
     def close(self) -> None:
         """Drop the reference; the last user closes the environment. Idempotent."""
         with _lock:
-            if self._key is None:
+            if self._file is None:
                 return
-            env, users = _open[self._key]
+            env, users = _open[self._file]
             if users == 1:
-                del _open[self._key]
+                del _open[self._file]
                 env.close()
             else:
-                _open[self._key] = env, users - 1
-            self._key = None
+                _open[self._file] = env, users - 1
+            self._file = None
 
 
 def environment(path: Path | str) -> Environment:
     """Return the read-only environment at `path`, shared by all users in the process, because LMDB forbids opening one twice.
 
-    Opened without a lock file, so the store may be on read-only media; it must not be written meanwhile. Raises StoreError if
-    there is none.
+    What is put at `path` later is another environment. Opened without a lock file, so the store may be on read-only media; it
+    must not be written meanwhile. Raises StoreError if there is none.
 
     >>> ids = environment("papers.ooc/ids.lmdb")
     >>> with ids.env.begin(db=ids.env.open_db(b"node")) as txn: ...
     >>> ids.close()
     """
-    key = os.path.realpath(path)
+    data = _data(path)
     with _lock:
-        env, users = _open.get(key, (None, 0))
-        if env is None:
-            try:
-                subdir = os.path.isdir(key)
-                env = lmdb.open(key, readonly=True, lock=False, create=False, readahead=False, max_dbs=64, subdir=subdir)
-            except lmdb.Error as error:
-                raise StoreError(f"{path} cannot be opened as an LMDB environment: {error}") from error
-        _open[key] = env, users + 1
-        return Environment(key, env)
+        try:
+            file = _file_of(data)
+            env, users = _open.get(file, (None, 0))
+            if env is None:
+                subdir = data != Path(path)
+                env = lmdb.open(str(path), readonly=True, lock=False, create=False, readahead=False, max_dbs=64, subdir=subdir)
+        except (lmdb.Error, OSError) as error:
+            detail = error.strerror if isinstance(error, OSError) else error
+            raise StoreError(f"{path} cannot be opened as an LMDB environment: {detail}") from error
+        _open[file] = env, users + 1
+        return Environment(file, env, data)
+
+
+def _data(path: Path | str) -> Path:
+    """The file of the environment at `path`, a directory or the file itself."""
+    return Path(path, "data.mdb") if os.path.isdir(path) else Path(path)
+
+
+def _file_of(data: Path) -> _File:
+    found = data.stat()
+    return found.st_dev, found.st_ino
 
 
 class LmdbRows(Background):
@@ -160,9 +174,9 @@ def write_lmdb_rows(path: Path | str, array: AnyArray, name: str | None = None) 
 
     >>> write_lmdb_rows("x.lmdb", features)
     """
-    key = os.path.realpath(path)
+    data = _data(path)
     with _lock:
-        if key in _open:
+        if data.exists() and _file_of(data) in _open:
             raise StoreError(f"{path} is open in this process; close it before writing")
         _open_and_write(Path(path), array, name)
 

@@ -131,6 +131,16 @@ def test_ids_of_the_user(make_store) -> None:
                 ds.row(bad)
 
 
+def test_a_store_built_again_at_a_path_has_its_own_ids(make_store) -> None:
+    """While a data set of the old one is open, as in a notebook."""
+    old = Dataset.open(make_store("s", external=[f"old{row}" for row in range(50)]))
+    shutil.rmtree(old.path)
+    with Dataset.open(make_store("s", external=[f"new{row}" for row in range(50)])) as ds:
+        assert ds.path == old.path
+        assert ds.external([0]) == ["new0"]
+    old.close()
+
+
 def test_memory_is_parsed_once(make_store) -> None:
     path = make_store()
     assert Dataset.open(path, memory="2GB").memory == 2 * 10**9

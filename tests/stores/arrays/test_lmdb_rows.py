@@ -1,5 +1,6 @@
 """What is particular to rows in LMDB: shared environments, missing records, keys that others can read."""
 
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,22 @@ def test_one_environment_is_shared_by_all_users_of_a_path(path: Path, tmp_path: 
         pass
     with pytest.raises(StoreError, match="closed"):
         read(rows, 1)
+
+
+def test_an_environment_built_again_at_a_path_is_another_one(path: Path, tmp_path: Path) -> None:
+    """And two paths to one file, as an unchanged file of a compacted store has, are the same one."""
+    rows = LmdbRows(path, dtype="float32", shape=(300, 5))
+    shutil.rmtree(path)
+    write_lmdb_rows(path, -ARRAY)
+    again = LmdbRows(path, dtype="float32", shape=(300, 5))
+    np.testing.assert_array_equal(read(again, 7), -ARRAY[[7]])
+    np.testing.assert_array_equal(read(rows, 7), ARRAY[[7]])
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/data.mdb").hardlink_to(path / "data.mdb")
+    linked = environment(tmp_path / "linked")
+    for each in (rows, again, linked):
+        each.close()
+    assert lmdb_rows._open == {}
 
 
 def resident(file: Path) -> int:
