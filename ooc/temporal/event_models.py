@@ -192,7 +192,7 @@ class GraphMixer(EventModel):
         queries = batch.num_sampled_nodes[0]
         links = self.links(self.event_rows(batch, self.time_enc))
         count = torch.bincount(target, minlength=queries)
-        position = torch.arange(len(target), device=target.device) - (count.cumsum(0) - count)[target]
+        position = self.latest + torch.arange(len(target), device=target.device) - count.cumsum(0)[target]
         tokens = links.new_zeros((queries * self.latest, links.size(1)))
         tokens = tokens.index_copy(0, target * self.latest + position, links)
         rows = self.norm(self.mixers(tokens.view(queries, self.latest, -1))).mean(1)
