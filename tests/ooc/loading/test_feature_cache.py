@@ -112,6 +112,8 @@ def test_the_next_pipeline_waits_for_one_that_stops():
     registry = registry_of(rows)
     lease = registry.lend(5, rows)
     lease.stop()
+    assert registry.lend(5, rows) is None  # its batches may still be asked for
+    lease.stopping = True
     ending = threading.Timer(0.2, lease.end, (None, np.empty(0, np.int32)))
     ending.start()
     again = registry.lend(5, rows)

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,8 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.loading import superbatch
+from ooc.graph.aggregation import PreAggregation
+from ooc.loading import feature_cache, superbatch
 from ooc.loading.feature_cache import CachedNodes, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.superbatch_plan import SuperbatchPlanner
@@ -29,7 +31,7 @@ from ooc.stores.graph import Graph
 from tests.conftest import random_edges
 from tests.ooc.batches import same
 from tests.ooc.loading.strategies import over, with_stage
-from tests.waiting import eventually, no_threads
+from tests.waiting import eventually, no_threads, stage_threads
 
 N, E, F = 300, 1500, 16
 
@@ -141,6 +143,43 @@ def test_a_second_pipeline_meanwhile_has_rows_of_its_own(ds):
         pairs = list(zip(one, other, strict=True))
         assert all(same(a, b) for a, b in pairs)
         assert one.rows_read == other.rows_read
+
+
+@pytest.mark.parametrize("pre_aggregation", [None, PreAggregation("mean", F)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_second_loader_never_waits_for_one_that_is_being_iterated_over(ds, monkeypatch, pre_aggregation, fails):
+    """Where the first one has nothing left to read: its last batch is held, or the next one is known to fail."""
+    monkeypatch.setattr(feature_cache, "STOPPING_SECONDS", 8.0)
+    with Dataset.open(ds.path) as fresh:
+        first = NeighborLoader(fresh, [2], batch_size=20, budget=budget(10**8), pre_aggregation=pre_aggregation)
+        sample = first.strategy.stages.sample.sample
+        if fails:
+            with_stage(first, "sample", lambda cursor: sample(cursor if cursor.step < 13 else Cursor(0, 99)))
+        epoch = iter(first)
+        held = [next(epoch) for _ in range(13 if fails else 15)][-1]
+        assert eventually(lambda: not {"ooc-read", "ooc-sum"} & {*stage_threads()})
+        began = time.monotonic()
+        second = NeighborLoader(fresh, [2], batch_size=50, seed=1, budget=budget(10**8), pre_aggregation=pre_aggregation)
+        assert len(list(second)) == 6
+        assert time.monotonic() - began < 5
+        assert held.batch_size == 20
+        with pytest.raises(IndexError if fails else StopIteration):
+            next(epoch)
+
+
+def test_the_last_batch_gives_the_memory_back(ds):
+    """What scores come from before the next epoch reads with all of it, and what is in memory is not read again."""
+    with Dataset.open(ds.path) as fresh:
+        loader = NeighborLoader(fresh, [5, 5], batch_size=20, budget=budget(10**8))
+        epoch = iter(loader)
+        for _ in range(len(loader)):
+            next(epoch)
+        assert not registry_of(fresh.rows("x"))._readers
+        assert not stage_threads()
+        other = NeighborLoader(fresh, [5, 5], batch_size=20, budget=budget(10**8))
+        list(other)
+        assert loader.rows_read + other.rows_read == N
+        assert list(epoch) == []
 
 
 @pytest.mark.parametrize("taken", [0, 1, 14, 15])
