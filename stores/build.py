@@ -15,18 +15,20 @@ from ooc.stores.errors import InputError
 from ooc.stores.fingerprints import file_crc32c
 from ooc.stores.graph import Graph
 from ooc.stores.ids import write_ids
-from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publish
+from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publish, remove_unfinished
 from ooc.stores.manifest import IdKind, Manifest, Partition, Task, label_dtype, write_manifest
 
 
 def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> Path:
     """Write the manifest into `partial`, sync everything and rename it to `final`, which is returned.
 
-    The manifest is written last, so what a killed writer leaves is not a store. Raises StoreError if `final` exists.
+    The manifest is written last, so what a killed writer leaves is not a store. Temporary files that an earlier attempt was killed
+    in are removed. Raises StoreError if `final` exists.
 
     >>> finish_store("papers.ooc.partial", "papers.ooc", manifest)
     """
     check_absent(final)
+    remove_unfinished(partial)
     ids = Path(partial) / names.IDS / "data.mdb"
     if ids.exists():  # the only part of a store without its own checksums
         manifest = manifest.model_copy(update={"fingerprints": {**manifest.fingerprints, names.IDS: file_crc32c(ids)}})

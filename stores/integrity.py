@@ -13,6 +13,7 @@ from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import array_names, checksums, file_crc32c, has_checksums
 from ooc.stores.growth.delta import DELTA, reading
+from ooc.stores.io.working import tidy
 from ooc.stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
 Progress = Callable[[int, int], None]
@@ -49,6 +50,7 @@ def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
     >>> for damage in verify("papers.ooc"):
     ...     print(damage)
     """
+    tidy(Path(path))
     path, store = arrays_of(path), Path(path)
     manifest = read_manifest(path)
     expected = expected_rows(manifest)

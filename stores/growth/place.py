@@ -9,6 +9,7 @@ from ooc.stores.fingerprints import fingerprint_of
 from ooc.stores.growth.delta import Appended, reading
 from ooc.stores.growth.versions import AGAIN_SECONDS, Hold, hold_current, view_folder
 from ooc.stores.growth.view import _merge_view
+from ooc.stores.io.working import tidy
 from ooc.stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def open_place(path: Path, memory: int | None = None, progress: "Progress | None
     `memory` is that of the process, an eighth of which is used for merging; `progress` is called with the progress. Raises
     StoreError if there is no store, or changes must be merged and the store cannot be written.
     """
+    tidy(path)
     while True:
         version, hold = hold_current(path)
         try:

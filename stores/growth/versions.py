@@ -17,6 +17,7 @@ from pathlib import Path
 from ooc.stores import manifest as names
 from ooc.stores.errors import StoreError
 from ooc.stores.io.atomic import disk_errors, remove_tree, removed_path
+from ooc.stores.io.working import tidy
 from ooc.stores.manifest import VERSIONS, arrays_of, version_of
 
 _TOP = ("graph", names.EVENTS, "node", "edge", names.CHECKSUMS, names.IDS)
@@ -77,6 +78,7 @@ def view_folder(path: Path, version: str, appends: int) -> Path:
 @contextmanager
 def alone(path: Path, what: str, wait: bool) -> Iterator[None]:
     """The store's lock `what`, for one process or thread at a time. Raises StoreError if it is taken, unless `wait`."""
+    tidy(path)
     with disk_errors(path):
         (path / VERSIONS).mkdir(exist_ok=True)
         fd = os.open(path / VERSIONS / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -31,6 +31,7 @@ from ooc.stores.ingest.spec import IngestResult, IngestSpec
 from ooc.stores.ingest.steps import Steps, fingerprint
 from ooc.stores.ingest.times import TimeColumn, time_column
 from ooc.stores.io.atomic import check_absent, partial_path, write_error
+from ooc.stores.io.working import tidy
 from ooc.stores.manifest import Input, Manifest, Partition
 
 _FREE = {"memory"}
@@ -63,6 +64,7 @@ def ingest(
     begin = time.perf_counter()
     if spec.pyg is not None and arrays is None:
         raise ConfigError("PyG data sets are read by ooc.pyg.dataset_source.ingest, which imports torch: call that instead")
+    tidy(spec.out)
     check_absent(spec.out)
     key = fingerprint(_settings(spec, arrays), input_files(spec))
     steps = Steps(spec.out, key)

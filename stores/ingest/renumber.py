@@ -22,7 +22,8 @@ from ooc.stores.ingest.arrange import Arranging
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.partition import Neighbors, by_degree, count_cut, count_ends, count_of, method_of, numbering, partition
 from ooc.stores.ingest.spec import IngestSpec
-from ooc.stores.ingest.steps import Steps, remove
+from ooc.stores.ingest.steps import Steps
+from ooc.stores.io.working import remove
 from ooc.stores.manifest import Partition
 
 ARRANGE_SHARE = 8

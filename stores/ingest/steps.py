@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 
 from ooc.stores.errors import StoreError
 from ooc.stores.io.atomic import disk_errors, partial_path, write_file
-
-LOCK, JOURNAL = "ooc-ingest.lock", "steps.json"
+from ooc.stores.io.working import JOURNAL, LOCK, SPILL, STAGE, STORE, clear, remove, remove_emptied
 
 
 def fingerprint(settings: str, files: Iterable[Path]) -> str:
@@ -29,14 +27,6 @@ def fingerprint(settings: str, files: Iterable[Path]) -> str:
         status = path.stat()
         digest.update(f"\n{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return digest.hexdigest()
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a directory if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 class Steps:
@@ -53,7 +43,7 @@ class Steps:
 
     def __init__(self, out: Path, key: str) -> None:
         self.root = partial_path(out)
-        self.store, self.stage, self.spill = (self.root / name for name in ("store", "stage", "spill"))
+        self.store, self.stage, self.spill = (self.root / name for name in (STORE, STAGE, SPILL))
         self.resumed: list[str] = []
         self.notes: list[str] = []
         self._key = key
@@ -85,9 +75,8 @@ class Steps:
         """Release the lock; unless `keep`, remove the working directory, except files that are not an ingest's."""
         if not keep:
             with suppress(OSError):
-                self._clear()
-                remove(self.root / LOCK)
-                self.root.rmdir()
+                clear(self.root)
+                remove_emptied(self.root)
         os.close(self._lock)
 
     def _take(self, out: Path) -> int:
@@ -124,14 +113,8 @@ class Steps:
         if done:
             why = "was for other settings or input files than these"
             self.notes.append(f"began anew: an interrupted ingest, which had finished {', '.join(done)}, {why}")
-        self._clear()
+        clear(self.root)
         return {}
-
-    def _clear(self) -> None:
-        """Remove only what ingests create, the journal first, so that it never lists steps without outputs."""
-        remove(self.root / JOURNAL)
-        for path in (*self.root.glob(f".{JOURNAL}.*.tmp"), self.spill, self.stage, self.store):
-            remove(path)
 
     def _write(self) -> None:
         text = json.dumps({"fingerprint": self._key, "done": self._done}, indent=1)

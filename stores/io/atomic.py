@@ -98,6 +98,13 @@ def remove_leftovers(folder: Path | str) -> None:
             path.unlink(missing_ok=True)
 
 
+def remove_unfinished(folder: Path | str) -> None:
+    """Remove temporary files of `write_file` and of zarr that were left anywhere in `folder`; nobody else may write there."""
+    for pattern in (".*.*.tmp", "zarr.*.partial"):
+        for path in Path(folder).rglob(pattern):
+            path.unlink()
+
+
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)

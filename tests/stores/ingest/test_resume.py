@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.ingest import IngestSpec, ingest
 from ooc.stores.ingest.steps import Steps
+from ooc.stores.integrity import verify
+from ooc.stores.io.atomic import partial_path
 from tests.forked import python
+from tools.bench.lib.killed_syscall import run_until
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -72,6 +77,72 @@ def test_a_killed_ingest_resumes_to_the_same_bytes(tmp_path: Path) -> None:
         at += 5
     assert max(resumed) >= 4
     assert resumed == sorted(resumed)
+
+
+def small_spec(folder: Path) -> IngestSpec:
+    """Text ids, a time, features and labels: an ingest of all kinds of steps."""
+    rng = np.random.default_rng(4)
+    names = np.array([f"n{i}" for i in range(8)])
+    ends = {name: names[rng.integers(0, 8, 20)] for name in ("src", "dst")}
+    edges = table(folder / "e.parquet", **ends, t=np.arange(20))
+    nodes = table(folder / "n.parquet", id=names, f=rng.random(8), y=np.arange(8) % 2)
+    return IngestSpec(out=folder / "s.ooc", edges=edges, nodes=nodes, time="t", x_cols="f", label="y")
+
+
+def killed_ingest(spec: IngestSpec, nth: int | None = None, kind: str | None = None) -> tuple[int, list[str]]:
+    """What `run_until` says of an ingest killed at a system call."""
+    return run_until(lambda: ingest(spec) and 0, spec.out.with_suffix(".log"), nth, kind)
+
+
+def ingest_again(spec: IngestSpec) -> None:
+    """After a kill, the same call resumes, or says that the store is there."""
+    if spec.out.exists():
+        with pytest.raises(StoreError, match="exists already"):
+            ingest(spec)
+    else:
+        ingest(spec)
+
+
+@pytest.mark.slow
+def test_an_ingest_killed_at_any_call_leaves_nothing_and_resumes_to_the_same_bytes(quick_path: Path) -> None:
+    spec = small_spec(quick_path)
+    code, calls = killed_ingest(spec)
+    assert code == 0
+    want = tree(spec.out)
+    for k in range(0, len(calls), 7):
+        shutil.rmtree(spec.out)
+        assert killed_ingest(spec, k)[0] < 0
+        ingest_again(spec)
+        assert tree(spec.out) == want, f"after a kill at call {k} of {calls}"
+        assert not partial_path(spec.out).exists(), f"after a kill at call {k} of {calls}"
+
+
+def test_what_an_ingest_killed_inside_zarr_left_is_not_published(quick_path: Path) -> None:
+    """zarr renames what it wrote; until then the array is unwritten for the next attempt, which makes it again."""
+    spec, left, nth = small_spec(quick_path), False, 0
+    while not left:
+        assert killed_ingest(spec, nth, "rename")[0] < 0
+        left = any(partial_path(spec.out).rglob("zarr.*.partial"))
+        nth += 1
+    ingest(spec)
+    assert not [each for each in spec.out.rglob("*") if each.suffix in (".partial", ".tmp")]
+
+
+@pytest.mark.parametrize("then", [ingest_again, lambda spec: Dataset.open(spec.out).close(), lambda spec: verify(spec.out)])
+@pytest.mark.parametrize("nth", [0, 3, -1])
+def test_what_an_ingest_left_beside_the_store_it_published_is_removed(
+    quick_path: Path, nth: int, then: Callable[[IngestSpec], Any]
+) -> None:
+    spec = small_spec(quick_path)
+    _, calls = killed_ingest(spec)
+    shutil.rmtree(spec.out)
+    published = max(at for at, call in enumerate(calls) if call == "rename")
+    removals = [number for number, at in enumerate(at for at, call in enumerate(calls) if call == "unlink") if at > published]
+    assert killed_ingest(spec, removals[nth], "unlink")[0] < 0
+    assert spec.out.exists()
+    assert partial_path(spec.out).exists()
+    then(spec)
+    assert not partial_path(spec.out).exists()
 
 
 @pytest.fixture
