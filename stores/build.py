@@ -22,8 +22,8 @@ from ooc.stores.manifest import IdKind, Manifest, Partition, Task, label_dtype, 
 def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> Path:
     """Write the manifest into `partial`, sync everything and rename it to `final`, which is returned.
 
-    The manifest is written last, so what a killed writer leaves is not a store. Temporary files that an earlier attempt was killed
-    in are removed. Raises StoreError if `final` exists.
+    The manifest is written last, so what a killed writer leaves is not a store. Temporary files that a killed attempt left are
+    removed. Raises StoreError if `final` exists.
 
     >>> finish_store("papers.ooc.partial", "papers.ooc", manifest)
     """
