@@ -80,6 +80,7 @@ class Dataset:
         in_memory: bool = False,
         features: Mapping[str, Path | str] | None = None,
         progress: "Progress | None" = None,
+        float_features: bool = False,
     ) -> Self:
         """Open and check the store at `path`.
 
@@ -91,6 +92,7 @@ class Dataset:
             in_memory: Whether to load all node arrays and the topology into RAM now.
             features: Name of a node array -> Zarr array or LMDB directory that replaces it, one row per node.
             progress: Called with the progress of merging appended data, which the first reader after an append does.
+            float_features: Whether `x` is float32 where the store has integers; built-in models compute with floats.
 
         Raises:
             StoreError: If there is no store, it is truncated, or its arrays do not fit the manifest.
@@ -107,6 +109,8 @@ class Dataset:
         try:
             graph = _open_graph(place, in_memory)
             rows, encodings = _open_rows(place, engine, features or {})
+            if float_features and "x" in encodings:
+                encodings["x"] = encodings["x"].floats()
             if in_memory:
                 rows = {name: loaded(each) for name, each in rows.items()}
             ids = _open_ids(place)
@@ -116,6 +120,7 @@ class Dataset:
             raise
         dataset = cls(place, graph, rows, encodings, ids, budget, engine)
         dataset._opened = {"memory": memory, "engine": engine, "in_memory": in_memory, "features": features}
+        dataset._opened["float_features"] = float_features
         dataset._replaced = {name: f"{encodings[name].digest}{rows[name].shape}" for name in sorted(features or {})}
         return dataset
 

@@ -162,8 +162,9 @@ INGEST = [
     Flag("split_index", "INT", "Which column of two-dimensional masks to use."),
     Flag(
         "dtype",
-        "float32|float16|bfloat16|int8",
-        "How features are stored; int8 has a scale per column (edges: bfloat16). [float32]",
+        "auto|float32|float16|bfloat16|int8|int64",
+        "How features are stored; auto: integers as they are, all else as float32; int8 has a scale per column (edges: "
+        "bfloat16). [auto]",
     ),
     Flag("normalize", "none|row|standard", "Normalize features by statistics of the training rows. [none]"),
     Flag("npz", "FILE", "One file with x, y, edge_index and train_mask, val_mask, test_mask."),

@@ -169,7 +169,7 @@ class RowDecoder(NamedTuple):
     @classmethod
     def of(cls, encoding: Encoding) -> "RowDecoder":
         """The decoder of an encoding with float32 values."""
-        return cls(np.empty(0, _TAGS[encoding.name]), encoding.scale)
+        return cls(np.empty(0, np.int64 if encoding.as_float else _TAGS[encoding.name]), encoding.scale)
 
 
 _TAGS: dict[str, Any] = {"float32": np.float32, "float16": np.uint8, "bfloat16": np.uint16, "int8": np.int8}
@@ -188,6 +188,8 @@ def _value(row: Any, j: Any, tag: Any, scale: Any) -> Any:
         return lambda row, j, tag, scale: of_bfloat16(row[j])
     if tag.dtype == types.int8:
         return lambda row, j, tag, scale: of_int8(row[j], scale[j])
+    if tag.dtype == types.int64:
+        return lambda row, j, tag, scale: np.float32(row[j])
     return lambda row, j, tag, scale: row[j]
 
 

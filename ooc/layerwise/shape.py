@@ -103,7 +103,7 @@ def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None, *, tra
         num_nodes=dataset.num_nodes,
         num_edges=dataset.num_edges,
         x_bytes=dataset.stored("x").row_bytes,
-        x_plain=encoding.name in _CODES and encoding.dtype == np.float32,
+        x_plain=encoding.as_float or (encoding.name in _CODES and encoding.dtype == np.float32),
         x_width=dataset.num_features,
         encoded=0 if encoder is None else widths[0],
         slot_bytes=12 if weighted else 8,

@@ -184,11 +184,17 @@ def run_model(
     return run_layers(model.layers, x, blocks, checkpoint, encoder=encoder, decoder=decoder, between=between)
 
 
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+
+
 def as_input(x: Any, *modules: nn.Module) -> Any:
-    """Convert x to the dtype of the modules' parameters; under autocast, floating x is returned unchanged."""
+    """Convert x to the dtype of the modules' parameters; under autocast, floating x is returned unchanged, as are integers for
+    modules with an Embedding to look them up in."""
     if isinstance(x, FirstLayerAggregates):
         return FirstLayerAggregates(as_input(x.neighbor, *modules), as_input(x.self_row, *modules))
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
+        return x
+    if not x.is_floating_point() and any(isinstance(part, _LOOKUPS) for module in modules for part in module.modules()):
         return x
     parameter = next((p for module in modules for p in module.parameters() if p.is_floating_point()), None)
     return x if parameter is None else x.to(parameter.dtype)

@@ -30,6 +30,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def takes_floats(config: RunConfig) -> bool:
+    """Whether integer features come as float32: built-in models multiply them, a class of your own may look them up."""
+    return ":" not in config.model
+
+
 def make_model(config: NodeConfig, in_channels: int, channels: int) -> nn.Module:
     """The configured model, its parameters drawn from the seed alone."""
     torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)

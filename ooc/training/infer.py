@@ -30,7 +30,7 @@ from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publis
 from ooc.stores.manifest import read_manifest
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
-from ooc.training.build import make_model
+from ooc.training.build import make_model, takes_floats
 from ooc.training.run import MODEL
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
@@ -121,7 +121,7 @@ def _written(
         check_absent(out)
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out}: its directory does not exist; make it first")
-    with Dataset.open(store, memory=memory, engine=engine) as dataset:
+    with Dataset.open(store, memory=memory, engine=engine, float_features=takes_floats(config)) as dataset:
         task, classes = _task(dataset, config)
         model = make_model(config, dataset.num_features, out_channels(task, classes))
         _load(model, run)

@@ -15,7 +15,7 @@ from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
 from ooc.training import checkpoint
-from ooc.training.build import make_optimizer
+from ooc.training.build import make_optimizer, takes_floats
 from ooc.training.registry import mode_of
 from ooc.training.run import Run, environment
 from ooc.training.watchers import TensorBoardWatcher, Watchers
@@ -126,7 +126,12 @@ def touched_since(config: RunConfig, dataset: Dataset, saved: dict[str, Any], gr
 def open_dataset(config: RunConfig) -> Dataset:
     """The store, as configured."""
     return Dataset.open(
-        config.store, memory=config.memory, engine=config.engine, in_memory=config.in_memory, features=config.features
+        config.store,
+        memory=config.memory,
+        engine=config.engine,
+        in_memory=config.in_memory,
+        features=config.features,
+        float_features=takes_floats(config),
     )
 
 

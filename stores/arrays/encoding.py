@@ -7,7 +7,7 @@ Jacob et al. (2018), per column.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Encoding:
         stored: Dtype on disk and in caches.
         name: "float16", "bfloat16" (stored as uint16), "int8" (with `scale`), or the dtype's own name.
         scale: float32[F] for int8, else empty.
+        as_float: Whether integers are given as float32.
 
     >>> encoding = Encoding.plain(np.dtype(np.float16))
     >>> out = np.empty((3, 128), encoding.dtype)  # float32
@@ -46,6 +47,7 @@ class Encoding:
     stored: np.dtype[Any]
     name: str
     scale: NDArray[np.float32]
+    as_float: bool = False
 
     @classmethod
     def plain(cls, dtype: np.dtype[Any]) -> "Encoding":
@@ -57,6 +59,10 @@ class Encoding:
         """An encoding that leaves rows as stored."""
         return cls(dtype, "", _NO_SCALE)
 
+    def floats(self) -> "Encoding":
+        """The encoding whose values are float32 where they would be integers."""
+        return replace(self, as_float=True) if self.stored.kind in "iu" and self.is_native else self
+
     @property
     def is_native(self) -> bool:
         """Whether numpy's dtype describes the values."""
@@ -64,13 +70,13 @@ class Encoding:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the values: float32 for the three short types, else as stored."""
+        """Dtype of the values: float32 for the three short types and integers given as such, else as stored."""
         return np.dtype(np.float32) if self.is_short else self.stored
 
     @property
     def is_short(self) -> bool:
         """Whether values are converted from what is stored."""
-        return self.name in ("float16", "bfloat16") or bool(len(self.scale))
+        return self.name in ("float16", "bfloat16") or bool(len(self.scale)) or self.as_float
 
     @property
     def shown(self) -> str:
@@ -95,7 +101,9 @@ class Encoding:
             return
         width = int(np.prod(rows.shape[1:], dtype=np.int64))
         flat, values = rows.reshape(len(rows), width), out.reshape(len(out), width)
-        if self.name == "int8":
+        if self.as_float:
+            gather_integers(flat, at, self.scale, values)
+        elif self.name == "int8":
             gather_int8(flat, at, self.scale, values)
         elif self.name == "bfloat16":
             gather_bfloat16(flat, at, self.scale, values)
@@ -130,6 +138,15 @@ def of_bfloat16(stored: np.uint16) -> np.float32:
 def of_int8(stored: np.int8, scale: np.float32) -> np.float32:
     """Convert a quantized value; `scale` is its column's step."""
     return np.float32(np.float32(stored) * scale)
+
+
+@kernel
+def gather_integers(rows: AnyArray, at: AnyArray, scale: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """out[i] = rows[at[i]]: integers[count, F], int32|int64[n], float32[0] (none), float32[n, F]."""
+    for i in range(len(at)):
+        row, values = rows[at[i]], out[i]
+        for j in range(len(values)):
+            values[j] = np.float32(row[j])
 
 
 @kernel

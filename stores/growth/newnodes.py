@@ -32,7 +32,7 @@ from ooc.stores.ingest.node_inputs import NodeInputs
 from ooc.stores.ingest.times import TimeColumn, time_column
 from ooc.stores.manifest import SPLIT_CODES, IdKind, Manifest, Task
 
-_STORED = ("float32", "float16", "bfloat16", "int8")
+_STORED = ("float32", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64")
 _ID_BYTES = 64
 """approximate size of an id in a record"""
 
@@ -323,13 +323,15 @@ def stage_features(
     width = int(np.prod(held.shape[1:], dtype=np.int64))
     if (given.width or 1) != width:
         raise InputError(f"{given.shown} has {given.width or 1} columns; the rows of the store have {width}")
-    if encoding.name not in _STORED or (encoding.name == "int8" and not len(encoding.scale)):
+    if encoding.name not in _STORED:
         raise ConfigError(
             f"{given.shown}: the store's rows are {encoding.name}, which no ingest writes; ingest everything anew"
         )
-    step = encoding.scale if encoding.name == "int8" else None
+    step = encoding.scale if len(encoding.scale) else None
     if step is not None:
         _check_scale(given, step)
+    if encoding.name == "float32" and (found := given.rounded()) is not None:
+        raise InputError(f"{found}, which the store's float32 rows would round; give a number that float32 holds")
     made: list[ColumnWriter] = []
 
     def make_sink(

@@ -205,7 +205,8 @@ class _Build:
             )
         if self.inputs.nodes is not None:
             kind = self._node_kind(kind)
-        found, wild = ids.scan(self.duck, self.columns, kind, count_ids=known is None, allow_nan=self.spec.allow_nan)
+        settings = {"count_ids": known is None, "allow_nan": self.spec.allow_nan, "exact": self.spec.dtype in ("auto", "int64")}
+        found, wild = ids.scan(self.duck, self.columns, kind, **settings)
         self.progress("scan edges", found.edges, found.edges)
         return ids.to_json(found) | {"wild": wild}
 

@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 
 from ooc.stores.errors import InputError
 from ooc.stores.ingest.duck import Duck, Progress
-from ooc.stores.ingest.sources import Table, TableFile, find, kind_of, open_array, open_table, stage_edge_array, unpack_npz
+from ooc.stores.ingest.sources import (
+    Table,
+    TableFile,
+    arrow_type,
+    find,
+    kind_of,
+    open_array,
+    open_table,
+    stage_edge_array,
+    unpack_npz,
+)
 from ooc.stores.ingest.spec import IngestSpec
 
 KEYS = {
@@ -140,7 +150,7 @@ def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
     weight = None if parts["weight"] is None else open_array(Path(parts["weight"]), names[parts["weight"]]).reshape(-1)
     edges = open_array(Path(parts["edges"]), names[parts["edges"]])
     file = stage_edge_array(edges, shown, stage / "edges" / "00000.parquet", weight)
-    columns = {"src": "int64", "dst": "int64"} | ({} if weight is None else {"weight": "float"})
+    columns = {"src": "int64", "dst": "int64"} | ({} if weight is None else {"weight": arrow_type(weight.dtype)})
     inputs = Inputs(Table((file,), columns, text=False), weight=None if weight is None else "weight")
     inputs.features = {} if parts["x"] is None else {"x": [parts["x"]]}
     inputs.labels = parts["y"]

@@ -20,6 +20,9 @@ from ooc.stores.ingest.sources import find
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
 
+_STORED = {"auto": "float32", "int64": "float32", "int8": "bfloat16"}
+"""edge features are floats; int8's scale would depend on later events"""
+
 
 class EdgeFeatures:
     """The edge features of an ingest, `names` of them."""
@@ -50,7 +53,9 @@ class EdgeFeatures:
 
     def _write(self, name: str, make_sink: Callable[[], MakeSink]) -> dict[str, Any]:
         rows, unscaled = self.rows(name), nodes.Scale("none", np.zeros(1))
-        dtype = "bfloat16" if self.spec.dtype == "int8" else self.spec.dtype  # a scale would depend on later events
+        if self.spec.dtype in ("auto", "int64"):
+            nodes.refuse_rounded(rows)
+        dtype = _STORED.get(self.spec.dtype, self.spec.dtype)
         storage = nodes.fit_storage(rows, dtype, unscaled, self.progress)
         settings = storage, unscaled, self.spec.allow_nan, self.progress
         wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), names.edge_array)

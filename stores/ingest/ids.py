@@ -18,7 +18,7 @@ from ooc.stores.errors import InputError
 from ooc.stores.ids import write_ids
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.duck import Duck, MemoryShort, Progress
-from ooc.stores.ingest.sources import TEXT_TYPES, Table, first
+from ooc.stores.ingest.sources import INT_TYPES, TEXT_TYPES, Table, first
 from ooc.stores.ingest.times import TimeColumn
 from ooc.stores.manifest import IdKind
 
@@ -28,7 +28,6 @@ WORDS_SHARE = 0.1
 """share of non-numeric ids above which ids are text; below it they are treated as mistakes"""
 DENSE = 4
 """ids below DENSE times the number of distinct sources (or destinations) are used as rows"""
-_INT_TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
     """Return whether the ids are integers or text. Raises InputError for other types and for words among numbers."""
     for column in columns:
         found = table.columns[column]
-        if found not in _INT_TYPES | TEXT_TYPES:
+        if found not in INT_TYPES | TEXT_TYPES:
             raise InputError(f"{table.shown} column {column!r} holds {found}: node ids are whole numbers or text")
     if asked == "str":
         return "str"
@@ -116,10 +115,13 @@ def _found(duck: Duck, table: Table, condition: str, columns: list[str]) -> tupl
     return row
 
 
-def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow_nan: bool) -> tuple[EdgeScan, int]:
+def scan(
+    duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow_nan: bool, exact: bool = True
+) -> tuple[EdgeScan, int]:
     """Scan the edges once; returns the result and the number of non-finite weights.
 
-    Raises InputError without edges, or for an empty endpoint or a missing, non-numeric or non-finite weight.
+    Raises InputError without edges, or for an empty endpoint or a missing, non-numeric or non-finite weight, or with `exact`
+    for an integer that float32 would round.
     """
     low_high = "min(least(src, dst)), max(greatest(src, dst))" if kind == "int" else "0, 0"
     distinct = "greatest(approx_count_distinct(src), approx_count_distinct(dst))" if count_ids else "NULL"
@@ -139,6 +141,13 @@ def scan(duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow
         position, value = _found(duck, edges.table, wrong, [edges.weight])
         advice = "correct it" if weighted < total else f"{wild} weights are not finite: correct them or pass --allow-nan"
         raise InputError(f"{edges.table.where(position)}: {edges.weight} is {value!r}, not a finite number; {advice}")
+    if edges.weight is not None and exact and (test := edges.table.rounded(edges.weight)) is not None:
+        row = first(duck, edges.table, test, [edges.weight])
+        if row is not None:
+            raise InputError(
+                f"{edges.table.where(row[0])}: {edges.weight} is {row[1]}, which float32 would round; divide the weights, or "
+                "say --dtype float32 to round them"
+            )
     return EdgeScan(total, kind, low, high, ids), int(wild)
 
 

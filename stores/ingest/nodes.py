@@ -17,13 +17,14 @@ from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.arrange import MakeSink
 from ooc.stores.ingest.duck import Duck, Progress
-from ooc.stores.ingest.sources import Table, open_array, read_rows
+from ooc.stores.ingest.sources import EXACT, INT_TYPES, Table, first, open_array, read_rows
 from ooc.stores.manifest import node_array
 
 BLOCK_BYTES = 16 << 20
 Block = NDArray[Any]
 T = TypeVar("T")
 _NUMBERS = "fiub"
+_WILD = "NaN, infinite or beyond {}"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Rows:
     """file and row of a row, for messages"""
     columns: tuple[str, ...] = ()
     """column names, for a table"""
+    rounded: Callable[[], str | None] = lambda: None
+    """describes the first integer that float32 cannot hold; None if there is none"""
 
     def expect(self, count: int, why: str, what: str = "node") -> "Rows":
         """Return self if it has one row per node (or `what`). Raises InputError otherwise."""
@@ -62,11 +65,22 @@ def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
     if width == 0:
         raise InputError(f"{name(paths[0])} has shape {list(arrays[0].shape)}: rows without columns hold nothing")
     step = max(1, BLOCK_BYTES // (arrays[0].dtype.itemsize * (width or 1)))
+    dtype = arrays[0].dtype.newbyteorder("=")
 
     def blocks() -> Iterator[Block]:
         for array in arrays:
             for start in range(0, len(array), step):
                 yield read_rows(array, start, min(step, len(array) - start))
+
+    def rounded() -> str | None:
+        done = 0
+        for block in blocks() if dtype.kind in "iu" and dtype.itemsize > 2 else ():
+            wrong = np.argwhere(_two_d(_rounds(block)))
+            if len(wrong):
+                row, column = wrong[0].tolist()
+                return f"{where(done + row)} column {column} is {_two_d(block)[row, column]}"
+            done += len(block)
+        return None
 
     def where(row: int) -> str:
         for path, array in zip(paths, arrays, strict=True):
@@ -76,16 +90,23 @@ def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
         raise AssertionError("row beyond the files")
 
     rest = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return Rows(name(paths[0]) + rest, sum(map(len, arrays)), width, arrays[0].dtype, blocks, where)
+    return Rows(name(paths[0]) + rest, sum(map(len, arrays)), width, dtype, blocks, where, rounded=rounded)
+
+
+def _rounds(block: Block) -> NDArray[np.bool_]:
+    """Which integers float32 cannot hold; those up to 2**24 it can, and sums in float64 would hide the others."""
+    single = block.astype(np.float32).astype(np.float64)
+    back = np.where(np.abs(single) < 2.0**63, single, 0).astype(block.dtype)
+    return np.asarray((np.abs(single) > EXACT) & (back != block))
 
 
 def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:
-    """Numeric columns of a table as [count, len(columns)], float32 if that suffices for all, else float64; empty cells are NaN.
+    """Numeric columns of a table as [count, len(columns)]: integers if all are and no cell is empty, float32 if that suffices
+    for all, else float64; empty cells are NaN.
 
     `blocks` raises InputError for a word instead of a number.
     """
-    short = all(table.columns[column] in ("float", "halffloat") for column in columns)
-    kind, dtype = ("FLOAT", np.dtype(np.float32)) if short else ("DOUBLE", np.dtype(np.float64))
+    kind, dtype = _type_of(duck, table, columns)
     numbers = ", ".join(f"{table.number(column, kind)} AS c{i}" for i, column in enumerate(columns))
     texts = [column for column in columns if table.is_text(column)]
     wrong = " OR ".join(f"({sql.name(column)} IS NOT NULL AND {table.number(column, kind)} IS NULL)" for column in texts)
@@ -98,7 +119,33 @@ def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:
         batches = duck.stream(f"SELECT {numbers} FROM {table.relation()}", batch_rows=min(step, sql.BATCH_ROWS))
         yield from _joined(batches, step, len(columns), dtype)
 
-    return Rows(table.shown, table.rows, len(columns), dtype, blocks, table.where, tuple(columns))
+    def rounded() -> str | None:
+        tests = [test for column in columns if (test := table.rounded(column)) is not None]
+        found = first(duck, table, " OR ".join(tests), columns) if tests else None
+        if found is None:
+            return None
+        wrong = next(i for i, value in enumerate(found[1:]) if _is_rounded(value))
+        return f"{table.where(found[0])} column {columns[wrong]} is {found[1 + wrong]}"
+
+    return Rows(table.shown, table.rows, len(columns), dtype, blocks, table.where, tuple(columns), rounded)
+
+
+def _type_of(duck: Duck, table: Table, columns: list[str]) -> tuple[str, np.dtype[Any]]:
+    """SQL's and numpy's type of these columns together."""
+    kinds = [table.columns[column] for column in columns]
+    if all(kind in INT_TYPES for kind in kinds):
+        counts = ", ".join(f"count({table.whole(column)})" for column in columns)
+        if all(count == table.rows for count in duck.one(f"SELECT {counts} FROM {table.relation()}")):
+            return "BIGINT", np.result_type(*map(np.dtype, kinds))
+    short = all(kind in ("float", "halffloat") for kind in kinds)
+    return ("FLOAT", np.dtype(np.float32)) if short else ("DOUBLE", np.dtype(np.float64))
+
+
+def _is_rounded(value: Any) -> bool:
+    try:
+        return abs(int(value)) > EXACT and int(np.float32(int(value))) != int(value)
+    except (TypeError, ValueError):
+        return False  # an empty cell, or a number with a fraction
 
 
 def _joined(batches: Iterator[pa.RecordBatch], step: int, width: int, dtype: np.dtype[Any]) -> Iterator[Block]:
@@ -208,10 +255,15 @@ def _merge(
 
 @dataclass(frozen=True)
 class Storage:
-    """Storage of values: dtype float32, float16, bfloat16 or int8; step: float32[F], the scales of int8."""
+    """Storage of values: dtype float32, float16, bfloat16, or of integers; step: float32[F], the scales of scaled int8."""
 
     dtype: str
     step: NDArray[np.float32] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether integers are stored as they are."""
+        return self.step is None and self.stored.kind in "iu" and self.dtype != "bfloat16"
 
     @property
     def stored(self) -> np.dtype[Any]:
@@ -221,26 +273,39 @@ class Storage:
     def attributes(self, name: str) -> dict[str, str]:
         """Attributes that describe the values if the dtype does not; see `ooc.stores.arrays.encoding`."""
         scale = {} if self.step is None else {SCALE: scale_name(name)}
-        return {} if self.dtype in ("float32", "float16") else {DTYPE: self.dtype, **scale}
+        return {} if self.dtype in ("float32", "float16") or self.whole else {DTYPE: self.dtype, **scale}
 
-    def __call__(self, block: Block) -> tuple[Block, bool]:
-        """Encode values [b, F]; also returns whether any may be non-finite (a sum is cheaper than checking each)."""
+    def __call__(self, block: Block) -> tuple[Block, NDArray[np.bool_] | None]:
+        """Encode values [b, F]; also returns which of them the dtype cannot hold, None if it holds all."""
+        if self.whole:
+            final = np.ascontiguousarray(block).astype(self.stored, copy=False)
+            return final, None if np.can_cast(block.dtype, self.stored) else final != block
         if self.dtype in ("float32", "float16"):
             final = np.ascontiguousarray(block, dtype=self.dtype)
-            return final, not np.isfinite(final.sum(dtype=np.float32))
+            finite = np.isfinite(final.sum(dtype=np.float32))  # cheaper than checking each
+            return final, None if finite else ~np.isfinite(final)
         values = np.ascontiguousarray(block, dtype=np.float32)
         if self.step is not None:
-            return to_int8(values, self.step), False
+            return to_int8(values, self.step), None
         final = to_bfloat16(values)
-        return final, bool(self.wild(final).any())
+        return final, (final & 0x7F80) == 0x7F80
 
-    def wild(self, final: Block) -> NDArray[np.bool_]:
-        """bool[b, F]: which stored values are NaN or infinite; none for int8."""
-        return (final & 0x7F80) == 0x7F80 if self.dtype == "bfloat16" else ~np.isfinite(final)
+
+_WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+"""unsigned types with few operations in torch"""
 
 
 def fit_storage(rows: Rows, dtype: str, scale: Scale, progress: Progress) -> Storage:
-    """Determine the storage; int8's scales take one pass and require finite values (InputError names the first other one)."""
+    """Determine the storage.
+
+    "auto" keeps integers, and stores everything else as float32; it raises InputError for an integer among other numbers that
+    float32 would round. int8's scales take one pass and require finite values (InputError names the first other one).
+    """
+    if dtype == "auto" and rows.dtype.kind in "iu" and scale.kind == "none":
+        return Storage(_WIDER.get(str(rows.dtype), str(rows.dtype)))
+    if dtype == "auto":
+        refuse_rounded(rows)
+        return Storage("float32")
     if dtype != "int8":
         return Storage(dtype)
     largest, done = np.zeros(rows.width or 1, np.float32), 0
@@ -256,6 +321,15 @@ def fit_storage(rows: Rows, dtype: str, scale: Scale, progress: Progress) -> Sto
         done += len(values)
         progress("scales", done, rows.count)
     return Storage(dtype, scale_of(largest))
+
+
+def refuse_rounded(rows: Rows) -> None:
+    """Raise InputError for an integer that float32 cannot hold."""
+    found = rows.rounded()
+    if found is not None:
+        raise InputError(
+            f"{found}, which float32 would round; store whole numbers as --dtype int64, or say --dtype float32 to round them"
+        )
 
 
 def _single(block: Block) -> NDArray[np.float32]:
@@ -284,27 +358,25 @@ def write_features(
     if storage.step is not None:
         write_array(store, array(scale_name(name)), storage.step)
     with make_sink(store, array(name), (rows.width or 1,), storage.stored, attributes, count=rows.count) as sink:
-        for final, suspicious in _ahead(_finished(block, scale, storage) for block in rows.blocks()):
-            if suspicious:
-                bad = storage.wild(final)
-                if not wild and bad.any():
+        for final, bad in _ahead(_finished(block, scale, storage) for block in rows.blocks()):
+            if bad is not None and bad.any():
+                if not wild:
                     row, column = np.argwhere(bad)[0]
                     at = done + int(row), int(column)
                 wild += int(bad.sum())
             sink.append(final)
             done += len(final)
             progress(f"features {name}", done, rows.count)
-        if wild and not allow_nan:
+        if wild and (storage.whole or not allow_nan):
             column = rows.columns[at[1]] if rows.columns else at[1]
-            raise InputError(
-                f"{rows.where(at[0])} column {column} is NaN, infinite or beyond {storage.dtype}, the first of {wild} such "
-                "values; correct them or pass --allow-nan"
-            )
+            what = f"no whole number that {storage.dtype} holds" if storage.whole else _WILD.format(storage.dtype)
+            advice = "correct them" if storage.whole else "correct them or pass --allow-nan"
+            raise InputError(f"{rows.where(at[0])} column {column} is {what}, the first of {wild} such values; {advice}")
     return wild
 
 
-def _finished(block: Block, scale: Scale, storage: Storage) -> tuple[Block, bool]:
-    """Encode a block; also returns whether any of its values may be non-finite."""
+def _finished(block: Block, scale: Scale, storage: Storage) -> tuple[Block, NDArray[np.bool_] | None]:
+    """Encode a block; also returns which of its values cannot be held."""
     with np.errstate(over="ignore", invalid="ignore"):
         return storage(scale(_two_d(block)))
 

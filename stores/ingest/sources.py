@@ -24,6 +24,9 @@ from ooc.stores.ingest.duck import Duck, Progress, silent
 
 TABLES = (".parquet", ".pq", ".csv", ".tsv", ".txt")
 TEXT_TYPES = {"string", "large_string", "string_view"}
+INT_TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+EXACT = 2**24
+"""every integer up to this magnitude is a float32"""
 DELIMITERS = "\t,;| "
 STAGED_ROWS = 1 << 20
 _NO_ROW = re.compile(r"\s*$|#\s")
@@ -100,6 +103,15 @@ class Table:
         """SQL of a column as FLOAT or DOUBLE (`kind`), NULL if not a number; DuckDB would accept 1_000."""
         number = f"try_cast({sql.name(column)} AS {kind})"
         return f"CASE WHEN NOT contains({sql.name(column)}, '_') THEN {number} END" if self.is_text(column) else number
+
+    def rounded(self, column: str) -> str | None:
+        """SQL of whether float32 cannot hold a column's integer; None for a column without integers."""
+        if not self.is_text(column) and self.columns[column] not in INT_TYPES:
+            return None
+        whole = f"try_cast({sql.name(column)} AS HUGEINT)"
+        if self.is_text(column):
+            whole = f"CASE WHEN regexp_full_match(trim({sql.name(column)}), '[+-]?[0-9]+') THEN {whole} END"
+        return f"({whole} NOT BETWEEN {-EXACT} AND {EXACT} AND try_cast(({whole})::FLOAT AS HUGEINT) <> {whole})"
 
     def is_text(self, column: str) -> bool:
         """Whether a column is text, which may contain numbers."""
@@ -363,6 +375,11 @@ def stage_edge_array(edges: NDArray[Any], shown: str, staged: Path, weight: NDAr
             part = {"src": src, "dst": dst} | ({} if weight is None else {"weight": read_items(weight, start, rows)})
             writer.write_table(pa.table(part, schema=schema))
     return TableFile(shown, str(staged.resolve()), count)
+
+
+def arrow_type(dtype: np.dtype[Any]) -> str:
+    """Name of a numpy dtype in `Table.columns`."""
+    return str(pa.from_numpy_dtype(dtype.newbyteorder("=")))
 
 
 def _is_number(field: str) -> bool:

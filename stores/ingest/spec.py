@@ -66,9 +66,11 @@ class IngestSpec(BaseModel):
     test: Path | None = None
     split_index: int | None = Field(default=None, ge=0)
     """which split of masks [S, N] or [N, S] to use"""
-    dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
-    """how features are stored; int8 has a scale per column, its largest magnitude / 127 (edge features, where a scale would
-    leak later events, are bfloat16)"""
+    dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"] = "auto"
+    """how features are stored; auto: integers as they are, everything else as float32, and integers that float32 would round
+    are refused. float32 rounds them, also in weights. int64: whole numbers, also from text and floats. int8 has a scale per
+    column, its largest magnitude / 127. Edge features are numbers with a fraction: float32 for int64, and bfloat16 for int8,
+    where a scale would leak later events"""
     normalize: Literal["none", "row", "standard"] = "none"
     parts: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """renumber nodes so that each of this many parts is a range of ids; auto: about 1,000 nodes each"""

@@ -249,6 +249,18 @@ def test_features_stored_as_other_numbers_are_not_summed_though_float32_is_wante
             assert torch.equal(batch.x, want if dtype is None else want.to(dtype))
 
 
+@pytest.mark.parametrize("stored", ["int8", "int64"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_integers_given_as_floats_are_summed(tmp_path: Any, stored: str, in_memory: bool) -> None:
+    whole, found = (np.arange(N * F) % 100).reshape(N, F).astype(stored), []
+    for name, x in (("whole", whole), ("float", whole.astype(np.float32))):
+        store = write_store(tmp_path / f"{name}.ooc", graph_of(False, False), x=x)
+        with Dataset.open(store, in_memory=in_memory, float_features=True) as ds:
+            batch = next(iter(NeighborLoader(ds, [3], batch_size=10, pre_aggregation=PreAggregation("mean", 8))))
+            found.append(batch.x)
+    assert [torch.equal(one, other) for one, other in zip(*found, strict=True)] == [True, True]
+
+
 def scattered(strategy: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """near, root of each batch, made by a sweep over all of them, of pieces that end at `cuts`."""
     memory, load = ScanBytes(1 << 60, strategy.memory), strategy.stages.load
