@@ -9,7 +9,7 @@ TESTS  := $(ALONE) --numprocesses 3 --dist worksteal
 
 MEASURED = $(shell grep -rl --include='test_*.py' 'mark.alone' tests)
 
-.PHONY: demo docs check lint types quick measured full test test-all clean
+.PHONY: demo docs package check lint types quick measured full test test-all clean
 
 $(VENV)/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,6 +24,13 @@ demo: $(VENV)/.ready
 # The site, in docs/_build; a warning is an error.
 docs: $(VENV)/.ready
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+
+# Wheel and sdist, in dist/.
+package: $(VENV)/.ready
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tools.packaging.check dist
 
 check: lint types
 

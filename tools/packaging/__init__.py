@@ -1,0 +1,1 @@
+"""Checks of what is released, and the recipe of the conda package."""
