@@ -256,6 +256,11 @@ def verify(store: StoreArgument) -> None:
     print(f"{store}: no damage found")
 
 
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Import the model class that the run names: it runs code, so trust the run.")
+]
+
+
 @app.command(
     cls=verb(TRAIN, topics.TRAIN),
     rich_help_panel=RUNS,
@@ -277,12 +282,13 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT from its last checkpoint.")] = False,
     grown: Annotated[bool, typer.Option("--grown", help="With --resume: continue although the store has grown.")] = False,
+    allow_code: AllowCode = False,
     **flags: Any,
 ) -> None:
     """Train a model on a store and write the results to OUT."""
     if grown and not resume:
         raise ConfigError("--grown continues a run whose store has grown: give --resume too")
-    settings = load_config(config, {"store": store, "out": out, **flags}, _resumed(config, out) if resume else {})
+    settings = load_config(config, {"store": store, "out": out, **flags}, _resumed(config, out) if resume else {}, allow_code)
 
     from ooc.runtime.messages import say
     from ooc.training.watchers import terminal_watcher
@@ -384,6 +390,9 @@ def machine(
 CheckpointOption = Annotated[Path, typer.Option("--checkpoint", metavar="RUN", help="Directory of a run of `ooc train`.")]
 MemoryOption = Annotated[str | None, typer.Option("--memory", help="Memory for the process, such as 2GB.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or mmap.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="CLASS", help="The run's own class, package.module:Class: agrees to import it.")
+]
 
 
 @app.command(
@@ -397,12 +406,16 @@ def infer(
     ],
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
+    model: ModelOption = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Predict the class of every node, exactly.
 
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
-    result = _layer_by_layer("infer", store, memory, run=checkpoint, out=out, engine=engine)
+    result = _layer_by_layer(
+        "infer", checkpoint, store, out, memory=memory, engine=engine, model_class=model, allow_code=allow_code
+    )
     print(f"{result.path}: {result.rows:,} nodes, {result.columns} model outputs; {result.moved}")
 
 
@@ -418,21 +431,24 @@ def embed(
     layer: Annotated[int | None, typer.Option("--layer", help="Layer number, from 1; default: the last but one.")] = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
+    model: ModelOption = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Write a layer's output for every node as a Zarr array.
 
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
-    result = _layer_by_layer("embed", store, memory, run=checkpoint, out=out, layer=layer, engine=engine)
+    agreed: dict[str, Any] = {"model_class": model, "allow_code": allow_code}
+    result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, layer=layer, **agreed)
     print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
 
 
-def _layer_by_layer(verb: str, store: Path, memory: str | None, **settings: Any) -> "WrittenRows":
+def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: Any) -> "WrittenRows":
     """Carry out a verb of `ooc.training.infer`, with progress."""
     from ooc.training import infer as verbs
     from ooc.training.watchers import StepBars
 
-    merge_appended(store, memory)
+    merge_appended(store, settings["memory"])
     with StepBars() as bars:
         settings["progress"] = lambda what, done, total: bars(what, done, total, "nodes")
-        return getattr(verbs, verb)(store, memory=memory, **settings)
+        return cast("WrittenRows", getattr(verbs, verb)(run, store, out, **settings))

@@ -130,6 +130,11 @@ class RunConfig(BaseModel):
         return None if self.memory is None else parse_bytes(self.memory)
 
     @property
+    def folders(self) -> tuple[Path, Path]:
+        """The store and the run: data, from which no code is imported."""
+        return self.store, self.out
+
+    @property
     def batches(self) -> str:
         """What a batch is made of, for people."""
         raise NotImplementedError

@@ -42,18 +42,50 @@ def next_out(store: Path) -> Path:
     return next(out for n in itertools.count(1) if not os.path.lexists(out := Path("runs") / f"{store.resolve().stem}-{n}"))
 
 
-def load_config(path: Path | None, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> RunConfig:
+def check_consent(saved: object, given: object, allow_code: bool, where: Path | str) -> None:
+    """Raise ConfigError if the model that a run names is a class to import and the user has not agreed to it.
+
+    A run's config.json may come from a stranger, and importing a class runs code. The user agrees by naming the same model, or
+    by `allow_code`.
+
+    Args:
+        saved: The model in the run's config.json.
+        given: The model that the user named (by a flag, a configuration or an argument), or None.
+        allow_code: Whether the user trusts the run.
+        where: The run's directory, for the message.
+    """
+    if isinstance(saved, str) and ":" in saved and given != saved and not allow_code:
+        raise ConfigError(
+            f"{where} uses the class {saved}, and importing it runs its code: if you trust it, name it again "
+            f"(--model {saved}; in Python, model={saved!r}) or give --allow-code (allow_code=True)"
+        )
+
+
+def load_config(
+    path: Path | None, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None, allow_code: bool = False
+) -> RunConfig:
     """Load the configuration in the file `path` (JSON by its suffix, else TOML), overridden by flags (None means not given).
 
-    `base` are values below both, such as those of the run being resumed. If nothing sets `out`, it is `next_out(store)`.
-    Raises ConfigError, in one line, for an unknown key (with the closest one), an invalid value, or conflicting settings.
+    If nothing sets `out`, it is `next_out(store)`.
+
+    Args:
+        path: The file, which is the user's own: a model class that it names is imported.
+        overrides: Values above the file's, such as those of flags.
+        base: Values below both, such as those of the run being resumed.
+        allow_code: Whether a model class that only `base` names may be imported; see `check_consent`.
+
+    Raises:
+        ConfigError: In one line, for an unknown key (with the closest one), an invalid value, or conflicting settings.
 
     >>> load_config(Path("run.toml"), {"lr": "0.02", "out": "runs/2"}).lr
     0.02
     """
     flags = {key: value for key, value in overrides.items() if value is not None}
-    values = {**(base or {}), **(read_config(path) if path else {}), **flags}
+    own = {**(read_config(path) if path else {}), **flags}
+    values = {**(base or {}), **own}
     where = f"{path}: " if path else ""
+    if base and values.get("model") == base.get("model"):  # another one is refused as a difference
+        check_consent(base.get("model"), own.get("model"), allow_code, values.get("out") or "the run")
     trained, now = ((each or {}).get("mode") for each in (base, values))
     if trained is not None and trained != now:
         raise ConfigError(

@@ -105,6 +105,18 @@ class LayerwisePass:
         self.plan = kept
         return before["stage"], before["next"]
 
+    method = ""
+    """see `ExactPass`"""
+
+    @property
+    def columns(self) -> int:
+        """Numbers per row of the result."""
+        return self.shape.out
+
+    def lock(self) -> None:
+        """Have the folder for this process until `close`. Raises StoreError if another process has it."""
+        self.files.lock()
+
     def was_begun(self) -> bool:
         """Whether the folder holds what an earlier process came to in this pass: same parameters, same data."""
         before = Files(self._folder, "auto").progress()  # also where this process needs no folder

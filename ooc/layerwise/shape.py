@@ -38,10 +38,15 @@ Parts = tuple[nn.Module | None, list[nn.Module], nn.Module | None]
 """(encoder, layers, decoder)"""
 
 
+def has_layers(model: nn.Module) -> bool:
+    """Whether a model is a list of layers, which a pass can go through; others have a forward of their own."""
+    own = type(model).forward is not Model.forward
+    return isinstance(getattr(model, "layers", None), nn.ModuleList) and not (own and kind_of(model) != "layers")
+
+
 def parts_of(model: nn.Module) -> Parts:
     """(encoder, layers, decoder) of a model that is a list of layers. Raises ConfigError for one with a forward of its own."""
-    own = type(model).forward is not Model.forward
-    if not isinstance(getattr(model, "layers", None), nn.ModuleList) or (own and kind_of(model) != "layers"):
+    if not has_layers(model):
         raise ConfigError(
             f"a pass goes layer by layer, and {type(model).__name__} has its own forward: give it a ModuleList `layers` and "
             "no forward, or evaluate it on sampled batches"

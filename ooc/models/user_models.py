@@ -6,9 +6,11 @@ Supported are `forward(x, blocks)`, a ModuleList `layers` without a forward (see
 
 import importlib
 import inspect
-import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from itertools import accumulate
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -20,46 +22,80 @@ Kind = Literal["blocks", "layers", "edge_index"]
 
 
 def load_model(
-    name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, requested: Collection[str] = ()
+    name: str,
+    offered: Mapping[str, Any],
+    required: Mapping[str, Any] | None = None,
+    requested: Collection[str] = (),
+    apart_from: Iterable[Path] = (),
 ) -> nn.Module:
     """Import and construct the module "package.module:Class", also from the working directory.
 
-    The constructor receives those of the `offered` arguments that it declares; it must accept the `required` ones, and those
-    offered that the user set (`requested`). Raises ConfigError if the class is not found or cannot be constructed; `kind_of`
-    checks its forward.
+    Importing runs the module's code, so the name must come from the user; see `ooc.config.modes.check_consent`. Only a subclass
+    of torch.nn.Module is called.
+
+    Args:
+        name: "package.module:Class".
+        offered: Arguments of which the constructor receives those it declares.
+        required: Arguments that the constructor must accept.
+        requested: Those of `offered` that the user set, which the constructor must accept too.
+        apart_from: Directories that are data, such as a store or a run: nothing is imported from inside them.
+
+    Returns:
+        The module, in training mode. `kind_of` checks its forward.
+
+    Raises:
+        ConfigError: If the class is not found, is no torch.nn.Module, or cannot be constructed.
 
     >>> model = load_model("mine.nets:Net", {"in_channels": 128, "out_channels": 32, "num_layers": 2})
     """
-    cls = _find_class(name)
+    cls = find_class(name, apart_from)
     arguments = _arguments(name, cls, offered, required or {}, requested)
     try:
-        model = cls(**arguments)
+        return cls(**arguments)
     except Exception as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         raise ConfigError(f"model {name}({given}) could not be constructed: {type(error).__name__}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model {name} is a {type(model).__name__}, not a torch.nn.Module: name a Module class")
-    return model
 
 
-def _find_class(name: str) -> Any:
+def find_class(name: str, apart_from: Iterable[Path] = ()) -> type[nn.Module]:
+    """Import the class "package.module:Class" and return it; see `load_model`."""
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         raise ConfigError(f"model {name!r} is not a class name: write package.module:Class")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    data = [Path(path).resolve() for path in apart_from]
+    here = Path.cwd().resolve()
+    if not _is_inside(here, data) and str(here) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(here))
     try:
+        for place in _places(module_name):
+            if _is_inside(place, data):
+                raise ConfigError(f"model {name}: {place} is inside a store or a run, which is data: move the module elsewhere")
         found: Any = importlib.import_module(module_name)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(f"model {name}: cannot import {module_name}: {type(error).__name__}: {error}") from error
     for part in class_name.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"model {name}: {module_name} has no {class_name}: check the name after the colon")
         found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"model {name}: {class_name} is a {type(found).__name__}: name a Module class")
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        kind = f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise ConfigError(f"model {name}: {class_name} is {kind}, not a torch.nn.Module class: name a Module class")
     return found
+
+
+def _places(module_name: str) -> Iterator[Path]:
+    """Where a module and each package around it would be imported from; only packages whose place was taken are imported."""
+    for name in accumulate(module_name.split("."), "{}.{}".format):
+        spec = None if name in sys.modules else find_spec(name)
+        if spec is not None:
+            origins = [spec.origin] if spec.has_location and spec.origin else []
+            yield from (Path(each).resolve() for each in (*origins, *(spec.submodule_search_locations or ())))
+
+
+def _is_inside(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _arguments(

@@ -5,7 +5,8 @@ al., ICLR 2023). A batch contains what a model knows of the past: each query's s
 """
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -213,11 +214,16 @@ class OwnModel(nn.Module):
     """
 
     def __init__(
-        self, name: str, offered: Mapping[str, Any], required: Mapping[str, Any] | None = None, requested: Collection[str] = ()
+        self,
+        name: str,
+        offered: Mapping[str, Any],
+        required: Mapping[str, Any] | None = None,
+        requested: Collection[str] = (),
+        apart_from: Iterable[Path] = (),
     ) -> None:
         super().__init__()
         self.name, self.width = name, int(offered["hidden_channels"])
-        self.model = load_model(name, offered, required, requested)
+        self.model = load_model(name, offered, required, requested, apart_from)
         parameters = inspect.signature(self.model.forward)
         try:
             parameters.bind(None)

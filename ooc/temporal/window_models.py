@@ -5,7 +5,8 @@ Recurrent: a GNN followed by a GRU between its rows and each node's previous one
 al., AAAI 2020): the weights, not the nodes, carry state, updated by a GRU. The first two use any of our convolutions.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
@@ -92,13 +93,17 @@ class OwnGNN(WindowModel):
 
 
 def own_window_model(
-    name: str, offered: Mapping[str, Any], required: Mapping[str, Any], requested: Collection[str]
+    name: str,
+    offered: Mapping[str, Any],
+    required: Mapping[str, Any],
+    requested: Collection[str],
+    apart_from: Iterable[Path] = (),
 ) -> WindowModel:
     """Construct the user's class "package.module:Class": a `WindowModel`, or a GNN as in `OwnGNN`.
 
     `offered` are in_channels, hidden_channels, out_channels, num_layers and dropout; see `ooc.models.user_models.load_model`.
     """
-    model = load_model(name, offered, required, requested)
+    model = load_model(name, offered, required, requested, apart_from)
     if isinstance(model, WindowModel):
         return model
     kind_of(model)

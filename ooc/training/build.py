@@ -42,7 +42,7 @@ def make_model(config: NodeConfig, in_channels: int, channels: int) -> nn.Module
     shape |= {"num_layers": config.layers} | {name: getattr(config, name) for name in _SHARED}
     if ":" in config.model:
         asked = [name for name in changed(config, *_SHARED) if getattr(config, name)]
-        made = load_model(config.model, shape, config.model_args, asked)
+        made = load_model(config.model, shape, config.model_args, asked, config.folders)
         count = len(made.layers) if kind_of(made) == "layers" else config.layers  # type: ignore[arg-type]
         if count != config.layers:
             raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give --layers {count}")

@@ -4,18 +4,17 @@ Each is composed as training would compose it and profiled as `ooc plan --mode` 
 """
 
 import tempfile
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ooc.config.nodes import TrainConfig, in_mode
-from ooc.layerwise.shape import parts_of as layers_of
+from ooc.layerwise.shape import has_layers
 from ooc.planning.choose_mode import Candidate, ModeChoice, choose
 from ooc.planning.measure import batches_of
 from ooc.planning.run_plan import Plan
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import BudgetError, ConfigError, OocError
+from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode
 from ooc.training.loop import PLAN_SECONDS, planning
 from ooc.training.open_run import open_dataset
@@ -67,7 +66,7 @@ def _candidate(config: TrainConfig, name: str, dataset: Dataset, folder: Path) -
 
 def _tried(config: TrainConfig, name: str, dataset: Dataset, folder: Path, more: dict[str, Any]) -> Candidate:
     with planning(in_mode(config, name, more), folder, dataset) as mode:
-        if mode.prefers_exact and "evaluate" not in config.model_fields_set and _has_layers(mode):
+        if mode.prefers_exact and "evaluate" not in config.model_fields_set and has_layers(mode.model):
             more = {**more, "evaluate": "layerwise"}
         lost = _lost(mode)
         mode.config, mode.evaluators = in_mode(config, name, more).model_copy(update={"out": mode.config.out}), {}
@@ -90,14 +89,6 @@ def _tried(config: TrainConfig, name: str, dataset: Dataset, folder: Path, more:
             lost=lost,
             weighed=mode.weighed,
         )
-
-
-def _has_layers(mode: BatchMode) -> bool:
-    """Whether a layer-wise pass can score the model."""
-    with suppress(OocError):
-        layers_of(mode.model)
-        return True
-    return False
 
 
 def _lost(mode: BatchMode) -> float:

@@ -70,7 +70,7 @@ class EventMode(TimeMode):
         offered |= {"hidden_channels": config.hidden, "out_channels": config.hidden, "num_layers": hops}
         offered |= {"num_neighbors": config.num_neighbors, "time_dim": config.time_dim}
         asked = changed(config, "heads", "dropout", "time_dim")
-        return LinkModel(OwnModel(config.model, offered, config.model_args, asked), config.hidden)
+        return LinkModel(OwnModel(config.model, offered, config.model_args, asked, config.folders), config.hidden)
 
     def _draw_negatives(self, split: str) -> Negatives:
         config = self.config

@@ -1,47 +1,50 @@
-"""What a trained model says of all nodes, by a layer-wise pass: predictions as a table, embeddings as a Zarr array.
+"""What a model says of all nodes: predictions, embeddings, or the rows themselves, by one exact pass over the graph.
 
-Both are exact and resumable: while they are made a folder beside the output holds what is finished; the output appears whole.
+A pass goes on where an earlier process was interrupted: while a file is made, a folder beside it holds what is finished; the
+file appears whole.
 """
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
+from torch import nn
 
 from ooc.config.base import parse, saved_config
-from ooc.config.modes import class_of
+from ooc.config.modes import check_consent, class_of
 from ooc.config.nodes import NodeConfig
-from ooc.layerwise.layerwise_pass import LayerwisePass, Progress
+from ooc.layerwise.exact_pass import ExactPass, exact_pass
+from ooc.layerwise.layerwise_pass import Progress
+from ooc.layerwise.shape import has_layers
 from ooc.metrics.nodes import out_channels
-from ooc.stores.arrays.rows import Rows
-from ooc.stores.arrays.zarr_write import Appender
+from ooc.models.user_models import find_class
+from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, OocError
-from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publish, removed_path, sync_dir
+from ooc.stores.errors import ConfigError, InputError, OocError
+from ooc.stores.io.atomic import check_absent, removed_path
 from ooc.stores.manifest import read_manifest
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import make_model, takes_floats
+from ooc.training.predictions import check_table, write_table, write_zarr
 from ooc.training.run import MODEL
 
-ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
-"""of a model's output in memory: the fewer of the two, but a thousand rows"""
-EMBEDDINGS = "x"
-"""name of the array in the group that `embed` writes"""
+Model = nn.Module | Path | str
+Store = Dataset | Path | str
 
 
 @dataclass(frozen=True)
 class WrittenRows:
-    """What was written, and the bytes read and written for it; reading: how features were read, by which engine and why."""
+    """What was written, and the bytes read and written for it; reading: how features were read, by which engine and why;
+    method: how the rows were computed."""
 
     path: Path
     rows: int
@@ -49,52 +52,325 @@ class WrittenRows:
     bytes_read: int
     bytes_written: int
     reading: str
+    method: str = ""
 
     @property
     def moved(self) -> str:
         """What was read and written, for people."""
         moved = f"{format_bytes(self.bytes_read)} read, {format_bytes(self.bytes_written)} written"
-        return f"{moved}; features by {self.reading}"
+        return "; ".join(filter(None, [moved, f"features by {self.reading}", self.method]))
 
 
-def infer(
-    store: Path, run: Path, out: Path, memory: str | None = None, engine: str = "auto", progress: Progress | None = None
-) -> WrittenRows:
-    """Write the model's predictions for every node of `store` into `out`, a Parquet or CSV file by its ending.
+class NodeRows:
+    """float32 rows of all nodes [N, columns], in memory or in a temporary folder; indexed as an array, by node.
 
-    run: directory of a run of `ooc train`, finished or not. Columns: `id` (the user's own); multiclass: `class` (int32, the
-    likeliest), `probabilities` (float32, one a class); binary: `class` (0 or 1), `probability` (of 1); multilabel: `classes`
-    (those at one half or more), `probabilities`. In CSV, probabilities are columns `probability_0`, `probability_1`, ..., and
-    several classes are separated by spaces. Raises ConfigError where model and store do not fit or the ending is another,
-    StoreError where the disk is full.
-
-    >>> infer(Path("papers.ooc"), Path("run"), Path("predictions.parquet"), memory="2GB").rows
-    111059956
+    `rows[ids]` (an integer, a slice, ids or a boolean mask) are read when they are asked for; `np.asarray(rows)` reads all of
+    them. `close`, or the end of a `with` block, removes what is on disk; so does garbage collection.
     """
-    check_table(out)
-    return _written(store, run, out, None, memory, engine, progress)
+
+    def __init__(self, rows: Rows, release: Any) -> None:
+        self._rows = rows
+        self.shape: tuple[int, ...] = rows.shape
+        self.dtype = np.dtype(rows.dtype)
+        self._release = weakref.finalize(self, release)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, nodes: Any) -> AnyArray:
+        """Read rows by node. Raises InputError for ids out of range."""
+        if isinstance(nodes, slice):
+            ids = np.arange(*nodes.indices(len(self)))
+        else:
+            ids = np.asarray(nodes)
+            if ids.dtype == bool:
+                if ids.shape != self.shape[:1]:
+                    raise InputError(f"the mask has shape {ids.shape}: it must have one entry per node, ({len(self)},)")
+                ids = np.flatnonzero(ids)
+            elif ids.dtype.kind not in "iu" and ids.size:
+                raise InputError(f"rows are indexed by node ids, not by {ids.dtype}")
+        flat = ids.reshape(-1).astype(np.int64)
+        out = np.empty((len(flat), *self.shape[1:]), self.dtype)
+        self._rows.read(np.where(flat < 0, flat + len(self), flat), out)
+        return out.reshape(*ids.shape, *self.shape[1:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def close(self) -> None:
+        """Release the rows; idempotent."""
+        self._release()
+
+    def __enter__(self) -> "NodeRows":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={list(self.shape)}, dtype={self.dtype})"
 
 
-def embed(
-    store: Path,
-    run: Path,
-    out: Path,
-    layer: int | None = None,
-    memory: str | None = None,
+@overload
+def infer(
+    model: Model,
+    store: Store,
+    out: None = None,
+    *,
+    memory: str | int | None = None,
     engine: str = "auto",
+    num_layers: int | None = None,
+    model_class: str | None = None,
+    allow_code: bool = False,
+    folder: Path | str | None = None,
     progress: Progress | None = None,
-) -> WrittenRows:
-    """Write the output of layer `layer` (from 1 on; by default the last but one) for every node: array `x` of the Zarr group
-    `out`, float32[N, columns], which `--features x=OUT/x` takes for the features of another run. Raises as `infer` does.
+) -> NodeRows: ...
+@overload
+def infer(
+    model: Model,
+    store: Store,
+    out: Path | str,
+    *,
+    memory: str | int | None = None,
+    engine: str = "auto",
+    num_layers: int | None = None,
+    model_class: str | None = None,
+    allow_code: bool = False,
+    folder: Path | str | None = None,
+    progress: Progress | None = None,
+) -> WrittenRows: ...
+def infer(
+    model: Model,
+    store: Store,
+    out: Path | str | None = None,
+    *,
+    memory: str | int | None = None,
+    engine: str = "auto",
+    num_layers: int | None = None,
+    model_class: str | None = None,
+    allow_code: bool = False,
+    folder: Path | str | None = None,
+    progress: Progress | None = None,
+) -> NodeRows | WrittenRows:
+    """Compute a model's outputs for every node, exactly and in bounded memory.
 
-    >>> embed(Path("papers.ooc"), Path("run"), Path("embeddings.zarr"), layer=2).columns
+    A model that is a list of layers goes layer by layer over all nodes. One with its own `forward(x, edge_index)` is computed
+    on batches of full neighborhoods: the seeds of a batch with all their in-edges, over as many hops as their outputs depend
+    on; batches are as large as the memory allows.
+
+    Args:
+        model: A module, or the directory of a run of `ooc.train`, finished or not (its best parameters are used).
+        store: A data set, or the path of a store.
+        out: A file to write, Parquet or CSV by its ending: `id` (the user's own); of a multiclass task `class` (int32, the
+            likeliest) and `probabilities` (float32, one per class); binary: `class` (0 or 1), `probability` (of 1); multilabel:
+            `classes` (of at least one half), `probabilities`; of a module on a store without a matching task, `outputs`. In
+            CSV, probabilities are columns `probability_0`, `probability_1`, ... None returns the outputs (logits).
+        memory: Limit for the process, such as "2GB"; with a data set, that of `ooc.open` applies instead.
+        engine: How rows are read: auto, uring, pread or mmap.
+        num_layers: Of a module with its own forward(x, blocks), as many as it takes blocks.
+        model_class: "package.module:Class" of a run that used such a class. Naming it again is consent to import it.
+        allow_code: Import the class that the run names, because you trust the run.
+        folder: Where rows that do not fit in memory are kept if `out` is None; default: the system's temporary folder.
+        progress: Called with (what, nodes done, nodes in all).
+
+    Returns:
+        `NodeRows` float32 [N, C] if `out` is None, else `WrittenRows` about the file.
+
+    Raises:
+        ConfigError: If model and store do not fit, or the run names a class and there is no consent to import it.
+        BudgetError: If the memory is too small.
+        StoreError: If the disk fails or is full.
+
+    >>> ooc.infer("runs/1", "papers.ooc", "predictions.parquet", memory="2GB").rows
+    111059956
+    >>> logits = ooc.infer(model, ds)
+    >>> accuracy = (logits[ds.members("test")].argmax(1) == y_test).mean()
+    """
+    consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
+    work = _Work(model, store, None, num_layers, engine, memory, consent, progress)
+    if out is not None:
+        check_table(Path(out))
+    return _kept(work, folder) if out is None else _written(work, Path(out), embeds=False)
+
+
+@overload
+def embed(
+    model: Model,
+    store: Store,
+    out: None = None,
+    *,
+    layer: int | None = None,
+    memory: str | int | None = None,
+    engine: str = "auto",
+    num_layers: int | None = None,
+    model_class: str | None = None,
+    allow_code: bool = False,
+    folder: Path | str | None = None,
+    progress: Progress | None = None,
+) -> NodeRows: ...
+@overload
+def embed(
+    model: Model,
+    store: Store,
+    out: Path | str,
+    *,
+    layer: int | None = None,
+    memory: str | int | None = None,
+    engine: str = "auto",
+    num_layers: int | None = None,
+    model_class: str | None = None,
+    allow_code: bool = False,
+    folder: Path | str | None = None,
+    progress: Progress | None = None,
+) -> WrittenRows: ...
+def embed(
+    model: Model,
+    store: Store,
+    out: Path | str | None = None,
+    *,
+    layer: int | None = None,
+    memory: str | int | None = None,
+    engine: str = "auto",
+    num_layers: int | None = None,
+    model_class: str | None = None,
+    allow_code: bool = False,
+    folder: Path | str | None = None,
+    progress: Progress | None = None,
+) -> NodeRows | WrittenRows:
+    """Compute a layer's output for every node, exactly and in bounded memory.
+
+    Args:
+        layer: Number of the layer, from 1 (without what follows it); by default the last but one. A model with its own forward
+            has only the forward's result, so `layer` must be None.
+        out: A Zarr group to write: array `x` float32 [N, columns], which `ooc.open(features={"x": "embeddings.zarr/x"})` takes.
+        model, store, memory, engine, num_layers, model_class, allow_code, folder, progress: As of `infer`.
+
+    Returns:
+        `NodeRows` float32 [N, columns] if `out` is None, else `WrittenRows` about the group.
+
+    Raises:
+        ConfigError: As `infer`, and if the model has no such layer.
+        BudgetError, StoreError: As `infer`.
+
+    >>> ooc.embed("runs/1", "papers.ooc", "embeddings.zarr", layer=2).columns
     256
     """
-    layers = _config(run).layers
-    layer = max(1, layers - 1) if layer is None else layer
-    if not 1 <= layer <= layers:
-        raise ConfigError(f"layer {layer}: the model of {run} has layers 1 to {layers}")
-    return _written(store, run, out, layer, memory, engine, progress)
+    consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
+    work = _Work(model, store, -1 if layer is None else layer, num_layers, engine, memory, consent, progress)
+    return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is computed. layer: None for the outputs, -1 for the last but one."""
+
+    model: Model
+    store: Store
+    layer: int | None
+    num_layers: int | None
+    engine: str
+    memory: str | int | None
+    consent: Any
+    progress: Progress | None
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Dataset, nn.Module, str | None]]:
+        """(data set, model in memory, task or None)."""
+        if isinstance(self.model, nn.Module):
+            with self._dataset(has_layers(self.model)) as dataset:
+                yield dataset, self.model, dataset.task
+            return
+        run = Path(self.model)
+        config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
+        with self._dataset(takes_floats(config)) as dataset:
+            task, classes = _task(dataset, config)
+            made = make_model(config, dataset.num_features, out_channels(task, classes))
+            _load(made, run)
+            yield dataset, made, task
+
+    def _dataset(self, float_features: bool) -> Any:
+        if not isinstance(self.store, Dataset):
+            return Dataset.open(self.store, memory=self.memory, engine=self.engine, float_features=float_features)
+        if self.memory is not None:
+            raise ConfigError("memory is a property of an open data set: give it to `ooc.open`, and leave it out here")
+        return nullcontext(self.store)
+
+    def begun(self, dataset: Dataset, model: nn.Module, folder: Path) -> ExactPass:
+        """The pass that computes it, in `folder`."""
+        limit = None if self.memory is None else parse_bytes(self.memory)
+        engine = "auto" if self.engine == "gds" else self.engine
+        return exact_pass(model, dataset, folder, layer=self.layer, num_layers=self.num_layers, engine=engine, memory=limit)
+
+    @property
+    def watched(self) -> list[Progress]:
+        return [] if self.progress is None else [self.progress]
+
+
+def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool) -> NodeConfig:
+    """The configuration of a run whose model may be made. Nothing of it has been imported before."""
+    config = _config(run)
+    if ":" in config.model:
+        if model_class is not None and model_class != config.model:
+            raise ConfigError(f"{run} was trained with model {config.model}, not {model_class}: name that class")
+        check_consent(config.model, model_class, allow_code, run)
+        find_class(config.model, [run, store, config.store])
+    return config
+
+
+def _kept(work: _Work, folder: Path | str | None) -> NodeRows:
+    """The rows, in memory or in a temporary folder that goes with them."""
+    where = Path(tempfile.mkdtemp(prefix="ooc-rows-", dir=folder))
+    release = partial(shutil.rmtree, where, ignore_errors=True)
+    try:
+        with work.opened() as (dataset, model, _):
+            made = work.begun(dataset, model, where / "pass")
+            return NodeRows(made.run(*work.watched), partial(_released, made, release))
+    except BaseException:
+        release()
+        raise
+
+
+def _released(made: ExactPass, release: Any) -> None:
+    made.close()
+    release()
+
+
+def _written(work: _Work, out: Path, embeds: bool) -> WrittenRows:
+    """Write the rows to `out`.
+
+    The pass's folder, beside `out`, goes once `out` is there. An `out` beside the folder of the same pass was finished, but the
+    process killed before the folder was gone.
+    """
+    folder = out.with_name(f"{out.name}.sweep")
+    if not folder.exists():
+        shutil.rmtree(removed_path(folder), ignore_errors=True)
+        check_absent(out)
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: its directory does not exist; make it first")
+    with work.opened() as (dataset, model, task):
+        made = work.begun(dataset, model, folder)
+        try:
+            made.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
+            if not made.was_begun():
+                check_absent(out)
+            if not out.exists():
+                rows = made.run(*work.watched)
+                if embeds:
+                    write_zarr(out, rows)
+                else:
+                    write_table(out, rows, dataset, _task_of(rows, dataset, task))
+        except BaseException:
+            made.close()
+            raise
+        made.discard()
+        read, written = made.stats.bytes_read, made.stats.bytes_written
+        return WrittenRows(out, dataset.num_nodes, made.columns, read, written, dataset.reading("x"), made.method)
+
+
+def _task_of(rows: Rows, dataset: Dataset, task: str | None) -> str | None:
+    """The task that the rows are logits of; None for a module whose outputs have another shape."""
+    classes = dataset.num_classes or (2 if task == "binary" else rows.shape[-1])
+    return task if task is not None and rows.shape[1:] == (out_channels(task, classes),) else None
 
 
 def _config(run: Path) -> NodeConfig:
@@ -105,44 +381,6 @@ def _config(run: Path) -> NodeConfig:
     if not issubclass(kind, NodeConfig):
         raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes, not of times")
     return parse(kind, found, where=f"{run}: ")
-
-
-def _written(
-    store: Path, run: Path, out: Path, upto: int | None, memory: str | None, engine: str, progress: Progress | None
-) -> WrittenRows:
-    """Run the model of `run` layer by layer over `store`, and write the rows of layer `upto`, or predictions without it.
-
-    The pass's folder, beside `out`, goes once `out` is there. An `out` beside the folder of the same pass was finished, but the
-    process killed before the folder was gone.
-    """
-    config, folder = _config(run), out.with_name(f"{out.name}.sweep")
-    if not folder.exists():
-        shutil.rmtree(removed_path(folder), ignore_errors=True)
-        check_absent(out)
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"{out}: its directory does not exist; make it first")
-    with Dataset.open(store, memory=memory, engine=engine, float_features=takes_floats(config)) as dataset:
-        task, classes = _task(dataset, config)
-        model = make_model(config, dataset.num_features, out_channels(task, classes))
-        _load(model, run)
-        limit, by = None if memory is None else parse_bytes(memory), "auto" if engine == "gds" else engine
-        layers_pass = LayerwisePass(model, dataset, folder, upto=upto, engine=by, memory=limit)
-        try:
-            layers_pass.files.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
-            if not layers_pass.was_begun():
-                check_absent(out)
-            if not out.exists():
-                rows = layers_pass.run(*([] if progress is None else [progress]))
-                if upto is None:
-                    _write_table(out, rows, dataset, task)
-                else:
-                    _write_zarr(out, rows)
-        except BaseException:
-            layers_pass.close()
-            raise
-        layers_pass.discard()
-        shape, stats = layers_pass.shape, layers_pass.stats
-        return WrittenRows(out, shape.num_nodes, shape.out, stats.bytes_read, stats.bytes_written, dataset.reading("x"))
 
 
 def _task(dataset: Dataset, config: NodeConfig) -> tuple[str, int]:
@@ -170,104 +408,3 @@ def _load(model: torch.nn.Module, run: Path) -> None:
     except RuntimeError as error:
         detail = " ".join(str(error).split()[:40])
         raise ConfigError(f"the model of {run} does not fit this store's features and classes: {detail}") from None
-
-
-def _parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """(nodes, their rows), front to back; one part at least."""
-    step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
-    for first in range(0, max(1, rows.shape[0]), step):
-        node = np.arange(first, min(first + step, rows.shape[0]))
-        values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
-        rows.read(node, values)
-        yield node, values
-
-
-def _write_zarr(out: Path, rows: Rows) -> None:
-    partial = partial_path(out)
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with disk_errors(out), Appender(partial, EMBEDDINGS, rows.shape[1:], rows.dtype, count=rows.shape[0]) as array:
-            for _, values in _parts(rows):
-                array.append(values)
-        publish(partial, out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)  # a full disk gets its room back
-        raise
-
-
-def check_table(out: Path) -> None:
-    """Raise ConfigError if the ending of `out` names no format of predictions."""
-    if out.suffix not in TABLES:
-        raise ConfigError(f"{out}: predictions are written as Parquet or CSV: end the name in {' or '.join(TABLES)}")
-
-
-def _write_table(out: Path, rows: Rows, dataset: Dataset, task: str) -> None:
-    partial = partial_path(out)
-    kind, shaped = TABLES[out.suffix]
-    writer: Any = None
-    with disk_errors(out):
-        try:
-            for node, logits in _parts(rows):
-                table = shaped(predictions(dataset.external(node), torch.from_numpy(logits), task))
-                writer = writer or kind(partial, table.schema)
-                writer.write_table(table)
-            assert writer is not None, "there is a part"
-            writer.close()
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(partial, out)
-            sync_dir(out.absolute().parent)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-
-
-def predictions(ids: Any, logits: torch.Tensor, task: str) -> pa.Table:
-    """A table of what logits [n, C] say: see `infer`. ids: int64[n] or a list of str.
-
-    >>> predictions(np.array([7]), torch.tensor([[0.0, 2.0]]), "multiclass")["class"].to_pylist()
-    [1]
-    """
-    columns: dict[str, Any] = {"id": pa.array(ids)}
-    if task == "binary":
-        probability = logits.view(-1).sigmoid()
-        columns["class"] = pa.array((probability >= 0.5).int().numpy())
-        columns["probability"] = pa.array(probability.numpy())
-        return pa.table(columns)
-    probability = logits.softmax(1) if task == "multiclass" else logits.sigmoid()
-    if task == "multiclass":
-        columns["class"] = pa.array(probability.argmax(1).int().numpy())
-    else:
-        chosen = probability >= 0.5
-        offsets = np.concatenate([[0], np.cumsum(chosen.sum(1).numpy())]).astype(np.int32)
-        columns["classes"] = pa.ListArray.from_arrays(offsets, pa.array(chosen.nonzero()[:, 1].int().numpy()))
-    flat = pa.array(probability.reshape(-1).numpy())
-    columns["probabilities"] = pa.FixedSizeListArray.from_arrays(flat, probability.shape[1])
-    return pa.table(columns)
-
-
-def flat(table: pa.Table) -> pa.Table:
-    """A table without lists, as CSV needs it: probabilities in a column each, classes separated by spaces.
-
-    >>> flat(pa.table({"probabilities": pa.array([[0.25, 0.75]], pa.list_(pa.float32(), 2))})).column_names
-    ['probability_0', 'probability_1']
-    """
-    columns: dict[str, Any] = {}
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        if pa.types.is_fixed_size_list(column.type):
-            width = column.type.list_size
-            values = column.flatten().to_numpy().reshape(-1, width)
-            columns |= {f"probability_{number}": pa.array(np.ascontiguousarray(values[:, number])) for number in range(width)}
-        elif pa.types.is_list(column.type):
-            columns[name] = pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
-        else:
-            columns[name] = column
-    return pa.table(columns)
-
-
-TABLES: dict[str, tuple[Any, Callable[[pa.Table], pa.Table]]] = {
-    ".parquet": (pq.ParquetWriter, lambda table: table),
-    ".csv": (pyarrow.csv.CSVWriter, flat),
-}
-"""ending of a file of predictions -> (what writes it, how its tables are shaped)"""

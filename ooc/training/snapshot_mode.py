@@ -94,7 +94,7 @@ class SnapshotMode(TimeMode):
             return window_model(cast(Family, config.model), in_channels, config.hidden, config.layers, **own)
         offered: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": config.hidden, "dropout": config.dropout}
         offered |= {"out_channels": config.hidden, "num_layers": config.layers}
-        return own_window_model(config.model, offered, config.model_args, changed(config, "dropout"))
+        return own_window_model(config.model, offered, config.model_args, changed(config, "dropout"), config.folders)
 
     def _monitor(self) -> str:
         config = self.config

@@ -37,7 +37,13 @@ def test_the_help_of_training_shows_what_matters_and_names_the_rest(capsys: pyte
     short, full = printed(capsys, "train", "--help"), printed(capsys, "train", "--help-all")
     assert len(short) < 6_000
     assert 20 <= len(options(short)) <= 30
-    assert set(options(full)) == {flag.name.replace("_", "-") for flag in TRAIN} | {"out", "config", "resume", "grown"}
+    assert set(options(full)) == {flag.name.replace("_", "-") for flag in TRAIN} | {
+        "out",
+        "config",
+        "resume",
+        "grown",
+        "allow-code",
+    }
     assert f"{len(options(full)) - len(options(short))} more options: " in short
     assert "train --help-all" in short
     for topic in ("Run:", "Model:", "Optimization:", "Machine:"):
@@ -47,7 +53,7 @@ def test_the_help_of_training_shows_what_matters_and_names_the_rest(capsys: pyte
 def test_the_help_of_a_mode_shows_its_options_only(capsys: pytest.CaptureFixture[str]) -> None:
     for mode, settings in classes().items():
         named = {name.replace("-", "_") for name in options(printed(capsys, "train", "--mode", mode, "--help-all"))}
-        assert named - {"config", "resume", "grown"} <= set(settings.model_fields)
+        assert named - {"config", "resume", "grown", "allow_code"} <= set(settings.model_fields)
     history = printed(capsys, "train", "--mode=history", "--help-all")
     assert "--refresh" in history
     assert not {"fanout", "roots"} & set(options(history))

@@ -14,6 +14,7 @@ import torch
 import zarr
 
 from ooc.cli.main import main
+from ooc.layerwise import exact_pass as exact_pass_module
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.metrics.nodes import Scores, out_channels
 from ooc.models.builders import full_blocks
@@ -22,8 +23,9 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, StoreError
 from ooc.training import infer as infer_module
 from ooc.training.build import make_model
-from ooc.training.infer import embed, flat, infer, predictions
+from ooc.training.infer import embed, infer
 from ooc.training.loop import train
+from ooc.training.predictions import flat, predictions
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure
 
@@ -59,7 +61,7 @@ def test_predictions_of_every_node(make_store: MakeStore, tmp_path: Path, capsys
     np.testing.assert_allclose(table["probabilities"].to_pylist(), expected.softmax(1), atol=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.parquet", "run", "test.ooc"]
     with pytest.raises(StoreError, match="exists already"):
-        infer(store, run, out)
+        infer(run, store, out)
 
 
 def test_predictions_as_csv(make_store: MakeStore, tmp_path: Path, capsys: Any) -> None:
@@ -82,7 +84,7 @@ def test_predictions_as_csv(make_store: MakeStore, tmp_path: Path, capsys: Any) 
 
 def test_embeddings_of_a_layer(make_store: MakeStore, tmp_path: Path) -> None:
     store, run = trained(make_store, tmp_path, model="gcnii", layers=3, fanout=[3, 3, 3])
-    made = embed(store, run, tmp_path / "e.zarr", layer=3)
+    made = embed(run, store, tmp_path / "e.zarr", layer=3)
     rows = zarr.open_group(tmp_path / "e.zarr", mode="r")["x"][:]
     assert rows.shape == (made.rows, made.columns) == (50, 8)
     state = torch.load(run / "model.pt", weights_only=True)["model"]
@@ -91,23 +93,23 @@ def test_embeddings_of_a_layer(make_store: MakeStore, tmp_path: Path) -> None:
     with Dataset.open(store, features={"x": tmp_path / "e.zarr" / "x"}) as ds:
         assert ds.num_features == 8
     with pytest.raises(ConfigError, match="layers 1 to 3"):
-        embed(store, run, tmp_path / "f.zarr", layer=4)
+        embed(run, store, tmp_path / "f.zarr", layer=4)
 
 
 def test_a_kill_after_the_output_was_there(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sweep's folder still stood: the same call removes it, without doing anything twice; another one is refused."""
     store, run = trained(make_store, tmp_path, num_nodes=9000, max_steps=2)
-    monkeypatch.setattr(infer_module, "LayerwisePass", partial(LayerwisePass, room=300_000))
+    monkeypatch.setattr(exact_pass_module, "LayerwisePass", partial(LayerwisePass, room=300_000))
     monkeypatch.setattr(LayerwisePass, "discard", LayerwisePass.close)
     table, group = tmp_path / "p.parquet", tmp_path / "e.zarr"
-    made, other = infer(store, run, table), embed(store, run, group)
+    made, other = infer(run, store, table), embed(run, store, group)
     assert made.reading.startswith("engine ")
     assert (tmp_path / "p.parquet.sweep").is_dir()
     monkeypatch.undo()
     with pytest.raises(StoreError, match="exists already"):
-        embed(store, run, group, layer=2)
-    assert infer(store, run, table) == replace(made, bytes_read=0, bytes_written=0)
-    assert embed(store, run, group) == replace(other, bytes_read=0, bytes_written=0)
+        embed(run, store, group, layer=2)
+    assert infer(run, store, table) == replace(made, bytes_read=0, bytes_written=0)
+    assert embed(run, store, group) == replace(other, bytes_read=0, bytes_written=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.zarr", "p.parquet", "run", "test.ooc"]
 
 
@@ -123,7 +125,7 @@ def test_an_output_that_cannot_be_written_leaves_nothing_half(
     monkeypatch.setattr(Appender, "append", full)
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     with pytest.raises(StoreError, match=r"No space left.*free some space"):
-        write(store, run, tmp_path / "output.parquet")
+        write(run, store, tmp_path / "output.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "test.ooc"]
 
 
@@ -131,18 +133,18 @@ def test_an_output_that_cannot_be_written_leaves_nothing_half(
 def test_two_into_one_output(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any) -> None:
     """The second is refused while the first is at it, be it wholly in memory; what the first writes is whole."""
     store, run = trained(make_store, tmp_path)
-    for name in ("_write_table", "_write_zarr"):
+    for name in ("write_table", "write_zarr"):
         real = getattr(infer_module, name)
 
         def writing(*arguments: Any, real: Any = real) -> None:
             with pytest.raises(StoreError, match="another process computes there"):
-                write(store, run, tmp_path / "output.parquet")
+                write(run, store, tmp_path / "output.parquet")
             real(*arguments)
             with pytest.raises(StoreError, match="another process computes there"):
-                write(store, run, tmp_path / "output.parquet")
+                write(run, store, tmp_path / "output.parquet")
 
         monkeypatch.setattr(infer_module, name, writing)
-    assert write(store, run, tmp_path / "output.parquet").rows == 50
+    assert write(run, store, tmp_path / "output.parquet").rows == 50
     assert sorted(path.name for path in tmp_path.iterdir()) == ["output.parquet", "run", "test.ooc"]
 
 
@@ -163,11 +165,11 @@ def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> No
     store, run = trained(make_store, tmp_path)
     other = make_store("other.ooc", x=np.zeros((50, 3), np.float32))
     with pytest.raises(ConfigError, match="does not fit"):
-        infer(other, run, tmp_path / "p.parquet")
+        infer(run, other, tmp_path / "p.parquet")
     with pytest.raises(ConfigError, match=r"no config\.json"):
-        infer(store, tmp_path, tmp_path / "p.parquet")
+        infer(tmp_path, store, tmp_path / "p.parquet")
     with pytest.raises(ConfigError, match="directory does not exist"):
-        infer(store, run, tmp_path / "absent" / "p.parquet")
+        infer(run, store, tmp_path / "absent" / "p.parquet")
     assert not list(tmp_path.glob("p.parquet*"))
 
 

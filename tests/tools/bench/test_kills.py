@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ooc.layerwise import exact_pass as exact_pass_module
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.row_files import Files
-from ooc.training import infer as infer_module
 from ooc.training.infer import infer
 from ooc.training.loop import train
 from ooc.training.run import Run
@@ -65,16 +65,16 @@ def test_a_sweep_with_one_wrong_bit_is_found(
 ) -> None:
     store = make_store(num_nodes=9000, num_edges=20_000)
     train(configure(store, tmp_path / "model", epochs=1))
-    monkeypatch.setattr(infer_module, "LayerwisePass", partial(LayerwisePass, room=300_000))
+    monkeypatch.setattr(exact_pass_module, "LayerwisePass", partial(LayerwisePass, room=300_000))
     (tmp_path / "cut").mkdir()
-    infer(store, tmp_path / "model", tmp_path / "whole.parquet")
+    infer(tmp_path / "model", store, tmp_path / "whole.parquet")
 
     def stop(what: str, done: int, total: int) -> None:
         if what == "layer 1":
             raise Killed
 
     with pytest.raises(Killed):
-        infer(store, tmp_path / "model", tmp_path / "cut/p.parquet", progress=stop)
+        infer(tmp_path / "model", store, tmp_path / "cut/p.parquet", progress=stop)
     assert remains.check(tmp_path / "cut", record, tmp_path / "scratch") == 0
     flip(tmp_path / "cut/p.parquet.sweep/out/rows.bin", 5)
     with pytest.raises(AssertionError, match="out differs before node"):

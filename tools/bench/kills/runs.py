@@ -142,8 +142,8 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
 
     import torch
 
+    import ooc.layerwise.exact_pass
     import ooc.layerwise.scores
-    import ooc.training.infer
     from ooc.cli import main as cli
     from ooc.history import history
     from ooc.history.rows import ResidentRows
@@ -182,7 +182,7 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     room = (
         24 << 20 if "gat" in " ".join(case.command) else 2 << 20
     )  # memory for a few ranges of nodes: sweeps are of many steps
-    for module in (ooc.training.infer, ooc.layerwise.scores, history_mode):
+    for module in (ooc.layerwise.exact_pass, ooc.layerwise.scores, history_mode):
         setattr(module, "LayerwisePass", partial(LayerwisePass, room=room))  # noqa: B010 - for mypy
     if record is not None:
         remains.record(record)

@@ -1,0 +1,73 @@
+"""An exact pass over all nodes by whichever way the model allows: layer by layer, or on batches of full neighborhoods."""
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from ooc.layerwise.full_neighbor_pass import FullNeighborPass
+from ooc.layerwise.io_stats import IoStats
+from ooc.layerwise.layerwise_pass import LayerwisePass, Progress
+from ooc.layerwise.shape import has_layers, parts_of
+from ooc.runtime.memory_plan import MemoryPlan
+from ooc.stores.arrays.rows import Rows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
+
+
+class ExactPass(Protocol):
+    """What `LayerwisePass` and `FullNeighborPass` have in common."""
+
+    stats: IoStats
+
+    @property
+    def columns(self) -> int:
+        """Numbers per row."""
+
+    @property
+    def method(self) -> str:
+        """How rows are computed, for people; "" layer by layer."""
+
+    def lock(self) -> None: ...
+    def was_begun(self) -> bool: ...
+    def run(self, progress: Progress = ...) -> Rows: ...
+    def close(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+def exact_pass(
+    model: nn.Module,
+    dataset: Dataset,
+    folder: Path,
+    *,
+    layer: int | None = None,
+    num_layers: int | None = None,
+    engine: str = "auto",
+    memory: int | None = None,
+    budget: MemoryPlan | None = None,
+) -> ExactPass:
+    """Return the pass for a model.
+
+    Args:
+        model, dataset, folder, engine, memory, budget: As of `LayerwisePass`.
+        layer: Layer whose rows are computed, from 1, or -1 for the last but one; None for the model's outputs.
+        num_layers: Of a model with its own forward(x, blocks), as many as it takes blocks.
+
+    Raises:
+        ConfigError: If the model has no such layer.
+
+    >>> exact_pass(model, ds, Path("pass")).run()
+    """
+    if not has_layers(model):
+        if layer not in (None, -1):
+            raise ConfigError(
+                f"layer {layer}: {type(model).__name__} has its own forward, and only its result can be computed for all "
+                "nodes: leave the layer out"
+            )
+        return FullNeighborPass(model, dataset, folder, num_layers=num_layers, engine=engine, budget=budget)
+    if layer is not None:
+        layers = len(parts_of(model)[1])
+        layer = max(1, layers - 1) if layer == -1 else layer
+        if not 1 <= layer <= layers:
+            raise ConfigError(f"layer {layer}: the model has layers 1 to {layers}")
+    return LayerwisePass(model, dataset, folder, upto=layer, engine=engine, memory=memory, budget=budget)

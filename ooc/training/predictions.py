@@ -1,0 +1,132 @@
+"""Rows of a model's outputs as files: predictions as a Parquet table, embeddings as a Zarr array; each appears whole."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from ooc.stores.arrays.rows import Rows
+from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
+from ooc.stores.io.atomic import disk_errors, partial_path, publish, sync_dir
+
+ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
+"""of a model's output in memory: the fewer of the two, but a thousand rows"""
+EMBEDDINGS = "x"
+"""name of the array in the group that `embed` writes"""
+
+
+def row_parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """(nodes, their rows), front to back; one part at least."""
+    step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
+    for first in range(0, max(1, rows.shape[0]), step):
+        node = np.arange(first, min(first + step, rows.shape[0]))
+        values = np.empty((len(node), *rows.shape[1:]), rows.dtype)
+        rows.read(node, values)
+        yield node, values
+
+
+def write_zarr(out: Path, rows: Rows) -> None:
+    """Write rows as the array `x` of a Zarr group, appended in order."""
+    partial = partial_path(out)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with disk_errors(out), Appender(partial, EMBEDDINGS, rows.shape[1:], rows.dtype, count=rows.shape[0]) as array:
+            for _, values in row_parts(rows):
+                array.append(values)
+        publish(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk gets its room back
+        raise
+
+
+def check_table(out: Path) -> None:
+    """Raise ConfigError if the ending of `out` names no format of predictions."""
+    if out.suffix not in TABLES:
+        raise ConfigError(f"{out}: predictions are written as Parquet or CSV: end the name in {' or '.join(TABLES)}")
+
+
+def write_table(out: Path, rows: Rows, dataset: Dataset, task: str | None) -> None:
+    """Write the table of `predictions` of all nodes, a part at a time."""
+    partial = partial_path(out)
+    kind, shaped = TABLES[out.suffix]
+    writer: Any = None
+    with disk_errors(out):
+        try:
+            for node, logits in row_parts(rows):
+                table = shaped(predictions(dataset.external(node), torch.from_numpy(logits), task))
+                writer = writer or kind(partial, table.schema)
+                writer.write_table(table)
+            assert writer is not None, "there is a part"
+            writer.close()
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, out)
+            sync_dir(out.absolute().parent)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def predictions(ids: Any, logits: torch.Tensor, task: str | None) -> pa.Table:
+    """A table of what logits [n, C] say: see `infer`. ids: int64[n] or a list of str; task: None for the numbers themselves.
+
+    >>> predictions(np.array([7]), torch.tensor([[0.0, 2.0]]), "multiclass")["class"].to_pylist()
+    [1]
+    """
+    columns: dict[str, Any] = {"id": pa.array(ids)}
+    if task is None:
+        flat = pa.array(logits.reshape(-1).numpy())
+        return pa.table({**columns, "outputs": pa.FixedSizeListArray.from_arrays(flat, logits.shape[1])})
+    if task == "binary":
+        probability = logits.view(-1).sigmoid()
+        columns["class"] = pa.array((probability >= 0.5).int().numpy())
+        columns["probability"] = pa.array(probability.numpy())
+        return pa.table(columns)
+    probability = logits.softmax(1) if task == "multiclass" else logits.sigmoid()
+    if task == "multiclass":
+        columns["class"] = pa.array(probability.argmax(1).int().numpy())
+    else:
+        chosen = probability >= 0.5
+        offsets = np.concatenate([[0], np.cumsum(chosen.sum(1).numpy())]).astype(np.int32)
+        columns["classes"] = pa.ListArray.from_arrays(offsets, pa.array(chosen.nonzero()[:, 1].int().numpy()))
+    flat = pa.array(probability.reshape(-1).numpy())
+    columns["probabilities"] = pa.FixedSizeListArray.from_arrays(flat, probability.shape[1])
+    return pa.table(columns)
+
+
+def flat(table: pa.Table) -> pa.Table:
+    """A table without lists, as CSV needs it: probabilities in a column each, classes separated by spaces.
+
+    >>> flat(pa.table({"probabilities": pa.array([[0.25, 0.75]], pa.list_(pa.float32(), 2))})).column_names
+    ['probability_0', 'probability_1']
+    """
+    columns: dict[str, Any] = {}
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        if pa.types.is_fixed_size_list(column.type):
+            width = column.type.list_size
+            singular = "probability" if name == "probabilities" else "output"
+            values = column.flatten().to_numpy().reshape(-1, width)
+            columns |= {f"{singular}_{number}": pa.array(np.ascontiguousarray(values[:, number])) for number in range(width)}
+        elif pa.types.is_list(column.type):
+            columns[name] = pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
+        else:
+            columns[name] = column
+    return pa.table(columns)
+
+
+TABLES: dict[str, tuple[Any, Callable[[pa.Table], pa.Table]]] = {
+    ".parquet": (pq.ParquetWriter, lambda table: table),
+    ".csv": (pyarrow.csv.CSVWriter, flat),
+}
+"""ending of a file of predictions -> (what writes it, how its tables are shaped)"""
