@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = [path for package in ("stores", "ooc", "tools") for path in sorted((ROOT / package).rglob("*.py"))]
 FLOORS = (
     ("cli",),
+    ("examples",),
     ("report",),
     ("training",),
     ("planning", "temporal"),

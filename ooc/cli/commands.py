@@ -81,7 +81,7 @@ def merge_appended(store: Path, memory: str | None) -> None:
     ooc ingest papers.ooc --edges edges.npy --num-nodes 40000 --features x=x.npy --labels y.npy --train train.npy
     """,
 )
-@with_flags(INGEST)
+@with_flags(INGEST, topics.INGEST)
 def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")], **flags: Any) -> None:
     """Build a store from edges, features, labels and splits, in bounded memory."""
     from ooc.stores.ingest import IngestSpec
@@ -135,7 +135,7 @@ def _left_out(reason: str, count: int) -> str:
     ooc append papers.ooc --edges new.parquet --nodes new_nodes.parquet --x-cols 'f*' --label y
     """,
 )
-@with_flags(APPEND)
+@with_flags(APPEND, topics.INGEST)
 def append(store: StoreArgument, **flags: Any) -> None:
     """Add edges, nodes, or rows of existing nodes to a store, in one transaction."""
     from ooc.stores.growth.append import append as add
@@ -271,7 +271,7 @@ AllowCode = Annotated[
     ooc train messages.ooc --mode events --model tgn
     """,
 )
-@with_flags(TRAIN)
+@with_flags(TRAIN, topics.TRAIN)
 def train(
     store: TrainedStore = None,
     out: Annotated[
@@ -320,7 +320,7 @@ def _resumed(config: Path | None, out: Path | None) -> dict[str, Any]:
     ooc plan papers.ooc --mode sampled --fanout 10,10 --hidden 256 --memory 2GB
     """,
 )
-@with_flags(PLAN)
+@with_flags(PLAN, topics.TRAIN)
 def plan(
     store: TrainedStore = None,
     config: Annotated[
@@ -385,6 +385,42 @@ def machine(
     from ooc.stores.io.disk import calibrate
 
     print(calibrate(path, engine))
+
+
+@app.command(
+    cls=Verb,
+    rich_help_panel=OTHERS,
+    epilog="""
+    ooc example
+    ooc example train_nodes > train_nodes.py
+    ooc example graph demo
+    """,
+)
+def example(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A script to print, or graph.", show_default=False)] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Where graph writes its files.", show_default=False)
+    ] = None,
+) -> None:
+    """Print an example script, or write a small graph; without NAME, list them."""
+    from ooc.examples import GRAPH, NEXT, SCRIPTS, source
+
+    if name is None:
+        rows = {**{f"{script} > FILE": text for script, text in SCRIPTS.items()}, "graph DIR": GRAPH}
+        print(*(f"ooc example {row:<24} {text}" for row, text in rows.items()), sep="\n")
+    elif name == "graph":
+        if folder is None:
+            raise ConfigError("name the directory for its files: ooc example graph DIR")
+        from ooc.examples.graph import write_graph
+
+        write_graph(folder)
+        print(f"{folder}/edges.parquet, {folder}/nodes.parquet; to ingest and train:")
+        print(*NEXT.format(folder=folder, name=folder.name).splitlines(), sep="\n")
+    elif name not in SCRIPTS or folder is not None:
+        what = f"{name!r} is no example" if name not in SCRIPTS else f"{name} is printed: ooc example {name} > FILE"
+        raise ConfigError(f"{what}; there are {', '.join(SCRIPTS)} and graph")
+    else:
+        print(source(name), end="")
 
 
 CheckpointOption = Annotated[Path, typer.Option("--checkpoint", metavar="RUN", help="Directory of a run of `ooc train`.")]

@@ -1,7 +1,7 @@
 """Command-line flags from the fields of a pydantic model, or from a table that a test compares with one."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -10,6 +10,7 @@ import typer
 from pydantic import BaseModel
 
 from ooc.config.modes import applies
+from ooc.config.topics import Topics, by_topic
 
 
 class Flag(NamedTuple):
@@ -109,13 +110,14 @@ def _is(annotation: Any, kind: type) -> bool:
     return (origin or annotation) is kind
 
 
-def with_flags(flags: Iterable[Flag]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_flags(flags: Sequence[Flag], topics: Topics) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator that shows typer `f(..., **flags)` with these flags after f's own parameters; None means not given."""
+    topic_of = {name: topic for topic, names in by_topic([flag.name for flag in flags], topics).items() for name in names}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        parameters = [*own, *map(_parameter, flags)]
+        parameters = [*own, *(_parameter(flag, topic_of[flag.name]) for flag in flags)]
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         function.__annotations__ = {p.name: p.annotation for p in parameters}
         return function
@@ -123,12 +125,12 @@ def with_flags(flags: Iterable[Flag]) -> Callable[[Callable[..., Any]], Callable
     return decorate
 
 
-def _parameter(flag: Flag) -> inspect.Parameter:
+def _parameter(flag: Flag, topic: str) -> inspect.Parameter:
     text = f"--{flag.name.replace('_', '-')}"
     annotation: Any = list[str] | None if flag.repeat else str | None
     if flag.metavar is None:
         text, annotation = f"{text}/--no-{text[2:]}", bool | None
-    option = typer.Option(text, help=flag.text, show_default=False, metavar=flag.metavar)
+    option = typer.Option(text, help=flag.text, show_default=False, metavar=flag.metavar, rich_help_panel=topic)
     return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option])
 
 

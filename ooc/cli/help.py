@@ -93,7 +93,9 @@ def _row(flag: Flag, mode: str | None) -> tuple[str, str] | None:
 
 def _mode_in(args: Sequence[str]) -> str | None:
     """The value of `--mode` among arguments."""
-    for word, following in zip(args, [*args[1:], ""], strict=True):
-        if word.startswith("--mode"):
-            return following if word == "--mode" else word.removeprefix("--mode=")
+    for number, word in enumerate(args):
+        if word.startswith("--mode="):
+            return word.removeprefix("--mode=")
+        if word == "--mode" and args[number + 1 :]:
+            return args[number + 1]
     return None
