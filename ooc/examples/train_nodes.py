@@ -34,7 +34,7 @@ class GraphSAGE(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Logits of all nodes of a batch, float32[n, classes]."""
         x = functional.dropout(functional.relu(self.first(x, edge_index)), 0.3, self.training)
-        return self.second(x, edge_index)  # type: ignore[no-any-return]
+        return self.second(x, edge_index)
 
 
 def train_epoch(model: nn.Module, loader: Iterable[Any], optimizer: torch.optim.Optimizer) -> float:
