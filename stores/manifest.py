@@ -300,7 +300,7 @@ def _attributes(path: Path) -> dict[str, Any]:
         metadata = json.loads((path / "zarr.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(f"{path} is not a store: it has no zarr.json; build one with `ooc ingest`") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise StoreError(f"{path / 'zarr.json'} is damaged: it is not JSON; build the store again") from None
     except OSError as error:
         raise StoreError(f"cannot read {path / 'zarr.json'}: {error.strerror}; check the permissions") from None

@@ -15,11 +15,11 @@ def parse_bytes(text: str | int) -> int:
     >>> parse_bytes("2GB"), parse_bytes("1KiB")
     (2000000000, 1024)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(text).upper())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
-    if size <= 0:
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", str(text).upper())
+    size = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0.0
+    if not 1 <= size < 2**63:
         raise ConfigError(f"{text!r} is not a size in bytes: write it like 2GB, 512MB or 1.5GiB")
-    return size
+    return int(size)
 
 
 def format_bytes(count: float) -> str:

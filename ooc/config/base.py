@@ -31,7 +31,10 @@ def _numbers(value: object) -> object:
 def _pairs(value: object) -> object:
     """Parse ["x=a.npy"], "x=a.npy" or a JSON object to a dict; dicts are returned unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        return json.loads(value)
+        try:
+            return json.loads(value)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
     pairs = [value] if isinstance(value, str) else value
     if not isinstance(pairs, list | tuple):
         return value
@@ -185,6 +188,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
     except ValueError as error:  # both parsers' errors, and invalid UTF-8
         raise ConfigError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: the configuration is nested too deeply: a key holds a value, or a list of values") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a configuration must be a table of keys, not a {type(values).__name__}")
     return values

@@ -41,7 +41,7 @@ def arguments(pairs: list[str]) -> dict[str, Any]:
             raise ConfigError(f"--arg {pair!r}: write it NAME=VALUE, as in name=Cora")
         try:
             keywords[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             keywords[name] = value
     return keywords
 

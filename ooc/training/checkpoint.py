@@ -66,7 +66,7 @@ def read_json(path: Path, advice: str) -> dict[str, Any] | None:
         return None
     try:
         return dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON ({error}); {advice}") from None
 
 

@@ -173,7 +173,7 @@ class NewNodes:
         schema = pa.schema([("id", pa.int64() if self.kind == "int" else pa.string()), ("row", pa.int64())])
         missing = False
         with pq.ParquetWriter(self.stage / "pairs.parquet", schema) as writer:
-            for batch in self.duck.stream(f"SELECT id FROM read_parquet({sql.text(self.stage / 'ids.parquet')})"):
+            for batch in self.duck.stream(f"SELECT id FROM {sql.parquet([self.stage / 'ids.parquet'])}"):
                 rows = self._rows_of(batch.column(0).to_pylist(), take_in=free)
                 missing |= bool((rows < 0).any())
                 held = [batch.column(0).cast(schema.field("id").type), pa.array(rows, mask=rows < 0)]
@@ -185,7 +185,7 @@ class NewNodes:
 
     @property
     def _pairs(self) -> str:
-        return f"read_parquet({sql.text(self.stage / 'pairs.parquet')})"
+        return sql.parquet([self.stage / "pairs.parquet"])
 
     def mapped(self, columns: EdgeColumns) -> str:
         """SQL of the edges in input order: src, dst (rows, NULL for an unknown end), edge_id, weight, time."""

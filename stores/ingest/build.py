@@ -1,6 +1,7 @@
 """`ingest`: runs the steps in order, recording each when done, and publishes the store by one rename."""
 
 import hashlib
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -33,6 +34,7 @@ from ooc.stores.ingest.times import TimeColumn, time_column
 from ooc.stores.io.atomic import check_absent, partial_path, write_error
 from ooc.stores.io.working import tidy
 from ooc.stores.manifest import Input, Manifest, Partition
+from ooc.stores.sizes import format_bytes
 
 _FREE = {"memory"}
 """settings that do not change the store, so a resumed ingest may change them"""
@@ -234,17 +236,29 @@ class _Build:
         return {"num_nodes": count, "mapped": True}
 
     def _check_counts(self) -> None:
-        """Check that every node array has one row per node, before the long work starts."""
+        """Check that every node array has one row per node, and that the store has space, before the long work starts."""
+        self._check_num_nodes()
         for rows in [*(self.arrays.features(name) for name in self.arrays.names), self.arrays.labels()]:
             if rows is not None:
                 rows.expect(self.num_nodes, self.why)
         self.edge_features.check()
 
+    def _check_num_nodes(self) -> None:
+        asked, free = self.spec.num_nodes, shutil.disk_usage(self.steps.root).free
+        if asked is not None and asked != self.num_nodes:
+            raise InputError(f"--num-nodes is {asked}, but {self.why} has {self.num_nodes} rows: leave it out")
+        needed = 8 * self.num_nodes
+        if needed > free:
+            raise InputError(
+                f"{self.num_nodes:,} nodes ({self.why}) need {format_bytes(needed)} for the offsets of their edges alone, and "
+                f"{self.spec.out} has {format_bytes(free)} of disk: correct the number, or choose another disk"
+            )
+
     def _ids_relation(self, kind: names.IdKind) -> str:
         if self.inputs.nodes is not None:
             column = self.inputs.nodes.column(self.spec.id, "node ids", ("id", 0))
             return ids.node_rows(self.inputs.nodes, column, kind)
-        return f"SELECT id, file_row_number AS row FROM {sql.parquet([self.stage / 'ids.parquet'])}"
+        return f"SELECT id, file_row_number AS row FROM {sql.parquet([self.stage / 'ids.parquet'], position=True)}"
 
     def _mapped(self, space: dict[str, Any]) -> str:
         """Step map: SQL of the edges by input row, without those lacking a node; counts them in `space`."""

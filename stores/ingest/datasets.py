@@ -156,9 +156,18 @@ def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
     inputs.labels = parts["y"]
     inputs.splits = {split: path for split in ("train", "val", "test") if (path := parts[split]) is not None}
     if parts["num_nodes"] is not None:
-        inputs.num_nodes = int(open_array(Path(parts["num_nodes"]), names[parts["num_nodes"]]).reshape(-1)[0])
+        inputs.num_nodes = _count(open_array(Path(parts["num_nodes"]), names[parts["num_nodes"]]), names[parts["num_nodes"]])
     inputs.shown = names
     return inputs
+
+
+def _count(array: NDArray[Any], shown: str) -> int:
+    """The one number of an array. Raises InputError if it is none, or there are several."""
+    values = array.reshape(-1)
+    if len(values) != 1 or values.dtype.kind not in "iuf" or not 1 <= values[0] < np.inf or values[0] != np.floor(values[0]):
+        held = values[:3].tolist() if values.dtype.kind in "iufb" else str(values.dtype)
+        raise InputError(f"{shown} holds {held}: it must be one whole number, at least 1, the nodes of the one graph")
+    return int(values[0])
 
 
 def _from_ogb(folder: Path, duck: Duck, stage: Path, progress: Progress) -> Inputs:

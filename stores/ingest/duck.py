@@ -5,9 +5,10 @@ on top. Results are streamed (`to_arrow_reader` on a relation), because a DB-API
 """
 
 import errno
+import glob
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -163,6 +164,15 @@ def name(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
-def parquet(paths: list[Path]) -> str:
-    """SQL of the rows of Parquet files, with the additional columns `file_row_number` and `file_index`."""
-    return f"read_parquet([{', '.join(text(path) for path in paths)}], file_row_number = true)"
+def file(path: Path) -> str:
+    """A file's path as a SQL string literal in which `*`, `?` and `[` mean themselves."""
+    return text(glob.escape(str(path.absolute())))
+
+
+def parquet(paths: Iterable[Path], position: bool = False) -> str:
+    """SQL of the rows of Parquet files; with `position` also the columns `file_row_number` and `file_index`.
+
+    A folder named `year=2020` adds no column.
+    """
+    numbered = ", file_row_number = true" if position else ""
+    return f"read_parquet([{', '.join(map(file, paths))}], hive_partitioning = false{numbered})"

@@ -203,4 +203,4 @@ def count_self_loops(duck: Duck, relation: str) -> int:
 
 def parquet_relation(path: Path) -> str:
     """SQL of the rows of a staged file."""
-    return f"SELECT * FROM read_parquet({sql.text(path)})"
+    return f"SELECT * FROM {sql.parquet([path])}"

@@ -105,7 +105,7 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
     position, *values = _found(duck, table, wrong, texts)
     column, value = next((c, v) for c, v in zip(texts, values, strict=True) if not _whole(v))
     hint = "" if asked == "int" else " (if ids are words here, say so with --id-type str)"
-    raise InputError(f"{table.where(position)}: {column} {value!r} is not a whole number; correct it{hint}")
+    raise InputError(f"{table.where(position)}: {column} {value!r} is not a whole number of 64 bits; correct it{hint}")
 
 
 def _found(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...]:
@@ -185,8 +185,7 @@ def distinct_ids(duck: Duck, edges: str, estimate: int, stage: Path, progress: P
                 raise
             parts *= 2
     progress("distinct ids", parts, parts, "parts")
-    files = ", ".join(sql.text(path) for path in paths)
-    count = duck.copy(f"SELECT id FROM read_parquet([{files}]) ORDER BY id", stage / "ids.parquet", ordered=True)
+    count = duck.copy(f"SELECT id FROM {sql.parquet(paths)} ORDER BY id", stage / "ids.parquet", ordered=True)
     for path in stage.glob("distinct-*.parquet"):
         path.unlink()
     return count
@@ -233,7 +232,7 @@ def map_edges(duck: Duck, edges: str, total: int, ids: str, stage: Path, columns
     half = stage / "half.parquet"
     join = f"SELECT i.row AS src, dst, {rest} FROM ({edges}) e JOIN ({ids}) i ON e.src = i.id"
     duck.copy(join, half, ordered=False, progress=progress, step="map sources", total=total)
-    join = f"SELECT src, i.row AS dst, {rest} FROM read_parquet({sql.text(half)}) e JOIN ({ids}) i ON e.dst = i.id"
+    join = f"SELECT src, i.row AS dst, {rest} FROM {sql.parquet([half])} e JOIN ({ids}) i ON e.dst = i.id"
     left = duck.copy(join, stage / "mapped.parquet", ordered=False, progress=progress, step="map destinations", total=total)
     half.unlink()
     return left
@@ -271,4 +270,7 @@ def to_json(found: EdgeScan) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> bool:
-    return value is None or isinstance(value, int) or re.fullmatch(r"[+-]?[0-9]+", value.strip()) is not None
+    """Whether a value of an id column is empty or a whole number of 64 bits."""
+    if value is None or isinstance(value, int):
+        return True
+    return re.fullmatch(r"[+-]?0*[0-9]{1,19}", value.strip()) is not None and -(2**63) <= int(value) < 2**63

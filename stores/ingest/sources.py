@@ -5,11 +5,11 @@ Parquet with every column as text; numbers are parsed and checked later.
 """
 
 import glob
-import gzip
+import lzma
 import re
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ooc.stores.errors import InputError
 from ooc.stores.ingest import duck as sql
+from ooc.stores.ingest import text
 from ooc.stores.ingest.duck import Duck, Progress, silent
 
 TABLES = (".parquet", ".pq", ".csv", ".tsv", ".txt")
@@ -27,12 +28,7 @@ TEXT_TYPES = {"string", "large_string", "string_view"}
 INT_TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 EXACT = 2**24
 """every integer up to this magnitude is a float32"""
-DELIMITERS = "\t,;| "
 STAGED_ROWS = 1 << 20
-_NO_ROW = re.compile(r"\s*$|#\s")
-"""a blank line or a comment; `#word` may be an id"""
-_NO_HEADER = ", or pass --no-header if its first line is data"
-"""for text tables whose first line was taken for a header"""
 _MAGIC = {".parquet": b"PAR1", ".pq": b"PAR1", ".gz": b"\x1f\x8b", ".npy": b"\x93NUMPY", ".npz": b"PK"}
 
 
@@ -83,7 +79,7 @@ class Table:
 
     def relation(self) -> str:
         """SQL of all rows, with the virtual columns used by `position`."""
-        return sql.parquet([Path(file.parquet) for file in self.files])
+        return sql.parquet((Path(file.parquet) for file in self.files), position=True)
 
     def position(self) -> str:
         """SQL of a row's number among the rows of all files."""
@@ -130,7 +126,7 @@ class Table:
         raise InputError(f"{self.shown} has no column {wanted!r} for {what}: it has {there}; name one of them{self._hint()}")
 
     def _hint(self) -> str:
-        return _NO_HEADER if self.text and self.header else ""
+        return text.NO_HEADER if self.text and self.header else ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -196,16 +192,40 @@ def open_table(
             staged = stage / f"{index:05d}.parquet"
             file, there, headed = _text_file(duck, path, staged, header, names, progress)
         kinds.add(file.first_line is not None)
+        if len(kinds) > 1:
+            raise InputError(f"{pattern} matches both Parquet and text files: give one kind")
         if index and list(there) != list(columns) and not set(columns) <= set(there):
             missing = next(each for each in columns if each not in there)
-            hint = _NO_HEADER if headed and file.first_line is not None else ""
+            hint = text.NO_HEADER if headed and file.first_line is not None else ""
             raise InputError(f"{path} has no column {missing!r}, which {files[0].shown} has: files of a table must agree{hint}")
+        _refuse_other_types(path, there, files[0].shown if files else "", columns)
         if not index:
             columns = there
         files.append(file)
-    if len(kinds) > 1:
-        raise InputError(f"{pattern} matches both Parquet and text files: give one kind")
     return Table(tuple(files), columns, kinds == {True}, headed)
+
+
+_FAMILIES = {
+    "whole numbers": ("int", "uint"),
+    "numbers": ("float", "double", "halffloat", "decimal"),
+    "times": ("date", "timestamp"),
+}
+"""Arrow types that are converted into each other without loss, or with an error"""
+
+
+def _refuse_other_types(path: Path, there: dict[str, str], shown: str, columns: dict[str, str]) -> None:
+    """Raise InputError for a column that DuckDB would round, or read as text, to fit the type it has in the first file."""
+    for name, kind in columns.items():
+        one, other = _family(kind), _family(there[name])
+        if one != other and other != "null" and (one, other) != ("numbers", "whole numbers"):
+            have = f"holds {there[name]}, but {kind} in {shown}"
+            raise InputError(f"{path} column {name!r} {have}: files of a table must agree; write it alike")
+
+
+def _family(kind: str) -> str:
+    if kind in TEXT_TYPES:
+        return "text"
+    return next((family for family, kinds in _FAMILIES.items() if kind.startswith(kinds)), kind)
 
 
 def first(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...] | None:
@@ -226,6 +246,7 @@ def _parquet_file(path: Path) -> tuple[TableFile, dict[str, str]]:
             schema, rows = file.schema_arrow, file.metadata.num_rows
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} is damaged or no Parquet file: {str(error).splitlines()[0][:200]}") from None
+    text.refuse_equal_names(path, schema.names)
     return TableFile(str(path), str(path.resolve()), rows), {field.name: str(_held(field.type)) for field in schema}
 
 
@@ -237,16 +258,15 @@ def _held(kind: pa.DataType) -> pa.DataType:
 def _text_file(
     duck: Duck, path: Path, staged: Path, header: bool | None, names: tuple[str, ...], progress: Progress
 ) -> tuple[TableFile, dict[str, str], bool]:
-    delimiter, columns, headed = sniff(path, header, names)
-    skip = _lines_before(path)
+    delimiter, columns, headed = text.sniff(path, header, names)
+    skip = text.lines_before(path)
     types = "{" + ", ".join(f"{sql.text(each)}: 'VARCHAR'" for each in columns) + "}"
     options = f"delim = {sql.text(delimiter)}, header = {headed}, columns = {types}, auto_detect = false, skip = {skip}"
-    source = f"SELECT * FROM read_csv({sql.text(path)}, {options}, null_padding = false, quote = '\"', escape = '\"')"
+    options += ", null_padding = false, quote = '\"', escape = '\"', hive_partitioning = false"
+    source = f"SELECT * FROM read_csv({sql.file(path)}, {options})"
     try:
-        rows = duck.copy(source, staged, ordered=True, progress=progress, step=f"read {path.name}", total=100)
+        rows = text.with_checksum(path, lambda: duck.copy(source, staged, True, progress, f"read {path.name}", 100))
     except InputError as error:
-        if "end of GZIP stream" in str(error):
-            raise InputError(f"{path} is truncated: its compressed data ends early; fetch it again") from error
         line = re.search(r"Line: (\d+)", str(error))
         where = f"{path} line {line[1]}" if line else str(path)
         detail = re.sub(r".*?(Expected Number of Columns: \d+ Found: \d+).*", r"\1", str(error))
@@ -255,52 +275,20 @@ def _text_file(
     return file, dict.fromkeys(columns, "string"), headed
 
 
-def _lines_before(path: Path) -> int:
-    """Number of blank lines and `# ` comments (as in SNAP's files) before the first row or header."""
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="") as file:
-        return sum(1 for _ in takewhile(_NO_ROW.match, file))
-
-
-def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -> tuple[str, list[str], bool]:
-    """Return the delimiter, the column names, and whether the first line of a text table is a header.
-
-    The delimiter is the first of tab, comma, semicolon, bar and space that occurs equally often in the first lines. A first
-    line with one of `names`, or without any number, is a header; columns without one are column0, column1, ...
-    """
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
-            lines = [line.rstrip("\r\n") for line in (file.readline(1 << 20) for _ in range(50)) if not _NO_ROW.match(line)]
-    except EOFError:
-        raise InputError(f"{path} is truncated: its compressed data ends early; fetch it again") from None
-    except (UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} is not what its name says: it is no UTF-8 text ({error})") from None
-    if not lines:
-        raise InputError(f"{path} is empty: it has no rows")
-    counts = {each: {line.count(each) for line in lines} for each in DELIMITERS}
-    even = [each for each, found in counts.items() if len(found) == 1 and found != {0}]
-    some = [each for each in DELIMITERS if lines[0].count(each)]
-    delimiter = (even or some or [","])[0]
-    fields = [field.strip().strip('"') for field in lines[0].split(delimiter)]
-    headed = header if header is not None else bool(set(names) & set(fields)) or not any(map(_is_number, fields))
-    columns = fields if headed else [f"column{i}" for i in range(len(fields))]
-    if len(set(columns)) < len(columns):
-        raise InputError(f"{path} line 1 names a column twice: {', '.join(columns)[:200]}; rename one{_NO_HEADER}")
-    return delimiter, columns, headed
-
-
 def open_array(path: Path, shown: str | None = None) -> NDArray[Any]:
     """Memory-map an npy file, called `shown` in messages. Raises InputError for pickled objects, damage or another format."""
     if kind_of(path) != ".npy":
         raise InputError(f"{path} is no array: an .npy file is wanted")
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+        with np.errstate(over="ignore"):  # of huge shapes, which are refused
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # numpy parses the header as Python, with many kinds of errors
         if "pickled" in str(error) or "Python objects" in str(error):
             message = "holds pickled objects, which are never loaded: save it as a plain number array"
         else:
-            message = f"is damaged or truncated: {str(error)[:200]}"
+            message = f"is damaged or truncated: {' '.join(str(error).split())[:200] or type(error).__name__}"
         raise InputError(f"{shown or path} {message}") from None
 
 
@@ -348,8 +336,10 @@ def unpack_npz(path: Path, stage: Path) -> dict[str, Path]:
                     while piece := source.read(1 << 22):
                         sink.write(piece)
                 found[member.removesuffix(".npy")] = target
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{path} is damaged or no npz file: {error}") from None
+    except (RuntimeError, NotImplementedError) as error:  # how zipfile says that it is encrypted, or of an unknown kind
+        raise InputError(f"{path} cannot be unpacked: {error}; save it with numpy.savez") from None
     return found
 
 
@@ -358,6 +348,8 @@ def stage_edge_array(edges: NDArray[Any], shown: str, staged: Path, weight: NDAr
     if edges.dtype.kind not in "iu" or edges.ndim != 2 or 2 not in edges.shape:
         raise InputError(f"{shown} holds {edges.dtype} {list(edges.shape)}: edges are whole numbers [2, E] or [E, 2]")
     ends_apart, count = edges.shape[0] == 2, edges.size // 2
+    if weight is not None and (weight.dtype.kind not in "fiub" or weight.dtype.itemsize > 8):
+        raise InputError(f"{shown}: the weights are {weight.dtype}, not numbers of 64 bits or less; save them as float32")
     if weight is not None and weight.shape != (count,):
         raise InputError(f"{shown}: weights of shape {list(weight.shape)} do not fit {count} edges")
     if not edges.flags.c_contiguous:
@@ -380,14 +372,6 @@ def stage_edge_array(edges: NDArray[Any], shown: str, staged: Path, weight: NDAr
 def arrow_type(dtype: np.dtype[Any]) -> str:
     """Name of a numpy dtype in `Table.columns`."""
     return str(pa.from_numpy_dtype(dtype.newbyteorder("=")))
-
-
-def _is_number(field: str) -> bool:
-    try:
-        float(field)
-    except ValueError:
-        return False
-    return True
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -11,7 +11,8 @@ import pytest
 
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.ingest.duck import Duck
-from ooc.stores.ingest.sources import find, kind_of, open_table, sniff
+from ooc.stores.ingest.sources import find, kind_of, open_table
+from ooc.stores.ingest.text import sniff
 
 
 @pytest.fixture
