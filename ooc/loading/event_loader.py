@@ -37,6 +37,8 @@ BLOCK_EVENTS, BLOCK_BYTES = 2**16, 2**23
 FIELDS = frozenset(("src", "dst", "t", "neg_dst", "e_id", "n_id", "x", "entry", "entry_t", "entry_query", "query"))
 FIELDS |= {"memory_request", "edge_index", "edge_id", "id", "num_nodes", "num_sampled_nodes", "num_sampled_edges"}
 """of a batch, beside the events' columns; or edge_FIELD is one"""
+_QUERY_BYTES = 32
+"""of a source, destination or negative before its past is drawn: itself, its node, time and entry"""
 
 
 class SampledEvents(NamedTuple):
@@ -244,6 +246,9 @@ class EventLoader(TemporalLoader):
         """Negatives and the past. Raises BudgetError where that does not fit."""
         negative = None
         if self._negatives is not None:
+            need = len(block) * (2 + self._negatives.ratio) * _QUERY_BYTES
+            if need > self._max_bytes:
+                raise self._too_large(len(block), need)
             past = self._events.before(block.time)
             negative = self._negatives.draw(block, past, key(self._seed, Purpose.NEGATIVE, epoch))
         ends = [block.src.astype(np.int64), block.dst.astype(np.int64), *([] if negative is None else negative.T)]
@@ -273,7 +278,7 @@ class EventLoader(TemporalLoader):
         together = " (those of one time stay together)" if count > self._batch_size else ""
         return BudgetError(
             f"a batch of {count:,} events{together} needs {words_for(need, self._max_bytes)}; take smaller batches, a smaller "
-            "fan-out or more memory"
+            "fan-out, fewer negatives or more memory"
         )
 
     def _collate(self, sampled: SampledEvents) -> tuple[int, Any]:

@@ -44,6 +44,8 @@ PREFETCH = 4
 """most windows between disk and model; fewer if they are large"""
 _EVENT_BYTES = 2 * 8 + 8 + 4 * 8
 """per event besides its columns: numbered ends, and the tables that number them"""
+_NEGATIVE_BYTES = 5 * 8
+"""per negative while nodes are numbered"""
 _EDGE_BYTES = 3 * 16 + 2 * 8
 """per edge of the block, including sorting"""
 _NODE_BYTES = 8 * 8
@@ -209,6 +211,7 @@ class ForecastWork:
         need = (window.last - window.first + ahead.last - ahead.first) * (
             _EVENT_BYTES + 2 * self.events.row_bytes(list(self.columns))
         )
+        need += (ahead.last - ahead.first) * _NEGATIVE_BYTES * (0 if negatives is None else negatives.ratio)
         self._check(ahead, need)
         block = reader.read(window.first, window.last, keep=ahead.keep)
         target = block.part(block.last, block.last)

@@ -89,6 +89,13 @@ def test_events_of_one_time_that_do_not_fit_are_refused_before_they_are_read(tmp
         assert loader.moved.events == 0
 
 
+def test_more_negatives_than_fit_are_refused_before_they_are_drawn(store: Path) -> None:
+    with ooc.open(store) as ds:
+        loader = ooc.EventLoader(ds, 32, negatives=RandomNegatives(0, ds.num_nodes, 10**9))
+        with pytest.raises(BudgetError, match=r"a batch of 32 events needs 1\.02 TB of .*, fewer negatives or more memory"):
+            next(iter(loader))
+
+
 def test_loaders_in_time_share_a_shell(store: Path) -> None:
     with ooc.open(store) as ds:
         loaders = ooc.EventLoader(ds, 100, num_neighbors=[]), ooc.SnapshotLoader(ds, 100, by="count")

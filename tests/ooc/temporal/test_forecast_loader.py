@@ -246,4 +246,10 @@ def test_a_window_that_does_not_fit_is_refused(store: Path) -> None:
                 closing(other.run(0, 3, negatives=RandomNegatives(0, 30))) as found,
             ):
                 list(found)
+        many = RandomNegatives(0, 30, 10**9)  # refused before they are drawn: they would be 512 GB
+        with (
+            pytest.raises(BudgetError, match=r"window 0 has 64 events .* need 2\.56 TB of .*, fewer negatives or more memory"),
+            closing(make_loader(ds, 64, None, None).run(0, 3, negatives=many)) as found,
+        ):
+            list(found)
     assert no_threads()
