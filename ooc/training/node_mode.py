@@ -24,10 +24,12 @@ LABELS_AT_ONCE = 2**18
 
 
 class NodeMode(Mode):
-    """Training on the nodes of a split; see `Mode`. exact: exact scores, where they are configured."""
+    """Training on the nodes of a split; see `Mode`. exact: exact scores, where they are configured; best_scores: of the best
+    model on validation, if this process has chosen it."""
 
     config: NodeConfig
     exact: ExactScores | None = None
+    best_scores: Scores | None = None
 
     def __init__(self, config: NodeConfig, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -58,14 +60,20 @@ class NodeMode(Mode):
     def evaluate(self) -> dict[str, Any]:
         """See `Mode`; {"val": scores, "best": whether they are the best so far}."""
         scores = self.score(self.config.val_split, self.run.state.epoch)
-        return {} if scores is None else {"val": scores, "best": self.run.judge(scores)}
+        if scores is None:
+            return {}
+        best = self.run.judge(scores)
+        if best:
+            self.best_scores = scores
+        return {"val": scores, "best": best}
 
     def final_scores(self) -> dict[str, Scores]:
-        """Of `eval_splits`, with the draws that chose the model."""
+        """Of `eval_splits`, with the draws that chose the model; validation's are known, if this process chose it."""
         state = self.run.state
         epoch = state.epoch if state.best_epoch is None else state.best_epoch
         with self.run.measure("scoring"), self.run.booked("evaluate_seconds"):
-            found = {split: self.score(split, epoch) for split in self.config.eval_splits}
+            known = {} if self.best_scores is None else {self.config.val_split: self.best_scores}
+            found = {split: known[split] if split in known else self.score(split, epoch) for split in self.config.eval_splits}
         return {split: scores for split, scores in found.items() if scores is not None}
 
     def adapt(self, saved: dict[str, Any], touched: Ids) -> tuple[dict[str, Any], Growth]:

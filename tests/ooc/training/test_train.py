@@ -274,3 +274,26 @@ def test_histories_are_made_when_nothing_else_is_refused(
         train(configure(make_store(), tmp_path / "run", **settings))
     assert not [thread for thread in threading.enumerate() if thread.name == "ooc-history"]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("settings", [{}, {"evaluate": "layerwise"}, {"lr": 1e-9, "optimizer": "sgd"}])
+def test_validation_of_the_best_model_is_scored_once(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    asked: list[str] = []
+    score = batch_modes.BatchMode.score
+
+    def counted(self: Any, split: str, epoch: int) -> Any:
+        asked.append(split)
+        return score(self, split, epoch)
+
+    monkeypatch.setattr(batch_modes.BatchMode, "score", counted)
+    store = make_store()
+    summary = train(configure(store, tmp_path / "run", epochs=3, eval_splits=["val", "test"], **settings))
+    assert asked == ["val", "val", "val", "test"]
+    _, epochs = read_metrics(tmp_path / "run")
+    assert summary["metrics"]["val"] == epochs[summary["best_epoch"]]["val"]
+    (tmp_path / "run" / "summary.json").unlink()
+    again = train(configure(store, tmp_path / "run", epochs=3, eval_splits=["val", "test"], **settings), resume=True)
+    assert asked[4:] == ["val", "test"]  # another process chose the model
+    assert again["metrics"] == summary["metrics"]
