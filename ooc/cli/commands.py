@@ -16,7 +16,7 @@ from ooc.cli.flags import APPEND, INGEST, flags_of_modes, with_flags
 from ooc.cli.help import Verb, Verbs, verb
 from ooc.config import topics
 from ooc.config.base import parse, read_config, saved_config
-from ooc.config.modes import classes, load_config
+from ooc.config.modes import class_of, classes, load_config, suggested
 from ooc.config.nodes import TrainConfig
 from ooc.stores.errors import ConfigError
 
@@ -302,6 +302,35 @@ def train(
     summary = run(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
     steps = f"{settings.out}: {summary['total_steps']} steps; `ooc report {settings.out}` writes a report"
     print(*score_lines(summary), steps, sep="\n")
+
+
+@app.command(
+    cls=Verb,
+    rich_help_panel=RUNS,
+    epilog="""
+    ooc init papers.ooc > run.toml
+    ooc init papers.ooc --mode history > run.toml
+    """,
+)
+def init(
+    store: StoreArgument,
+    mode: Annotated[
+        str | None,
+        typer.Option("--mode", metavar="MODE", help="The mode of `ooc train`; by default sampled, or events without labels."),
+    ] = None,
+) -> None:
+    """Print a configuration with comments, for `ooc train --config`."""
+    from ooc.cli.template import template
+    from ooc.stores.manifest import arrays_of, read_manifest
+
+    manifest = read_manifest(arrays_of(store))
+    chosen = mode or suggested(manifest.task is not None, manifest.time is not None)
+    class_of({"mode": chosen})
+    splits = ", ".join(manifest.node_type().splits) or "none"
+    about = (
+        f"{store}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges; task {manifest.task or 'none'}; splits {splits}"
+    )
+    print(template(store, chosen, {flag.name: flag for flag in TRAIN}, about), end="")
 
 
 def _resumed(config: Path | None, out: Path | None) -> dict[str, Any]:

@@ -29,6 +29,11 @@ def class_of(values: Mapping[str, Any], where: str = "") -> type[RunConfig]:
     return known[mode]
 
 
+def suggested(labelled: bool, temporal: bool) -> str:
+    """Return the mode to begin with on a store with labels, or with times only."""
+    return "events" if temporal and not labelled else next(iter(classes()))
+
+
 def applies(name: str, mode: str) -> bool:
     """Whether a setting means something in a mode."""
     if name not in classes()[mode].model_fields:

@@ -1,0 +1,54 @@
+"""`ooc init`: a configuration that trains as no configuration does."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ooc.cli.commands import TRAIN
+from ooc.cli.main import main
+from ooc.cli.template import template
+from ooc.config.modes import applies, classes, load_config, suggested
+from tests.conftest import MakeStore
+
+FLAGS = {flag.name: flag for flag in TRAIN}
+
+
+def test_what_is_printed_trains(make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, config = make_store(), tmp_path / "run.toml"
+    capsys.readouterr()
+    assert main(["init", str(store)]) == 0
+    config.write_text(capsys.readouterr().out)
+    assert f"{store}: 50 nodes" in config.read_text()
+    assert main(["train", str(store), "--config", str(config), "--out", f"{tmp_path}/a", "--max-steps", "1", "--no-plan"]) == 0
+    assert main(["init", str(tmp_path / "none")]) == 2
+    assert main(["init", str(store), "--mode", "sampling"]) == 2
+    assert "'sampled', 'cluster'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", classes())
+def test_a_template_holds_the_defaults_and_every_setting_of_its_mode(tmp_path: Path, mode: str) -> None:
+    text = template(Path("a.ooc"), mode, FLAGS, "a store")
+    (tmp_path / "run.toml").write_text(text)
+    given = {"store": "a.ooc", "out": "run", "mode": mode} | ({"window": "7d"} if mode == "snapshots" else {})
+    assert load_config(tmp_path / "run.toml", {"out": "run"}) == load_config(None, given)
+    named = re.findall(r"^(?:# )?([a-z_]+) = ", text, re.M)
+    assert sorted(named) == sorted(name for name in classes()[mode].model_fields if applies(name, mode))
+    assert all(
+        re.search(r"\S +# \w", line) for line in text.splitlines() if " = " in line and not re.match("(# )?(store|out)", line)
+    )
+
+
+@pytest.mark.parametrize("mode", classes())
+def test_settings_with_defaults_can_be_uncommented(tmp_path: Path, mode: str) -> None:
+    text = template(Path("a.ooc"), mode, FLAGS, "a store")
+    lines = [re.sub("^# ([a-z_]+ = )", r"\1", line) for line in text.splitlines()]
+    lines = [line for line in lines if not re.search(r" = ([A-Z]|LIST|NAME)", line) and "|" not in line.split("#")[0]]
+    (tmp_path / "run.toml").write_text("\n".join(lines))
+    assert len(tomllib.loads("\n".join(lines))) > 15
+    assert load_config(tmp_path / "run.toml", {}).mode == mode
+
+
+def test_temporal_stores_without_labels_begin_with_events() -> None:
+    assert [suggested(*each) for each in ((True, False), (True, True), (False, True))] == ["sampled", "sampled", "events"]
