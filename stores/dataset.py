@@ -147,6 +147,11 @@ class Dataset:
         return self.manifest.num_classes
 
     @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes if the labels were words, in the order of their numbers; None otherwise."""
+        return self.manifest.class_names
+
+    @property
     def task(self) -> Task | None:
         return self.manifest.task
 

@@ -168,6 +168,8 @@ class Manifest(_Part):
     """whether every edge was added in both directions"""
     task: Task | None = None
     num_classes: int | None = None
+    class_names: list[str] | None = None
+    """names of the classes, if the labels were words: class i is the i-th"""
     partition: Partition | None = None
     """None if nodes are not numbered by parts"""
     time: Time | None = None
@@ -228,7 +230,7 @@ class Manifest(_Part):
 
     def as_json(self) -> dict[str, Any]:
         """The manifest as in `zarr.json`: fields added after format 1 only if the store uses them."""
-        later = {"partition": None, "order": "input", "time": None, "input": None}
+        later = {"class_names": None, "partition": None, "order": "input", "time": None, "input": None}
         plain = {name for name, value in later.items() if getattr(self, name) == value}
         data = self.model_dump(mode="json", exclude=plain)
         for edge_type in data["edge_types"]:

@@ -209,7 +209,7 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
 
     lines = [
         f"{fields['path']}: {fields['num_nodes']:,} nodes, {fields['num_edges']:,} edges, {format_bytes(fields['bytes'])}",
-        f"  task         {fields['task'] or 'none'}" + (f", {fields['num_classes']} classes" if fields["num_classes"] else ""),
+        f"  task         {fields['task'] or 'none'}" + (f", {_classes(fields)}" if fields["num_classes"] else ""),
         "  splits       " + (", ".join(f"{name} {count:,}" for name, count in fields["splits"].items()) or "none"),
         f"  ids          {'external (ids.lmdb)' if fields['has_ids'] else 'rows'}",
         f"  edges        {'undirected' if fields['undirected'] else 'directed'}, {'' if fields['weighted'] else 'un'}weighted, "
@@ -230,6 +230,13 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
         shape = " x ".join(f"{size:,}" for size in array["shape"])
         lines.append(f"    {name:<24} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}")
     return lines
+
+
+def _classes(fields: dict[str, Any]) -> str:
+    """The number of classes and, if they have names, the first of these."""
+    names = fields["class_names"] or []
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return f"{fields['num_classes']} classes" + (f": {shown}" if names else "")
 
 
 def _time(time: dict[str, Any]) -> str:

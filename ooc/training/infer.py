@@ -163,8 +163,9 @@ def infer(
         store: A data set, or the path of a store.
         out: A file to write, Parquet or CSV by its ending: `id` (the user's own); of a multiclass task `class` (int32, the
             likeliest) and `probabilities` (float32, one per class); binary: `class` (0 or 1), `probability` (of 1); multilabel:
-            `classes` (of at least one half), `probabilities`; of a module on a store without a matching task, `outputs`. In
-            CSV, probabilities are columns `probability_0`, `probability_1`, ... None returns the outputs (logits).
+            `classes` (of at least one half), `probabilities`; of a module on a store without a matching task, `outputs`. Where
+            the store's labels were words, `class_name` (text) follows `class`. In CSV, probabilities are columns
+            `probability_0`, `probability_1`, ... None returns the outputs (logits).
         memory: Limit for the process, such as "2GB"; with a data set, that of `ooc.open` applies instead.
         engine: How rows are read: auto, uring, pread or mmap.
         num_layers: Of a module with its own forward(x, blocks), as many as it takes blocks.
@@ -288,6 +289,15 @@ class _Work:
             _load(made, run)
             yield dataset, made, task
 
+    def class_names(self, dataset: Dataset) -> list[str] | None:
+        """Names of the model's classes: of the store it was trained on, where that is still there, else of this one."""
+        if isinstance(self.model, nn.Module):
+            return dataset.class_names
+        try:
+            return read_manifest(_config(Path(self.model)).store).class_names
+        except OocError:
+            return dataset.class_names
+
     def _dataset(self, float_features: bool) -> Any:
         if not isinstance(self.store, Dataset):
             return Dataset.open(self.store, memory=self.memory, engine=self.engine, float_features=float_features)
@@ -358,7 +368,7 @@ def _written(work: _Work, out: Path, embeds: bool) -> WrittenRows:
                 if embeds:
                     write_zarr(out, rows)
                 else:
-                    write_table(out, rows, dataset, _task_of(rows, dataset, task))
+                    write_table(out, rows, dataset, _task_of(rows, dataset, task), work.class_names(dataset))
         except BaseException:
             made.close()
             raise

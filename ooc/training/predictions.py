@@ -55,7 +55,7 @@ def check_table(out: Path) -> None:
         raise ConfigError(f"{out}: predictions are written as Parquet or CSV: end the name in {' or '.join(TABLES)}")
 
 
-def write_table(out: Path, rows: Rows, dataset: Dataset, task: str | None) -> None:
+def write_table(out: Path, rows: Rows, dataset: Dataset, task: str | None, class_names: list[str] | None = None) -> None:
     """Write the table of `predictions` of all nodes, a part at a time."""
     partial = partial_path(out)
     kind, shaped = TABLES[out.suffix]
@@ -63,7 +63,7 @@ def write_table(out: Path, rows: Rows, dataset: Dataset, task: str | None) -> No
     with disk_errors(out):
         try:
             for node, logits in row_parts(rows):
-                table = shaped(predictions(dataset.external(node), torch.from_numpy(logits), task))
+                table = shaped(predictions(dataset.external(node), torch.from_numpy(logits), task, class_names))
                 writer = writer or kind(partial, table.schema)
                 writer.write_table(table)
             assert writer is not None, "there is a part"
@@ -77,7 +77,7 @@ def write_table(out: Path, rows: Rows, dataset: Dataset, task: str | None) -> No
             raise
 
 
-def predictions(ids: Any, logits: torch.Tensor, task: str | None) -> pa.Table:
+def predictions(ids: Any, logits: torch.Tensor, task: str | None, class_names: list[str] | None = None) -> pa.Table:
     """A table of what logits [n, C] say: see `infer`. ids: int64[n] or a list of str; task: None for the numbers themselves.
 
     >>> predictions(np.array([7]), torch.tensor([[0.0, 2.0]]), "multiclass")["class"].to_pylist()
@@ -89,12 +89,12 @@ def predictions(ids: Any, logits: torch.Tensor, task: str | None) -> pa.Table:
         return pa.table({**columns, "outputs": pa.FixedSizeListArray.from_arrays(flat, logits.shape[1])})
     if task == "binary":
         probability = logits.view(-1).sigmoid()
-        columns["class"] = pa.array((probability >= 0.5).int().numpy())
+        columns |= _classes((probability >= 0.5).int(), class_names)
         columns["probability"] = pa.array(probability.numpy())
         return pa.table(columns)
     probability = logits.softmax(1) if task == "multiclass" else logits.sigmoid()
     if task == "multiclass":
-        columns["class"] = pa.array(probability.argmax(1).int().numpy())
+        columns |= _classes(probability.argmax(1).int(), class_names)
     else:
         chosen = probability >= 0.5
         offsets = np.concatenate([[0], np.cumsum(chosen.sum(1).numpy())]).astype(np.int32)
@@ -102,6 +102,15 @@ def predictions(ids: Any, logits: torch.Tensor, task: str | None) -> pa.Table:
     flat = pa.array(probability.reshape(-1).numpy())
     columns["probabilities"] = pa.FixedSizeListArray.from_arrays(flat, probability.shape[1])
     return pa.table(columns)
+
+
+def _classes(number: torch.Tensor, names: list[str] | None) -> dict[str, pa.Array]:
+    """Columns of the predicted classes (int32[n]): their numbers, and their names where they have some."""
+    numbers = pa.array(number.numpy())
+    if names is None:
+        return {"class": numbers}
+    known = pa.array([*names, *[None] * (2 - len(names))], pa.string())  # a binary task may have one name
+    return {"class": numbers, "class_name": known.take(numbers)}
 
 
 def flat(table: pa.Table) -> pa.Table:

@@ -48,7 +48,7 @@ class NewNodes:
     ) -> None:
         self.spec, self.root, self.manifest, self.duck, self.delta = spec, root, manifest, duck, delta
         self.stage, self.table = stage, inputs.nodes
-        self.held = NodeInputs(spec, inputs, duck)
+        self.held = NodeInputs(spec, inputs, duck, _words_of(root), manifest.class_names)
         self.is_mapped = manifest.node_type().id_kind is not None
         self.kind: IdKind = manifest.node_type().id_kind or "int"
         self.now = manifest.num_nodes + sum(each.nodes for each in delta.appends)
@@ -244,8 +244,7 @@ class NewNodes:
     def _splits(self) -> Iterator[tuple[str, Column]]:
         assert self.table is not None
         assert self.spec.split is not None
-        column = self.table.column(self.spec.split, "splits")
-        bits = self._stage("bits", np.uint8, (), split_files.bits_of_table(self.duck, self.table, column))
+        bits = self._stage("bits", np.uint8, (), split_files.bits_of_table(self.duck, self.table, self.spec.split))
         if "split" in self.there:
             codes = np.full(max(split_files.BITS.values()) + 1, -1, np.int8)
             for name, bit in split_files.BITS.items():
@@ -281,6 +280,14 @@ class NewNodes:
                 yield values
 
         return self._stage("birth", dtype, (), blocks())
+
+
+def _words_of(root: Path) -> dict[str, Any]:
+    """The words of the columns of the store's `x`; see `nodes.Rows.categories`."""
+    if "x" not in arrays_in(root / names.node_array("")):
+        return {}
+    with closing(open_zarr_rows(root, names.node_array("x"), "mmap")) as rows:
+        return dict(rows.attributes.get(nodes.CATEGORIES, {}))
 
 
 def _blocks(column: Column) -> Iterator[AnyArray]:

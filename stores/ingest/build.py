@@ -365,6 +365,7 @@ class _Build:
             undirected=self.spec.undirected,
             task=found["task"],
             num_classes=found["num_classes"],
+            class_names=found["class_names"],
             partition=partition,
             order=self.spec.order,
             time=None if self.events is None else self.events.described(),

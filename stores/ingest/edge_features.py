@@ -14,6 +14,7 @@ from ooc.stores import manifest as names
 from ooc.stores.arrays.encoding import scale_name
 from ooc.stores.ingest import nodes
 from ooc.stores.ingest.arrange import MakeSink
+from ooc.stores.ingest.columns import match_columns, refuse_no_numbers, table_rows
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.ids import EdgeColumns
 from ooc.stores.ingest.sources import find
@@ -68,6 +69,7 @@ def rows_of(duck: Duck, columns: EdgeColumns, name: str, pattern: str) -> nodes.
     if pattern.endswith(".npy"):
         found = nodes.npy_rows([str(path) for path in find(pattern, natural=True)])
     else:
-        matched = nodes.match_columns(table, pattern, columns.taken, f"--edge-features {name}")
-        found = nodes.table_rows(duck, table, matched)
+        matched = match_columns(table, pattern, columns.taken, f"--edge-features {name}")
+        refuse_no_numbers(table, matched)
+        found = table_rows(duck, table, matched)
     return found.expect(table.rows, table.shown, "edge")

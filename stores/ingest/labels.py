@@ -9,12 +9,22 @@ from numpy.typing import NDArray
 
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.errors import InputError
+from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.arrange import MakeSink
+from ooc.stores.ingest.columns import categories_of, table_rows
+from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.nodes import Rows
+from ooc.stores.ingest.sources import Table
 from ooc.stores.manifest import Task, label_dtype, node_array
 
 MOST_CLASSES = 1000
 """more classes than both this and the nodes are treated as a mistake"""
+
+
+_CLASSES = "labels are 0..{}, -1 or NaN for none"
+_REGRESSION = "numbers to predict (a regression) are not supported: make classes of them, or store them as --features NAME=FILE"
+WORDS_SHARE = 0.1
+"""share of labels that are no numbers above which all are names of classes; below it they are treated as mistakes"""
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,30 @@ class Labels:
     num_classes: int
     width: int | None
     """label columns of a multilabel task, else None"""
+    names: list[str] | None = None
+    """of the classes, if the labels were words"""
+
+
+def label_rows(duck: Duck, table: Table, column: str, class_names: list[str] | None = None) -> Rows:
+    """Rows of a table's label column: numbers, or positions in the sorted names of the classes if it holds words.
+
+    `class_names` are those of a store that is appended to. Raises InputError for a name that is none of them, and for words
+    that name too many classes.
+    """
+    if class_names is not None:
+        return table_rows(duck, table, [column], {column: {"as": "codes", "values": class_names}})
+    if not table.is_text(column):
+        return table_rows(duck, table, [column])
+    cell, number = sql.name(column), table.number(column, "DOUBLE")
+    held, numbers = duck.one(f"SELECT count(nullif({cell}, '')), count({number}) FROM {table.relation()}")
+    if held - numbers <= WORDS_SHARE * held:
+        return table_rows(duck, table, [column])
+    words = categories_of(duck, table, column, "codes")
+    if len(words["values"]) > max(MOST_CLASSES, held // 2):
+        raise InputError(
+            f"{table.shown} column {column!r} names {len(words['values']):,} classes for {held:,} nodes; labels name a class"
+        )
+    return table_rows(duck, table, [column], {column: words})
 
 
 def look_at_labels(rows: Rows, num_nodes: int) -> Labels:
@@ -42,15 +76,27 @@ def look_at_labels(rows: Rows, num_nodes: int) -> Labels:
         if wrong.any():
             at = np.argwhere(wrong)[0]
             where = rows.where(done + int(at[0])) + (f" column {at[1]}" if width else "")
-            fault = "is no whole number" if _fractions(values)[tuple(at)] else "is out of range"
-            raise InputError(f"{where}: label {values[tuple(at)]} {fault}: labels are 0..{most}, -1 or NaN for none")
+            if _fractions(values)[tuple(at)]:
+                raise InputError(
+                    f"{where}: label {values[tuple(at)]} is no whole number: {_CLASSES.format(most)}; {_REGRESSION}"
+                )
+            raise InputError(f"{where}: label {values[tuple(at)]} is out of range: {_CLASSES.format(most)}")
         greatest = max(greatest, int(values.max()) if len(values) else -1)
         done += len(block)
     if greatest < 0:
         raise InputError(f"{rows.shown} labels no node at all: every value is -1 or NaN")
     if width:
         return Labels("multilabel", width, width)
+    if rows.categories:
+        (words,) = rows.categories.values()
+        names = list(words["values"])
+        return Labels("binary" if len(names) <= 2 else "multiclass", max(2, len(names)), None, names)
     return Labels("binary", 2, None) if greatest <= 1 else Labels("multiclass", greatest + 1, None)
+
+
+def known(block: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows of labels (numbers [n] or [n, C]) have one: any that is neither negative nor NaN."""
+    return np.asarray((block >= 0).reshape(len(block), -1).any(axis=1))
 
 
 def _fractions(values: NDArray[Any]) -> NDArray[np.bool_]:

@@ -18,6 +18,7 @@ from ooc.stores.ingest.arrange import MakeSink, in_input_order
 from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.node_inputs import NodeInputs
+from ooc.stores.ingest.random_split import random_bits
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
 from ooc.stores.ingest.times import TimeColumn, time_column
@@ -55,39 +56,57 @@ class NodeArrays:
 
     def splits(self) -> dict[str, Any]:
         """Step splits: {sizes: {split: nodes}, arrays: [names], notes: [lines]}."""
-
         if self.spec.split_index is not None and not self.inputs.splits:
             raise ConfigError("--split-index chooses among the splits of masks, and there are none: leave it out")
-        if self.spec.split is None and not self.inputs.splits:
+        if self.spec.shares is None and self.spec.split is None and not self.inputs.splits:
             return {"sizes": {}, "arrays": [], "notes": []}
         stage = self.stage / "splits.bits"
 
         def write() -> dict[str, Any]:
-            return split_files.write_splits(self.store, self._split_bits(), stage, self.inputs.splits, self.make_sink)
+            return split_files.write_splits(self.store, self._split_bits(), stage, self._given_splits(), self.make_sink)
 
         outputs = self._outputs("split", *(f"split_{name}" for name in names.SPLIT_CODES))
         return self.steps.run("splits", write, [*outputs, stage])
 
-    def _split_bits(self) -> Iterator[NDArray[np.uint8]]:
+    def _given_splits(self) -> list[str]:
+        """Splits that the input has, even without nodes."""
+        if self.spec.shares is not None:
+            return [name for name, share in zip(names.SPLIT_CODES, self.spec.shares, strict=True) if share]
         if self.spec.split is not None:
             assert self.inputs.nodes is not None
-            return split_files.bits_of_table(self.duck, self.inputs.nodes, self.inputs.nodes.column(self.spec.split, "splits"))
+            return [name for name in split_files.split_columns(self.inputs.nodes, self.spec.split) if name]
+        return list(self.inputs.splits)
+
+    def _split_bits(self) -> Iterator[NDArray[np.uint8]]:
+        if self.spec.shares is not None:
+            return random_bits(self.spec.seed, self.spec.shares, self._labelled)
+        if self.spec.split is not None:
+            assert self.inputs.nodes is not None
+            return split_files.bits_of_table(self.duck, self.inputs.nodes, self.spec.split)
         shown, index = self.inputs.name, self.spec.split_index
         opened = {
             name: split_files.open_split(path, shown(path), self.num_nodes, index) for name, path in self.inputs.splits.items()
         }
         return split_files.bits_of(opened, self.num_nodes)
 
+    def _labelled(self) -> Iterator[NDArray[np.bool_]]:
+        """Which nodes have a label; all of them without labels."""
+        rows = self.held.labels()
+        if rows is not None:
+            return (label_rows.known(block) for block in rows.blocks())
+        step = split_files.READ_ITEMS
+        return (np.ones(min(step, self.num_nodes - first), bool) for first in range(0, self.num_nodes, step))
+
     def labels(self) -> dict[str, Any]:
-        """Step labels: {task, num_classes}, both None without labels."""
+        """Step labels: {task, num_classes, class_names}, None without labels."""
         rows = self.held.labels()
         if rows is None:
-            return {"task": None, "num_classes": None}
+            return {"task": None, "num_classes": None, "class_names": None}
 
         def write() -> dict[str, Any]:
             found = label_rows.look_at_labels(rows, self.num_nodes)
             label_rows.write_labels(self.store, rows, found, self.make_sink)
-            return {"task": found.task, "num_classes": found.num_classes}
+            return {"task": found.task, "num_classes": found.num_classes, "class_names": found.names}
 
         return self.steps.run("labels", write, self._outputs("y"))
 

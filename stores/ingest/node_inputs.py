@@ -1,47 +1,82 @@
 """Which inputs contain the node arrays: features by name, and labels."""
 
-from ooc.stores.ingest import nodes
+from collections.abc import Mapping
+from typing import Any
+
+from ooc.stores.ingest import columns, nodes
+from ooc.stores.ingest import labels as label_columns
 from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.spec import IngestSpec
+
+Words = Mapping[str, Mapping[str, Any]]
+"""column -> its words; see `nodes.Rows.categories`"""
 
 
 class NodeInputs:
     """The node arrays of an ingest, as rows that can be read sequentially.
 
+    `words` are those of a store that is appended to: of the columns of `x`, and its class names; by default they are found in
+    the input.
+
     >>> NodeInputs(spec, inputs, duck).features("x").count
     """
 
-    def __init__(self, spec: IngestSpec, inputs: Inputs, duck: Duck) -> None:
+    def __init__(
+        self,
+        spec: IngestSpec,
+        inputs: Inputs,
+        duck: Duck,
+        words: Words | None = None,
+        class_names: list[str] | None = None,
+    ) -> None:
         self._spec, self._inputs, self._duck = spec, inputs, duck
+        self._words, self._class_names = words, class_names
+        self._made: dict[str, nodes.Rows] = {}
 
     @property
     def names(self) -> list[str]:
         """Names of the features."""
-        own = ["x"] if self._spec.x_cols else []
+        own = ["x"] if self._spec.x_cols or self._spec.one_hot or self._spec.codes else []
         return sorted({*self._inputs.features, *self._inputs.feature_tables, *own})
 
     def features(self, name: str) -> nodes.Rows:
         """Return the rows of a feature. Raises InputError if its files or columns do not fit."""
+        if name not in self._made:
+            self._made[name] = self._features(name)
+        return self._made[name]
+
+    def _features(self, name: str) -> nodes.Rows:
         if name in self._inputs.features:
             return nodes.npy_rows(self._inputs.features[name], self._inputs.name)
         table = self._inputs.feature_tables.get(name)
         if table is not None:
-            return nodes.table_rows(self._duck, table, list(table.columns))
-        assert self._inputs.nodes is not None
-        assert self._spec.x_cols is not None
-        taken = {self._spec.id, *(each for each in (self._spec.label, self._spec.split, self._spec.birth) if each)}
-        columns = nodes.match_columns(self._inputs.nodes, self._spec.x_cols, taken)
-        return nodes.table_rows(self._duck, self._inputs.nodes, columns)
+            return columns.table_rows(self._duck, table, list(table.columns))
+        table, spec = self._inputs.nodes, self._spec
+        assert table is not None
+        splits = [] if spec.split is None else [spec.split, *spec.split.split(",")]
+        taken = {spec.id, *splits, *(each for each in (spec.label, spec.birth) if each)}
+        words: Words = {} if self._words is None else self._words
+        found: list[str] = [] if spec.x_cols is None else columns.match_columns(table, spec.x_cols, taken)
+        given: tuple[tuple[str | None, columns.Encoded], ...] = ((spec.one_hot, "one-hot"), (spec.codes, "codes"))
+        for patterns, how in given:
+            matched = columns.match_columns(table, patterns, taken, f"--{how}") if patterns else []
+            for column in matched:
+                words = {**words, column: columns.categories_of(self._duck, table, column, how)}
+                found += [column] if column not in found else []
+        columns.refuse_no_numbers(table, [column for column in found if column not in words])
+        return columns.table_rows(self._duck, table, found, words)
 
     def labels(self) -> nodes.Rows | None:
         """Return the rows of the labels, or None. Raises as `features` does."""
         if self._inputs.labels is not None:
             return nodes.npy_rows([self._inputs.labels], self._inputs.name)
         if self._inputs.label_table is not None:
-            return nodes.table_rows(self._duck, self._inputs.label_table, list(self._inputs.label_table.columns))
+            return columns.table_rows(self._duck, self._inputs.label_table, list(self._inputs.label_table.columns))
         if self._spec.label is None:
             return None
-        assert self._inputs.nodes is not None
-        column = self._inputs.nodes.column(self._spec.label, "labels")
-        return nodes.table_rows(self._duck, self._inputs.nodes, [column])
+        if "y" not in self._made:
+            assert self._inputs.nodes is not None
+            column = self._inputs.nodes.column(self._spec.label, "labels")
+            self._made["y"] = label_columns.label_rows(self._duck, self._inputs.nodes, column, self._class_names)
+        return self._made["y"]

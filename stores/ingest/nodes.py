@@ -1,28 +1,27 @@
 """Node features: streamed from npy files or table columns, checked, normalized, appended; one block in memory."""
 
-import fnmatch
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ooc.stores.arrays.encoding import DTYPE, SCALE, scale_name, scale_of, to_bfloat16, to_int8
 from ooc.stores.arrays.zarr_write import Appender, write_array
 from ooc.stores.errors import ConfigError, InputError
-from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.arrange import MakeSink
-from ooc.stores.ingest.duck import Duck, Progress
-from ooc.stores.ingest.sources import EXACT, INT_TYPES, Table, first, open_array, read_rows
+from ooc.stores.ingest.duck import Progress
+from ooc.stores.ingest.sources import EXACT, open_array, read_rows
 from ooc.stores.manifest import node_array
 
 BLOCK_BYTES = 16 << 20
 Block = NDArray[Any]
 T = TypeVar("T")
+CATEGORIES = "ooc_categories"
+"""attribute of an array: the words of the columns that were encoded; see `Rows.categories`"""
 _NUMBERS = "fiub"
 _WILD = "NaN, infinite or beyond {}"
 
@@ -42,6 +41,8 @@ class Rows:
     """column names, for a table"""
     rounded: Callable[[], str | None] = lambda: None
     """describes the first integer that float32 cannot hold; None if there is none"""
+    categories: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """column of words -> {as: codes or one-hot, values: its words}; attributes of the array"""
 
     def expect(self, count: int, why: str, what: str = "node") -> "Rows":
         """Return self if it has one row per node (or `what`). Raises InputError otherwise."""
@@ -98,101 +99,6 @@ def _rounds(block: Block) -> NDArray[np.bool_]:
     single = block.astype(np.float32).astype(np.float64)
     back = np.where(np.abs(single) < 2.0**63, single, 0).astype(block.dtype)
     return np.asarray((np.abs(single) > EXACT) & (back != block))
-
-
-def table_rows(duck: Duck, table: Table, columns: list[str]) -> Rows:
-    """Numeric columns of a table as [count, len(columns)]: integers if all are and no cell is empty, float32 if that suffices
-    for all, else float64; empty cells are NaN.
-
-    `blocks` raises InputError for a word instead of a number.
-    """
-    kind, dtype = _type_of(duck, table, columns)
-    numbers = ", ".join(f"{table.number(column, kind)} AS c{i}" for i, column in enumerate(columns))
-    texts = [column for column in columns if table.is_text(column)]
-    wrong = " OR ".join(f"({sql.name(column)} IS NOT NULL AND {table.number(column, kind)} IS NULL)" for column in texts)
-    step = max(1, BLOCK_BYTES // (8 * len(columns)))
-
-    def blocks() -> Iterator[Block]:
-        found = duck.rows(f"SELECT min({table.position()}) FROM {table.relation()} WHERE {wrong}")[0][0] if wrong else None
-        if found is not None:
-            raise InputError(f"{table.where(found)}: {_word(duck, table, columns, found)}; correct it")
-        batches = duck.stream(f"SELECT {numbers} FROM {table.relation()}", batch_rows=min(step, sql.BATCH_ROWS))
-        yield from _joined(batches, step, len(columns), dtype)
-
-    def rounded() -> str | None:
-        tests = [test for column in columns if (test := table.rounded(column)) is not None]
-        found = first(duck, table, " OR ".join(tests), columns) if tests else None
-        if found is None:
-            return None
-        wrong = next(i for i, value in enumerate(found[1:]) if _is_rounded(value))
-        return f"{table.where(found[0])} column {columns[wrong]} is {found[1 + wrong]}"
-
-    return Rows(table.shown, table.rows, len(columns), dtype, blocks, table.where, tuple(columns), rounded)
-
-
-def _type_of(duck: Duck, table: Table, columns: list[str]) -> tuple[str, np.dtype[Any]]:
-    """SQL's and numpy's type of these columns together."""
-    kinds = [table.columns[column] for column in columns]
-    if all(kind in INT_TYPES for kind in kinds):
-        counts = ", ".join(f"count({table.whole(column)})" for column in columns)
-        if all(count == table.rows for count in duck.one(f"SELECT {counts} FROM {table.relation()}")):
-            return "BIGINT", np.result_type(*map(np.dtype, kinds))
-    short = all(kind in ("float", "halffloat") for kind in kinds)
-    return ("FLOAT", np.dtype(np.float32)) if short else ("DOUBLE", np.dtype(np.float64))
-
-
-def _is_rounded(value: Any) -> bool:
-    try:
-        return abs(int(value)) > EXACT and int(np.float32(int(value))) != int(value)
-    except (TypeError, ValueError):
-        return False  # an empty cell, or a number with a fraction
-
-
-def _joined(batches: Iterator[pa.RecordBatch], step: int, width: int, dtype: np.dtype[Any]) -> Iterator[Block]:
-    """Regroup the batches' rows into blocks of one size, so that sums do not depend on the engine's batches."""
-    block, filled = np.empty((step, width), dtype), 0
-    for batch in batches:
-        taken = 0
-        while taken < batch.num_rows:
-            count = min(step - filled, batch.num_rows - taken)
-            for j, column in enumerate(batch.columns):
-                block[filled : filled + count, j] = column.slice(taken, count).to_numpy(zero_copy_only=False)
-            taken, filled = taken + count, filled + count
-            if filled == step:
-                yield block
-                block, filled = np.empty((step, width), dtype), 0
-    if filled:
-        yield block[:filled]
-
-
-def _word(duck: Duck, table: Table, columns: list[str], row: int) -> str:
-    shown = ", ".join(sql.name(column) for column in columns)
-    values = duck.one(f"SELECT {shown} FROM {table.relation()} WHERE {table.position()} = {row}")
-    for column, value in zip(columns, values, strict=True):
-        try:
-            float("0" if value is None else value)
-            wrong = "_" in str(value)
-        except ValueError:
-            wrong = True
-        if wrong:
-            return f"{column} is {value!r}, not a number"
-    return "not numbers"
-
-
-def match_columns(table: Table, patterns: str, taken: set[str], flag: str = "--x-cols") -> list[str]:
-    """Columns matching `f*,age`, in table order without the `taken` ones. Raises InputError naming the flag."""
-    found: list[str] = []
-    for pattern in patterns.split(","):
-        matches = [column for column in table.columns if fnmatch.fnmatchcase(column, pattern.strip()) and column not in taken]
-        if not matches:
-            there = ", ".join(list(table.columns)[:20])
-            raise InputError(f"{table.shown} has no column like {pattern!r} for {flag}: it has {there}")
-        found += [column for column in matches if column not in found]
-    for column in found:
-        kind = table.columns[column]
-        if not table.text and not kind.startswith(("int", "uint", "float", "double", "halffloat", "bool", "decimal")):
-            raise InputError(f"{table.shown} column {column!r} holds {kind}: features are numbers")
-    return found
 
 
 @dataclass(frozen=True)
@@ -354,7 +260,8 @@ def write_features(
     that overflow the dtype count as infinite.
     """
     wild, at, done = 0, (-1, -1), 0
-    attributes = storage.attributes(name) | ({} if scale.kind == "none" else {"normalize": scale.kind})
+    attributes: dict[str, Any] = storage.attributes(name) | ({} if scale.kind == "none" else {"normalize": scale.kind})
+    attributes |= {CATEGORIES: rows.categories} if rows.categories else {}
     if storage.step is not None:
         write_array(store, array(scale_name(name)), storage.step)
     with make_sink(store, array(name), (rows.width or 1,), storage.stored, attributes, count=rows.count) as sink:

@@ -52,11 +52,19 @@ class IngestSpec(BaseModel):
     """path or glob of a node table, Parquet or CSV/TSV; its order is the order of rows"""
     id: str = "id"
     label: str | None = None
+    """column of the node table: numbers from 0 on, or names of classes"""
     split: str | None = None
+    """column of the node table with train, val or test (or 0, 1, 2), or boolean columns whose names begin with these words:
+    train_mask,val_mask,test_mask"""
     birth: str | None = None
     """column of the nodes' first times; empty for nodes that always exist"""
     x_cols: str | None = None
-    """comma-separated patterns of the node table's feature columns: `f*` or `age,f_*`"""
+    """comma-separated patterns of the node table's feature columns: `f*` or `age,f_*`; numbers, or lists of numbers"""
+    one_hot: str | None = None
+    """patterns of further feature columns, or of some of `x_cols`: a column of 0 and 1 for each value, sorted; an empty cell
+    has no 1"""
+    codes: str | None = None
+    """the same, with the position among the sorted values instead; -1 for an empty cell"""
     num_nodes: int | None = Field(default=None, ge=1)
     features: list[str] = []
     """NAME=GLOB of npy files; the parts of one feature are joined in natural order (part_2 before part_10)"""
@@ -64,6 +72,10 @@ class IngestSpec(BaseModel):
     train: Path | None = None
     val: Path | None = None
     test: Path | None = None
+    random_split: str | None = None
+    """shares of train, val and test, such as 0.6,0.2,0.2: drawn among the labelled nodes if there are labels"""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """seed of the random split"""
     split_index: int | None = Field(default=None, ge=0)
     """which split of masks [S, N] or [N, S] to use"""
     dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"] = "auto"
@@ -111,6 +123,7 @@ class IngestSpec(BaseModel):
                     self._refuse(given[0], (name,))
         self._check_nodes()
         self._check_times()
+        self._check_split()
         if self.arg and self.pyg is None:
             raise ConfigError("--arg is an argument of a PyG data set: give --pyg too")
         if self.parts is None and self.partitioner != "auto":
@@ -122,7 +135,7 @@ class IngestSpec(BaseModel):
 
     def _check_nodes(self) -> None:
         if self.nodes is None:
-            for name in ("label", "split", "birth", "x_cols"):
+            for name in ("label", "split", "birth", "x_cols", "one_hot", "codes"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"--{name.replace('_', '-')} names a column of the node table: give --nodes too")
             if self.id != "id":
@@ -130,6 +143,16 @@ class IngestSpec(BaseModel):
         for one, other in (("label", "labels"), ("split", "train"), ("split", "val"), ("split", "test")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ConfigError(f"--{one} and --{other} say the same thing twice: give one of them")
+
+    def _check_split(self) -> None:
+        if self.random_split is None:
+            if self.seed:
+                raise ConfigError("--seed is that of a random split: give --random-split too")
+            return
+        parse_shares(self.random_split)
+        for name in ("split", "train", "val", "test", "split_index"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"--random-split draws the splits that --{name.replace('_', '-')} gives: give one of them")
 
     def _check_times(self) -> None:
         if self.time is None and self.birth is not None:
@@ -148,7 +171,7 @@ class IngestSpec(BaseModel):
 
     def feature_globs(self) -> dict[str, str]:
         """Name -> glob of each `--features NAME=GLOB`."""
-        own = ["x"] if self.x_cols else []
+        own = ["x"] if self.x_cols or self.one_hot or self.codes else []
         found = self._named("features", self.features, "NAME=FILE, as in x=x.npy", ("y", "split", *own))
         for name in own:
             self._check_scale("features", name, found)
@@ -178,8 +201,28 @@ class IngestSpec(BaseModel):
             raise ConfigError(f"--{flag} {name}_scale=...: with --dtype int8 {name}'s scales have that name; choose another")
 
     @property
+    def shares(self) -> tuple[float, float, float] | None:
+        """Shares of train, val and test, of a random split."""
+        return None if self.random_split is None else parse_shares(self.random_split)
+
+    @property
     def memory_bytes(self) -> int:
         return parse_bytes(self.memory)
+
+
+def parse_shares(text: str) -> tuple[float, float, float]:
+    """Parse the shares of train, val and test of a random split. Raises ConfigError unless they are such.
+
+    >>> parse_shares("0.6,0.2,0.2")
+    (0.6, 0.2, 0.2)
+    """
+    try:
+        train, val, test = (float(share) for share in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--random-split {text}: give the shares of train, val and test, as in 0.6,0.2,0.2") from None
+    if not (min(train, val, test) >= 0 and 0 < train + val + test <= 1 + 1e-9):
+        raise ConfigError(f"--random-split {text}: shares are 0 or more and add up to 1 at most")
+    return train, val, test
 
 
 @dataclass(frozen=True)

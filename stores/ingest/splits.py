@@ -4,7 +4,8 @@ Nodes are processed in windows: the inputs set the bits of one window in memory,
 eight bit combinations give the size of every split and the overlaps.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ READ_ITEMS = 1 << 20
 """entries of a split's array, or of the file, in memory at a time"""
 _WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 _WORDS |= {str(code): code for code in SPLIT_CODES.values()}
+_TRUE, _FALSE = ("true", "t", "1", "1.0", "yes"), ("false", "f", "0", "0.0", "no")
 _NO_SPLIT = ("", "none", "unlabeled", "-1")
 
 Bits = NDArray[np.uint8]
@@ -101,25 +103,61 @@ def bits_of(splits: Mapping[str, Split], num_nodes: int) -> Iterator[Bits]:
             yield window[start : start + READ_ITEMS]
 
 
-def bits_of_table(duck: Duck, table: Table, column: str) -> Iterator[Bits]:
-    """Yield the same for a table's column: train, val (valid, validation), test, or 0, 1, 2; empty or -1 for none.
+def split_columns(table: Table, wanted: str) -> dict[str, str]:
+    """Return {"": column} of the words of splits, or {split: its boolean column} for comma-separated columns.
+
+    Raises InputError for a column that the table lacks, or one of several that is no split's by its name.
+    """
+    names = [wanted] if wanted in table.columns else [each.strip() for each in wanted.split(",")]
+    if len(names) == 1 and table.columns.get(names[0]) != "bool":
+        return {"": table.column(names[0], "splits")}
+    found: dict[str, str] = {}
+    for column in names:
+        code = _WORDS.get(re.split(r"[^a-z]", table.column(column, "splits").lower())[0])
+        if code is None:
+            raise InputError(f"--split {column}: a boolean column's name begins with train, val or test, as in train_mask")
+        found[next(name for name, each in SPLIT_CODES.items() if each == code)] = column
+    if len(found) < len(names):
+        raise InputError(f"--split {wanted} names two columns for one split: give one for each of train, val and test")
+    return found
+
+
+def bits_of_table(duck: Duck, table: Table, wanted: str) -> Iterator[Bits]:
+    """Yield the same for a table's columns (see `split_columns`): train, val (valid, validation), test, or 0, 1, 2; empty or -1
+    for none; of boolean columns true, false, 1, 0, or empty for false.
 
     Raises InputError, before the first block, for any other word, naming the row.
     """
-    word = f"lower(trim({sql.name(column)}::VARCHAR))"
-    known = ", ".join(sql.text(each) for each in (*_WORDS, *_NO_SPLIT))
-    strange = f"{word} NOT IN ({known})"  # NULL satisfies neither IN nor NOT IN
-    found = first_row(duck, table, strange, [column])
-    if found is not None:
-        at, value = found
-        raise InputError(f"{table.where(at)}: {column} is {str(value)!r}: a split is train, val or test (or 0, 1, 2)")
-    cases = " ".join(f"WHEN {sql.text(each)} THEN {1 << code}" for each, code in _WORDS.items())
-    for batch in duck.stream(f"SELECT (CASE {word} {cases} ELSE 0 END)::UTINYINT AS bits FROM {table.relation()}"):
+    columns = split_columns(table, wanted)
+    strange, bits = zip(*(_mask_sql(*pair) if pair[0] else _words_sql(pair[1]) for pair in columns.items()), strict=True)
+    for column, condition in zip(columns.values(), strange, strict=True):
+        found = first_row(duck, table, condition, [column])
+        if found is not None:
+            at, value = found
+            expected = "a mask is true or false" if "" not in columns else "a split is train, val or test (or 0, 1, 2)"
+            raise InputError(f"{table.where(at)}: {column} is {str(value)!r}: {expected}")
+    for batch in duck.stream(f"SELECT ({' | '.join(bits)})::UTINYINT AS bits FROM {table.relation()}"):
         yield batch.column(0).to_numpy()
 
 
+def _words_sql(column: str) -> tuple[str, str]:
+    """SQL of whether a cell is no split's word, and of its bit."""
+    word = f"lower(trim({sql.name(column)}::VARCHAR))"
+    known = ", ".join(sql.text(each) for each in (*_WORDS, *_NO_SPLIT))
+    cases = " ".join(f"WHEN {sql.text(each)} THEN {1 << code}" for each, code in _WORDS.items())
+    return f"{word} NOT IN ({known})", f"(CASE {word} {cases} ELSE 0 END)"  # NULL satisfies neither IN nor NOT IN
+
+
+def _mask_sql(split: str, column: str) -> tuple[str, str]:
+    """SQL of whether a cell is no boolean, and of its bit for the split."""
+    word = f"lower(trim({sql.name(column)}::VARCHAR))"
+    known = ", ".join(map(sql.text, ("", *_TRUE, *_FALSE)))
+    true = ", ".join(map(sql.text, _TRUE))
+    return f"{word} NOT IN ({known})", f"(CASE WHEN {word} IN ({true}) THEN {BITS[split]} ELSE 0 END)"
+
+
 def write_splits(
-    store: Path, bits: Iterable[Bits], stage: Path, given: Iterable[str], make_sink: MakeSink = Appender
+    store: Path, bits: Iterable[Bits], stage: Path, given: Collection[str], make_sink: MakeSink = Appender
 ) -> dict[str, Any]:
     """Write `split` int8[N], or one boolean array per split if they overlap.
 
@@ -127,14 +165,12 @@ def write_splits(
         store: The group.
         bits: Bits of all nodes in order.
         stage: Temporary file for them.
-        given: Splits that must not be empty.
+        given: Splits that the store has even if they are empty.
         make_sink: Creates the arrays.
 
     Returns:
-        {sizes: {split: nodes}, arrays: [names], notes: [a line per overlapping pair, because scores would be misleading]}.
-
-    Raises:
-        InputError: If a given split has no node.
+        {sizes: {split: nodes}, arrays: [names], notes: [a line per empty split, and per overlapping pair, because scores would
+        be misleading]}.
     """
     counts = np.zeros(1 << len(BITS), np.int64)  # nodes of each combination of splits
     with stage.open("wb") as file:
@@ -143,16 +179,14 @@ def write_splits(
             file.write(part.data)
     held = {name: np.arange(len(counts)) & bit > 0 for name, bit in BITS.items()}
     sizes = {name: int(counts[each].sum()) for name, each in held.items()}
-    for name in given:
-        if not sizes[name]:
-            raise InputError(f"the split {name} holds no node: leave it out, or give its nodes")
-    sizes = {name: size for name, size in sizes.items() if size}
+    empty = [f"the split {name} holds no node" for name in given if not sizes[name]]
+    sizes = {name: size for name, size in sizes.items() if size or name in given}
     shared = [(one, other, int(counts[held[one] & held[other]].sum())) for one, other in combinations(sizes, 2)]
     notes = [f"the splits {one} and {other} share {count:,} nodes" for one, other, count in shared if count]
     arrays = [f"split_{name}" for name in sizes] if notes else ["split"] if sizes else []
     _append(store, stage, int(counts.sum()), list(sizes), bool(notes), make_sink)
     stage.unlink()
-    return {"sizes": sizes, "arrays": arrays, "notes": notes}
+    return {"sizes": sizes, "arrays": arrays, "notes": [*empty, *notes]}
 
 
 def _append(store: Path, stage: Path, num_nodes: int, splits: list[str], overlapping: bool, make_sink: MakeSink) -> None:

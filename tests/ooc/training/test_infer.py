@@ -50,6 +50,17 @@ def outputs(store: Path, run: Path, **settings: Any) -> torch.Tensor:
             return model(x, full_blocks(edges, ds.num_nodes, config.layers))
 
 
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_predictions_have_the_names_of_classes(make_store: MakeStore, tmp_path: Path, ending: str) -> None:
+    names = ["Agents", "Theory", "Vision"]
+    store, out = make_store(class_names=names), tmp_path / f"p.{ending}"
+    train(configure(store, tmp_path / "run", epochs=1, plan=False))
+    infer(tmp_path / "run", store, out)
+    table = pq.read_table(out) if ending == "parquet" else pyarrow.csv.read_csv(out)
+    assert table["class_name"].to_pylist() == [names[number] for number in table["class"].to_pylist()]
+    assert predictions([1], torch.tensor([[1.0]]), "binary", ["no", "yes"])["class_name"].to_pylist() == ["yes"]
+
+
 def test_predictions_of_every_node(make_store: MakeStore, tmp_path: Path, capsys: Any) -> None:
     store, run = trained(make_store, tmp_path)
     out = tmp_path / "predictions.parquet"

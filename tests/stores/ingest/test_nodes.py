@@ -101,7 +101,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "mask choice": ({"val": np.ones((4, N), bool)}, r"holds 4 splits: choose one with --split-index 0\.\.3"),
     "mask index": ({"val": np.ones((4, N), bool), "split_index": 4}, r"--split-index 4 is none of 0\.\.3"),
     "needless index": ({"val": np.ones(N, bool), "split_index": 0}, r"--split-index chooses among masks"),
-    "empty split": ({"val": np.zeros(N, bool)}, r"the split val holds no node"),
 }
 
 
@@ -161,6 +160,12 @@ def test_splits_of_ids_and_masks_and_overlaps(tmp_path: Path) -> None:
     for shape in (masks, masks.T.copy()):
         with build(tmp_path, train=shape, test=shape, split_index=2) as ds:
             assert ds.split("train").tolist() == ds.split("test").tolist() == np.flatnonzero(masks[2]).tolist()
+
+
+def test_an_empty_split_is_a_split(tmp_path: Path) -> None:
+    with build(tmp_path, train=np.arange(3), val=np.zeros(N, bool)) as ds:
+        assert ds.splits == ["train", "val"]
+        assert ds.split("val").tolist() == []
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
