@@ -15,9 +15,9 @@ author = "the ooc authors"
 copyright = "the ooc authors, Apache-2.0"
 version = release = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["_build"]
-source_suffix = {".md": "markdown"}
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["_build", "ports"]
+nb_execution_mode = "off"  # the tests run the notebooks
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

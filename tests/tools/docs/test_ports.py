@@ -1,0 +1,55 @@
+"""The scripts of docs/ports run on small graphs, learn, and differ from their PyG versions in few lines."""
+
+import difflib
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ooc.examples.graph import write_graph
+from tests.forked import python
+from tools.docs.snippets import ROOT
+
+PORTS = ROOT / "docs" / "ports"
+NAMES = ("reddit", "ogbn_train", "cluster_gcn_reddit", "tgn", "rev_gnn")
+MOST_LINES = 10
+
+
+def nodes(folder: Path) -> None:
+    """The demo graph under the names that the scripts open, one of them in parts."""
+    write_graph(folder / "demo")
+    words = ["--edges", "demo/edges.parquet", "--undirected", "--nodes", "demo/nodes.parquet", "--label", "label"]
+    words += ["--split", "split", "--x-cols", "f*"]
+    for name, more in {"reddit.ooc": ["--parts", "100"], "products.ooc": []}.items():
+        assert python("-m", "ooc.cli", "ingest", name, *words, *more).returncode == 0
+
+
+def events(folder: Path) -> None:
+    """A stream in which every source returns to three destinations."""
+    rng = np.random.default_rng(0)
+    src, t = rng.integers(0, 300, 3000), np.sort(rng.integers(0, 30 * 86400, 3000))
+    dst = 300 + (7 * src + rng.integers(0, 3, 3000)) % 60
+    pq.write_table(pa.table({"src": src, "dst": dst, "t": t, "amount": rng.random(3000)}), folder / "events.parquet")
+    words = ["--edges", "events.parquet", "--time", "t", "--edge-features", "msg=amount", "--undirected", "--num-nodes", "360"]
+    assert python("-m", "ooc.cli", "ingest", "wikipedia.ooc", *words).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_port_runs_and_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (events if name == "tgn" else nodes)(tmp_path)
+    done = python("-c", (PORTS / f"{name}.py").read_text())
+    assert done.returncode == 0, done.stderr
+    score = float(re.findall(r"(?:AP|test) ([\d.]+)$", done.stdout, re.MULTILINE)[-1])
+    assert score > (0.7 if name == "tgn" else 0.6), done.stdout  # by chance: 0.5, 0.125
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_port_changes_few_lines(name: str) -> None:
+    before, after = ((PORTS / f"{name}{which}.py").read_text().splitlines() for which in ("_pyg", ""))
+    added = [line for line in difflib.ndiff(before, after) if line.startswith("+ ") and line.strip("+ ")]
+    assert 0 < len(added) < MOST_LINES, added
