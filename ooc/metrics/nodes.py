@@ -4,6 +4,7 @@ Tasks are "multiclass" (labels int64[b], logits [b, C]), "binary" (labels [b], l
 logits [b, C]). Labels below 0 or NaN are unknown and count neither in the loss nor in the scores.
 """
 
+import math
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -18,8 +19,11 @@ from ooc.stores.errors import ConfigError
 EXACT_SCORES = 1 << 22
 """up to this many predicted numbers (16 MiB), ranking metrics are exact; beyond, they use `BINS` bins per class"""
 BINS = 2048
-LOGIT_RANGE = 20.0
-"""bins are equally wide from -20 to 20 in log-odds, which separates small probabilities of many classes"""
+LINEAR, MOST_ODDS = 16.0, 1e5
+"""bins are equally wide from -16 to 16 in log-odds, which separates small probabilities of many classes, and grow beyond it in
+proportion, up to 100,000, so that the scores of confident models do not share one bin"""
+_OUTER = BINS // 8
+"""bins beyond 16, and as many below -16"""
 
 DEFAULT_MONITOR = {"multiclass": "accuracy", "binary": "auroc", "multilabel": "auroc"}
 
@@ -161,12 +165,10 @@ class BinnedRanking:
     def __init__(self, channels: int, device: torch.device | str = "cpu") -> None:
         self._counts = torch.zeros(2, channels, BINS, dtype=torch.int64, device=device)
 
-    def update(self, probability: Tensor, positive: Tensor, known: Tensor) -> None:
-        """Add probability float32[b, C], positive and known bool[b, C]."""
+    def update(self, odds: Tensor, positive: Tensor, known: Tensor) -> None:
+        """Add log-odds [b, C], positive and known bool[b, C]."""
         channels = self._counts.shape[1]
-        odds = torch.logit(probability, eps=1e-9)
-        bins = ((odds + LOGIT_RANGE) * (BINS / (2 * LOGIT_RANGE))).long().clamp_(0, BINS - 1)
-        cell = (positive * channels + torch.arange(channels, device=bins.device)) * BINS + bins
+        cell = (positive * channels + torch.arange(channels, device=odds.device)) * BINS + bins_of(odds)
         self._counts += torch.bincount(cell[known], minlength=self._counts.numel()).view_as(self._counts)
 
     def compute(self) -> dict[str, Tensor]:
@@ -180,6 +182,33 @@ class BinnedRanking:
             "auroc": (positive * below).sum(1) / (total * false[:, -1]),
             "average_precision": (positive * precision).sum(1) / total,
         }
+
+
+def bins_of(odds: Tensor) -> Tensor:
+    """The bins of log-odds, int64 of their shape, in ascending order; infinite ones are in the outermost bins.
+
+    >>> bins_of(torch.tensor([-torch.inf, 0.0, 20.0, torch.inf]))
+    tensor([   0, 1024, 1798, 2047])
+    """
+    size = odds.abs()
+    inner = size * ((BINS // 2 - _OUTER) / LINEAR)
+    outer = BINS // 2 - _OUTER + (size / LINEAR).log() * (_OUTER / math.log(MOST_ODDS / LINEAR))
+    place = torch.where(size < LINEAR, inner, outer).clamp(max=BINS // 2 - 1)
+    return torch.where(odds < 0, BINS // 2 - 1 - place.long(), BINS // 2 + place.long())
+
+
+def log_odds(logits: Tensor, task: str) -> Tensor:
+    """Log-odds of each class or label, [b, C], without passing through probabilities, which round to 0 and 1.
+
+    Those of a class are its logit against the log-sum-exp of the others: log p - log(1 - p), in float64.
+    """
+    if task != "multiclass":
+        return logits
+    log_p = logits.double().log_softmax(1)
+    best = log_p.argmax(1, keepdim=True)
+    others = log_p.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)  # 1 - p of the likeliest would cancel
+    rest = torch.log1p(-log_p.exp().clamp(max=0.5))
+    return log_p - rest.scatter(1, best, others)
 
 
 class Scores:
@@ -220,7 +249,7 @@ class Scores:
         self._negatives += (~positive & known).sum(0)
         self._metrics.update(probability, target)
         if isinstance(self._ranking, BinnedRanking):
-            self._ranking.update(probability.view_as(positive), positive, known)
+            self._ranking.update(log_odds(logits, self.task).view_as(positive), positive, known)
         else:
             self._ranking.update(probability, target)
 

@@ -95,6 +95,26 @@ def test_binned_ranking_scores_are_close_to_exact_ones(monkeypatch: pytest.Monke
     assert {name: binned[name] for name in ("loss", "accuracy")} == {name: exact[name] for name in ("loss", "accuracy")}
 
 
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+@pytest.mark.parametrize(("mean", "spread"), [(40.0, 4.0), (25.0, 12.0), (3000.0, 900.0)])
+def test_binned_scores_of_confident_models(monkeypatch: pytest.MonkeyPatch, task: str, mean: float, spread: float) -> None:
+    """Probabilities that round to 0 and 1: the log-odds still rank. The reference ranks the log-odds in float64."""
+    monkeypatch.setattr(metrics, "EXACT_SCORES", 10)
+    classes = {"binary": 2, "multiclass": 3, "multilabel": 2}[task]
+    labels = RNG.integers(0, classes if task != "multilabel" else 2, 2000 if task != "multilabel" else (2000, 2))
+    positive = labels[:, None] == np.arange(3) if task == "multiclass" else labels.reshape(2000, -1) == 1
+    logits = np.where(positive, mean, -mean) + spread * RNG.standard_normal(positive.shape)
+    logits = logits.astype(np.float32)  # as they come from a model
+    odds = logits.astype(np.float64)
+    if task == "multiclass":
+        others = np.stack([np.logaddexp(odds[:, (c + 1) % 3], odds[:, (c + 2) % 3]) for c in range(3)], axis=1)
+        odds = odds - others
+    found = in_batches(Scores(task, classes, 2000), logits, labels)
+    for name, of in (("auroc", auroc), ("average_precision", average_precision)):
+        expected = np.mean([of(odds[:, c], positive[:, c]) for c in range(positive.shape[1])])
+        assert found[name] == pytest.approx(expected, abs=2e-3)
+
+
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
 def test_ranking_scores_leave_out_classes_without_positives_or_negatives(
