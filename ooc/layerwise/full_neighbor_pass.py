@@ -17,7 +17,6 @@ from torch import nn
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress, digest
 from ooc.layerwise.row_files import Files
-from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.models.layers import evaluating
 from ooc.models.receptive_field import hops_of
@@ -33,25 +32,6 @@ SEEDS = 4096
 """per batch; one that does not fit in memory is halved, and again"""
 NOTE_SECONDS = 10.0
 """between notes of how far the pass has come, each of which waits for the disk"""
-
-
-def full_neighbor_loader(
-    model: nn.Module,
-    dataset: Dataset,
-    input_nodes: str | Ids | None,
-    *,
-    num_layers: int | None = None,
-    batch_size: int = SEEDS,
-    budget: MemoryPlan | None = None,
-    device: torch.device | None = None,
-) -> NeighborLoader:
-    """A loader whose batches give exact outputs of the seeds: all in-edges, over `hops_of(model)` hops.
-
-    Batches that do not fit in memory are halved, which changes no output. Raises ConfigError if outputs depend on all nodes.
-    """
-    hops = hops_of(model, dataset.num_features, dataset.graph.weight_sum is not None, num_layers)
-    options = {"edge_ids": False, "split_seeds": True, "budget": budget, "device": device}
-    return NeighborLoader(dataset, [-1] * hops, input_nodes, batch_size, **options)
 
 
 class FullNeighborPass:
@@ -85,8 +65,8 @@ class FullNeighborPass:
         if not dataset.num_features:
             raise ConfigError(f"{dataset.path} holds no features to compute on")
         self.model, self.dataset, self._folder = model, dataset, folder
-        self._loader = full_neighbor_loader(model, dataset, None, num_layers=num_layers, budget=budget)
-        self._hops = len(self._loader._sampling[0])
+        self._hops = hops_of(model, dataset.num_features, dataset.graph.weight_sum is not None, num_layers)
+        self._loader = self._over(None, budget)
         self.columns = self._width()
         self.files = Files(folder, engine)
         shutil.rmtree(removed_path(folder), ignore_errors=True)
@@ -101,11 +81,14 @@ class FullNeighborPass:
 
     def _width(self) -> int:
         """Numbers per row, as the first node's say."""
-        with evaluating(self.model), closing(iter(self._of(np.zeros(1, np.int64)))) as batches:
+        first = self._over(np.zeros(1, np.int64), self._loader.budget)
+        with evaluating(self.model), closing(iter(first)) as batches:
             return math.prod(self._outputs(next(batches)).shape[1:])
 
-    def _of(self, nodes: Ids) -> BatchLoader:
-        return NeighborLoader(self.dataset, [-1] * self._hops, nodes, edge_ids=False, budget=self._loader.budget)
+    def _over(self, nodes: Ids | None, budget: MemoryPlan | None) -> NeighborLoader:
+        """Batches of nodes (None: all) with their full neighborhoods; those that do not fit in memory are halved."""
+        fanout = [-1] * self._hops
+        return NeighborLoader(self.dataset, fanout, nodes, SEEDS, edge_ids=False, split_seeds=True, budget=budget)
 
     def _outputs(self, batch: torch.Tensor) -> torch.Tensor:
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))

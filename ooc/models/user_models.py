@@ -7,7 +7,7 @@ Supported are `forward(x, blocks)`, a ModuleList `layers` without a forward (see
 import importlib
 import inspect
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ooc.models.layers import as_input, run_model
+from ooc.models.pyg_models import pyg_arguments
 from ooc.stores.errors import ConfigError
 
 Kind = Literal["blocks", "layers", "edge_index"]
@@ -27,6 +28,7 @@ def load_model(
     required: Mapping[str, Any] | None = None,
     requested: Collection[str] = (),
     apart_from: Iterable[Path] = (),
+    degrees: Callable[[], Tensor] | None = None,
 ) -> nn.Module:
     """Import and construct the module "package.module:Class", also from the working directory.
 
@@ -39,6 +41,7 @@ def load_model(
         required: Arguments that the constructor must accept.
         requested: Those of `offered` that the user set, which the constructor must accept too.
         apart_from: Directories that are data, such as a store or a run: nothing is imported from inside them.
+        degrees: Returns the histogram of in-degrees, int64, for constructors with a parameter `deg` such as PyG's PNA.
 
     Returns:
         The module, in training mode. `kind_of` checks its forward.
@@ -50,6 +53,9 @@ def load_model(
     """
     cls = find_class(name, apart_from)
     arguments = _arguments(name, cls, offered, required or {}, requested)
+    if degrees is not None and "deg" in inspect.signature(cls).parameters and "deg" not in arguments:
+        arguments["deg"] = degrees()
+    arguments = pyg_arguments(cls, arguments, degrees)
     try:
         return cls(**arguments)
     except Exception as error:
@@ -108,11 +114,12 @@ def _arguments(
     unknown = [key for key in required if key not in names and not takes_any]
     if unknown:
         raise ConfigError(f"model {name} does not accept {', '.join(unknown)}: the constructor has {', '.join(sorted(names))}")
-    unused = [key for key in requested if key not in names and key not in required]
+    unused = [key for key in requested if key not in names and key not in required and not takes_any]
     if unused:
         raise ConfigError(f"model {name} does not accept {unused[0]}: leave it out, or add it to the constructor")
-    arguments = {key: value for key, value in offered.items() if key in names} | dict(required)
-    needed = {p.name for p in parameters if p.name in names and p.default is p.empty}
+    taken = names | set(requested if takes_any else ())
+    arguments = {key: value for key, value in offered.items() if key in taken} | dict(required)
+    needed = {p.name for p in parameters if p.name in names and p.default is p.empty and p.name != "deg"}
     missing = sorted(needed - arguments.keys())
     if missing:
         offer = ", ".join(sorted(offered))

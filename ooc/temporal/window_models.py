@@ -98,12 +98,13 @@ def own_window_model(
     required: Mapping[str, Any],
     requested: Collection[str],
     apart_from: Iterable[Path] = (),
+    degrees: Callable[[], Tensor] | None = None,
 ) -> WindowModel:
     """Construct the user's class "package.module:Class": a `WindowModel`, or a GNN as in `OwnGNN`.
 
     `offered` are in_channels, hidden_channels, out_channels, num_layers and dropout; see `ooc.models.user_models.load_model`.
     """
-    model = load_model(name, offered, required, requested, apart_from)
+    model = load_model(name, offered, required, requested, apart_from, degrees)
     if isinstance(model, WindowModel):
         return model
     kind_of(model)

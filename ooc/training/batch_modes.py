@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from ooc.history.history import Growth
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.pass_plan import ram_bytes
 from ooc.layerwise.scores import ExactScores
-from ooc.layerwise.shape import besides_bytes
+from ooc.layerwise.shape import besides_bytes, has_layers
 from ooc.loading.arguments import weight_column_of
 from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
@@ -26,6 +27,7 @@ from ooc.metrics.nodes import Scores as NodeScores
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model
 from ooc.models.layers import autocast, evaluating
+from ooc.models.receptive_field import hops_of
 from ooc.models.user_models import forward_batch
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
@@ -70,11 +72,31 @@ class BatchMode(NodeMode):
         kept = self.node_bytes * dataset.num_nodes
         self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept, self._columns())
         self.loader = self._make_loader()
-        self.evaluators = {} if config.evaluate == "layerwise" else self._make_evaluators()
+        self.by_layers = has_layers(self.model)
+        self.evaluators = {} if self.scores_by_layers else self._make_evaluators()
         self._share_block_policy()
         self.loss_of = make_loss(config, dataset, self.task, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.accumulate = config.accumulate
+
+    @property
+    def scores_by_layers(self) -> bool:
+        """Whether scores come from layer-wise passes; exact ones of a model with its own forward from full neighborhoods."""
+        return self.by_layers and self.config.evaluate == "layerwise"
+
+    @cached_property
+    def hops(self) -> int:
+        """Hops of the neighborhoods that the outputs of a model with its own forward depend on."""
+        graph = self.dataset.graph
+        return hops_of(self.model, self.dataset.num_features, graph.weight_sum is not None, self.config.layers)
+
+    def notes(self) -> list[str]:
+        """See `Mode`; what cannot be done with a model that has its own forward is said before it is trained."""
+        if self.by_layers:
+            return super().notes()
+        name = type(self.model).__name__
+        own = f"{name} has its own forward: `ooc infer` computes it on full neighborhoods, and modes history and full refuse it"
+        return [*super().notes(), own]
 
     def _share_block_policy(self) -> None:
         """One policy for freed blocks in training and scores: the training loader's, else the scores' loaders'."""
@@ -96,10 +118,11 @@ class BatchMode(NodeMode):
     def _make_evaluators(self) -> dict[str, NeighborLoader]:
         """A loader for each split to score that the store has."""
         config, dataset = self.config, self.dataset
+        fanout = [-1] * self.hops if config.evaluate == "layerwise" else config.eval_fanout
         return {
             split: NeighborLoader(
                 dataset,
-                config.eval_fanout,
+                fanout,
                 input_nodes=split,
                 batch_size=config.eval_batch_size or config.batch_size,
                 seed=key(config.seed, Purpose.EVALUATE) >> 1,
@@ -145,7 +168,7 @@ class BatchMode(NodeMode):
         self.run = run
         if saved:
             self.scaler.load_state_dict(saved["scaler"])
-        if self.config.evaluate == "layerwise":
+        if self.scores_by_layers:
             folder = self.config.out / EXACT_FOLDER
             exact = ExactScores(self.model, self.dataset, folder, self.engine, self.pending_bytes, self.budget)
             self.exact = self.opened.enter_context(closing(exact))
@@ -268,13 +291,12 @@ class BatchMode(NodeMode):
         return Upkeep(
             fills=len({1, *emptied}) if epochs > 1 else 0,
             emptied=len(emptied) / max(1, epochs - 1),
-            scan_peak=self._pass_costs(EXACT_FOLDER, None)[0] if self.config.evaluate == "layerwise" else 0,
+            scan_peak=self._pass_costs(EXACT_FOLDER, None)[0] if self.scores_by_layers else 0,
         )
 
     def _empties_memory(self, epochs: int) -> bool:
         """Whether a layer-wise pass behind so many epochs takes the memory of what batches keep there."""
-        exact = self.config.evaluate == "layerwise"
-        return exact and (epochs % self.config.eval_every == 0 or epochs == self.config.epochs)
+        return self.scores_by_layers and (epochs % self.config.eval_every == 0 or epochs == self.config.epochs)
 
     def _pass_costs(self, folder: str, upto: int | None) -> tuple[int, int, int]:
         """(the process's bytes at most, bytes read, bytes written) of a layer-wise pass over all nodes."""

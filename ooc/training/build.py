@@ -1,10 +1,11 @@
 """Model, optimizer and device of a configuration."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ooc.config.base import RunConfig, changed
 from ooc.config.nodes import NodeConfig
@@ -35,14 +36,14 @@ def takes_floats(config: RunConfig) -> bool:
     return ":" not in config.model
 
 
-def make_model(config: NodeConfig, in_channels: int, channels: int) -> nn.Module:
-    """The configured model, its parameters drawn from the seed alone."""
+def make_model(config: NodeConfig, in_channels: int, channels: int, degrees: Callable[[], Tensor] | None = None) -> nn.Module:
+    """The configured model, its parameters drawn from the seed alone. degrees: see `load_model`."""
     torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
     shape: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": config.hidden, "out_channels": channels}
     shape |= {"num_layers": config.layers} | {name: getattr(config, name) for name in _SHARED}
     if ":" in config.model:
         asked = [name for name in changed(config, *_SHARED) if getattr(config, name)]
-        made = load_model(config.model, shape, config.model_args, asked, config.folders)
+        made = load_model(config.model, shape, config.model_args, asked, config.folders, degrees)
         count = len(made.layers) if kind_of(made) == "layers" else config.layers  # type: ignore[arg-type]
         if count != config.layers:
             raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give --layers {count}")

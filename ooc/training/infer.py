@@ -25,6 +25,7 @@ from ooc.layerwise.exact_pass import ExactPass, exact_pass
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.shape import has_layers
 from ooc.metrics.nodes import out_channels
+from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import find_class
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.dataset import Dataset
@@ -285,7 +286,9 @@ class _Work:
         config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
         with self._dataset(takes_floats(config)) as dataset:
             task, classes = _task(dataset, config)
-            made = make_model(config, dataset.num_features, out_channels(task, classes))
+            made = make_model(
+                config, dataset.num_features, out_channels(task, classes), partial(degree_histogram, dataset.graph)
+            )
             _load(made, run)
             yield dataset, made, task
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ooc.config.nodes import NodeConfig
 from ooc.history.history import Growth
 from ooc.layerwise.scores import ExactScores
 from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, class_weights, metric_names, out_channels
+from ooc.models.pyg_models import degree_histogram
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
@@ -40,7 +42,8 @@ class NodeMode(Mode):
 
     def _make_model(self) -> torch.nn.Module:
         channels = out_channels(self.task, self.classes)
-        return make_model(self.config, self.dataset.num_features, channels).to(self.device)
+        degrees = partial(degree_histogram, self.dataset.graph)
+        return make_model(self.config, self.dataset.num_features, channels, degrees).to(self.device)
 
     @property
     def batch_budget(self) -> MemoryPlan:

@@ -34,6 +34,8 @@ from ooc.training.mode import Scores
 from ooc.training.temporal_mode import TimeMode, link_loss
 
 FOLDER = "carried"
+WINDOWS_OF_DEGREES = 16
+"""windows whose in-degrees PNA scales by"""
 PAIRS_AT_ONCE = 2**16
 """scored together where nothing is learned from them"""
 _LAYER_ROWS, _PAIR_ROWS = 14, 10
@@ -52,13 +54,13 @@ class SnapshotMode(TimeMode):
         super().__init__(config, dataset)
         events = dataset.events
         self.task, self._classes = task_of(dataset, config.task, config.labels)
+        self.windows = windows(events, *config.span, config.by)
+        self.borders = chronological(events, config.val, config.test)
         inputs = self._inputs()
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
         made = self._make(inputs.channels)
         out = None if self.task is None else out_channels(self.task, self._classes)
         self._set_model(WindowNet(made, config.hidden, out), bool(made.widths))
-        self.windows = windows(events, *config.span, config.by)
-        self.borders = chronological(events, config.val, config.test)
         self.loaders = {each: self._loader(inputs, learning=each == "train") for each in ("train", "score")}
         self.splits = split_steps(self.loaders["train"].window_pairs(), self.borders["train"][1], self.borders["val"][1])
         self.negatives = self._negatives_by_split() if self.task is None else {}
@@ -94,7 +96,19 @@ class SnapshotMode(TimeMode):
             return window_model(cast(Family, config.model), in_channels, config.hidden, config.layers, **own)
         offered: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": config.hidden, "dropout": config.dropout}
         offered |= {"out_channels": config.hidden, "num_layers": config.layers}
-        return own_window_model(config.model, offered, config.model_args, changed(config, "dropout"), config.folders)
+        return own_window_model(
+            config.model, offered, config.model_args, changed(config, "dropout"), config.folders, self._degrees
+        )
+
+    def _degrees(self) -> Tensor:
+        """The histogram of the nodes' in-edges in the first training windows, int64."""
+        events, last = self.dataset.events, self.borders["train"][1]
+        found = np.zeros(0, np.int64)
+        for window in islice(self.windows.of(events), WINDOWS_OF_DEGREES):
+            block = events.read(window.first, max(window.first, min(window.last, last)), [])
+            met = np.concatenate([block.dst, block.src]) if self.config.both_ways else block.dst
+            found = np.concatenate([found, np.unique(met, return_counts=True)[1]])
+        return torch.from_numpy(np.bincount(found, minlength=2))
 
     def _monitor(self) -> str:
         config = self.config

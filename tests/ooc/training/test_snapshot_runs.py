@@ -294,3 +294,11 @@ def test_tasks_of_a_store(store: Path) -> None:
         assert task_of(ds, "links", None) == (None, 0)
         assert task_of(ds, "nodes", None) == ("multiclass", 4)
         assert task_of(ds, "nodes", "state") == ("multiclass", 3)
+
+
+@pytest.mark.parametrize(
+    "name", ["GraphSAGE", "PNA", *(pytest.param(each, marks=pytest.mark.slow) for each in ("GCN", "GAT", "GIN", "EdgeCNN"))]
+)
+def test_pygs_ready_models_train_on_windows(store: Path, tmp_path: Path, name: str) -> None:
+    summary = train(configure(store, tmp_path / "run", model=f"torch_geometric.nn:{name}", epochs=1))
+    assert 0 < summary["metrics"]["test"]["ap"] <= 1
