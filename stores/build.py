@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.stores import manifest as names
+from ooc.stores.arrays.descriptions import write_placeholder
 from ooc.stores.arrays.zarr_write import write_array
 from ooc.stores.errors import InputError
 from ooc.stores.fingerprints import file_crc32c
@@ -32,6 +33,7 @@ def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> 
     ids = Path(partial) / names.IDS / "data.mdb"
     if ids.exists():  # the only part of a store without its own checksums
         manifest = manifest.model_copy(update={"fingerprints": {**manifest.fingerprints, names.IDS: file_crc32c(ids)}})
+        write_placeholder(ids.parent, "an LMDB environment: external ids to rows, and back")
     write_manifest(partial, manifest)
     return publish(partial, final)
 

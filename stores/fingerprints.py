@@ -40,12 +40,13 @@ def fingerprint_of(path: Path, manifest: Manifest) -> str:
 
 
 def array_names(path: Path | str) -> list[str]:
-    """Paths of all arrays in the group at `path`, sorted, without checksums and other versions."""
+    """Paths of all arrays in the group at `path`, sorted, without checksums, other versions and LMDB environments."""
     path = Path(path)
     found = []
     for metadata in path.rglob("zarr.json"):
         name = metadata.parent.relative_to(path).as_posix()
-        if not name.startswith((f"{names.CHECKSUMS}/", f"{names.VERSIONS}/")) and name != "." and _may_be_array(metadata):
+        other = name.partition("/")[0] in (".", names.CHECKSUMS, names.VERSIONS, names.IDS, names.DELTA)
+        if not other and _may_be_array(metadata):
             found.append(name)
     return sorted(found)
 

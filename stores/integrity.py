@@ -12,9 +12,9 @@ from ooc.stores.arrays.encoding import encoding_of
 from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import array_names, checksums, file_crc32c, has_checksums
-from ooc.stores.growth.delta import DELTA, reading
+from ooc.stores.growth.delta import reading
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import Manifest, arrays_of, read_manifest, version_of
+from ooc.stores.manifest import DELTA, Manifest, arrays_of, read_manifest, version_of
 
 Progress = Callable[[int, int], None]
 """called with (bytes done, total bytes)"""

@@ -30,7 +30,13 @@ EVENTS = "events"
 CHECKSUMS = "checksums"
 VERSIONS, VERSION = "versions", "ooc_version"
 """folder of a store's later versions, and the attribute that names the current one; see `ooc.stores.growth`"""
+ARRAYS = "ooc_arrays"
+"""attribute for other Zarr readers: the folder of the current version's arrays, relative to the store"""
+APPENDED = "ooc_appended"
+"""attribute for other Zarr readers: what `delta.lmdb` has and the arrays lack"""
 IDS = "ids.lmdb"
+DELTA = "delta.lmdb"
+"""LMDB environments: external ids, and what was appended; see `ooc.stores.growth.delta`"""
 
 COLUMN_DTYPES: dict[str, np.dtype[Any]] = {"edge_id": np.dtype(np.int64), "weight": np.dtype(np.float32)}
 """dtypes of slot columns with a fixed one"""
@@ -247,7 +253,25 @@ def write_manifest(path: Path | str, manifest: Manifest) -> None:
 
 def set_version(path: Path | str, manifest: Manifest, version: str) -> None:
     """Atomically make `version`, described by `manifest`, the current one; other tools' attributes are preserved."""
-    write_group(path, {**_attributes(Path(path)), ATTRIBUTE: manifest.as_json(), VERSION: version})
+    there = {name: value for name, value in _attributes(Path(path)).items() if name != APPENDED}
+    own = {ATTRIBUTE: manifest.as_json(), VERSION: version, ARRAYS: f"{VERSIONS}/{version}"}
+    write_group(path, {**there, **own})
+
+
+def set_appended(path: Path | str, counts: dict[str, Any] | None) -> None:
+    """Say to other Zarr readers of a store what was appended and is not in its arrays (None: nothing)."""
+    before = _attributes(Path(path))
+    after = {name: value for name, value in before.items() if name != APPENDED}
+    if counts is not None:
+        text = "rows of delta.lmdb that the arrays do not have: `ooc.open` reads them, `ooc compact` merges them"
+        after[APPENDED] = {**counts, "description": text}
+    if after != before:
+        write_group(path, after)
+
+
+def says_appended(path: Path | str) -> bool:
+    """Whether a store's attributes say that something was appended; those of earlier stores do not."""
+    return APPENDED in _attributes(Path(path))
 
 
 def version_of(path: Path | str) -> str:

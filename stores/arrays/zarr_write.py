@@ -19,6 +19,7 @@ import numpy as np
 import zarr
 from numpy.typing import DTypeLike, NDArray
 
+from ooc.stores.arrays.descriptions import described, dimensions
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.io.atomic import disk_errors
 
@@ -232,12 +233,14 @@ class Appender:
         with disk_errors(self.group_path / self.name):
             group = zarr.open_group(self.group_path, mode="a")
             sums = group.create_array(
-                f"checksums/{self.name}",
+                own := f"checksums/{self.name}",
                 shape=checksums.shape,
                 chunks=(min(max(1, len(checksums)), 2**16),),
                 dtype="uint32",
                 compressors=None,
                 fill_value=0,
+                attributes=described(own, {}),
+                dimension_names=dimensions(own, 1),
             )
             sums[:] = checksums
             group.create_array(
@@ -249,7 +252,8 @@ class Appender:
                 compressors=None,
                 filters=None,
                 fill_value=0,
-                attributes=self.attributes,
+                attributes=described(self.name, self.attributes),
+                dimension_names=dimensions(self.name, 1 + len(self.row_shape)),
             )
 
 

@@ -21,13 +21,13 @@ from typing import Any
 import lmdb
 import numpy as np
 
+from ooc.stores.arrays.descriptions import write_placeholder
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.errors import StoreError
 from ooc.stores.io.atomic import database_error, disk_errors, publish, remove_tree, removed_path
 from ooc.stores.io.segments import forget_map, map_of
-from ooc.stores.manifest import VERSIONS
+from ooc.stores.manifest import DELTA, VERSIONS, says_appended, set_appended
 
-DELTA = "delta.lmdb"
 RECORD_ROWS = 2**16
 RECORD_BYTES = 2**22
 TRANSACTION_BYTES = 2**26
@@ -168,6 +168,7 @@ class Appending(Delta):
         """Write this append's summary line, which makes it valid and durable."""
         digests = {"digest": self._hash.hexdigest(), "edges_digest": self._edges_hash.hexdigest() if appended.edges else ""}
         done = Appended(**{**asdict(appended), **digests, "records": dict(self._records)})
+        self._announce([*self.appends, done])  # before it is valid: no reader of the arrays alone may believe that it has all
         self._transaction.put(_BASE, self._base.encode())
         self._transaction.put(_APPENDS + f"{self.number:08d}".encode(), json.dumps(asdict(done)).encode())
         self._transaction.commit()
@@ -180,6 +181,14 @@ class Appending(Delta):
             self._transaction = self._env.begin(write=True)
             self._drop()
             self._transaction.commit()
+        with suppress(StoreError):
+            self._announce(self.appends)
+
+    def _announce(self, appends: list[Appended]) -> None:
+        """Say in the store's attributes what the appends hold."""
+        total = sum(appends, Appended())
+        counts = {"appends": len(appends), "edges": total.edges, "nodes": total.nodes, "rows": total.rows}
+        set_appended(self.path.parent, counts if appends else None)
 
     def _drop(self) -> None:
         """Remove records of an unfinished append."""
@@ -199,6 +208,8 @@ def reading(store: Path, base: str) -> Iterator[Delta | None]:
 def _look(path: Path, stack: ExitStack) -> "lmdb.Transaction | None":
     """Open the current state, None if there is none or a compaction removes it meanwhile."""
     if not _begun(path):
+        if says_appended(path.parent):
+            raise StoreError(f"{path}, which holds what was appended, is missing or empty: copy the whole store again")
         return None
     try:
         return stack.enter_context(stack.enter_context(_for_reading(path)).begin())
@@ -209,7 +220,7 @@ def _look(path: Path, stack: ExitStack) -> "lmdb.Transaction | None":
 
 
 def _begun(path: Path) -> bool:
-    """Whether anything was ever written; a file without a byte was left by an append of an earlier ooc that was killed."""
+    """Whether anything was ever written; an append of an earlier ooc that was killed may have left a file without a byte."""
     try:
         return (path / "data.mdb").stat().st_size > 0
     except FileNotFoundError:
@@ -264,6 +275,7 @@ def _create(path: Path) -> None:
     try:
         partial.mkdir(parents=True)
         lmdb.open(str(partial), map_size=_MAP_BYTES).close()
+        write_placeholder(partial, "an LMDB environment: what was appended, until `ooc compact` merges it into the arrays")
         publish(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,9 +1,9 @@
 """Earlier states of a store: whether known data is one of them, and which nodes changed since.
 
-A state is a fingerprint as readers see it. `versions/lineage.json` lists those left by compactions with their number of
-appends, up to MOST_APPENDS back; `versions/touched.npy` has the number of the last append that touched each node, four bytes
-per node. For appends not yet merged, both follow from the delta. It is written before its version is published, so it may list
-one that never was.
+A state is a fingerprint as readers see it. `lineage.json` lists those left by compactions with their number of appends, up to
+MOST_APPENDS back; `touched.npy` has the number of the last append that touched each node, four bytes per node. Both are in
+`versions/state`, in earlier stores in `versions`. For appends not yet merged, both follow from the delta. It is written before
+its version is published, so it may list one that never was.
 """
 
 import json
@@ -18,6 +18,7 @@ from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import fingerprint_of
 from ooc.stores.growth.delta import EDGES, ROWS, Delta, reading, small
 from ooc.stores.growth.place import with_appends
+from ooc.stores.growth.versions import STATE, state_folder
 from ooc.stores.io.atomic import replacing, write_file
 from ooc.stores.manifest import NODE, VERSIONS, Manifest, arrays_of, node_array, read_manifest, version_of
 
@@ -55,13 +56,13 @@ def note(path: Path, root: Path, delta: Delta, final: Path) -> None:
     first = fingerprint_of(root, base)
     begin = states.setdefault(first, 0)
     touched = last_touched(delta, base, _touched(path, begin), begin)
-    with replacing(path / VERSIONS / _TOUCHED) as file:
+    with replacing(state_folder(path) / _TOUCHED) as file:
         np.save(file, touched)
     for number in range(len(delta.appends)):
         states[with_appends(first, delta.appends[: number + 1])] = begin + number + 1
     states[fingerprint_of(final, read_manifest(final))] = now = begin + len(delta.appends)
     kept = {state: number for state, number in states.items() if number >= now - MOST_APPENDS}
-    write_file(path / VERSIONS / _LINEAGE, json.dumps(kept).encode())
+    write_file(state_folder(path) / _LINEAGE, json.dumps(kept).encode())
 
 
 def touched_since(path: Path, fingerprint: str, now: str) -> Ints | None:
@@ -94,8 +95,14 @@ def input_arrays(root: Path) -> list[str]:
     return [name for name in arrays_in(root / node_array("", NODE)) if not small(name)]
 
 
+def _found(path: Path, name: str) -> Path:
+    """Where a record is: compactions of an earlier ooc wrote it to `versions/` itself."""
+    file, earlier = path / VERSIONS / STATE / name, path / VERSIONS / name
+    return earlier if earlier.exists() and not file.exists() else file
+
+
 def _states(path: Path) -> dict[str, int]:
-    file = path / VERSIONS / _LINEAGE
+    file = _found(path, _LINEAGE)
     try:
         found: dict[str, Any] = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -109,7 +116,7 @@ def _touched(path: Path, begin: int) -> NDArray[np.int32]:
     """int32[n], for the `begin` appends merged by compactions."""
     if not begin:
         return np.empty(0, np.int32)
-    file = path / VERSIONS / _TOUCHED
+    file = _found(path, _TOUCHED)
     try:
         return np.asarray(np.load(file), np.int32)
     except (OSError, ValueError) as error:

@@ -11,17 +11,20 @@ import os
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ooc.stores import manifest as names
+from ooc.stores.arrays.descriptions import DESCRIPTION, write_placeholder
 from ooc.stores.errors import StoreError
 from ooc.stores.io.atomic import disk_errors, remove_tree, removed_path
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import VERSIONS, arrays_of, version_of
+from ooc.stores.manifest import VERSIONS, arrays_of, version_of, write_group
 
 _TOP = ("graph", names.EVENTS, "node", "edge", names.CHECKSUMS, names.IDS)
 """what a store without versions has at its top level"""
+STATE = "state"
+"""folder in `versions/`"""
 AGAIN_SECONDS = 0.001
 """delay before retrying a folder that another process removes or checks"""
 
@@ -75,13 +78,23 @@ def view_folder(path: Path, version: str, appends: int) -> Path:
     return path / VERSIONS / f"view-{version or 0}-{appends}"
 
 
+def state_folder(path: Path) -> Path:
+    """The folder of locks and of what is known of earlier states, made if it is missing."""
+    state = path / VERSIONS / STATE
+    if not (state / "zarr.json").exists():
+        state.mkdir(parents=True, exist_ok=True)
+        write_group(path / VERSIONS, {DESCRIPTION: "versions of the arrays; `ooc_arrays` of the store names the current one"})
+        write_placeholder(state, "files of ooc: locks, and what is known of earlier states")
+    return state
+
+
 @contextmanager
 def alone(path: Path, what: str, wait: bool) -> Iterator[None]:
     """The store's lock `what`, for one process or thread at a time. Raises StoreError if it is taken, unless `wait`."""
     tidy(path)
     with disk_errors(path):
-        (path / VERSIONS).mkdir(exist_ok=True)
-        fd = os.open(path / VERSIONS / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        state = state_folder(path)
+        fd = os.open(state / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -102,14 +115,27 @@ def remove_views(path: Path, keep: Path) -> None:
 def remove_unused(path: Path, version: str, keep: Path | None) -> None:
     """Remove unused versions, views and unfinished ones, except `version` and `keep`; the caller must have the locks."""
     folder = path / VERSIONS
-    for each in sorted(folder.iterdir()):
-        if each.is_dir() and each != keep and each.name != version:
-            _remove(each)
     if version:
         with _for_itself(path) as unused:
-            for each in (path / name for name in _TOP):
-                if unused and (each.exists() or removed_path(each).exists()):
-                    remove_tree(each)
+            for name in _TOP if unused else ():
+                _lead_to(path, name, version)
+    for each in sorted(folder.iterdir()):
+        if each.is_dir() and each != keep and each.name not in (version, STATE):
+            _remove(each)
+
+
+def _lead_to(path: Path, name: str, version: str) -> None:
+    """Replace what is at `name` in the store by a link to the current version's, so that Zarr readers find it there."""
+    own, target = path / name, Path(VERSIONS, version, name)
+    if not own.is_symlink() and (own.exists() or removed_path(own).exists()):
+        remove_tree(own)
+    if not (path / target).exists() or (own.is_symlink() and os.readlink(own) == str(target)):
+        return
+    link = path / VERSIONS / STATE / "link.tmp"
+    with suppress(OSError):  # a file system without links: the attribute says where the arrays are
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        os.replace(link, own)
 
 
 def _remove(folder: Path) -> None:

@@ -15,12 +15,12 @@ from ooc.stores.growth import compact as compact_module
 from ooc.stores.growth import delta, grow, lineage
 from ooc.stores.growth.append import append
 from ooc.stores.growth.compact import compact
-from ooc.stores.growth.delta import DELTA
 from ooc.stores.growth.spec import AppendSpec
 from ooc.stores.growth.versions import alone
 from ooc.stores.info import describe
 from ooc.stores.ingest import IngestSpec, ingest
 from ooc.stores.integrity import verify
+from ooc.stores.manifest import DELTA
 
 N, E = 6, 20
 
@@ -87,8 +87,9 @@ def test_what_is_open_stays_as_it_was_through_appends_and_compactions(tmp_path: 
     assert (path / "graph").exists()
     append(more(path))
     compact(path)
-    assert sorted(each.name for each in path.iterdir()) == ["versions", "zarr.json"]
-    assert sorted(each.name for each in (path / "versions").iterdir() if each.is_dir()) == ["2"]
+    assert sorted(each.name for each in path.iterdir() if not each.is_symlink()) == ["versions", "zarr.json"]
+    assert {each.resolve().parent for each in path.iterdir() if each.is_symlink()} == {path / "versions" / "2"}
+    assert sorted(each.name for each in (path / "versions").iterdir()) == ["2", "state", "zarr.json"]
 
 
 def test_known_nodes_get_new_rows_the_last_ones_hold(tmp_path: Path) -> None:
@@ -470,9 +471,13 @@ def test_what_the_appends_touched_takes_four_bytes_a_node_however_many_they_are(
             seen.append(ds.fingerprint)
         append(more(path, edges=table(tmp_path / "a.parquet", src=[1], dst=[k], t=[60 + k], m=[0.0])))
         compact(path)
-        files = [each for each in (path / "versions").iterdir() if each.is_file() and each.suffix != ".lock"]
-        assert {each.name for each in files} == {"lineage.json", "touched.npy"}
-        sizes.add((path / "versions" / "touched.npy").stat().st_size)
+        state = path / "versions" / "state"
+        assert {each.name for each in state.iterdir() if each.suffix not in (".lock", "")} == {
+            "lineage.json",
+            "touched.npy",
+            "zarr.json",
+        }
+        sizes.add((state / "touched.npy").stat().st_size)
     assert sizes == {128 + 4 * N}
     with Dataset.open(path) as ds:
         found = [ds.grown_since(was) for was in seen]

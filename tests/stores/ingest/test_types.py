@@ -67,7 +67,7 @@ def test_both_types_arrive(given: dict[str, Any], source: str, block_bytes: int,
     group = zarr.open_group(build(given, x, dtype="bfloat16"), mode="r")
     want = torch.from_numpy(single).bfloat16().view(torch.uint16).numpy()
     np.testing.assert_array_equal(group["node/node/x"], want)
-    assert dict(group["node/node/x"].attrs) == {"ooc_dtype": "bfloat16"}
+    assert group["node/node/x"].attrs["ooc_dtype"] == "bfloat16"
 
 
 def test_what_is_normalised_is_scaled_afterwards(given: dict[str, Any]) -> None:

@@ -104,8 +104,8 @@ def finish(store: Path, whole: Path, lots: dict[str, Any]) -> int:
 
     compact(store)
     ingest(IngestSpec(out=whole, **lots))
-    left = {path.name for path in store.iterdir()} - {"versions", "zarr.json"}
-    folders = [path.name for path in (store / "versions").iterdir() if path.is_dir()]
+    left = {path.name for path in store.iterdir() if not path.is_symlink()} - {"versions", "zarr.json"}
+    folders = [path.name for path in (store / "versions").iterdir() if path.name.isdecimal()]
     print("left:", left, "versions:", folders)
     return 0 if fingerprint(store) == fingerprint(whole) and not left and len(folders) == 1 else 3
 
