@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ myst_heading_anchors = 3
 
 default_role = "literal"  # docstrings write code in single backticks
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # signatures show the types
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -34,6 +38,12 @@ copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
 
 
+def skip(app: Any, what: str, name: str, value: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave attributes of classes out that are neither methods nor properties: constants that subclasses set."""
+    return None if callable(value) or isinstance(value, property | cached_property) or what != "class" else True
+
+
 def setup(app: Any) -> None:
     """Write the reference pages before Sphinx looks for sources."""
     write_reference(HERE / "reference")
+    app.connect("autodoc-skip-member", skip)

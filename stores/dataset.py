@@ -126,7 +126,7 @@ class Dataset:
 
     @cached_property
     def process_memory(self) -> ProcessMemory:
-        """What its loaders divide: measured once, by the first: a later one does not count the batches of earlier ones."""
+        """What its loaders divide, measured once by the first; a later one does not count the batches of earlier ones."""
         return ProcessMemory.measure(self.memory)
 
     @property

@@ -24,6 +24,8 @@ _API = """# Python API
 
 Everything on this page is imported from `ooc`. Importing it is light: what needs torch or numba is imported on first use.
 """
+_OTHERS = "BaseModel, Module, Data, dict"
+"""classes of other packages, whose methods this page does not list"""
 _KINDS = (("Functions", inspect.isroutine), ("Classes", inspect.isclass), ("Values", lambda value: True))
 
 
@@ -53,6 +55,8 @@ def _command(command: Any, name: str, level: int) -> Iterator[str]:
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         usage = " ".join([name, *(_argument(each) for each in arguments), "[OPTIONS]"])
         yield f"```text\n{usage}\n```\n"
+        if command.epilog:  # examples, one a line
+            yield f"```text\n{inspect.cleandoc(command.epilog)}\n```\n"
         yield from _options([p for p in command.params if p.param_type_name != "argument"], arguments)
     for verb, below in inner.items():
         yield from _command(below, f"{name} {verb}", level + 1)
@@ -102,7 +106,7 @@ def api_page() -> str:
 def _directive(name: str) -> str:
     value = getattr(ooc, name)
     if inspect.isclass(value):
-        members = [] if issubclass(value, Exception) else [":members:"]
+        members = [] if issubclass(value, Exception) else [":members:", f":inherited-members: {_OTHERS}"]
         body = [f".. autoclass:: ooc.{name}", *(f"   {each}" for each in [*members, ":show-inheritance:"])]
     elif inspect.isroutine(value):
         body = [f".. autofunction:: ooc.{name}"]
