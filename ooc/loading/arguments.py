@@ -5,6 +5,7 @@ Nothing is silently ignored: an argument either has its effect, or changes nothi
 
 import difflib
 import functools
+import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,12 +137,13 @@ def check_numbers(order: Any, **numbers: Any) -> None:
 class InputNodes:
     """The nodes to make batches of, by position; `node` is None where position p is node p.
 
-    number: what PyG calls `input_id`: the position, the node for a mask, or what the user gives.
+    number: what PyG calls `input_id`: the position, the node for a mask, or what the user gives. split: its name, if it is one.
     """
 
     count: int
     node: Ids | Members | None = None
     number: Ids | None = None
+    split: str | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -154,10 +156,25 @@ class InputNodes:
         """int64[b]: PyG's `input_id` of `position`."""
         return position if self.number is None else self.number[position]
 
+    @property
+    def is_array(self) -> bool:
+        """Whether they were given as ids or a mask."""
+        return isinstance(self.node, np.ndarray)
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """What tells them from other input nodes of the same store: the split's name, "all", or a digest of the array."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.node if isinstance(self.node, np.ndarray) else None, self.number):
+            digest.update(b"none" if array is None else np.ascontiguousarray(array))
+        kind = self.split or ("array" if self.is_array else "all")
+        return f"{kind}:{digest.hexdigest()}" if self.is_array or self.number is not None else kind
+
 
 def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> InputNodes:
     """`input_nodes` as the loader takes it: None, a split's name, a mask [N], ids [k], or (None or the node type, these).
 
+    A mask is bool, or whole numbers that are all 0 or 1, one a node.
     Raises InputError for an unknown split, an id out of range, or a mask of another length; ConfigError for anything else.
     """
     if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and (input_nodes[0] is None or isinstance(input_nodes[0], str)):
@@ -167,10 +184,10 @@ def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> Input
         nodes = InputNodes(ds.num_nodes, number=number)
     elif isinstance(input_nodes, str):
         members = ds.members(input_nodes)
-        nodes = InputNodes(len(members), members, number)
+        nodes = InputNodes(len(members), members, number, input_nodes)
     else:
         given = _array(input_nodes, "input_nodes")
-        masked = given.dtype == bool
+        masked = _is_mask(given, ds.num_nodes)
         if masked and len(given) != ds.num_nodes:
             raise InputError(
                 f"the mask of input nodes has {len(given)} entries, the store {ds.num_nodes} nodes; give one a node"
@@ -190,6 +207,13 @@ def _array(given: Any, name: str) -> NDArray[Any]:
             f"not {array.dtype}{list(array.shape)}"
         )
     return array
+
+
+def _is_mask(given: NDArray[Any], num_nodes: int) -> bool:
+    """Whether an array says which nodes are meant. As ids, so many 0s and 1s would be the first two nodes, again and again."""
+    if given.dtype == bool:
+        return True
+    return len(given) == num_nodes > 2 and not ((given != 0) & (given != 1)).any()
 
 
 def _of_ids(given: NDArray[Any], num_nodes: int) -> Ids:

@@ -1,6 +1,7 @@
 """What all loaders share: epochs of batches from a cursor on, through a pipeline of threads, to a device."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -51,6 +52,9 @@ class EpochLoader(Loader):
 
     unit: ClassVar[str] = "step"
     """what a cursor's `step` is called in `state_dict`"""
+    data: Dataset
+    _seed_drawn: bool = False
+    """whether torch's generator gave the seed, because nobody else did"""
     _begin: int = 0
     _end: int
     """an epoch's cursors begin and end there"""
@@ -64,7 +68,7 @@ class EpochLoader(Loader):
 
     def _identity(self) -> dict[str, Any]:
         """All that batches depend on besides the cursor."""
-        raise NotImplementedError
+        return {"store": self.data.fingerprint}
 
     def __iter__(self) -> "Epoch":
         start = self._cursor = self._start
@@ -84,17 +88,33 @@ class EpochLoader(Loader):
         """The cursor after the batch the consumer took last, and what it is only valid with."""
         return {"epoch": self._cursor.epoch, self.unit: self._cursor.step, **self._identity()}
 
+    def _use_seed(self, seed: int) -> None:
+        """Take the seed of a state in place of the one that was drawn."""
+        raise NotImplementedError
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next `iter` continues at `state`. Raises ConfigError where this loader's batches would be other ones.
+        """Continue at `state` with the next `iter`. A loader that was given no seed takes that of the state.
+
+        Args:
+            state: What `state_dict` returned; of its entries only the epoch and the step (event) must be there.
+
+        Raises:
+            ConfigError: This loader's batches would be other ones: other data, input nodes, ranks or settings.
 
         >>> loader.load_state_dict({"epoch": 3, "step": 17})
         """
+        if not {"epoch", self.unit} <= state.keys():
+            raise ConfigError(f"cannot resume: a state of {type(self).__name__} has 'epoch' and {self.unit!r}, not {[*state]}")
         for name, value in self._identity().items():
-            if name in state and state[name] != value:
+            if name == "store" and state.get(name, value) != value:
+                raise ConfigError(f"cannot resume: the state is of another store than {self.data.path}, or of other data in it")
+            if name in state and state[name] != value and not (name == "seed" and self._seed_drawn):
                 raise ConfigError(f"cannot resume: {name} was {state[name]!r} and is {value!r} now; use the old value")
         epoch, at, count = int(state["epoch"]), int(state[self.unit]), self._end - self._begin
         if not (epoch >= 0 and self._begin <= at <= self._end):
             raise ConfigError(f"cannot resume at epoch {epoch} {self.unit} {at}: there are {count} {self.unit}s")
+        if self._seed_drawn and "seed" in state:
+            self._use_seed(int(state["seed"]))
         self._start_at(Cursor(epoch, at))
 
 
@@ -107,6 +127,7 @@ class BatchLoader(EpochLoader):
         super().__init__(budget.in_flight, device, prefetch)
         self.data, self.budget, self.strategy = data, budget, strategy
         self._end = len(self)
+        self._seed_drawn = self._order.seed_drawn
         self._copier: Copier | None = None
         self._stop: int | None = None
         self._start_at(Cursor(0, 0))
@@ -163,7 +184,13 @@ class BatchLoader(EpochLoader):
     def _identity(self) -> dict[str, Any]:
         order = self._order
         kept = {name: getattr(order, name) for name in ("seed", "rank", "batch_size", "shuffle", "drop_last")}
-        return {**kept, "world": order.world_size, "num_seeds": self.num_seeds}
+        seeds = {"world": order.world_size, "num_seeds": self.num_seeds, "input_nodes": order.nodes.identity}
+        return {**super()._identity(), **kept, **seeds}
+
+    def _use_seed(self, seed: int) -> None:
+        stages = self.strategy.stages
+        sample = replace(stages.sample, order=replace(stages.sample.order, seed=seed))
+        self.strategy = replace(self.strategy, stages=replace(stages, sample=sample))
 
     def _from(self, start: Cursor) -> Pipeline | OnDevice:
         if self.keeps_blocks is not None:

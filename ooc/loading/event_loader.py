@@ -18,9 +18,11 @@ from ooc.graph.relabel import RelabelTable
 from ooc.loading.arguments import renamed
 from ooc.loading.base import EpochLoader
 from ooc.loading.collate import Gather
+from ooc.loading.ranks import ranks, share_of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for
+from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.transfer import OnDevice
 from ooc.sampling.negatives import Negatives
@@ -87,6 +89,8 @@ class TemporalLoader(EpochLoader):
     ) -> None:
         self.data, self.budget = data, budget or plan_memory(data)
         super().__init__(self.budget.in_flight, device, prefetch)
+        if ranks() > 1:
+            warn_user(f"{type(self).__name__} does not divide events among the ranks of a process group: each has all")
         wanted = tuple(name for name in (data.events.columns if columns is None else columns) if name != label)
         for name in wanted if label is None else (*wanted, label):
             data.events.width(name)
@@ -141,7 +145,7 @@ class EventLoader(TemporalLoader):
         shared: Whether each node is asked about once a batch, at the time of its first event, as models with a memory do. What
             an event of the batch asks about then knows nothing of the others, as in PyG's TGN.
         beside: Bytes a node that a subclass's stages hold.
-        seed: Of negatives and uniform draws.
+        seed: Of negatives and uniform draws; None: from torch's generator, as NeighborLoader's.
         prefetch: Batches made in advance, as far as the memory goes.
         transform: Called with every batch, in a thread.
         device: Where batches are moved.
@@ -174,7 +178,7 @@ class EventLoader(TemporalLoader):
         whole_times: bool = True,
         shared: bool = False,
         beside: int = 0,
-        seed: int = 0,
+        seed: int | None = None,
         prefetch: int = PREFETCH,
         transform: Callable[[Any], Any] | None = None,
         device: torch.device | str | None = None,
@@ -186,7 +190,8 @@ class EventLoader(TemporalLoader):
             raise ConfigError(f"batch_size is 1 or more, not {batch_size}")
         self._begin, self._end = span_of(data.events, events)
         self._batch_size, self._whole_times, self._shared = batch_size, whole_times, shared
-        self._negatives, self._beside, self._seed = negatives, beside, seed
+        self._negatives, self._beside = negatives, beside
+        self._seed, *_, self._seed_drawn = share_of(seed, 0, 1)
         slots = TemporalIndex.of(data, self.budget.memory)
         self._sampler = TemporalSampler(data.graph, list(num_neighbors), temporal_strategy, self._max_bytes, slots=slots)
         self._start_at(Cursor(0, self._begin))
@@ -205,12 +210,18 @@ class EventLoader(TemporalLoader):
     def _identity(self) -> dict[str, Any]:
         kept = {name: getattr(self, f"_{name}") for name in ("batch_size", "whole_times", "shared", "seed")}
         return {
+            **super()._identity(),
             "first": self._begin,
             "last": self._end,
             **kept,
             "fanout": list(self._sampler.fanout),
             "strategy": self._sampler.temporal_strategy,
+            "columns": list(self._columns),
+            "negatives": None if self._negatives is None else f"{type(self._negatives).__name__}({self._negatives.ratio})",
         }
+
+    def _use_seed(self, seed: int) -> None:
+        self._seed = seed
 
     def _from(self, start: Cursor) -> Pipeline | OnDevice:
         return self._batches(self._blocks(start.step), self._stages(start.epoch))

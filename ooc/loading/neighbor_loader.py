@@ -17,6 +17,7 @@ from ooc.loading.arguments import check_numbers, check_pyg_arguments, fanout_of,
 from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
 from ooc.loading.collate import CollateStage, Collator, Gather
+from ooc.loading.ranks import share_of
 from ooc.loading.stages import Order
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.messages import warn_user
@@ -35,14 +36,15 @@ class NeighborLoader(BatchLoader):
     Args:
         data: The data set.
         num_neighbors: In-edges drawn at a node, per hop; -1 takes all.
-        input_nodes: None (all nodes), a split's name, a boolean mask [N] or node ids [k] (tensor, array or list).
+        input_nodes: None (all nodes), a split's name, a mask [N] (bool, or 0 and 1) or node ids [k] (tensor, array or list).
         batch_size, shuffle, replace, drop_last, pin_memory, input_id: As PyG's.
         weight_attr: Edge column to sample in proportion to ("edge_weight" stands for the graph's weight too).
         transform: Called with every batch, in a thread; it should be pure.
         num_workers, prefetch_factor: Their product is how many batches of rows in memory are made in advance. Rows on disk are
             read further ahead, as far as the memory goes, so there it changes nothing.
-        seed: Of the order and the draws.
-        rank, world_size: This loader's share of each step's seeds.
+        seed: Of the order and the draws; None: from torch's generator, when the loader is made, so that `torch.manual_seed`
+            decides it. With several ranks, which must agree on it, None is 0.
+        rank, world_size: This loader's share of each step's seeds; None: those of torch's process group, if there is one.
         device: Where batches are moved.
         dtype: Of x; None: as stored, but float16, bfloat16 and scaled int8 come as float32.
         edge_ids: False saves looking up `e_id`.
@@ -85,9 +87,9 @@ class NeighborLoader(BatchLoader):
         prefetch_factor: int | None = None,
         input_id: Any = None,
         *,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         edge_ids: bool = True,
@@ -100,7 +102,8 @@ class NeighborLoader(BatchLoader):
     ) -> None:
         check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
         nodes = input_nodes_of(data, input_nodes, input_id)
-        order = Order(nodes, batch_size, shuffle, seed, drop_last, rank, world_size)
+        share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
+        order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
         check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
         if not (pre_aggregation is None or isinstance(pre_aggregation, PreAggregation)):
             raise ConfigError(
@@ -128,4 +131,4 @@ class NeighborLoader(BatchLoader):
 
     def _identity(self) -> dict[str, Any]:
         fanout, replace, weight = self._sampling
-        return {**super()._identity(), "fanout": fanout, "replace": replace, "weight_attr": weight}
+        return {**super()._identity(), "mode": "neighbor", "fanout": fanout, "replace": replace, "weight_attr": weight}

@@ -130,13 +130,20 @@ class SnapshotLoader(TemporalLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Which window comes next, and what that is only valid with."""
-        return {"next": self._cursor.step, "windows": repr(self.windows), "events": len(self._events)}
+        return {"next": self._cursor.step, "windows": repr(self.windows), "events": len(self._events), **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next `iter` begins there. Raises ConfigError where this loader's windows are other ones.
+        """Continue at `state` with the next `iter`, also on a store that has grown since.
+
+        Raises:
+            ConfigError: This loader's windows are other ones, of another store or of other lengths.
 
         >>> loader.load_state_dict(saved)
         """
+        if not {"next", "windows", "events"} <= state.keys():
+            raise ConfigError(f"cannot resume: a state of SnapshotLoader has 'next', 'windows' and 'events', not {[*state]}")
+        if "store" in state and self.data.grown_since(state["store"]) is None:
+            raise ConfigError(f"cannot resume: the state is of another store than {self.data.path}")
         if state["windows"] != repr(self.windows):
             raise ConfigError(f"cannot resume: windows were {state['windows']} and are {self.windows!r} now; use the old ones")
         if state["events"] > len(self._events):

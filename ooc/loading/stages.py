@@ -50,6 +50,8 @@ class Order:
     drop_last: bool
     rank: int
     world_size: int
+    seed_drawn: bool = False
+    """whether nobody gave the seed; see `ooc.loading.ranks.SeedShare`"""
 
     def positions(self, cursor: Cursor) -> Ids:
         return seeds_of(

@@ -22,10 +22,12 @@ from ooc.loading.base import PREFETCH, BatchLoader
 from ooc.loading.batch_bytes import BatchBytes, row_bytes_of
 from ooc.loading.choose_read_strategy import choose_strategy
 from ooc.loading.collate import CollateStage, Collator, Gather, LoadedBatch, SampledBatch
+from ooc.loading.ranks import share_of
 from ooc.loading.stages import BatchStages, DrawSubgraph, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for
 from ooc.runtime.keyed_random import Cursor, steps_of
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
-from ooc.runtime.transfer import pins
+from ooc.runtime.pipeline import Pipeline
+from ooc.runtime.transfer import OnDevice, pins
 from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
 from ooc.sampling.saint import Draw, Kind, Normalisation, SaintSampler, check
 from ooc.stores.arrays.members import Members
@@ -249,15 +251,16 @@ class ClusterLoader(SubgraphLoader):
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         *,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         **arguments: Any,
     ) -> None:
         self.parts, nodes = _parts_of(data, num_parts, batch_size)
+        share, self._train = share_of(seed, rank, world_size, in_order=not shuffle), input_nodes
         super().__init__(
             data,
-            Order(nodes, int(batch_size), shuffle, seed, drop_last, rank, world_size),
+            Order(nodes, int(batch_size), shuffle, drop_last=drop_last, **share._asdict()),
             None if input_nodes is None else data.members(input_nodes),
             num_layers=num_layers,
             transform=transform,
@@ -271,7 +274,7 @@ class ClusterLoader(SubgraphLoader):
         return f"{type(self).__name__}({len(self.parts) - 1} parts, {self._order.batch_size} a batch)"
 
     def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "mode": "cluster", "parts": len(self.parts) - 1}
+        return {**super()._identity(), "mode": "cluster", "parts": len(self.parts) - 1, "train": self._train}
 
 
 class SaintLoader(SubgraphLoader):
@@ -320,23 +323,26 @@ class SaintLoader(SubgraphLoader):
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         *,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         **arguments: Any,
     ) -> None:
         self.how = check(Draw(sampler, batch_size, walk_length if sampler == "walk" else 1))
         steps = -(-data.num_nodes // self.how.most_nodes) if num_steps is None else num_steps
         if steps < 1 or not sample_coverage > 0:
             raise ConfigError(f"num_steps {steps} and sample_coverage {sample_coverage} must be more than 0")
-        self._norm_of = {**self.how._asdict(), "seed": seed, "coverage": sample_coverage, "store": data.fingerprint}
+        share, self._train = share_of(seed, rank, world_size), input_nodes
+        norm_seed = 0 if share.seed_drawn else share.seed  # so that counts in `save_dir` serve the next loader without a seed
+        self._norm_of = {**self.how._asdict(), "seed": norm_seed, "coverage": sample_coverage, "store": data.fingerprint}
+        self._closed = False
         self._folder = TemporaryDirectory(prefix="ooc-saint-") if save_dir is None else None
         folder = Path(self._folder.name) / "norm" if self._folder is not None else Path(str(save_dir))
         engine = "auto" if data.engine == "gds" else data.engine
-        self._counting = folder, seed, sample_coverage, self._norm_of, engine
+        self._counting = folder, norm_seed, sample_coverage, self._norm_of, engine
         super().__init__(
             data,
-            Order(InputNodes(steps * world_size), 1, False, seed, False, rank, world_size),
+            Order(InputNodes(steps * share.world_size), 1, False, drop_last=False, **share._asdict()),
             None if input_nodes is None else data.members(input_nodes),
             num_layers=num_layers,
             transform=transform,
@@ -356,13 +362,21 @@ class SaintLoader(SubgraphLoader):
         assert self._norm is not None
         self._norm.counts()
 
+    def _from(self, start: Cursor) -> Pipeline | OnDevice:
+        if self._closed:
+            raise ConfigError("the SaintLoader is closed: make another one")
+        return super()._from(start)
+
     def close(self) -> None:
-        """Give back the files of the coefficients; idempotent."""
+        """Close the files of the coefficients and, without `save_dir`, remove them; idempotent."""
+        self._closed = True
         if self._norm is not None:
             self._norm.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.how}, {len(self)} batches)"
 
     def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "mode": "saint", **self._norm_of}
+        return {**self._norm_of, **super()._identity(), "mode": "saint", "train": self._train}

@@ -156,7 +156,8 @@ def test_negatives_and_draws_do_not_depend_on_batches(store: Path) -> None:
     with ooc.open(store) as ds:
 
         def drawn(batch_size: int, **options: Any) -> Any:
-            loader = ooc.EventLoader(ds, batch_size, num_neighbors=[], negatives=RandomNegatives(0, 30, 2), **options)
+            options = {"num_neighbors": [], "negatives": RandomNegatives(0, 30, 2), "seed": 0, **options}
+            loader = ooc.EventLoader(ds, batch_size, **options)
             return [np.concatenate([batch.neg_dst for batch in loader]) for _ in range(2)]
 
         first, second = drawn(16)
@@ -171,7 +172,8 @@ def test_goes_on_where_it_stood(store: Path) -> None:
     with ooc.open(store) as ds:
 
         def make() -> Any:
-            return ooc.EventLoader(ds, 25, temporal_strategy="uniform", num_neighbors=[2], negatives=RandomNegatives(0, 30))
+            options: dict[str, Any] = {"num_neighbors": [2], "negatives": RandomNegatives(0, 30), "seed": 0}
+            return ooc.EventLoader(ds, 25, temporal_strategy="uniform", **options)
 
         whole, loader = make(), make()
         wanted = [*whole, *whole]
@@ -213,6 +215,7 @@ def test_the_future_changes_no_batch(tmp_path: Path, edges: Edges) -> None:
                 "events": (0, int(np.flatnonzero(late)[0])),
                 "strategy": "uniform",
                 "num_neighbors": [3, 2],
+                "seed": 0,
             }
             found.append(list(ooc.EventLoader(ds, 20, negatives=negatives, **options)))
             assert isinstance(negatives, HistoricalNegatives)

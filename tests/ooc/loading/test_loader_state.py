@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.subgraph_loaders import ClusterLoader
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from tests.ooc.batches import same
@@ -41,7 +42,7 @@ def test_what_batches_depend_on(ds):
 
 def test_resume_at_every_step_continues_to_the_bit(ds):
     def make():
-        return NeighborLoader(ds, [3, 3], "train", batch_size=8, shuffle=True, drop_last=True)
+        return NeighborLoader(ds, [3, 3], "train", batch_size=8, shuffle=True, drop_last=True, seed=0)
 
     loader = make()
     expected, states = [], [loader.state_dict()]
@@ -76,7 +77,31 @@ def test_the_cursor_counts_what_the_consumer_took_not_what_was_read_ahead(ds):
     assert (rest.state_dict()["epoch"], rest.state_dict()["step"]) == (1, 0)
 
 
+def test_a_state_is_one_of_a_store_and_of_input_nodes(ds, make_store):
+    """Of what they hold, wherever they lie and however they are given."""
+    ids = ds.split("train")
+    state = NeighborLoader(ds, [2], ids, batch_size=4, seed=1).state_dict()
+    NeighborLoader(ds, [2], torch.from_numpy(ids).int(), batch_size=4, seed=1).load_state_dict(state)
+    for other in (ids[::-1].copy(), "train", None):
+        with pytest.raises(ConfigError, match=r"(input_nodes|num_seeds) was"):
+            NeighborLoader(ds, [2], other, batch_size=4, seed=1).load_state_dict(state)
+    with pytest.raises(ConfigError, match="input_nodes was"):
+        NeighborLoader(ds, [2], ids, batch_size=4, input_id=ids, seed=1).load_state_dict(state)
+    with pytest.raises(ConfigError, match="mode was 'neighbor' and is 'cluster'"):
+        ClusterLoader(ds, 4, num_parts=len(ids), seed=1).load_state_dict({"epoch": 0, "step": 0, "mode": "neighbor"})
+    for name, seed in (("same.ooc", 0), ("other.ooc", 1)):
+        with Dataset.open(make_store(name, num_nodes=N, num_edges=E, seed=seed)) as moved:
+            loader = NeighborLoader(moved, [2], ids, batch_size=4, seed=1)
+            if seed:
+                with pytest.raises(ConfigError, match="another store"):
+                    loader.load_state_dict(state)
+            else:
+                loader.load_state_dict(state)
+
+
 def test_a_state_of_another_loader_is_refused(ds):
+    with pytest.raises(ConfigError, match="'epoch' and 'step', not"):
+        NeighborLoader(ds, [2], "train").load_state_dict({"next": 3})
     state = NeighborLoader(ds, [2], "train", batch_size=4).state_dict()
     with pytest.raises(ConfigError, match="batch_size was 4 and is 5"):
         NeighborLoader(ds, [2], "train", batch_size=5).load_state_dict(state)

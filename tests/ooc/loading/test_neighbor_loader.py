@@ -140,13 +140,15 @@ def test_input_nodes_in_every_form(ds):
     places = list(range(13))
     for given in (ids, ids.numpy(), ids.tolist(), ids.int(), (None, ids)):
         assert seeds_and_numbers(given) == (ids.tolist(), places)
-    for given in (mask, mask.numpy(), ("node", mask)):
+    for given in (mask, mask.numpy(), ("node", mask), mask.int(), mask.to(torch.uint8), mask.long().tolist()):
         assert seeds_and_numbers(given) == (ids.tolist(), ids.tolist())  # PyG numbers the nodes of a mask so
     assert seeds_and_numbers(None) == (list(range(N)), list(range(N)))
     assert seeds_and_numbers("val") == (ds.split("val").tolist(), list(range(len(ds.split("val")))))
     assert seeds_and_numbers(ids, input_id=ids + 100) == (ids.tolist(), (ids + 100).tolist())
     assert seeds_and_numbers(torch.tensor([4, 4, 9])) == ([4, 4, 9], [0, 1, 2])
-    assert list(NeighborLoader(ds, [1], [])) == []
+    assert seeds_and_numbers([1, 0, 1]) == ([1, 0, 1], [0, 1, 2])  # not one a node
+    assert seeds_and_numbers([*range(1, N), 0])[0] == [*range(1, N), 0]
+    assert list(NeighborLoader(ds, [1], [])) == list(NeighborLoader(ds, [1], torch.zeros(N, dtype=torch.long))) == []
 
 
 @pytest.mark.parametrize(
@@ -218,8 +220,9 @@ def check_over_budget(ds, budget):
         list(NeighborLoader(ds, [-1, -1], batch_size=N, budget=budget))
     with pytest.raises(BudgetError, match="batch size"):
         list(NeighborLoader(ds, [-1, -1], batch_size=N, budget=small_budget(100), split_seeds=True))
-    whole_batches = list(NeighborLoader(ds, [2, 2], batch_size=32))
-    loader = NeighborLoader(ds, [2, 2], batch_size=32, budget=budget, split_seeds=True)
+    options = {"batch_size": 32, "seed": 0}
+    whole_batches = list(NeighborLoader(ds, [2, 2], **options))
+    loader = NeighborLoader(ds, [2, 2], **options, budget=budget, split_seeds=True)
     states, parts = [], []
     for batch in loader:
         parts.append(batch)
@@ -231,7 +234,7 @@ def check_over_budget(ds, budget):
     drawn = {(v, e) for batch in whole_batches[:1] for v, e in seed_edges(batch)}
     again = {pair for batch, step in zip(parts, states, strict=True) for pair in seed_edges(batch) if pair[0] < 32}
     assert drawn == again  # the draw at a node does not depend on the split
-    assert same(parts, list(NeighborLoader(ds, [2, 2], batch_size=32, budget=budget, split_seeds=True)))
+    assert same(parts, list(NeighborLoader(ds, [2, 2], **options, budget=budget, split_seeds=True)))
 
 
 def seed_edges(batch):

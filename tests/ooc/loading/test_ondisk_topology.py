@@ -57,7 +57,7 @@ def budget(max_batch: int):
     edge_ids=st.booleans(),
 )
 def test_batches_are_those_of_edges_in_memory(path, batch_size, max_batch, fanout, weighted, split, edge_ids):
-    options = {"batch_size": batch_size, "shuffle": not split, "split_seeds": split, "budget": budget(max_batch)}
+    options = {"batch_size": batch_size, "shuffle": not split, "split_seeds": split, "budget": budget(max_batch), "seed": 0}
     options["edge_ids"] = edge_ids
     if weighted and fanout != [-1]:
         options["weight_attr"] = "weight"

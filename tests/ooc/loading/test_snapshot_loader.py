@@ -161,6 +161,8 @@ def test_goes_on_where_it_stood(store: Path) -> None:
         assert len(list(other)) == len(whole), "the next pass is a whole one"
         with pytest.raises(ConfigError, match="cannot resume: windows were"):
             ooc.SnapshotLoader(ds, "61s").load_state_dict(loader.state_dict())
+        with pytest.raises(ConfigError, match="another store"):
+            make().load_state_dict({**loader.state_dict(), "store": "f" * 64})
 
 
 def test_a_window_that_does_not_fit_is_refused(store: Path) -> None:

@@ -77,7 +77,7 @@ def test_batches_are_those_read_one_by_one(ds, batch_size, max_batch, threads, r
     def make():
         return NeighborLoader(
             ds, [3, 2], batch_size=batch_size, shuffle=not split, split_seeds=split, budget=budget(max_batch),
-            sample_threads=threads,
+            sample_threads=threads, seed=0,
         )  # fmt: skip
 
     def outcome(loader):
@@ -139,7 +139,7 @@ def test_rows_of_earlier_epochs_and_other_loaders_make_room(ds):
 
 def test_a_second_pipeline_meanwhile_has_rows_of_its_own(ds):
     with Dataset.open(ds.path) as fresh:
-        one, other = (NeighborLoader(fresh, [2], batch_size=20, budget=budget(10**8)) for _ in range(2))
+        one, other = (NeighborLoader(fresh, [2], batch_size=20, budget=budget(10**8), seed=0) for _ in range(2))
         pairs = list(zip(one, other, strict=True))
         assert all(same(a, b) for a, b in pairs)
         assert one.rows_read == other.rows_read
@@ -297,12 +297,12 @@ class Behind:
 
 @pytest.mark.parametrize("bad", [3, 47, 155, 299])
 def test_a_row_that_cannot_be_read_fails_at_its_batch(ds, bad):
-    loader = NeighborLoader(ds, [2], batch_size=10)
+    loader = NeighborLoader(ds, [2], batch_size=10, seed=0)
     array = np.empty((N, F), np.float32)
     ds.rows("x").read(np.arange(N), array)
     expected = list(loader)
     first = next(step for step, batch in enumerate(expected) if bad in batch.n_id)
-    loader = NeighborLoader(ds, [2], batch_size=10)
+    loader = NeighborLoader(ds, [2], batch_size=10, seed=0)
     over(loader, Behind(Broken(array, bad)))
     got = []
     with pytest.raises(StoreError, match=f"row {bad} cannot") as caught:
@@ -312,7 +312,7 @@ def test_a_row_that_cannot_be_read_fails_at_its_batch(ds, bad):
 
 
 def test_a_failing_sample_comes_after_the_batches_before_it(ds):
-    loader = NeighborLoader(ds, [2], batch_size=10)
+    loader = NeighborLoader(ds, [2], batch_size=10, seed=0)
     sample = loader.strategy.stages.sample.sample
 
     def fail(cursor):
@@ -330,7 +330,7 @@ def test_a_failing_sample_comes_after_the_batches_before_it(ds):
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 29])
 def test_closing_at_any_batch_ends_all_threads(ds, taken):
-    epoch = iter(NeighborLoader(ds, [2], batch_size=10))
+    epoch = iter(NeighborLoader(ds, [2], batch_size=10, seed=0))
     for _ in range(taken):
         next(epoch)
     epoch.close()
@@ -349,7 +349,7 @@ def test_closing_while_a_window_is_read_does_not_wait_for_the_next(ds, monkeypat
             return super().read(ids, out, at)
 
     monkeypatch.setattr(superbatch, "SuperbatchPlanner", partial(SuperbatchPlanner, first_bytes=60 * F * 4, growth=1))
-    loader = NeighborLoader(ds, [2], batch_size=10)
+    loader = NeighborLoader(ds, [2], batch_size=10, seed=0)
     over(loader, Behind(Slow(np.zeros((N, F), np.float32))))
     epoch = iter(loader)
     assert reading.wait(60)

@@ -1,5 +1,6 @@
 """GraphSAINT's samplers against plain loops, and its normalisation against exact expectations."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,25 @@ def test_a_state_leads_back_and_the_counts_are_kept(store: Path, tmp_path: Path,
         (tmp_path / "norm/counts.json").write_text("{")
         with pytest.raises(StoreError, match="are damaged"):
             next(iter(make(ds)))
+
+
+def test_closing_removes_the_counts_that_nobody_asked_to_keep(store: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Dataset.open(store) as ds:
+        loader = SaintLoader(ds, "node", 40, num_steps=2, sample_coverage=1)
+        assert len(list(loader)) == 2
+        assert list(tmp_path.glob("ooc-saint-*/norm/counts.json"))
+        loader.close()
+        loader.close()
+        assert not list(tmp_path.glob("ooc-saint-*"))
+        with pytest.raises(ConfigError, match="is closed"):
+            iter(loader)
+
+
+def test_counts_that_are_kept_serve_loaders_without_a_seed(store: Path, tmp_path: Path) -> None:
+    with Dataset.open(store) as ds:
+        for _ in range(2):
+            assert list(SaintLoader(ds, "node", 40, num_steps=1, sample_coverage=1, save_dir=tmp_path / "norm"))
 
 
 @pytest.mark.parametrize(
