@@ -166,7 +166,7 @@ class InputNodes:
         """What tells them from other input nodes of the same store: the split's name, "all", or a digest of the array."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.node if isinstance(self.node, np.ndarray) else None, self.number):
-            digest.update(b"none" if array is None else np.ascontiguousarray(array))
+            digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
         kind = self.split or ("array" if self.is_array else "all")
         return f"{kind}:{digest.hexdigest()}" if self.is_array or self.number is not None else kind
 
