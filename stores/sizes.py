@@ -18,7 +18,7 @@ def parse_bytes(text: str | int) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", str(text).upper())
     size = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0.0
     if not 1 <= size < 2**63:
-        raise ConfigError(f"{text!r} is not a size in bytes: write it like 2GB, 512MB or 1.5GiB")
+        raise ConfigError(f"{str(text)[:60]!r} is not a size in bytes: write it like 2GB, 512MB or 1.5GiB")
     return int(size)
 
 

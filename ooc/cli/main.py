@@ -74,7 +74,8 @@ def _outcome(arguments: Sequence[str] | None) -> int:
         hint = "; free some space there" if error.errno == errno.ENOSPC else ""
         return _fail(f"{where}{error.strerror or error}{hint}")
     except MemoryError as error:
-        return _fail(f"out of memory{f' ({error})' if str(error) else ''}: set --memory, or reduce --batch-size or --fanout")
+        found = f" ({error})" if str(error) else ""
+        return _fail(f"out of memory{found}: set --memory, or reduce --batch-size, --fanout or --hidden")
     except Exception as error:
         code = _usage(error)
         if code is None:

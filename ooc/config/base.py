@@ -20,6 +20,9 @@ FREE_TO_CHANGE = frozenset(
 )
 """keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
 
+_MOST_SHOWN = 100
+"""characters of a value in a message"""
+
 
 def _numbers(value: object) -> object:
     """Parse "10,5" and 10 to lists; lists are returned unchanged."""
@@ -51,11 +54,18 @@ def _size(value: object) -> object:
 
 
 Settings = TypeVar("Settings", bound=BaseModel)
-Numbers = Annotated[list[int], BeforeValidator(_numbers)]
+Number = Annotated[int, Field(lt=2**31)]
+Numbers = Annotated[list[Number], BeforeValidator(_numbers)]
 Size = Annotated[str, BeforeValidator(_size)]
 Words = Annotated[list[str], BeforeValidator(_numbers)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
+Width = Annotated[int, Field(gt=0, le=2**16)]
+"""columns of a layer: a square matrix of this size already takes 17 GB"""
+Depth = Annotated[int, Field(gt=0, le=10_000)]
+"""layers: ten times those of the deepest published models"""
+Ratio = Annotated[int, Field(gt=0, le=10_000)]
+"""negatives per event: ten times those of TGB"""
 OfModel = Mapping[str, Sequence[str]]
 """setting -> the models that it applies to"""
 
@@ -98,7 +108,7 @@ class RunConfig(BaseModel):
     model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Further arguments of your own class, as a JSON object."
     )
-    hidden: Positive = Field(64, description="Width of the hidden layers.")
+    hidden: Width = Field(64, description="Width of the hidden layers.")
     dropout: Fraction = Field(0.5, description="Dropout on every layer's input (and on gat's attention).")
     # optimization
     epochs: Positive = Field(100, description="Epochs: passes over the training data.")
@@ -120,7 +130,9 @@ class RunConfig(BaseModel):
     features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."
     )
-    threads: Positive | None = Field(None, description="Number of torch threads; a resumed run keeps the recorded number.")
+    threads: Annotated[int, Field(gt=0, le=1024)] | None = Field(
+        None, description="Number of torch threads; a resumed run keeps the recorded number."
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Random seed.")
     checkpoint_every: Positive | None = Field(
         None, description="Steps between checkpoints; by default every few seconds, at most 5 % of the time."
@@ -165,7 +177,7 @@ class TimeConfig(RunConfig):
     negatives: Literal["random", "historical"] = Field(
         "random", description="Training negatives: random, or historical (earlier destinations of the source)."
     )
-    ratio: Positive = Field(1, description="Training negatives per event.")
+    ratio: Ratio = Field(1, description="Training negatives per event.")
     destinations: Annotated[Numbers, Field(max_length=2)] = Field(
         default_factory=list, description="FIRST,LAST: range of nodes for random negatives; by default all."
     )
@@ -207,6 +219,12 @@ def _flag(key: str) -> str:
     return "the argument STORE" if key == "store" else f"--{key.replace('_', '-')}"
 
 
+def _shown(value: object) -> str:
+    """A value in a message: as written, and cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
 def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> Settings:
     """Construct `model` from values; raises ConfigError with the first fault in one line."""
     try:
@@ -224,4 +242,4 @@ def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> 
         for other in faults[1:]:  # alternatives, such as a number or a word
             if other["loc"][0] == key and other["type"] == "literal_error":
                 message += f" or {other['msg'].removeprefix('Input should be ')}"
-        raise ConfigError(f"{where}{key} = {values.get(key)!r} is invalid: {message}") from None
+        raise ConfigError(f"{where}{key} = {_shown(values.get(key))} is invalid: {message}") from None

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ooc.config.base import Fraction, Numbers, Positive, TimeConfig, check_model
+from ooc.config.base import Fraction, Numbers, Positive, Ratio, TimeConfig, Width, check_model
 
 MODELS = ("tgn", "tgat", "graphmixer")
 OF_MODEL = {"memory_dim": ("tgn",), "past": ("tgn",), "strategy": ("tgn", "tgat"), "heads": ("tgn", "tgat"), "raw": MODELS}
@@ -29,9 +29,9 @@ class EventsConfig(TimeConfig):
         description="tgn (node memory and attention), tgat (attention per hop), graphmixer (latest events), or "
         "package.module:Class for your own.",
     )
-    hidden: Positive = Field(100, description="Width of the hidden layers.")
-    memory_dim: Positive = Field(100, description="Width of a node's memory (tgn).")
-    time_dim: Positive = Field(100, description="Width of the time encoding.")
+    hidden: Width = Field(100, description="Width of the hidden layers.")
+    memory_dim: Width = Field(100, description="Width of a node's memory (tgn).")
+    time_dim: Width = Field(100, description="Width of the time encoding.")
     heads: Positive = Field(2, description="Attention heads (tgn, tgat); --hidden is their total width.")
     past: Literal["event", "batch"] = Field(
         "event", description="Past an event is predicted from (tgn): its own, or its batch's as in PyG's example (faster)."
@@ -46,7 +46,7 @@ class EventsConfig(TimeConfig):
     eval_negatives: str = Field(
         "random", description="Evaluation negatives: random, historical, or an npy file (a row per event from validation on)."
     )
-    eval_ratio: Positive = Field(1, description="Evaluation negatives per event (a file has its own number).")
+    eval_ratio: Ratio = Field(1, description="Evaluation negatives per event (a file has its own number).")
     epochs: Positive = Field(50, description="Epochs: passes over the training data.")
     lr: float = Field(0.0005, gt=0, description="Learning rate.")
     monitor: Literal["ap", "auroc", "mrr"] | None = Field(

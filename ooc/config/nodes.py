@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ooc.config.base import Fraction, Numbers, Positive, RunConfig, Size, Words, _numbers, changed, check_settings, parse
+from ooc.config.base import Depth, Fraction, Numbers, Positive, RunConfig, Size, Words, _numbers, changed, check_settings, parse
 from ooc.stores.sizes import parse_bytes
 
 _DEFAULT_LAYERS = 2
@@ -44,7 +44,7 @@ class NodeConfig(RunConfig):
 
     # model
     model: str = Field("sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class for your own.")
-    layers: Positive = Field(_DEFAULT_LAYERS, description="Layers; by default as many as the fan-out has numbers.")
+    layers: Depth = Field(_DEFAULT_LAYERS, description="Layers; by default as many as the fan-out has numbers.")
     heads: Positive = Field(8, description="Attention heads of the hidden layers (gat); --hidden is their total width.")
     output_heads: Positive = Field(1, description="Attention heads of the last layer (gat), averaged.")
     alpha: float = Field(0.1, gt=0, lt=1, description="Weight of the initial rows in every layer (gcnii, appnp).")
@@ -94,8 +94,8 @@ class TrainConfig(NodeConfig):
     parts_per_batch: Positive = Field(1, description="Parts per batch.")
     saint: Literal["walk", "node", "edge"] = Field("walk", description="GraphSAINT sampler: walk, node or edge.")
     roots: Positive = Field(2000, description="Walks, nodes or edges sampled per batch (saint).")
-    walk_length: Positive = Field(2, description="Steps of a walk (saint).")
-    saint_coverage: float = Field(50.0, gt=0, description="Samples per node to estimate the normalization (saint).")
+    walk_length: Annotated[int, Field(gt=0, le=1000)] = Field(2, description="Steps of a walk (saint).")
+    saint_coverage: float = Field(50.0, gt=0, le=10_000, description="Samples per node to estimate the normalization (saint).")
     history: Literal["kept", "zero"] = Field("kept", description="Histories, or zeros instead (to see their effect).")
     history_dtype: Literal["float16", "float32"] = Field("float16", description="Dtype of the histories: float16 or float32.")
     history_lag: Annotated[int, Field(ge=0)] = Field(0, description="Number of latest steps whose pushes are not visible yet.")

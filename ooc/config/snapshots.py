@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ooc.config.base import Fraction, Positive, TimeConfig, changed, check_model
+from ooc.config.base import Depth, Fraction, Positive, Ratio, TimeConfig, Width, changed, check_model
 
 
 def _text(value: object) -> object:
@@ -45,15 +45,15 @@ class SnapshotsConfig(TimeConfig):
     )
     conv: Literal["sage", "gcn", "gat", "gin"] = Field("sage", description="Convolutions (recurrent, roland).")
     update: Literal["gru", "mlp", "average"] = Field("gru", description="Update of the rows (roland): gru, mlp or average.")
-    hidden: Positive = Field(64, description="Width of the hidden layers.")
-    layers: Positive = Field(2, description="Layers.")
+    hidden: Width = Field(64, description="Width of the hidden layers.")
+    layers: Depth = Field(2, description="Layers.")
     dropout: Fraction = Field(0.0, description="Dropout between layers.")
-    identity: Annotated[int, Field(ge=0)] = Field(32, description="Random identity features of a node (0: none).")
+    identity: Annotated[int, Field(ge=0, le=2**16)] = Field(32, description="Random identity features of a node (0: none).")
     both_ways: bool = Field(True, description="Convolve in both directions, or (--no-both-ways) from src to dst only.")
     live: bool = Field(False, description="Also learn from validation and test windows, after each has been scored.")
     updates: Positive = Field(1, description="Optimizer steps per window.")
     eval_negatives: Literal["random", "historical"] = Field("random", description="Evaluation negatives: random or historical.")
-    eval_ratio: Positive = Field(1, description="Evaluation negatives per event.")
+    eval_ratio: Ratio = Field(1, description="Evaluation negatives per event.")
     epochs: Positive = Field(20, description="Epochs: passes over the training data.")
     lr: float = Field(0.003, gt=0, description="Learning rate.")
     monitor: str | None = Field(

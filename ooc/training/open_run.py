@@ -1,6 +1,7 @@
 """The composition root: the only place that opens the store of a run, its directory, lock and checkpoint."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ from ooc.runtime.memory import MemoryMeter
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint
 from ooc.training.build import make_optimizer, takes_floats
 from ooc.training.registry import mode_of
@@ -29,7 +31,7 @@ def open_run(
 
     A run that fails before its first step leaves no directory. The watchers are closed too; a data set that is given stays
     open. grown: whether to go on though the store has grown. Raises ConfigError, StoreError or BudgetError where something
-    does not fit.
+    does not fit, MemoryError where torch cannot allocate what it needs.
     """
     saved = check_out(config, resume)
     run_dir = checkpoint.RunDir(config.out, resume)
@@ -42,11 +44,24 @@ def open_run(
             run = compose(config, opened, watchers, meter, run_dir, saved, grown, resume)
             with closing(run.mode):
                 yield run
-    except (OocError, OSError):
+    except (OocError, OSError, MemoryError):
         run_dir.discard_unstarted()
         raise
+    except RuntimeError as error:
+        if (refused := _refused_allocation(error)) is None:
+            raise
+        run_dir.discard_unstarted()
+        raise MemoryError(refused) from error
     finally:
         run_dir.close()
+
+
+def _refused_allocation(error: RuntimeError) -> str | None:
+    """What torch could not allocate on the CPU, by its error's words; None for another error."""
+    asked = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error))
+    if asked is not None:
+        return f"torch asked for {format_bytes(int(asked[1]))} at once"
+    return "torch asked for more than 2**63 bytes" if "Storage size calculation overflowed" in str(error) else None
 
 
 def compose(

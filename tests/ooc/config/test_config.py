@@ -142,3 +142,35 @@ def test_differences_are_the_keys_that_change_a_loss() -> None:
     one, two = load_config(None, BASE), load_config(None, {**BASE, "lr": 1, "memory": "3GB", "epochs": 5, "fanout": "3,3"})
     assert one.differences(two) == ["lr", "fanout", "eval_fanout"]
     assert {name for each in classes().values() for name in each.model_fields} >= FREE_TO_CHANGE
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"layers": "99999999999999999999"},
+            "layers = '99999999999999999999' is invalid: expected less than or equal to 10000",
+        ),
+        ({"hidden": 10**6}, "hidden = 1000000 is invalid: expected less than or equal to 65536"),
+        ({"batch_size": 10**12}, "batch_size = 1000000000000 is invalid: expected less than 2147483648"),
+        ({"fanout": "10,99999999999999999999"}, "fanout = .* is invalid: expected less than 2147483648"),
+        ({"threads": 10**20}, "threads = .* is invalid: expected less than or equal to 1024"),
+        ({"memory": "9" * 400}, "'9{60}' is not a size in bytes"),
+        ({"mode": "events", "ratio": 10**6}, "ratio = 1000000 is invalid: expected less than or equal to 10000"),
+        ({"mode": "snapshots", "window": 5, "eval_ratio": 10**6}, "eval_ratio = 1000000 is invalid"),
+        ({"mode": "saint", "walk_length": 10**6}, "walk_length = 1000000 is invalid"),
+        ({"model_args": '{"a": ' + "[" * 10**5 + "]" * 10**5 + "}"}, "model_args = .*is invalid: it is nested too deeply"),
+    ],
+)
+def test_numbers_that_no_machine_can_serve(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(None, {**BASE, **settings})
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.toml"])
+def test_a_deeply_nested_file(tmp_path: Path, name: str) -> None:
+    content = "[" * 100_000 + "]" * 100_000
+    (tmp_path / name).write_text(f'{{"model_args": {content}}}' if name.endswith("json") else f"model_args = {content}")
+    with pytest.raises(ConfigError, match=r"run\.\w+: the configuration is nested too deeply"):
+        load_config(tmp_path / name, BASE)

@@ -297,3 +297,10 @@ def test_validation_of_the_best_model_is_scored_once(
     again = train(configure(store, tmp_path / "run", epochs=3, eval_splits=["val", "test"], **settings), resume=True)
     assert asked[4:] == ["val", "test"]  # another process chose the model
     assert again["metrics"] == summary["metrics"]
+
+
+def test_what_torch_cannot_allocate_is_a_memory_error_and_leaves_no_run(make_store: MakeStore, tmp_path: Path) -> None:
+    config = configure(make_store(), tmp_path / "run", model="gat", heads=2**16, hidden=2**16, output_heads=2**31 - 1)
+    with pytest.raises(MemoryError, match=r"torch asked for .*TB at once"):
+        train(config)
+    assert not (tmp_path / "run").exists()
