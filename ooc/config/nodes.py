@@ -67,6 +67,13 @@ class NodeConfig(RunConfig):
     )
     plan: bool = Field(True, description="Predict the run before it starts, from a profile of a few seconds.")
 
+    @field_validator("class_weights")
+    @classmethod
+    def _none_negative(cls, value: str | list[float]) -> str | list[float]:
+        if not isinstance(value, str) and any(weight < 0 for weight in value):
+            raise ValueError("weights must be 0 or more")
+        return value
+
     @model_validator(mode="after")
     def _of_the_model(self) -> Self:
         """Unknown models are rejected elsewhere."""

@@ -107,7 +107,7 @@ class LayerShape:
     what is summed, and of what the destination adds beside it (0: the same rows), where the layer can map first, else None;
     source_bytes, edge_bytes: what a source's row and an edge take in memory while rows are computed (kind None). Of exact
     training, norm: columns of its norm over all nodes, 0 without one; residual: whether the destination's row is added;
-    trains: whether it has parameters."""
+    trains: whether it has parameters. itemsize: bytes of a number that it computes with."""
 
     width: int
     out: int
@@ -119,6 +119,7 @@ class LayerShape:
     norm: int = 0
     residual: bool = False
     trains: bool = False
+    itemsize: int = 4
 
 
 @dataclass(frozen=True)

@@ -155,22 +155,23 @@ def probe_widths(parts: Parts, features: int, weighted: bool) -> list[int]:
 def _layer_shape(layer: nn.Module, width: int, out: int) -> LayerShape:
     needs_initial = bool(getattr(layer, "needs_initial", False))
     conv: Any = getattr(layer, "conv", None)
+    size = max([4, *(p.element_size() for p in layer.parameters())])
     if is_plain(layer) and type(conv).forward in _SUMMED:
         narrow = None
         if hasattr(conv, "narrowed") and not layer.residual:
             narrow = (conv.out_channels, conv.out_channels if isinstance(conv, BlockSAGEConv) else 0)
-        return LayerShape(width, out, conv.sum_kind, narrow, needs_initial)
+        return LayerShape(width, out, conv.sum_kind, narrow, needs_initial, itemsize=size)
     wide = max([width, out, *[max(p.shape) for p in layer.parameters() if p.dim()]])
     light = getattr(type(conv), "forward", None) is BlockGATConv.forward
-    per_edge = 48 + 32 * int(conv.heads) if light else 48 + 8 * wide  # other convolutions make a message of every edge
-    return LayerShape(width, out, None, None, needs_initial, 4 * (3 * width + 3 * wide), per_edge)
+    per_edge = 48 + 8 * size * int(conv.heads) if light else 48 + 2 * size * wide  # others make a message of every edge
+    return LayerShape(width, out, None, None, needs_initial, size * (3 * width + 3 * wide), per_edge, itemsize=size)
 
 
 def besides_bytes(shape: ModelShape, graph: Graph) -> int:
     """Memory that a pass takes beside the sums: pieces and chunks on their way, edges, pointers, what is computed on."""
     pieces = (AHEAD + 2) * piece_rows_of(shape) * max(shape.x_bytes, 4 * shape.widest)
     entries = (AHEAD + 2) * min(ENTRIES_AT_ONCE, shape.num_edges) * shape.slot_bytes
-    chunks = 14 * CHUNK_ROWS * 4 * shape.widest
+    chunks = 14 * CHUNK_ROWS * max([layer.itemsize for layer in shape.layers]) * shape.widest
     return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + ALLOWED)
 
 
@@ -214,7 +215,7 @@ def hub_of(graph: Graph) -> int:
 def gathered_bytes(graph: Graph, layer: LayerShape, first: int, stop: int) -> int:
     """Bytes of destinations first:stop, their sources' rows and their edges."""
     edges, own = int(graph.indptr[stop] - graph.indptr[first]), stop - first
-    return min(edges + own, graph.num_nodes) * layer.source_bytes + own * 4 * layer.out + edges * layer.edge_bytes
+    return min(edges + own, graph.num_nodes) * layer.source_bytes + own * layer.itemsize * layer.out + edges * layer.edge_bytes
 
 
 def gather_ranges(graph: Graph, layer: LayerShape, memory: int, start: int) -> Iterator[tuple[int, int]]:

@@ -158,6 +158,7 @@ def test_differences_are_the_keys_that_change_a_loss() -> None:
         ({"memory": "9" * 400}, "'9{60}' is not a size in bytes"),
         ({"mode": "events", "ratio": 10**6}, "ratio = 1000000 is invalid: expected less than or equal to 10000"),
         ({"mode": "snapshots", "window": 5, "eval_ratio": 10**6}, "eval_ratio = 1000000 is invalid"),
+        ({"class_weights": "1,-1"}, "class_weights = '1,-1' is invalid: weights must be 0 or more"),
         ({"mode": "saint", "walk_length": 10**6}, "walk_length = 1000000 is invalid"),
         ({"model_args": '{"a": ' + "[" * 10**5 + "]" * 10**5 + "}"}, "model_args = .*is invalid: it is nested too deeply"),
     ],

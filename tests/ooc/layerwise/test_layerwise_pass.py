@@ -18,6 +18,7 @@ from ooc.layerwise import pass_plan as layerplan
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.row_files import Files
+from ooc.layerwise.shape import besides_bytes, gathered_bytes, shape_of
 from ooc.models.builders import build_model, full_blocks
 from ooc.models.layers import run_model
 from ooc.stores.dataset import Dataset
@@ -26,6 +27,7 @@ from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
 from tests.ooc.loading.test_feature_gather import write_features
 from tests.scale import few
+from tests.waiting import eventually
 
 N, F = 203, 12
 NAMES = ("sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc")
@@ -356,3 +358,45 @@ def test_too_little_memory_is_named(make_store: MakeStore, tmp_path: Path) -> No
             LayerwisePass(make("sage"), ds, tmp_path / "sweep", room=700)
         with pytest.raises(BudgetError, match="folder"):
             LayerwisePass(make("sage"), ds, None, room=50_000)
+
+
+@pytest.mark.parametrize("name", ["gat", "sage"])
+def test_what_a_double_precision_model_computes_with_counts_twice(make_store: MakeStore, tmp_path: Path, name: str) -> None:
+    model = build_model(name, F, 16, 3, num_layers=2, heads=2 if name == "gat" else 1)
+    with Dataset.open(store_of(make_store)) as ds:
+        single = shape_of(model, ds)
+        double = shape_of(model.double(), ds)
+        at_once = [besides_bytes(shape, ds.graph) for shape in (single, double)]
+        assert at_once[1] - at_once[0] == 14 * layerplan.CHUNK_ROWS * 4 * single.widest
+        for one, two in zip(single.layers, double.layers, strict=True):
+            assert two.source_bytes == 2 * one.source_bytes
+            own = [gathered_bytes(ds.graph, layer, 0, 1) for layer in (one, two)]
+            edges = int(ds.graph.indptr[1])
+            constant = 48 * edges if one.kind is None else 0  # ids and pointers of edges
+            assert own[1] - constant == 2 * (own[0] - constant)
+
+
+def test_the_next_range_is_read_while_one_is_computed(make_store: MakeStore, tmp_path: Path, small_parts: None) -> None:
+    begun: list[int] = []
+    with Dataset.open(store_of(make_store)) as ds:
+        model = build_model("gat", F, 16, 3, num_layers=2, heads=2)
+        with closing(LayerwisePass(model, ds, tmp_path / "sweep", room=10**6)) as scan:
+            scans = layerwise_executor.NodeScans
+            store = _GatheredRows(begun)
+            reader = scans(ds, scan.shape, store, (), scan.stats, torch.device("cpu"))  # type: ignore[arg-type]
+            ranges = [(0, 50), (50, 100), (100, 150), (150, 203)]
+            for number, chunk in enumerate(reader.gathered("rows", [], ranges, lambda first: None)):
+                assert chunk.place.first == ranges[number][0]
+                assert eventually(lambda most=min(number + 2, len(ranges)): len(begun) == most)
+            reader.close()
+
+
+class _GatheredRows:
+    """Rows of a pass; notes the ranges that were asked for."""
+
+    def __init__(self, begun: list[int]) -> None:
+        self.begun = begun
+
+    def gather(self, source: str, node: np.ndarray) -> np.ndarray:
+        self.begun.append(len(node))
+        return np.zeros((len(node), F), np.float32)

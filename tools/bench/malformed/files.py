@@ -360,7 +360,7 @@ ARRAYS: dict[str, dict[str, tuple[object, Outcome]]] = {
         "ids out of range": (np.array([1, NODES]), "refused"),
         "negative ids": (np.array([-1, 2]), "refused"),
         "ids beyond int64": (np.array([2**64 - 1], np.uint64), "refused"),
-        "empty": (np.empty(0, np.int64), "refused"),
+        "no ids": (np.empty(0, np.int64), "refused"),
         "empty mask": (np.zeros(NODES, bool), "refused"),
         "mask too short": (np.ones(NODES - 1, bool), "refused"),
         "mask too long": (np.ones(NODES + 1, bool), "refused"),

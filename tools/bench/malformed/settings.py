@@ -107,7 +107,7 @@ def of_other_verbs() -> Iterator[Case]:
             yield Case(f"{verb} of {what}", (verb, "thing", *rest.split()), _making(make))
     for verb, rest, flags in OWN:
         command = (verb, *rest.split(), *flags.split())
-        yield Case(f"{verb} {flags[:40]}", command, nothing)
+        yield Case(f"{verb} {rest} {flags}", command, nothing)
 
 
 def _making(make: Callable[[Path], object]) -> Callable[[Path], object]:
