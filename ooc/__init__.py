@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ooc.loading.neighbor_loader import NeighborLoader
     from ooc.loading.snapshot_loader import SnapshotLoader
     from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
+    from ooc.pyg.build_store import from_data, ingest
     from ooc.stores.dataset import Dataset
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "SaintLoader",
     "SnapshotLoader",
     "StoreError",
+    "from_data",
+    "ingest",
     "open",
 ]
 
@@ -50,6 +53,8 @@ __getattr__ = lazy_exports(
         "NeighborLoader": "ooc.loading.neighbor_loader",
         "SaintLoader": "ooc.loading.subgraph_loaders",
         "SnapshotLoader": "ooc.loading.snapshot_loader",
+        "from_data": "ooc.pyg.build_store",
+        "ingest": "ooc.pyg.build_store",
     },
 )
 

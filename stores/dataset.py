@@ -22,7 +22,7 @@ from ooc.stores.graph import Graph, check_parts, index_dtype
 from ooc.stores.growth.lineage import touched_since
 from ooc.stores.growth.place import Place, open_place
 from ooc.stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_array
-from ooc.stores.ids import GrownIds, IdMap, identity, whole_number
+from ooc.stores.ids import GrownIds, IdMap, identity, rows_by_identity, whole_number
 from ooc.stores.io.engines import describe
 from ooc.stores.manifest import Task
 from ooc.stores.process import ProcessMemory
@@ -194,6 +194,22 @@ class Dataset:
             self._edge_rows[name] = open_zarr_rows(self._place.group(path), path, self.engine)
         return self._edge_rows[name]
 
+    def edge_features(self, name: str) -> Rows:
+        """Return the values of an edge feature, one row per edge id (`batch.e_id`), as `rows` does for nodes.
+
+        Opened once with the data set's engine and closed with it. Raises InputError if there is no such feature.
+
+        >>> ds.edge_features("edge_attr").read(batch.e_id.numpy(), out)
+        """
+        key, there = names.edge_array(name), self.manifest.edge_types[0].arrays
+        if name not in there:
+            raise InputError(f"{self.path} has no edge feature {name!r}: there are {', '.join(there) or 'none'}")
+        if key not in self._edge_rows:
+            stored = open_zarr_rows(self._place.group(key), key, self.engine)
+            encoding = encoding_of(stored, (self._place.group(key) / key).parent)
+            self._edge_rows[key] = DecodedRows(stored, encoding) if encoding.is_short else stored
+        return self._edge_rows[key]
+
     @property
     def events(self) -> Events:
         """The edges in time order. Raises InputError for a store without edge times.
@@ -251,6 +267,25 @@ class Dataset:
         Raises InputError if a row is out of range.
         """
         return identity(rows, self.num_nodes) if self._ids is None else self._ids.external(rows)
+
+    def rows_of(self, external: Any) -> NDArray[np.int64]:
+        """Return the rows of the nodes with the user's ids `external`, in the same order.
+
+        Args:
+            external: Sequence, array or CPU tensor of ids, [n]: integers or str, as in the input.
+
+        Returns:
+            int64[n].
+
+        Raises:
+            InputError: If ids are unknown; names how many and the first of them.
+
+        >>> ds.rows_of(["u_1", "u_2"])
+        array([17, 4])
+        """
+        if self._ids is not None:
+            return self._ids.rows(external)
+        return rows_by_identity(external, self.num_nodes, self.path)
 
     def row(self, external: Any) -> int:
         """Return the row of the node with the user's id `external`. Raises InputError if there is none."""

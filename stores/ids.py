@@ -144,10 +144,16 @@ class IdMap:
         return decode_ids(values, self.kind)
 
     def rows(self, external: Any) -> NDArray[np.int64]:
-        """Return the rows of external ids, int64[n], in one read transaction. Raises InputError for an unknown id."""
-        ids = [self._parse(each) for each in external]
-        values = self._get(self._rows, _ENCODERS[self.kind](ids), ids, "id")
-        return np.frombuffer(b"".join(values), ">u8").astype(np.int64)
+        """Return the rows of external ids, int64[n], in one read transaction. Raises InputError for unknown ids."""
+        return _all_known(self.find(self.parse(external)), external, self.path)
+
+    def parse(self, external: Any) -> Any:
+        """Convert ids given as a sequence, array or tensor to those of the store's kind. Raises InputError for another kind."""
+        if self.kind == "int":
+            ids = np.asarray(external)
+            if ids.dtype.kind in "iu" and not (ids.dtype == np.uint64 and len(ids) and ids.max() >= 2**63):
+                return ids.astype(np.int64)
+        return [self._parse(each) for each in external]
 
     def find(self, external: Any) -> NDArray[np.int64]:
         """Return the rows of external ids (of the store's kind), int64[n], -1 if unknown, in one read transaction."""
@@ -207,12 +213,13 @@ class GrownIds:
         """See `IdMap.find`."""
         return np.maximum(self.old.find(external), self.new.find(external))
 
+    def rows(self, external: Any) -> NDArray[np.int64]:
+        """See `IdMap.rows`."""
+        return _all_known(self.find(self.old.parse(external)), external, self.old.path)
+
     def row(self, external: Any) -> int:
         """See `IdMap.row`."""
-        try:
-            return self.new.row(external)
-        except InputError:
-            return self.old.row(external)
+        return int(self.rows([external])[0])
 
     def __len__(self) -> int:
         return len(self.old) + len(self.new)
@@ -236,6 +243,27 @@ def whole_number(external: Any, where: Path) -> int:
 
 def _unknown(what: str, value: Any, where: Path) -> InputError:
     return InputError(f"no node has the {what} {value!r} in {where}: check it against the data it was built from")
+
+
+def _all_known(rows: NDArray[np.int64], external: Any, where: Path) -> NDArray[np.int64]:
+    """Return `rows`. Raises InputError if some of them are -1, naming the first ids."""
+    unknown = np.flatnonzero(rows < 0)
+    if not len(unknown):
+        return rows
+    ids = np.asarray(external)
+    values = [ids[at].item() for at in unknown[:3].tolist()]
+    if len(unknown) == 1:
+        raise _unknown("id", values[0], where)
+    shown = ", ".join(map(repr, values)) + (", ..." if len(unknown) > 3 else "")
+    raise InputError(f"{len(unknown):,} of {len(rows):,} ids are of no node in {where}: {shown}; check them against its data")
+
+
+def rows_by_identity(external: Any, count: int, where: Path) -> NDArray[np.int64]:
+    """Rows of a store without ids.lmdb, whose ids are rows. Raises InputError for ids that are none."""
+    ids = np.asarray(external)
+    if ids.dtype.kind not in "iu":
+        ids = np.array([whole_number(each, where) for each in external], np.int64)
+    return _all_known(np.where((ids >= 0) & (ids < count), ids, -1).astype(np.int64), external, where)
 
 
 def _database(node_type: str, direction: str) -> bytes:

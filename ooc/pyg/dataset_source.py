@@ -5,17 +5,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from ooc.stores.arrays.rows import AnyArray
-from ooc.stores.errors import ConfigError, InputError
+from ooc.pyg.data_arrays import arrays_of
+from ooc.stores.errors import ConfigError
 from ooc.stores.ingest import IngestResult, IngestSpec
 from ooc.stores.ingest import ingest as build
+from ooc.stores.ingest.arrays import Array, RowBlocks
 from ooc.stores.ingest.duck import Progress
-
-_PARTS = ("x", "y", "edge_index", "edge_weight", "train_mask", "val_mask", "test_mask")
 
 
 def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
@@ -24,8 +22,12 @@ def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
     >>> ingest(IngestSpec(out="cora.ooc", pyg="Planetoid", arg=["root=data", "name=Cora"])).num_nodes
     2708
     """
-    arrays = None if spec.pyg is None else read_pyg(spec.pyg, arguments(spec.arg))
-    return build(spec, progress, arrays)
+    if spec.pyg is None:
+        return build(spec, progress)
+    arrays, left_out = read_pyg(spec.pyg, arguments(spec.arg))
+    result = build(spec, progress, arrays)
+    notes = [f"left out, as they are no numbers: {', '.join(left_out)}"] if left_out else []
+    return replace(result, notes=(*notes, *result.notes))
 
 
 def arguments(pairs: list[str]) -> dict[str, Any]:
@@ -46,14 +48,12 @@ def arguments(pairs: list[str]) -> dict[str, Any]:
     return keywords
 
 
-def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, AnyArray]:
-    """Return the arrays of item 0 of a PyG data set: x, y, edge_index, edge_weight, masks ([N] or [N, S]) and num_nodes.
+def read_pyg(name: str, keywords: Mapping[str, Any]) -> tuple[dict[str, Array | RowBlocks], list[str]]:
+    """Return the arrays of item 0 of a PyG data set, and what is left out; see `arrays_of`.
 
     `name` is a class of torch_geometric.datasets, or `package.module:Class`, also from the working directory. Raises
     ConfigError if it does not exist or cannot be constructed, InputError if item 0 is no Data with edges.
     """
-    from torch_geometric.data import Data
-
     module_name, _, class_name = name.rpartition(":")
     here = os.getcwd()
     if module_name and here not in sys.path and "" not in sys.path:
@@ -70,9 +70,4 @@ def read_pyg(name: str, keywords: Mapping[str, Any]) -> dict[str, AnyArray]:
         raise ConfigError(
             f"the data set {name} cannot be constructed with {dict(keywords)}: {first[0][:300]} (--arg)"
         ) from error
-    if not isinstance(data, Data):
-        raise InputError(f"item 0 of {name} is a {type(data).__name__}: it must be a Data with one graph")
-    if data.edge_index is None:
-        raise InputError(f"{name} has no edge_index: it cannot be ingested as a graph")
-    arrays = {part: data[part].numpy(force=True) for part in _PARTS if data.get(part) is not None}
-    return arrays | {"num_nodes": np.array(data.num_nodes, dtype=np.int64)}
+    return arrays_of(data, f"item 0 of {name}")

@@ -85,6 +85,8 @@ def refuse(path: Path, manifest: Manifest) -> None:
         why = "holds each edge once, and whether a new one is there already only an ingest finds out"
     elif "edge_id" not in manifest.columns or set(manifest.columns) - {"edge_id", "weight", "time"}:
         why = f"has the edge columns {', '.join(manifest.columns) or 'none'}, not those of an ingest"
+    elif manifest.time is None and manifest.edge_types[0].arrays:
+        why = f"has edge features ({', '.join(manifest.edge_types[0].arrays)}) and no times"
     elif len(manifest.node_types) != 1 or len(manifest.edge_types) != 1:
         why = "has several types of nodes or edges"
     if why:

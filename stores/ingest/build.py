@@ -3,14 +3,12 @@
 import hashlib
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ooc.stores import manifest as names
 from ooc.stores.arrays.zarr_write import Appender
@@ -20,6 +18,7 @@ from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest import edges as csc
 from ooc.stores.ingest import ids
 from ooc.stores.ingest.arrange import MakeSink
+from ooc.stores.ingest.arrays import Arrays, blocks_of
 from ooc.stores.ingest.datasets import Inputs, gather, input_files
 from ooc.stores.ingest.duck import Duck, Progress, silent
 from ooc.stores.ingest.edge_features import EdgeFeatures
@@ -40,9 +39,7 @@ _FREE = {"memory"}
 """settings that do not change the store, so a resumed ingest may change them"""
 
 
-def ingest(
-    spec: IngestSpec, progress: Progress | None = None, arrays: Mapping[str, NDArray[Any]] | None = None
-) -> IngestResult:
+def ingest(spec: IngestSpec, progress: Progress | None = None, arrays: Arrays | None = None) -> IngestResult:
     """Build the store `spec.out`; equal inputs give the same bytes for any memory and number of threads.
 
     (Except with `partitioner="auto"`, where the memory may select the partitioner; the manifest names it.) The store is built
@@ -53,7 +50,8 @@ def ingest(
     Args:
         spec: What to ingest.
         progress: Called with the step, the units done and in total.
-        arrays: Arrays of a data set in memory (x, y, edge_index, train_mask, ...), instead of files.
+        arrays: Arrays of a data set in memory (x, y, edge_index, train_mask, ...), instead of files. Further ones with a row
+            per node or per edge are stored under their names.
 
     Raises:
         InputError: If the input is wrong; names file, row and value.
@@ -90,11 +88,12 @@ def _disk(error: OSError, out: Path) -> StoreError:
     return StoreError(f"{error.filename} cannot be read: {error.strerror or error}; check the file and the permissions")
 
 
-def _settings(spec: IngestSpec, arrays: Mapping[str, NDArray[Any]] | None) -> str:
+def _settings(spec: IngestSpec, arrays: Arrays | None) -> str:
     digest = hashlib.sha256()
     for name, array in sorted((arrays or {}).items()):
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        for block in blocks_of(array):
+            digest.update(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
     return spec.model_dump_json(exclude=_FREE) + _creator() + digest.hexdigest()
 
 
@@ -115,14 +114,14 @@ class _Build:
         self.make_sink: MakeSink = Appender
         self.events: Events | None = None
 
-    def run(self, arrays: Mapping[str, NDArray[Any]] | None) -> dict[str, Any]:
+    def run(self, arrays: Arrays | None) -> dict[str, Any]:
         raw = self.steps.run(
             "gather", lambda: gather(self.spec, self.duck, self.stage, arrays, self.progress).to_json(), [self.stage]
         )
         self.inputs = Inputs.from_json(raw)
         self.columns = self._columns()
         self.arrays = NodeInputs(self.spec, self.inputs, self.duck)
-        self.edge_features = EdgeFeatures(self.spec, self.steps, self.duck, self.progress, self.columns)
+        self.edge_features = EdgeFeatures(self.spec, self.steps, self.duck, self.progress, self.columns, self.inputs)
         space = self._id_space()
         self.num_nodes = int(space["num_nodes"])
         self._check_counts()
@@ -153,8 +152,18 @@ class _Build:
             "dropped": dropped,
             "non_finite": wild,
             "partition": partition,
-            "notes": (*self.steps.notes, *split["notes"]),
+            "notes": (*self.steps.notes, *self.inputs.notes, *split["notes"], *self._unused([*features], [*of_edges])),
         }
+
+    def _unused(self, of_nodes: list[str], of_edges: list[str]) -> list[str]:
+        """Say which arrays are stored and reach no batch, a line for nodes and one for edges."""
+        lines = []
+        if others := sorted({*of_nodes} - {"x"}):
+            lines.append(f"stored, but not in batches: {', '.join(others)} (of nodes: ds.rows(NAME), by batch.n_id)")
+        if of_edges and self.events is None:
+            shown = ", ".join(sorted(of_edges))
+            lines.append(f"stored, but not in batches: {shown} (of edges: ds.edge_features(NAME), by batch.e_id)")
+        return lines
 
     def _columns(self) -> EdgeColumns:
         table, plain = self.inputs.edges, self.spec.edges is not None

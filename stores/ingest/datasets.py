@@ -1,6 +1,5 @@
 """Whole data sets (npz, OGB's raw layout, arrays in memory), converted to the inputs that plain files would give."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.stores.errors import InputError
+from ooc.stores.ingest.arrays import EDGE_FEATURES, KEYS, Arrays, extras_of, part_of, save_arrays, sparse_adjacency
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.sources import (
     Table,
@@ -22,18 +22,6 @@ from ooc.stores.ingest.sources import (
     unpack_npz,
 )
 from ooc.stores.ingest.spec import IngestSpec
-
-KEYS = {
-    "x": ("x", "node_features", "node_feat", "features"),
-    "y": ("y", "node_labels", "node_label", "labels"),
-    "edges": ("edge_index", "edges"),
-    "train": ("train_mask", "train_masks", "train_idx"),
-    "val": ("val_mask", "val_masks", "valid_idx", "val_idx"),
-    "test": ("test_mask", "test_masks", "test_idx"),
-    "num_nodes": ("num_nodes", "num_nodes_list"),
-    "weight": ("edge_weight",),
-}
-"""names of the arrays in npz files (PyG's, OGB's, and those of the heterophilous-graphs collection)"""
 
 
 @dataclass
@@ -51,6 +39,13 @@ class Inputs:
     splits: dict[str, str] = field(default_factory=dict)
     """train, val, test -> npy of ids or a mask"""
     num_nodes: int | None = None
+    extra: list[str] = field(default_factory=list)
+    """features that nobody asked for by name: stored as they are"""
+    edge_features: dict[str, list[str]] = field(default_factory=dict)
+    """the same as features, by edge"""
+    edge_tables: dict[str, Table] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """what is left out"""
     shown: dict[str, str] = field(default_factory=dict)
     """unpacked file -> its name in messages"""
 
@@ -62,15 +57,16 @@ class Inputs:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        tables = {key: Table.from_json(value[key]) for key in ("edges", "nodes", "label_table") if value[key]}
-        features = {key: Table.from_json(table) for key, table in value["feature_tables"].items()}
-        return cls(**{**value, **tables, "feature_tables": features})
+        tables: dict[str, Any] = {key: Table.from_json(value[key]) for key in ("edges", "nodes", "label_table") if value[key]}
+        for part in ("feature_tables", "edge_tables"):
+            tables[part] = {key: Table.from_json(table) for key, table in value[part].items()}
+        return cls(**{**value, **tables})
 
 
-def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Mapping[str, NDArray[Any]] | None, progress: Progress) -> Inputs:
+def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Arrays | None, progress: Progress) -> Inputs:
     """Find, check and unpack the inputs of `spec` (an append may lack edges); `arrays` are those of a data set in memory."""
     if arrays is not None:
-        return _from_arrays(arrays, stage, spec.pyg or "arrays")
+        return _from_npys(save_arrays(arrays, stage / "arrays"), spec.pyg or "arrays", stage)
     if spec.npz is not None:
         paths = {key: str(path) for key, path in unpack_npz(spec.npz, stage / "npz").items()}
         return _from_npys(paths, str(spec.npz), stage)
@@ -93,8 +89,8 @@ def input_files(spec: IngestSpec) -> list[Path]:
 
 
 def _from_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -> Inputs:
-    edges = Table((), {}, text=False) if spec.edges is None else _edge_files(spec, duck, stage, progress)
-    inputs = Inputs(edges, weight=spec.weight, num_nodes=spec.num_nodes)
+    inputs = Inputs(Table((), {}, text=False)) if spec.edges is None else _edge_files(spec, duck, stage, progress)
+    inputs.num_nodes = spec.num_nodes or inputs.num_nodes
     if spec.nodes is not None:
         wanted = tuple(each for each in (spec.id, spec.label, *(spec.split or "").split(",")) if each)
         inputs.nodes = open_table(duck, spec.nodes, stage / "nodes", spec.header, wanted, progress)
@@ -106,23 +102,42 @@ def _from_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -
     return inputs
 
 
-def _edge_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -> Table:
+def _edge_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -> Inputs:
     assert spec.edges is not None
     paths = find(spec.edges)
     kinds = {kind_of(path) for path in paths}
     if not kinds & {".npy", ".npz"}:
-        return open_table(duck, spec.edges, stage / "edges", spec.header, (spec.src, spec.dst), progress)
+        table = open_table(duck, spec.edges, stage / "edges", spec.header, (spec.src, spec.dst), progress)
+        return Inputs(table, weight=spec.weight)
     if len(kinds) > 1:
         raise InputError(f"{spec.edges} matches files of several kinds ({', '.join(sorted(kinds))}): give one kind")
     if spec.weight is not None:
         raise InputError(f"--weight names a column of a table, and {paths[0]} is an array: give a table")
-    files = []
+    return _edge_arrays(spec.edges, paths, stage)
+
+
+def _edge_arrays(pattern: str, paths: list[Path], stage: Path) -> Inputs:
+    """Edges from npy or npz files, the latter possibly with weights or as a sparse matrix."""
+    files: list[TableFile] = []
+    kinds: set[str | None] = set()
+    count = None
     for index, path in enumerate(paths):
-        array = path
+        found = {"edge_index": path}
         if path.suffix.lower() == ".npz":
-            array = _pick(unpack_npz(path, stage / f"unpacked{index}"), "edges", path)
-        files.append(stage_edge_array(open_array(array, str(path)), str(path), stage / "edges" / f"{index:05d}.parquet"))
-    return Table(tuple(files), {"src": "int64", "dst": "int64"}, text=False)
+            unpacked = {key: str(each) for key, each in unpack_npz(path, stage / f"unpacked{index}").items()}
+            unpacked = sparse_adjacency(unpacked, str(path), stage / f"sparse{index}")
+            found = {key: Path(each) for key, each in unpacked.items()}
+        if "num_nodes" in found and len(paths) == 1:
+            count = _count(open_array(found["num_nodes"]), str(path))
+        weight = open_array(found["edge_weight"], str(path)).reshape(-1) if "edge_weight" in found else None
+        kinds.add(None if weight is None else arrow_type(weight.dtype))
+        edges = open_array(_pick(found, "edges", path), str(path))
+        files.append(stage_edge_array(edges, str(path), stage / "edges" / f"{index:05d}.parquet", weight))
+    if len(kinds) > 1:
+        raise InputError(f"{pattern} matches files with and without weights, or with weights of several types: save them alike")
+    (kind,) = kinds
+    columns = {"src": "int64", "dst": "int64"} | ({} if kind is None else {"weight": kind})
+    return Inputs(Table(tuple(files), columns, text=False), weight=None if kind is None else "weight", num_nodes=count)
 
 
 def _pick(found: dict[str, Path], part: str, shown: Path) -> Path:
@@ -132,31 +147,29 @@ def _pick(found: dict[str, Path], part: str, shown: Path) -> Path:
     raise InputError(f"{shown} has no array {' or '.join(KEYS[part])}: it has {', '.join(found) or 'none'}")
 
 
-def _from_arrays(arrays: Mapping[str, NDArray[Any]], stage: Path, shown: str) -> Inputs:
-    (stage / "arrays").mkdir(parents=True, exist_ok=True)
-    paths = {}
-    for key, array in arrays.items():
-        path = stage / "arrays" / f"{key}.npy"
-        np.save(path, array, allow_pickle=False)
-        paths[key] = str(path)
-    return _from_npys(paths, shown, stage)
-
-
 def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
-    parts = {part: next((paths[key] for key in keys if key in paths), None) for part, keys in KEYS.items()}
+    paths = sparse_adjacency(paths, shown, stage / "sparse")
+    parts = {part: part_of(paths, part) for part in KEYS}
     if parts["edges"] is None:
         raise InputError(f"{shown} has no edge_index (or edges): it has {', '.join(paths) or 'nothing'}")
     names = {path: f"{shown}[{key}]" for key, path in paths.items()}
-    weight = None if parts["weight"] is None else open_array(Path(parts["weight"]), names[parts["weight"]]).reshape(-1)
-    edges = open_array(Path(parts["edges"]), names[parts["edges"]])
-    file = stage_edge_array(edges, shown, stage / "edges" / "00000.parquet", weight)
+    opened = {part: open_array(Path(path), names[path]) for part, path in parts.items() if path is not None}
+    weight = opened["weight"].reshape(-1) if "weight" in opened else None
+    file = stage_edge_array(opened["edges"], shown, stage / "edges" / "00000.parquet", weight)
     columns = {"src": "int64", "dst": "int64"} | ({} if weight is None else {"weight": arrow_type(weight.dtype)})
     inputs = Inputs(Table((file,), columns, text=False), weight=None if weight is None else "weight")
     inputs.features = {} if parts["x"] is None else {"x": [parts["x"]]}
     inputs.labels = parts["y"]
     inputs.splits = {split: path for split in ("train", "val", "test") if (path := parts[split]) is not None}
     if parts["num_nodes"] is not None:
-        inputs.num_nodes = _count(open_array(Path(parts["num_nodes"]), names[parts["num_nodes"]]), names[parts["num_nodes"]])
+        inputs.num_nodes = _count(opened["num_nodes"], names[parts["num_nodes"]])
+    count = inputs.num_nodes or next((len(opened[part]) for part in ("x", "y") if part in opened and opened[part].ndim), None)
+    extras = extras_of(paths, shown, count, file.rows)
+    inputs.extra = list(extras.nodes)
+    inputs.features |= {name: [path] for name, path in extras.nodes.items()}
+    inputs.edge_features = {name: [path] for name, path in extras.edges.items()}
+    if extras.left_out:
+        inputs.notes.append(f"{shown}: left out, as they are neither of nodes nor of edges: {', '.join(extras.left_out)}")
     inputs.shown = names
     return inputs
 
@@ -204,7 +217,28 @@ def _ogb_tables(raw: Path, duck: Duck, stage: Path, progress: Progress) -> Input
         inputs.num_nodes = int(values[0][0])
     if (features := table("node-feat")) is not None:
         inputs.feature_tables["x"] = features
+    label_rows = inputs.label_table
+    count = inputs.num_nodes or next((each.rows for each in (features, label_rows) if each is not None), None)
+    for name in sorted({path.name.split(".")[0] for path in (*raw.glob("*.csv.gz"), *raw.glob("*.csv"))} - set(_OGB)):
+        if (extra := table(name)) is not None:
+            _place_extra(inputs, name.replace("-", "_"), extra, count)
     return inputs
+
+
+_OGB = ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")
+"""tables of OGB's raw layout with a meaning of their own"""
+
+
+def _place_extra(inputs: Inputs, name: str, table: Table, num_nodes: int | None) -> None:
+    """Put another table of OGB's to the features of edges or of nodes, by its rows."""
+    name = EDGE_FEATURES.get(name, name)
+    if name.isidentifier() and table.rows == inputs.edges.rows and (table.rows != num_nodes or "edge" in name):
+        inputs.edge_tables[name] = table
+    elif name.isidentifier() and table.rows == num_nodes:
+        inputs.feature_tables[name] = table
+        inputs.extra.append(name)
+    else:
+        inputs.notes.append(f"{table.shown}: left out, as its {table.rows:,} rows are neither of nodes nor of edges")
 
 
 def _ogb_splits(folder: Path, duck: Duck, stage: Path, progress: Progress) -> dict[str, str]:

@@ -15,6 +15,7 @@ from ooc.stores.arrays.encoding import scale_name
 from ooc.stores.ingest import nodes
 from ooc.stores.ingest.arrange import MakeSink
 from ooc.stores.ingest.columns import match_columns, refuse_no_numbers, table_rows
+from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.ids import EdgeColumns
 from ooc.stores.ingest.sources import find
@@ -22,30 +23,41 @@ from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
 
 _STORED = {"auto": "float32", "int64": "float32", "int8": "bfloat16"}
-"""edge features are floats; int8's scale would depend on later events"""
+"""event features are floats; int8's scale would depend on later events"""
 
 
 class EdgeFeatures:
     """The edge features of an ingest, `names` of them."""
 
-    def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, columns: EdgeColumns) -> None:
+    def __init__(
+        self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, columns: EdgeColumns, inputs: Inputs
+    ) -> None:
         self.spec, self.steps, self.duck, self.progress, self.columns = spec, steps, duck, progress, columns
+        self.inputs = inputs
         self._patterns = spec.edge_feature_patterns()
+        self.names = [*self._patterns, *inputs.edge_features, *inputs.edge_tables]
 
     def rows(self, name: str) -> nodes.Rows:
         """Return a feature in the order of the input's edges. Raises InputError if files or columns do not fit."""
+        table = self.inputs.edges
+        if name in self.inputs.edge_features:
+            found = nodes.npy_rows(self.inputs.edge_features[name], self.inputs.name)
+            return found.expect(table.rows, table.shown, "edge")
+        if name in self.inputs.edge_tables:
+            own = self.inputs.edge_tables[name]
+            return table_rows(self.duck, own, list(own.columns)).expect(table.rows, table.shown, "edge")
         return rows_of(self.duck, self.columns, name, self._patterns[name])
 
     def check(self) -> None:
         """Check that all features fit, before the long work starts."""
-        for name in self._patterns:
+        for name in self.names:
             self.rows(name)
 
     def write(self, make_sink: Callable[[], MakeSink]) -> dict[str, dict[str, Any]]:
         """Steps edge features NAME: {name: {wild}}. For make_sink see `Events.sink`."""
         return {
             name: self.steps.run(f"edge features {name}", partial(self._write, name, make_sink), self._outputs(name))
-            for name in self._patterns
+            for name in self.names
         }
 
     def _outputs(self, name: str) -> list[Path]:
@@ -54,9 +66,13 @@ class EdgeFeatures:
 
     def _write(self, name: str, make_sink: Callable[[], MakeSink]) -> dict[str, Any]:
         rows, unscaled = self.rows(name), nodes.Scale("none", np.zeros(1))
-        if self.spec.dtype in ("auto", "int64"):
-            nodes.refuse_rounded(rows)
-        dtype = _STORED.get(self.spec.dtype, self.spec.dtype)
+        dtype: str
+        if self.spec.time is None:
+            dtype = self.spec.dtype if name in self._patterns else "auto"
+        else:
+            if self.spec.dtype in ("auto", "int64"):
+                nodes.refuse_rounded(rows)
+            dtype = _STORED.get(self.spec.dtype, self.spec.dtype)
         storage = nodes.fit_storage(rows, dtype, unscaled, self.progress)
         settings = storage, unscaled, self.spec.allow_nan, self.progress
         wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), names.edge_array)

@@ -121,9 +121,10 @@ class NodeArrays:
 
     def _feature_step(self, name: str, split: dict[str, Any]) -> Callable[[], dict[str, Any]]:
         def write() -> dict[str, Any]:
-            rows = self.held.features(name)
-            scale = nodes.fit_scale(rows, self.spec.normalize, self._training(split), self.progress)
-            storage = nodes.fit_storage(rows, self.spec.dtype, scale, self.progress)
+            rows, extra = self.held.features(name), name in self.inputs.extra
+            normalize, dtype = ("none", "auto") if extra else (self.spec.normalize, self.spec.dtype)
+            scale = nodes.fit_scale(rows, normalize, self._training(split), self.progress)
+            storage = nodes.fit_storage(rows, dtype, scale, self.progress)
             settings = storage, scale, self.spec.allow_nan, self.progress
             return {"wild": nodes.write_features(self.store, name, rows, *settings, self.make_sink)}
 

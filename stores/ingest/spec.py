@@ -37,7 +37,8 @@ class IngestSpec(BaseModel):
     time_unit: TimeUnit = "s"
     """unit of numeric times; timestamps are stored in microseconds"""
     edge_features: list[str] = []
-    """NAME=PATTERNS of the edge table's columns, comma-separated (msg=f*), or NAME=GLOB of npy files in edge order"""
+    """NAME=PATTERNS of the edge table's columns, comma-separated (msg=f*), or NAME=GLOB of npy files in edge order; in batches
+    of events and windows, otherwise only stored"""
     header: bool | None = None
     """whether text tables start with a header line; None: detect"""
     id_type: Literal["auto", "int", "str"] = "auto"
@@ -159,8 +160,6 @@ class IngestSpec(BaseModel):
             raise ConfigError("--birth is in the time of the edges: give --time too")
         if self.time is None and self.time_unit != "s":
             raise ConfigError("--time-unit says what the times' numbers mean: give --time too")
-        if self.time is None and self.edge_features:
-            raise ConfigError("--edge-features come with events: give --time too")
         if self.time is not None and self.drop_duplicates:
             raise ConfigError("--drop-duplicates does not go with --time: an event may come again, at another time")
 

@@ -257,7 +257,6 @@ def test_a_bad_time_is_named(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"edge_features": ["msg=f"]}, "give --time too"),
         ({"birth": "b", "nodes": "n.parquet"}, "give --time too"),
         ({"time_unit": "ms"}, "give --time too"),
         ({"time": "t", "drop_duplicates": True}, "does not go with --time"),

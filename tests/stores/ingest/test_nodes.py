@@ -224,6 +224,7 @@ def save_csv(path: Path, array: Any) -> None:
 @pytest.mark.parametrize("layout", ["csv", "npz"])
 def test_ogb_layouts(tmp_path: Path, layout: str) -> None:
     parts = ogb_parts()
+    more = {"edge_feat": RNG.random((120, 2)).round(3), "node_year": 2000 + np.arange(N)}
     folder = tmp_path / "ogbn_tiny"
     for name in ("train", "valid", "test"):
         save_csv(folder / "split" / "time" / f"{name}.csv.gz", parts[name])
@@ -234,13 +235,24 @@ def test_ogb_layouts(tmp_path: Path, layout: str) -> None:
             ("node-feat", parts["x"]),
             ("node-label", parts["y"]),
             ("num-node-list", [N]),
+            ("num-edge-list", [120]),
+            ("edge-feat", more["edge_feat"]),
+            ("node_year", more["node_year"]),
+            ("graph-name", [1, 2]),
         ):
             save_csv(folder / "raw" / f"{name}.csv.gz", array)
     else:
-        np.savez(folder / "raw" / "data.npz", edge_index=parts["edges"], node_feat=parts["x"], num_nodes_list=[N])
+        known = {"edge_index": parts["edges"], "node_feat": parts["x"], "num_nodes_list": [N]}
+        np.savez(folder / "raw" / "data.npz", **known, **more, num_edges_list=[120], graph_name=[1, 2])
         np.savez(folder / "raw" / "node-label.npz", node_label=parts["y"][:, None])
-    ingest(IngestSpec(out=tmp_path / "s.ooc", ogb=folder))
+    notes = ingest(IngestSpec(out=tmp_path / "s.ooc", ogb=folder)).notes
+    assert "left out" in notes[0]
+    assert "graph" in notes[0]
+    assert ["node_year" in notes[1], "edge_attr" in notes[2], len(notes)] == [True, True, 3]
     with Dataset.open(tmp_path / "s.ooc") as ds:
+        values = np.empty((120, 2), np.float32)
+        ds.edge_features("edge_attr").read(np.arange(120), values)
+        np.testing.assert_array_equal(values, more["edge_feat"].astype(np.float32))
         assert (ds.num_nodes, ds.num_edges, ds.task, ds.num_classes) == (N, 120, "multiclass", 4)
         np.testing.assert_array_equal(x_of(ds), parts["x"].astype(np.float32))
         np.testing.assert_array_equal(np.asarray(ds.labels), parts["y"])
@@ -278,6 +290,17 @@ def test_edge_arrays_of_any_order_and_byte_order(
     ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.npy"), num_nodes=20))
     with Dataset.open(tmp_path / "s.ooc") as ds:
         np.testing.assert_array_equal(np.asarray(ds.graph.indices), edges[0][np.argsort(edges[1], kind="stable")])
+
+
+def test_weights_of_edge_files_are_taken(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", edge_index=[[0, 1], [1, 2]], edge_weight=[0.5, 2.0])
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=f"{tmp_path}/*.npz"))
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        assert np.asarray(ds.graph.columns["weight"]).tolist() == [0.5, 0.5, 2, 2]
+    np.savez(tmp_path / "c.npz", edge_index=[[0, 1], [1, 2]])
+    with pytest.raises(InputError, match="matches files with and without weights"):
+        ingest(IngestSpec(out=tmp_path / "t.ooc", edges=f"{tmp_path}/*.npz"))
 
 
 @pytest.mark.parametrize("dtype", ["u1", "u8", ">i8", ">f4"])

@@ -1,0 +1,255 @@
+"""Building stores from Python: `ooc.ingest` and `ooc.from_data`."""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import ValidationError
+
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.ingest import IngestResult, IngestSpec
+from ooc.stores.ingest.duck import Progress
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+FileOrArray = str | Path | np.ndarray[Any, Any]
+Dtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"]
+
+
+def ingest(
+    out: Path | str,
+    *,
+    edges: Any = None,
+    src: str = "src",
+    dst: str = "dst",
+    weight: str | None = None,
+    time: str | None = None,
+    time_unit: Literal["s", "ms", "us", "ns"] = "s",
+    edge_features: Mapping[str, FileOrArray] | Sequence[str] = (),
+    header: bool | None = None,
+    id_type: Literal["auto", "int", "str"] = "auto",
+    undirected: bool = False,
+    drop_duplicates: bool = False,
+    drop_self_loops: bool = False,
+    drop_missing: bool = False,
+    allow_nan: bool = False,
+    nodes: Any = None,
+    id: str = "id",
+    label: str | None = None,
+    split: str | None = None,
+    birth: str | None = None,
+    x_cols: str | Sequence[str] | None = None,
+    one_hot: str | Sequence[str] | None = None,
+    codes: str | Sequence[str] | None = None,
+    num_nodes: int | None = None,
+    features: Mapping[str, FileOrArray] | Sequence[str] = (),
+    labels: FileOrArray | None = None,
+    train: FileOrArray | None = None,
+    val: FileOrArray | None = None,
+    test: FileOrArray | None = None,
+    random_split: str | Sequence[float] | None = None,
+    seed: int = 0,
+    split_index: int | None = None,
+    dtype: Dtype = "auto",
+    normalize: Literal["none", "row", "standard"] = "none",
+    parts: int | Literal["auto"] | None = None,
+    partitioner: Literal["auto", "metis", "stream"] = "auto",
+    order: Literal["input", "degree"] = "input",
+    npz: Path | str | None = None,
+    pyg: str | None = None,
+    arg: Mapping[str, Any] | Sequence[str] = (),
+    ogb: Path | str | None = None,
+    memory: str | int = "2GB",
+    progress: Progress | None = None,
+) -> IngestResult:
+    """Build the store `out` in bounded memory, as `ooc ingest` does with the options of the same names.
+
+    Edges come from exactly one of `edges`, `npz`, `pyg` and `ogb`. The store appears whole; a killed ingest of files continues
+    where it stopped if it is called again.
+
+    Args:
+        out: Directory of the store to write.
+        edges: Path or glob of Parquet, CSV/TSV, npy or npz files; an integer array [2, E] or [E, 2]; or a data frame (pandas,
+            Polars, PyArrow).
+        src: Column of the sources.
+        dst: Column of the destinations.
+        weight: Column of the edge weights.
+        time: Column of the edge times, numbers or timestamps; makes the graph temporal.
+        time_unit: Unit of numeric times.
+        edge_features: Name -> column patterns of the edge table ("f*,g"), npy files, or an array [E] or [E, F].
+        header: Whether text tables start with a header line; None: detect.
+        id_type: Type of the ids.
+        undirected: Add the reverse of every edge.
+        drop_duplicates: Keep the first of equal edges.
+        drop_self_loops: Drop edges from a node to itself.
+        drop_missing: Drop and count edges with an empty or unknown end.
+        allow_nan: Keep and count NaN and infinite values.
+        nodes: Path or glob of a node table, or a data frame; its order is the order of rows.
+        id: Its column of ids.
+        label: Its column of labels: numbers from 0 on, or names of classes.
+        split: Its column of splits (train, val, test), or boolean ones: "train_mask,val_mask,test_mask".
+        birth: Its column of the nodes' first times.
+        x_cols: Patterns of its feature columns, numbers or lists of numbers: "f*,age" or ["f*", "age"].
+        one_hot: Patterns of feature columns of which each value becomes a column of 0 and 1.
+        codes: Patterns of feature columns that become positions among their sorted values.
+        num_nodes: Number of nodes, if ids are 0..N-1.
+        features: Name -> npy files or an array [N] or [N, F].
+        labels: npy file or array, [N], or [N, C] for several labels per node.
+        train: npy file or array of the training nodes: rows, or a boolean mask.
+        val: The same for validation.
+        test: The same for testing.
+        random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), drawn among the labelled nodes.
+        seed: Seed of the random split.
+        split_index: Which of several masks to use.
+        dtype: How features are stored; "auto": integers as they are, everything else as float32.
+        normalize: Normalization of the features.
+        parts: Renumber nodes so that each of this many parts is a range of ids.
+        partitioner: How parts are made.
+        order: Order of the nodes: the input's, or by degree.
+        npz: File with x, y, edge_index, train_mask, ...; or a SciPy sparse adjacency matrix.
+        pyg: Name of a PyG data set; item 0 is used.
+        arg: Its arguments.
+        ogb: Folder of a downloaded OGB data set.
+        memory: Limit for the process, in bytes or such as "2GB".
+        progress: Called with the step, the units done, and in total.
+
+    Returns:
+        Path, counts, and notes about what was dropped or is not used.
+
+    Raises:
+        InputError: If the input is wrong; names file, row and value.
+        ConfigError: If arguments contradict each other.
+        StoreError: If `out` exists or the disk is full.
+
+    >>> ooc.ingest("papers.ooc", edges="edges/*.parquet", nodes="nodes.parquet", label="y", x_cols="f*").num_nodes
+    8000000
+    >>> ooc.ingest("tiny.ooc", edges=edge_index, features={"x": x}, labels=y, random_split=(0.6, 0.2, 0.2))
+    """
+    given = {name: value for name, value in locals().items() if name not in ("out", "progress")}
+    with _python_words(), tempfile.TemporaryDirectory(prefix="ooc-ingest-") as folder:
+        staged = {name: _as_setting(name, value, Path(folder)) for name, value in given.items()}
+        spec = IngestSpec(out=Path(out), **{name: value for name, value in staged.items() if value is not None})
+        if spec.pyg is None:
+            from ooc.stores.ingest import ingest as build
+
+            return build(spec, progress)
+        from ooc.pyg.dataset_source import ingest as from_pyg
+
+        return from_pyg(spec, progress)
+
+
+def from_data(
+    data: "Data",
+    path: Path | str,
+    *,
+    undirected: bool = False,
+    dtype: Dtype = "auto",
+    random_split: str | Sequence[float] | None = None,
+    seed: int = 0,
+    split_index: int | None = None,
+    parts: int | Literal["auto"] | None = None,
+    order: Literal["input", "degree"] = "input",
+    allow_nan: bool = False,
+    memory: str | int = "2GB",
+    progress: Progress | None = None,
+) -> Dataset:
+    """Write a PyG `Data` to a new store, and open it.
+
+    x, y, edge_index, edge_weight and the masks become features, labels, edges, weights and splits. Every other tensor or array
+    with a row per node or per edge is stored under its name, read by `ds.rows(name)` and `ds.edge_features(name)`. What is left
+    out, and what is stored but in no batch, is said in a warning. Arrays are copied a block at a time.
+
+    Args:
+        data: A homogeneous graph; tensors of any dtype, layout and device, numpy arrays and memory maps are taken.
+        path: Directory of the store; it must not exist.
+        undirected: Add the reverse of every edge. PyG's undirected graphs have both directions already.
+        dtype: How x is stored; "auto": integers as they are, everything else as float32.
+        random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), instead of the masks.
+        seed: Seed of the random split.
+        split_index: Which column of masks [N, S] to use.
+        parts: Renumber nodes so that each of this many parts is a range of ids; `ds.external` gives the rows of `data`.
+        order: Order of the nodes: as in `data`, or by degree.
+        allow_nan: Keep NaN and infinite values in x.
+        memory: Limit for the process while writing, in bytes or such as "2GB"; the open data set has none.
+        progress: Called with the step, the units done, and in total.
+
+    Returns:
+        The open data set.
+
+    Raises:
+        InputError: If `data` is no homogeneous graph with edges, or its arrays do not fit.
+        StoreError: If `path` exists or the disk is full.
+
+    >>> ds = ooc.from_data(Planetoid("data", "Cora")[0], "cora.ooc")
+    >>> loader = ooc.NeighborLoader(ds, num_neighbors=[10, 10], input_nodes="train", batch_size=128)
+    """
+    from ooc.pyg.data_arrays import arrays_of
+    from ooc.runtime.messages import warn_user
+    from ooc.stores.ingest import ingest as build
+
+    arrays, left_out = arrays_of(data, "data")
+    if random_split is not None:
+        arrays = {name: array for name, array in arrays.items() if name not in ("train_mask", "val_mask", "test_mask")}
+    settings: dict[str, Any] = {"undirected": undirected, "dtype": dtype, "seed": seed, "split_index": split_index}
+    settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory}
+    settings["random_split"] = _as_setting("random_split", random_split, Path())
+    with _python_words():
+        result = build(IngestSpec(out=Path(path), pyg="data", **settings), progress, arrays)
+    if left_out:
+        result = replace(result, notes=(f"left out, as they are no numbers: {', '.join(left_out)}", *result.notes))
+    for note in result.notes:
+        warn_user(note)
+    return Dataset.open(path)
+
+
+def _as_setting(name: str, value: Any, folder: Path) -> Any:
+    """An argument as a field of IngestSpec; arrays and data frames are written to files in `folder`."""
+    if name == "arg" and isinstance(value, Mapping):
+        return [f"{key}={each if isinstance(each, str) else json.dumps(each)}" for key, each in value.items()]
+    if name in ("features", "edge_features") and isinstance(value, Mapping):
+        return [f"{key}={_as_file(f'{name}-{key}', each, folder)}" for key, each in value.items()]
+    if name in ("features", "edge_features", "arg"):
+        return list(value)
+    if value is None or isinstance(value, str):
+        return value
+    if name in ("edges", "nodes", "labels", "train", "val", "test"):
+        return str(_as_file(name, value, folder))
+    if name in ("x_cols", "one_hot", "codes", "random_split"):
+        return ",".join(map(str, value))
+    return value
+
+
+def _as_file(name: str, value: Any, folder: Path) -> Any:
+    if hasattr(value, "__arrow_c_stream__"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.table(value)
+        index = [column for column in table.column_names if column.startswith("__index_level_")]
+        pq.write_table(table.drop_columns(index), folder / f"{name}.parquet")
+        return folder / f"{name}.parquet"
+    if isinstance(value, np.ndarray) or hasattr(value, "numpy"):
+        np.save(folder / f"{name}.npy", np.asarray(value), allow_pickle=False)
+        return folder / f"{name}.npy"
+    return value
+
+
+@contextmanager
+def _python_words() -> Iterator[None]:
+    """Errors name arguments instead of the command line's options."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except OocError as error:
+        text = re.sub(r"--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), str(error))
+        raise type(error)(text) from error.__cause__

@@ -1,0 +1,95 @@
+"""The arrays of a PyG `Data`: everything that has a row per node or edge, and a line about what has not."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ooc.stores.errors import InputError
+from ooc.stores.ingest.arrays import Array, RowBlocks, dense_rows
+
+_STEP_BYTES = 16 << 20
+
+
+def arrays_of(data: Any, name: str) -> tuple[dict[str, Array | RowBlocks], list[str]]:
+    """Return the arrays of a `Data`: x, y, edge_index, edge_weight, masks, num_nodes and all other tensors and arrays; and the
+    names of attributes that are none.
+
+    Tensors of any device, layout and dtype, numpy arrays and memory maps are taken; bfloat16 becomes float32 and sparse rows
+    dense, a block at a time. Raises InputError for a graph without edges or with several types.
+    """
+    from torch_geometric.data import Data
+
+    if not isinstance(data, Data):
+        raise InputError(f"{name} is a {type(data).__name__}: it must be a Data with one graph of one type of nodes and edges")
+    arrays: dict[str, Array | RowBlocks] = {}
+    left_out: list[str] = []
+    for key, value in data.to_dict().items():
+        if key == "adj_t" and data.edge_index is None:
+            arrays |= _transposed(value, name)
+        elif (array := as_array(value)) is not None:
+            arrays[key] = array
+        elif key != "num_nodes" and value is not None:
+            left_out.append(f"{key} ({type(value).__name__})")
+    if "edge_index" not in arrays:
+        raise InputError(f"{name} has no edge_index: it cannot be ingested as a graph")
+    count = arrays["x"].shape[0] if "x" in arrays else data.num_nodes
+    arrays["num_nodes"] = np.array(count, dtype=np.int64)
+    return arrays, left_out
+
+
+def as_array(value: Any) -> Array | RowBlocks | None:
+    """A tensor, numpy array or SciPy matrix as an array of rows; None for anything else."""
+    if isinstance(value, np.ndarray):
+        return value if value.dtype.kind in "fiub" else None
+    if hasattr(value, "tocsr"):  # SciPy, which need not be installed
+        matrix = value.tocsr()
+        return dense_rows(matrix.data, matrix.indices, matrix.indptr, matrix.shape)
+    if not isinstance(value, Tensor) or value.is_complex():
+        return None
+    value = value.detach()
+    if value.layout != torch.strided:
+        return _sparse_rows(value)
+    if value.dtype == torch.bfloat16:
+        return _converted(value)
+    array: NDArray[Any] = value.numpy(force=True)
+    return array
+
+
+def _sparse_rows(value: Tensor) -> RowBlocks | None:
+    if value.dim() != 2:
+        return None
+    held = value.to_sparse_csr() if value.layout != torch.sparse_csr else value
+    number = held.values().float() if held.dtype == torch.bfloat16 else held.values()
+    data, indices, indptr = (part.numpy(force=True) for part in (number, held.col_indices(), held.crow_indices()))
+    return dense_rows(data, indices, indptr, tuple(value.shape))
+
+
+def _converted(value: Tensor) -> RowBlocks:
+    """bfloat16, which numpy lacks, as float32."""
+    step = max(1, _STEP_BYTES // (4 * max(1, value[:1].numel())))
+
+    def blocks() -> Iterator[Array]:
+        for first in range(0, len(value), step):
+            yield value[first : first + step].float().numpy(force=True)
+
+    return RowBlocks(tuple(value.shape), np.dtype(np.float32), blocks)
+
+
+def _transposed(adj_t: Any, name: str) -> dict[str, Array | RowBlocks]:
+    """The edges of PyG's `adj_t` (row: destination, column: source) as edge_index and edge_weight."""
+    if isinstance(adj_t, Tensor) and adj_t.layout != torch.strided:
+        held = adj_t.to_sparse(layout=torch.sparse_coo).coalesce()
+        target, source = held.indices().unbind(0)
+        number = held.values()
+    elif hasattr(adj_t, "coo"):  # torch_sparse's SparseTensor
+        target, source, number = adj_t.coo()
+    else:
+        raise InputError(f"{name}.adj_t is a {type(adj_t).__name__}: it must be a sparse tensor")
+    found: dict[str, Array | RowBlocks] = {"edge_index": torch.stack([source, target]).numpy(force=True)}
+    if number is not None and not bool((number == 1).all()):
+        found["edge_weight"] = number.numpy(force=True)
+    return found

@@ -1,0 +1,246 @@
+"""`ooc.ingest` and `ooc.from_data`: every kind of tensor and array, and what is said of the rest."""
+
+import inspect
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import scipy.sparse
+import torch
+from torch_geometric.data import Data, HeteroData
+
+import ooc
+from ooc.pyg.dataset_source import ingest as from_pyg
+from ooc.stores.arrays.rows import Rows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.growth.append import append
+from ooc.stores.growth.spec import AppendSpec
+from ooc.stores.ingest import IngestSpec
+from ooc.stores.integrity import verify
+
+N, E = 30, 90
+GENERATOR = torch.Generator().manual_seed(0)
+EDGES = torch.randint(0, N, (2, E), generator=GENERATOR)
+X = torch.rand(N, 4, generator=GENERATOR)
+
+
+def data(**more: Any) -> Data:
+    return Data(**{"x": X, "edge_index": EDGES, "y": torch.arange(N) % 3, **more})
+
+
+def read(rows: Rows) -> Any:
+    out = np.empty(rows.shape, rows.dtype)
+    rows.read(np.arange(rows.shape[0]), out)
+    return out
+
+
+def edges_of(ds: Dataset) -> Any:
+    """[2, E] in the input's order."""
+    target = np.repeat(np.arange(ds.num_nodes), np.diff(ds.graph.indptr))
+    found = np.empty((2, ds.num_edges), np.int64)
+    found[:, np.asarray(ds.graph.columns["edge_id"])] = np.stack([np.asarray(ds.graph.indices), target])
+    return found
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_data_becomes_a_data_set_of_the_same_graph(tmp_path: Path) -> None:
+    at = torch.arange(N)
+    masks = {"train_mask": at < 10, "val_mask": (at >= 10) & (at < 15), "test_mask": at > 20}
+    with ooc.from_data(data(edge_weight=torch.rand(E), **masks), tmp_path / "s.ooc") as ds:
+        np.testing.assert_array_equal(edges_of(ds), EDGES)
+        np.testing.assert_array_equal(read(ds.rows("x")), X)
+        np.testing.assert_array_equal(np.asarray(ds.labels), at % 3)
+        assert {name: len(ds.split(name)) for name in ds.splits} == {"train": 10, "val": 5, "test": 9}
+        batch = next(iter(ooc.NeighborLoader(ds, [2, 2], input_nodes="train", batch_size=10)))
+        assert torch.equal(batch.x, X[batch.n_id])
+    assert verify(tmp_path / "s.ooc") == []
+
+
+@pytest.mark.parametrize(
+    ("x", "want"),
+    [
+        (X.numpy(), X),
+        (X.bfloat16(), X.bfloat16().float()),
+        (X.double().T.contiguous().T, X),
+        (torch.where(X > 0.7, X, 0).to_sparse(), torch.where(X > 0.7, X, 0)),
+        (torch.where(X > 0.7, X, 0).to_sparse_csr(), torch.where(X > 0.7, X, 0)),
+        (scipy.sparse.csr_matrix(np.where(X > 0.7, X, 0)), torch.where(X > 0.7, X, 0)),
+        (X.clone().requires_grad_(), X),
+        ((X * 100).long(), (X * 100).long()),
+        (X > 0.5, (X > 0.5).float()),
+    ],
+    ids=["numpy", "bfloat16", "float64 by columns", "coo", "csr", "scipy", "with gradient", "int64", "bool"],
+)
+def test_features_of_any_kind_are_taken(tmp_path: Path, x: Any, want: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ooc.pyg.data_arrays._STEP_BYTES", 100)
+    with ooc.from_data(data(x=x), tmp_path / "s.ooc") as ds:
+        found = torch.from_numpy(read(ds.rows("x")))
+        assert found.dtype == want.dtype
+        assert torch.equal(found, want)
+
+
+def test_memory_maps_are_taken(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X.numpy())
+    with ooc.from_data(data(x=np.load(tmp_path / "x.npy", mmap_mode="r")), tmp_path / "s.ooc") as ds:
+        np.testing.assert_array_equal(read(ds.rows("x")), X)
+
+
+def test_all_tensors_are_stored_and_what_is_not_is_said(tmp_path: Path) -> None:
+    more = {
+        "pos": torch.rand(N, 3),
+        "year": torch.arange(N) + 2000,
+        "edge_attr": torch.rand(E, 2),
+        "edge_time": torch.arange(E),
+    }
+    rest = {"name": "tiny", "u": torch.rand(1, 5), "cube": torch.rand(N, 2, 2)}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ds = ooc.from_data(data(**more, **rest), tmp_path / "s.ooc", dtype="float16", order="degree")
+    texts = [str(each.message) for each in said]
+    assert any("left out, as they are no numbers: name (str)" in text for text in texts)
+    assert any("u (float32 [1, 5]), cube (float32 [30, 2, 2])" in text for text in texts)
+    assert any("stored, but not in batches: pos, year (of nodes: ds.rows(NAME)" in text for text in texts)
+    assert any("stored, but not in batches: edge_attr, edge_time (of edges: ds.edge_features(NAME)" in text for text in texts)
+    with ds:
+        own = np.asarray(ds.external(np.arange(N)))
+        assert read(ds.rows("year"))[:, 0].tolist() == (more["year"][own]).tolist()
+        np.testing.assert_array_equal(read(ds.rows("pos")), more["pos"][own])
+        np.testing.assert_array_equal(read(ds.edge_features("edge_attr")), more["edge_attr"])
+        batch = next(iter(ooc.NeighborLoader(ds, [2], batch_size=4)))
+        out = np.empty((len(batch.e_id), 1), np.int64)
+        ds.edge_features("edge_time").read(batch.e_id.numpy(), out)
+        ends = np.asarray(ds.external(batch.n_id))[batch.edge_index]
+        np.testing.assert_array_equal(EDGES[:, out[:, 0]], ends)
+        with pytest.raises(InputError, match="no edge feature 'weight': there are edge_attr, edge_time"):
+            ds.edge_features("weight")
+
+
+def test_edge_features_without_times_are_not_appended_to(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="stored, but not in batches"):
+        ooc.from_data(data(edge_attr=torch.rand(E, 2)), tmp_path / "s.ooc").close()
+    with pytest.raises(ConfigError, match=r"it has edge features \(edge_attr\) and no times; ingest everything anew"):
+        append(AppendSpec(out=tmp_path / "s.ooc", edges="e.csv"))
+
+
+def test_adjacency_in_place_of_edges(tmp_path: Path) -> None:
+    kept = EDGES[:, np.unique(EDGES[0] * N + EDGES[1], return_index=True)[1]]
+    weight = torch.arange(kept.shape[1]) + 2.0
+    adj_t = torch.sparse_coo_tensor(kept.flip(0), weight, (N, N)).to_sparse_csr()
+    with ooc.from_data(Data(x=X, adj_t=adj_t), tmp_path / "s.ooc") as ds:
+        found = np.c_[edges_of(ds).T, np.asarray(ds.graph.columns["weight"])[np.argsort(ds.graph.columns["edge_id"])]]
+    assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, np.c_[kept.T, weight].tolist()))
+
+
+def test_data_that_are_none_are_refused(tmp_path: Path) -> None:
+    for given, message in (
+        (HeteroData(), "data is a HeteroData: it must be a Data with one graph of one type"),
+        (Data(x=X), "data has no edge_index"),
+        (data(y=torch.rand(N)), "a regression"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ooc.from_data(given, tmp_path / "s.ooc")
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_sets_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.Whole", lambda: [data(pos=torch.rand(N, 3), title="a graph")], raising=False)
+    notes = from_pyg(IngestSpec(out=tmp_path / "s.ooc", pyg=f"{__name__}:Whole")).notes
+    assert notes[0] == "left out, as they are no numbers: title (str)"
+    assert notes[1].startswith("stored, but not in batches: pos (of nodes")
+
+
+def test_ingest_has_the_fields_of_its_specification() -> None:
+    parameters = inspect.signature(ooc.ingest).parameters
+    fields = IngestSpec.model_fields
+    assert set(parameters) == {*fields, "progress"}
+    defaults = {name: parameter.default for name, parameter in parameters.items() if name not in ("out", "progress")}
+    assert defaults == {
+        name: () if (own := fields[name].get_default(call_default_factory=True)) == [] else own for name in defaults
+    }
+    assert all(f"        {name}: " in str(ooc.ingest.__doc__) for name in parameters)
+
+
+def test_ingest_of_arrays_and_data_frames(tmp_path: Path) -> None:
+    y, train = np.arange(N) % 3, np.arange(N) < 9
+    given: dict[str, Any] = {"features": {"x": X}, "labels": y, "train": train}
+    assert ooc.ingest(tmp_path / "a.ooc", edges=EDGES, **given).num_edges == E
+    edges = pd.DataFrame({"a": EDGES[0], "b": EDGES[1]}, index=range(5, E + 5))
+    nodes = pa.table({"id": range(N), "f": X[:, 0].numpy(), "g": X[:, 1].numpy(), "y": y})
+    table: dict[str, Any] = {"nodes": nodes, "x_cols": ["f", "g"], "label": "y", "random_split": (0.5, 0.25, 0.25)}
+    ooc.ingest(tmp_path / "b.ooc", edges=edges, src="a", dst="b", **table)
+    with ooc.open(tmp_path / "a.ooc") as one, ooc.open(tmp_path / "b.ooc") as other:
+        np.testing.assert_array_equal(read(one.rows("x"))[:, :2], read(other.rows("x")))
+        np.testing.assert_array_equal(edges_of(one), edges_of(other))
+        assert [len(other.split(name)) for name in other.splits] == [15, 7, 8]
+
+
+def test_messages_name_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^edges come from exactly one of edges, npz, pyg and ogb"):
+        ooc.ingest(tmp_path / "s.ooc")
+    with pytest.raises(ConfigError, match=r"^random_split .*: shares are 0 or more"):
+        ooc.ingest(tmp_path / "s.ooc", edges=EDGES, random_split=(2, 0, 0))
+    with pytest.raises(ConfigError, match=r"^num_nodes: "):
+        ooc.ingest(tmp_path / "s.ooc", edges=EDGES, num_nodes=-1)
+
+
+def test_rows_of_many_ids(tmp_path: Path) -> None:
+    ids = [f"u_{i}" for i in range(N)]
+    edges = pa.table({"src": [ids[i] for i in EDGES[0]], "dst": [ids[i] for i in EDGES[1]]})
+    ooc.ingest(tmp_path / "s.ooc", edges=edges, nodes=pa.table({"id": ids[::-1]}))
+    with ooc.open(tmp_path / "s.ooc") as ds:
+        assert ds.rows_of(["u_3", "u_1", "u_3"]).tolist() == [26, 28, 26]
+        assert ds.rows_of(np.array(["u_0"])).tolist() == [29]
+        assert ds.rows_of([]).tolist() == []
+        with pytest.raises(InputError, match=r"3 of 4 ids are of no node in .*: 'a', 'b', 'c'; check"):
+            ds.rows_of(["a", "u_1", "b", "c"])
+    numbers = pa.table({"src": EDGES[0].numpy() * 1000, "dst": EDGES[1].numpy() * 1000})
+    for name, table, factor in (("whole", numbers, 1000), ("rows", EDGES, 1)):
+        ooc.ingest(tmp_path / f"{name}.ooc", edges=table, nodes=None)
+        with ooc.open(tmp_path / f"{name}.ooc") as ds:
+            own = np.asarray(ds.external(np.arange(ds.num_nodes)))
+            assert ds.rows_of(own).tolist() == list(range(ds.num_nodes))
+            assert ds.rows_of(torch.from_numpy(own[:3].copy())).tolist() == [0, 1, 2]
+            with pytest.raises(InputError, match=r"no node has the id -1 in"):
+                ds.rows_of([-1, int(own[0])])
+            assert factor * ds.row(own[1]) == factor
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+def test_sparse_adjacency_files(tmp_path: Path, form: str) -> None:
+    matrix = scipy.sparse.random(20, 20, 0.2, form, np.float64, random_state=3)
+    scipy.sparse.save_npz(tmp_path / "a.npz", matrix)
+    ooc.ingest(tmp_path / "s.ooc", npz=tmp_path / "a.npz")
+    entries = matrix.tocoo()
+    with ooc.open(tmp_path / "s.ooc") as ds:
+        found = scipy.sparse.coo_matrix(
+            (np.asarray(ds.graph.columns["weight"])[np.argsort(ds.graph.columns["edge_id"])], edges_of(ds))
+        )
+        want = scipy.sparse.coo_matrix((entries.data.astype(np.float32), (entries.row, entries.col)))
+        np.testing.assert_array_equal(found.toarray(), want.toarray()[: found.shape[0], : found.shape[1]])
+        assert ds.num_nodes == 20
+    scipy.sparse.save_npz(tmp_path / "b.npz", matrix != 0)
+    ooc.ingest(tmp_path / "b.ooc", npz=tmp_path / "b.npz")
+    with ooc.open(tmp_path / "b.ooc") as ds:
+        assert not ds.manifest.weighted
+    scipy.sparse.save_npz(tmp_path / "c.npz", matrix.tocsr()[:10])
+    with pytest.raises(InputError, match=r"c\.npz holds a sparse matrix of shape \[10, 20\]: an adjacency matrix is square"):
+        ooc.ingest(tmp_path / "c.ooc", npz=tmp_path / "c.npz")
+
+
+def test_attributed_adjacency_files(tmp_path: Path) -> None:
+    adjacency, attributes = (
+        scipy.sparse.random(20, 20, 0.2, "csr", random_state=1),
+        scipy.sparse.random(20, 5, 0.4, "csr", random_state=2),
+    )
+    parts = {f"{name}_{part}": getattr(matrix, part) for name, matrix in (("adj", adjacency), ("attr", attributes))
+             for part in ("data", "indices", "indptr", "shape")}  # fmt: skip
+    np.savez(tmp_path / "a.npz", **parts, labels=np.arange(20) % 4)
+    ooc.ingest(tmp_path / "s.ooc", npz=tmp_path / "a.npz")
+    with ooc.open(tmp_path / "s.ooc") as ds:
+        np.testing.assert_array_equal(read(ds.rows("x")), attributes.toarray().astype(np.float32))
+        assert (ds.num_edges, ds.num_classes) == (adjacency.nnz, 4)
