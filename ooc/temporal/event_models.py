@@ -119,12 +119,12 @@ class TGN(EventModel):
         (source, target), count = batch.edge_index, batch.num_sampled_nodes[0]
         node, asking, time = batch.entry[source], batch.entry[:count], batch.entry_t
         past = self.memory.time_enc(memory_rows.time[node] - time[source])
-        edges, queries = [past, *self.event_columns(batch, past.dtype)], rows[asking]
+        edges, queries = [past, *self.event_columns(batch, past.dtype)], rows.index_select(0, asking)
         if self.ages is not None:
             edges.append(self.ages(time[target] - time[source]))
             queries = torch.cat([queries, self.ages(time[:count] - memory_rows.time[asking])], dim=1)
         out = self.conv((rows, queries), torch.stack([node, target]), torch.cat(edges, dim=1))
-        return out[batch.query], updated
+        return out.index_select(0, batch.query), updated
 
 
 class TGAT(EventModel):
@@ -146,12 +146,12 @@ class TGAT(EventModel):
             assert self.start is not None
             rows = self.start.expand(len(batch.entry), -1)
         else:
-            rows = self.encoder(batch.x.to(edges.dtype))[batch.entry]
+            rows = self.encoder(batch.x.to(edges.dtype)).index_select(0, batch.entry)
         for layer, conv in enumerate(self.convs):
             hops = len(self.convs) - layer
             count, nodes = sum(batch.num_sampled_edges[:hops]), sum(batch.num_sampled_nodes[:hops])
             rows = conv((rows, rows[:nodes]), batch.edge_index[:, :count], edges[:count]).relu()
-        return rows[batch.query], None
+        return rows.index_select(0, batch.query), None
 
 
 class Mixer(nn.Module):
@@ -201,7 +201,7 @@ class GraphMixer(EventModel):
             own = batch.x.to(rows.dtype)[batch.entry]
             total = own.new_zeros((queries, own.size(1))).index_add(0, target, own[source])
             rows = torch.cat([rows, own[:queries] + total / count.clamp(min=1)[:, None]], dim=1)
-        return self.out(rows)[batch.query], None
+        return self.out(rows).index_select(0, batch.query), None
 
 
 class OwnModel(nn.Module):

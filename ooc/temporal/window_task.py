@@ -41,7 +41,7 @@ class PairScores(nn.Module):
 
     def forward(self, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
         """Map rows [n, channels] and src, dst int64[k] to [k]."""
-        source, target = rows[src], rows[dst]
+        source, target = rows.index_select(0, src), rows.index_select(0, dst)
         hidden = self.src(source) + self.dst(target) + self.both(source * target)
         return self.out(hidden.relu()).squeeze(-1)
 

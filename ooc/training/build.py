@@ -21,13 +21,18 @@ _BUILT_IN = ("output_heads", "input_dropout", "alpha", "theta", "rescale")
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" is CUDA where there is one. Deterministic kernels are switched on for CUDA."""
+    """ "auto" is CUDA where there is one. Deterministic kernels are switched on.
+
+    On the CPU too, where several threads otherwise sum the gradient of `rows[index]`, which models of the user's may have, in any
+    order; that of `rows.index_select(0, index)` needs no such care.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch sees no CUDA device here; use --device auto or cpu")
     device = torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads memory that was not written
     return device
 
 
