@@ -23,7 +23,7 @@ _BUILT_IN = ("output_heads", "input_dropout", "alpha", "theta", "rescale")
 def pick_device(name: str) -> torch.device:
     """ "auto" is CUDA where there is one. Deterministic kernels are switched on.
 
-    On the CPU too, where several threads otherwise sum the gradient of `rows[index]`, which models of the user's may have, in any
+    On the CPU too, where several threads otherwise sum the gradient of `rows[index]`, which a user's model may have, in any
     order; that of `rows.index_select(0, index)` needs no such care.
     """
     if name == "cuda" and not torch.cuda.is_available():

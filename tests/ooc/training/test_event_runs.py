@@ -160,7 +160,7 @@ def test_what_is_killed_goes_on_to_the_same_bits(
     train(configure(store, tmp_path / "whole", **settings))
     for step in (2, 10, 20):
         with pytest.raises(Killed):
-            train(configure(store, tmp_path / "run", **settings), resume=True, watcher=KillAt(step))
+            train(configure(store, tmp_path / "run", **settings), resume=step > 2, watcher=KillAt(step))
     score = EventMode.score
 
     def killed(self: EventMode, split: str) -> Any:
@@ -188,7 +188,7 @@ def test_engine_memory_and_how_far_ahead_change_nothing(store: Path, tmp_path: P
     same(tmp_path / "a", tmp_path / "c")
     for step in (7, 19):
         with pytest.raises(Killed):
-            train(configure(store, tmp_path / "d", checkpoint_every=2), resume=True, watcher=KillAt(step))
+            train(configure(store, tmp_path / "d", checkpoint_every=2), resume=step > 7, watcher=KillAt(step))
     train(configure(store, tmp_path / "d", checkpoint_every=2), resume=True)
     same(tmp_path / "a", tmp_path / "d")
 

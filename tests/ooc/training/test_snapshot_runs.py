@@ -92,7 +92,7 @@ def test_a_killed_run_goes_on_to_the_bit(
     cut = configure(store, tmp_path / "cut", kind, checkpoint_every=3)
     for step in (4, 14):
         with pytest.raises(Killed):
-            train(cut, resume=True, watcher=KillAt(step))
+            train(cut, resume=step > 4, watcher=KillAt(step))
     resumed = train(cut, resume=True)
     assert curve(cut.out) == curve(out)
     assert resumed["metrics"] == summary["metrics"]

@@ -189,7 +189,7 @@ def live(case: Case, folder: Path, places: Places, record: Path | None) -> int:
     torch.set_num_threads(1)
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
-    return cli.main(case.command)
+    return cli.main([word for word in case.command if word != "--resume" or os.path.exists("run")])
 
 
 def through(work: Path, case: Case, folder: Path, places: Places, record: Path | None = None) -> None:
