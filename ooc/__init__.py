@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
     from ooc.pyg.build_store import from_data, ingest
     from ooc.stores.dataset import Dataset
+    from ooc.training.callbacks import Callback
 
 __all__ = [
     "BudgetError",
+    "Callback",
     "ClusterLoader",
     "ConfigError",
     "Dataset",
@@ -47,6 +49,7 @@ keep_old_names(
 __getattr__ = lazy_exports(
     __name__,
     {
+        "Callback": "ooc.training.callbacks",
         "ClusterLoader": "ooc.loading.subgraph_loaders",
         "Dataset": "ooc.stores.dataset",
         "EventLoader": "ooc.loading.event_loader",

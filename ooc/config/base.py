@@ -16,7 +16,7 @@ CONFIG = "config.json"
 """file in a run's directory with its resolved settings"""
 FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
-    | {"tensorboard", "patience", "placement", "disk"}
+    | {"tensorboard", "log", "patience", "placement", "disk"}
 )
 """keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
 
@@ -137,7 +137,12 @@ class RunConfig(BaseModel):
     checkpoint_every: Positive | None = Field(
         None, description="Steps between checkpoints; by default every few seconds, at most 5 % of the time."
     )
-    tensorboard: bool = Field(False, description="Write TensorBoard events (needs the extra ooc[tensorboard]).")
+    log: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], BeforeValidator(_numbers)] = Field(
+        default_factory=list,
+        description="Log losses and scores to tensorboard (files in the run's directory), wandb or mlflow; several: "
+        "tensorboard,wandb. Each needs the extra of its name, as in ooc[wandb].",
+    )
+    tensorboard: bool = Field(False, description="The same as --log tensorboard.")
 
     @property
     def memory_bytes(self) -> int | None:
@@ -148,6 +153,11 @@ class RunConfig(BaseModel):
     def folders(self) -> tuple[Path, Path]:
         """The store and the run: data, from which no code is imported."""
         return self.store, self.out
+
+    @property
+    def loggers(self) -> list[str]:
+        """Names of the loggers: `log`, and `tensorboard`, its older form."""
+        return list(dict.fromkeys([*self.log, *(["tensorboard"] if self.tensorboard else [])]))
 
     @property
     def batches(self) -> str:

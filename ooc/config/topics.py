@@ -6,7 +6,7 @@ Topics = Mapping[str, tuple[str, str]]
 """topic -> (names of the settings that the short help shows, names of the others)"""
 
 TRAIN: Topics = {
-    "Run": ("store out config resume seed", "grown plan tensorboard checkpoint_every"),
+    "Run": ("store out config resume seed log", "grown plan tensorboard checkpoint_every"),
     "Mode and batches": ("mode fanout batch_size window num_neighbors", "stride by strategy replace weight_attr accumulate"),
     "Subgraphs (--mode cluster, saint, history)": ("", "parts parts_per_batch saint roots walk_length saint_coverage"),
     "Histories (--mode history)": ("", "history history_dtype history_lag refresh drift_tolerance"),

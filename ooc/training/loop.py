@@ -8,7 +8,7 @@ import math
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -21,23 +21,31 @@ from ooc.config.base import RunConfig
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import OocError
+from ooc.training.callbacks import Callback
 from ooc.training.open_run import open_run
 from ooc.training.registry import mode_of
 from ooc.training.run import Run
-from ooc.training.watchers import Watcher, Watchers
+from ooc.training.watchers import Watchers
 
 PLAN_SECONDS = 2.0
 """What each part of the profile may take for `plan`"""
 
 
-def train(config: RunConfig, resume: bool = False, watcher: Watcher | None = None, grown: bool = False) -> dict[str, Any]:
+def train(
+    config: RunConfig,
+    resume: bool = False,
+    watcher: Callback | None = None,
+    grown: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> dict[str, Any]:
     """Train, and write the run's files into `config.out`.
 
     Args:
         config: The settings of any mode.
         resume: Continue the run that is there, inside its epoch, to the bit.
-        watcher: Who is shown progress.
+        watcher: Shows the progress: see `ooc.training.watchers.terminal_watcher`.
         grown: With `resume`, continue though the store has grown since (see `ooc.training.open_run.touched_since`).
+        callbacks: Follow the run, besides the loggers of `config.log`; see `ooc.Callback`.
 
     Returns:
         The summary, as in RUN/summary.json.
@@ -49,7 +57,7 @@ def train(config: RunConfig, resume: bool = False, watcher: Watcher | None = Non
     >>> train(TrainConfig(store="cora.ooc", out="run", model="gcn"))["metrics"]["test"]["accuracy"]
     0.815
     """
-    with open_run(config, resume, Watchers([watcher] if watcher else []), grown=grown) as run:
+    with open_run(config, resume, Watchers([*([watcher] if watcher else []), *callbacks]), grown=grown) as run:
         run.mode.prepare()
         with run.measure("training"):
             fit(run)
@@ -79,7 +87,7 @@ def plan(config: RunConfig) -> Any:
 @contextmanager
 def planning(config: RunConfig, folder: Path, dataset: Dataset | None = None) -> Iterator[Any]:
     """The mode of `config`, open in `folder`, to be planned."""
-    composed = mode_of(config).planned(config).model_copy(update={"out": folder, "tensorboard": False})
+    composed = mode_of(config).planned(config).model_copy(update={"out": folder, "tensorboard": False, "log": []})
     with open_run(composed, False, Watchers([]), dataset) as run:
         run.mode.config = config.model_copy(update={"out": folder})
         yield run.mode

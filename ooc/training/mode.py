@@ -16,7 +16,8 @@ from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.training.build import pick_device
-from ooc.training.watchers import BATCHES, Rate, Watchers
+from ooc.training.callbacks import BATCHES, Rate
+from ooc.training.watchers import Watchers
 
 Scores = dict[str, float | None]
 

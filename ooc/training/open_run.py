@@ -18,9 +18,10 @@ from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint
 from ooc.training.build import make_optimizer, takes_floats
+from ooc.training.loggers import LOGGERS
 from ooc.training.registry import mode_of
 from ooc.training.run import Run, environment
-from ooc.training.watchers import TensorBoardWatcher, Watchers
+from ooc.training.watchers import Watchers
 
 
 @contextmanager
@@ -100,8 +101,8 @@ def compose(
         mode.open(run, saved, growth)
         if saved:
             run.restore(saved)
-        if config.tensorboard:
-            watchers.all.append(TensorBoardWatcher(config.out, run.state.total_steps))
+        watchers.all += [LOGGERS[name]() for name in config.loggers]
+        watchers.begin(config, run.state.total_steps)
         if saved:  # settings that were refused are not those of the next --resume
             write_config(config)
         elif resumed:

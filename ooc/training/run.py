@@ -210,6 +210,7 @@ class Run:
         }
         result |= mode.finish(result)
         checkpoint.write_json(config.out / SUMMARY, result)
+        self.watchers.finish(result)
         return result
 
     def restore(self, saved: dict[str, Any]) -> None:

@@ -1,55 +1,29 @@
-"""Who watches a run: bars on a terminal, plain lines elsewhere, TensorBoard where wanted.
-
-A watcher only looks: nothing it does changes the run.
-"""
+"""Progress of runs and of other commands: bars on a terminal, plain lines elsewhere."""
 
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 from ooc.runtime.messages import LINE_SECONDS, say, speed
-from ooc.stores.errors import ConfigError
 from ooc.stores.sizes import format_bytes
-
-Rate = tuple[str, float]
-BATCHES: Rate = ("batches", 1)
-
-
-class Watcher:
-    """What a run reports while it goes; a subclass overrides what it shows."""
-
-    def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
-        """Training begins at a cursor; rate: what a batch is made of, and how many of it, for speeds."""
-
-    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
-        """A batch is done; `step` counts within the epoch, from 0, `total_steps` over the whole run."""
-
-    def epoch(self, line: dict[str, Any]) -> None:
-        """An epoch is done; `line` is what metrics.jsonl says of it."""
-
-    def note(self, text: str) -> None:
-        """Something a person should read."""
-
-    def close(self) -> None:
-        """Nothing more will come; idempotent."""
+from ooc.training.callbacks import BATCHES, Callback, Rate
 
 
 class Watchers:
-    """Several watchers as one: what is called of it is called of each."""
+    """Several callbacks as one: what is called of it is called of each."""
 
-    def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
-        self.all = list(watchers)
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        self.all = list(callbacks)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        if not hasattr(Watcher, name):
+        if not hasattr(Callback, name):
             raise AttributeError(name)
 
         def call(*values: Any) -> None:
-            for watcher in self.all:
-                getattr(watcher, name)(*values)
+            for callback in self.all:
+                getattr(callback, name)(*values)
 
         return call
 
@@ -66,7 +40,7 @@ def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "a
     return ", ".join(parts) + (" (best)" if line.get("best") else "")
 
 
-class TerminalWatcher(Watcher):
+class TerminalWatcher(Callback):
     """Counts the steps of an epoch and their seconds."""
 
     def __init__(self) -> None:
@@ -144,31 +118,6 @@ class BarWatcher(TerminalWatcher):
         self._bars.stop()
 
 
-class TensorBoardWatcher(Watcher):
-    """TensorBoard events below RUN/tensorboard; a resumed run purges what it computes again."""
-
-    def __init__(self, run_dir: Path, total_steps: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError("--tensorboard needs TensorBoard: pip install 'ooc[tensorboard]'") from None
-        self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=total_steps)
-        self._total = total_steps
-
-    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
-        self._total = total_steps
-        self._writer.add_scalar("train/loss", loss, total_steps)
-
-    def epoch(self, line: dict[str, Any]) -> None:
-        for split in ("val", "test"):
-            for name, value in (line.get(split) or {}).items():
-                if value is not None:
-                    self._writer.add_scalar(f"{split}/{name}", value, self._total)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 class StepBars:
     """Progress of ingest and verify: a bar a step, with units a second and what remains; plain lines off a terminal."""
 
@@ -211,6 +160,6 @@ class StepBars:
             self._bars.stop()
 
 
-def terminal_watcher() -> Watcher:
+def terminal_watcher() -> Callback:
     """Bars where stderr is a terminal, lines where it is not."""
     return BarWatcher() if sys.stderr.isatty() else LineWatcher()
