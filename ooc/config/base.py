@@ -96,6 +96,28 @@ def changed(config: BaseModel, *names: str) -> list[str]:
     return [name for name in names if getattr(config, name) != fields[name].get_default(call_default_factory=True)]
 
 
+def differing(model: "type[RunConfig]", values: Mapping[str, Any]) -> set[str]:
+    """Return the settings that are neither defaults nor follow from the other ones.
+
+    Args:
+        model: The class of the settings.
+        values: All of them, with resolved values, as in RUN/config.json.
+
+    >>> differing(TrainConfig, TrainConfig(store="a.ooc", out="run", fanout=[5, 5, 5]).model_dump(mode="json"))
+    {'store', 'out', 'fanout'}
+    """
+    fields = model.model_fields
+    found = {name for name in fields if name in values}
+    for name in sorted(found, key=lambda name: name != "layers"):  # layers follow from the fan-out, not the other way round
+        left = {other: values[other] for other in found if other != name}
+        try:
+            same = getattr(model(**left), name) == getattr(model(**left, **{name: values[name]}), name)
+        except ValidationError:
+            same = False
+        found -= {name} if same else set()
+    return found
+
+
 class RunConfig(BaseModel):
     """Settings of every run; frozen, and saved with resolved values as RUN/config.json."""
 

@@ -21,6 +21,11 @@ COLORS = {
 _OTHER = ("#52606d", "#9aa5b1")
 
 
+def stage_name(stage: str) -> str:
+    """What the report calls a stage: the one that takes the batches is the model."""
+    return "model" if stage == CONSUMER else stage
+
+
 def section(spans: Spans) -> tuple[float, float]:
     """Return (start, end) of a stretch in the middle: three superbatches or shared scans, or two dozen batches."""
     full = [each[-1].end for each in spans.values() if len(each) >= MOST_SPANS]
@@ -48,7 +53,7 @@ def gantt_figure(spans: Spans) -> Figure:
             bars = [span for span, own in zip(shown, chosen, strict=True) if own == lane]
             shades = COLORS.get(stage, _OTHER)
             times = [(max(span.start, start) - start, min(span.end, end) - max(span.start, start)) for span in bars]
-            name = "" if lane else "model" if stage == CONSUMER else stage
+            name = "" if lane else stage_name(stage)
             rows.append((name, times, [shades[span.item % 2] for span in bars]))
     draw_lanes(axes, rows)
     axes.set(xlabel=f"seconds, from {start:.2f} s after training began", xlim=(0, end - start))

@@ -13,18 +13,25 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from ooc.config.base import differing
 from ooc.config.modes import class_of
-from ooc.report.gantt import gantt_figure
+from ooc.report.gantt import gantt_figure, stage_name
 from ooc.runtime.clock import Trace, read_trace
 from ooc.stores.io.atomic import write_file
 from ooc.stores.sizes import format_bytes
 from ooc.training.checkpoint import read_json, read_metrics, read_plan
 
 REPORT = "report.html"
+LABELLED = 8
+"""most layers that the legend names"""
 MAX_POINTS = 2000
 """points of the loss curve; more steps are averaged"""
+SMOOTHED = 60
+"""steps from which on the loss curve has a running mean"""
 INK, BLUE, ORANGE, GREEN, GREY = "#1f2933", "#2563a8", "#d9722b", "#3d8b5f", "#c3cad3"
 
+_PLAIN: Any = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+"""the ground of a label, over lines that would cross it"""
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -44,6 +51,10 @@ STYLE: Any = {
 }
 
 
+NOTABLE = 0.25
+"""share by which a figure may differ from its prediction before it is marked"""
+PlanRow = tuple[str, str, str, str, bool]
+"""what, predicted and actual as text ("-" if unknown), difference, whether that is marked"""
 Shown = tuple[str, str, str]
 """title, SVG and caption of a figure"""
 
@@ -106,10 +117,19 @@ def _render(name: str, summary: dict[str, Any], figures: list[Shown], steps: int
         unscored=summary.get("unscored", {}),
         metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
         batches=class_of(config).model_construct(**config).batches,
-        config={key: value for key, value in config.items() if value not in (None, {}, [])},
+        config=config,
+        settings=_settings(config),
         versions=summary.get("versions", {}),
         **{name: summary.get(name) for name in ("best_epoch", "monitor", "device", "threads")},
     )
+
+
+def _settings(config: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Settings that were chosen, and the others: (heading, name -> value)."""
+    known = {name: value for name, value in config.items() if value not in (None, {}, [])}
+    chosen = differing(class_of(config), config)
+    parts = ("", [name for name in known if name in chosen]), ("defaults", [name for name in known if name not in chosen])
+    return [(heading, {name: known[name] for name in names}) for heading, names in parts if names]
 
 
 def _with_baselines(summary: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -143,8 +163,8 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return tiles
 
 
-def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Rows (what, predicted, actual) as text; "-" if unknown."""
+def _plan_rows(plan: dict[str, Any]) -> list[PlanRow]:
+    """The table of what was predicted and what happened."""
     shown: dict[str, tuple[str, Any]] = {
         "seconds_per_epoch": ("training, per epoch", _seconds),
         "evaluate_seconds": ("evaluation, in total", _seconds),
@@ -157,7 +177,7 @@ def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
         "hit_rate": ("rows served from memory", lambda value: f"{100 * value:.1f} %"),
         "read_amplification": ("bytes read per byte needed", lambda value: f"{value:.2f}"),
         "read_bytes_per_second": ("read bandwidth", lambda value: f"{format_bytes(value)}/s"),
-        "bottleneck": ("bottleneck", str),
+        "bottleneck": ("bottleneck", stage_name),
     }
     predicted, actual = dict(plan["predicted"] or {}), plan["actual"]
     if not predicted.get("evaluate_seconds"):  # by layer-wise passes
@@ -167,8 +187,21 @@ def _plan_rows(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
         both = predicted.get(name), actual.get(name)
         if any(both) if name.startswith("history") else both != (None, None):
             before, now = ("-" if value is None else str(shown_as(value)) for value in both)
-            rows.append((label, before, now))
+            rows.append((label, before, now, *_difference(*both)))
     return rows
+
+
+def _difference(predicted: Any, actual: Any) -> tuple[str, bool]:
+    """How much more or less than predicted something was, as text, and whether that is much; words are compared as such."""
+    if predicted is None or actual is None:
+        return "", False
+    if isinstance(predicted, str):
+        return ("" if predicted == actual else "another"), predicted != actual
+    if not predicted:
+        return "", bool(actual)
+    share = actual / predicted - 1
+    percent = round(100 * share)
+    return f"{percent:+,} %" if percent else "0 %", abs(share) > NOTABLE
 
 
 def _seconds(value: float) -> str:
@@ -179,7 +212,7 @@ def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary:
     """Every figure there is data for."""
     figures = []
     if steps:
-        figures.append(("Training loss", loss_figure(steps), "One point per step; the line is a running mean."))
+        figures.append(("Training loss", loss_figure(steps), _loss_caption(len(steps))))
     if scored := [line for line in epochs if line.get("val")]:
         caption = "Scores after each epoch; the dot marks the epoch whose model is reported."
         figures.append(("Validation", validation_figure(scored, summary.get("best_epoch")), caption))
@@ -187,14 +220,19 @@ def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary:
         caption = "Relative error of each inner layer's histories on a sample of nodes, without dropout; dashed: a refresh."
         figures.append(("Drift of the histories", drift_figure(drifted), caption))
     if summary.get("stages"):
-        caption = (
-            "Seconds summed over a stage's threads; the consumer is the model. The one that hardly waits is the bottleneck."
-        )
+        caption = "Seconds summed over a stage's threads. The stage that hardly waits is the bottleneck."
         figures.append(("Where the time went", stages_figure(summary["stages"]), caption))
     if summary.get("memory") or summary.get("peak_rss_bytes"):
         caption = "Resident memory of the process" + (", against the budget." if summary.get("memory_budget_bytes") else ".")
         figures.append(("Memory", memory_figure(summary), caption))
     return figures
+
+
+def _loss_caption(steps: int) -> str:
+    """What the points of the loss curve are, and its line where it has one."""
+    width = -(-steps // MAX_POINTS)
+    points = "One point per step" if width == 1 else f"One point per {width:,} steps, their mean"
+    return f"{points}; the line is a running mean." if steps > SMOOTHED else f"{points}."
 
 
 def loss_figure(steps: list[dict[str, Any]]) -> str:
@@ -205,7 +243,7 @@ def loss_figure(steps: list[dict[str, Any]]) -> str:
     thin = np.add.reduceat(loss, starts) / np.diff(np.append(starts, len(loss)))
     figure, axes = _axes()
     x = starts + (width - 1) / 2
-    many = len(thin) > 60
+    many = len(loss) > SMOOTHED
     axes.plot(x, thin, color=GREY if many else BLUE, linewidth=0.9 if many else 1.6)
     if many:
         axes.plot(x, running_mean(thin, len(thin) // 40), color=BLUE, linewidth=1.8)
@@ -260,9 +298,10 @@ def drift_figure(epochs: list[dict[str, Any]]) -> str:
     figure, axes = _axes()
     x = [line["epoch"] + 1 for line in epochs]
     layers = len(epochs[0]["drift"])
+    every = -(-layers // LABELLED)
     for layer in range(layers):
         shade = 1.0 if layers == 1 else 0.3 + 0.7 * layer / (layers - 1)
-        label = f"layer {layer + 1}" if layer in (0, layers - 1) else None
+        label = f"layer {layer + 1}" if layer % every == 0 or layer == layers - 1 else None
         axes.plot(x, [line["drift"][layer] for line in epochs], color=BLUE, alpha=shade, linewidth=1.6, label=label)
     for line in epochs:
         if line.get("refreshed"):
@@ -278,7 +317,7 @@ def stages_figure(stages: dict[str, dict[str, float]]) -> str:
     names = [name for name in stages if name != "source"]  # it only counts steps
     work = np.array([stages[name]["work_s"] for name in names])
     wait = np.array([stages[name]["wait_s"] for name in names])
-    figure, axes, at = _bars_of(["consumer (model)" if name == "consumer" else name for name in names])
+    figure, axes, at = _bars_of([stage_name(name) for name in names])
     axes.barh(at, work, color=BLUE, height=0.6, label="work")
     axes.barh(at, wait, left=work, color=GREY, height=0.6, label="wait")
     axes.set(xlabel="seconds")
@@ -297,7 +336,9 @@ def memory_figure(summary: dict[str, Any]) -> str:
     figure, axes, at = _bars_of([name for name, *_ in bars])
     axes.barh(at, [size / 1e6 for _, size, _ in bars], color=[color for *_, color in bars], height=0.62)
     for y, (_, size, _) in zip(at, bars, strict=True):
-        axes.annotate(format_bytes(size), (size / 1e6, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            format_bytes(size), (size / 1e6, y), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=_PLAIN
+        )
     if budget := summary.get("memory_budget_bytes"):
         axes.axvline(budget / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"budget {format_bytes(budget)}")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), fontsize=8.5)

@@ -11,6 +11,8 @@ import matplotlib
 import numpy as np
 import pytest
 
+from ooc.config.modes import load_config
+from ooc.report import page
 from ooc.report.page import STYLE, loss_figure, memory_figure, running_mean, stages_figure, validation_figure, write_report
 from ooc.stores.errors import ConfigError
 from ooc.training.loop import train
@@ -112,7 +114,7 @@ def test_running_mean_against_a_loop() -> None:
 
 def test_figures_name_what_they_show() -> None:
     stage = {"work_s": 1.0, "wait_s": 2.0}
-    assert {"sample", "consumer (model)", "work", "wait"} <= set(texts(stages_figure({"sample": stage, "consumer": stage})))
+    assert {"sample", "model", "work", "wait"} <= set(texts(stages_figure({"sample": stage, "consumer": stage})))
     readings = [{"name": "training", "before": 10**6, "peak": 3 * 10**6, "after": 2 * 10**6}]
     summary: dict[str, Any] = {"memory": readings, "memory_budget_bytes": 4 * 10**6, "peak_rss_bytes": 3 * 10**6}
     assert {"training: peak", "3 MB", "budget 4 MB"} <= set(texts(memory_figure(summary)))
@@ -120,3 +122,42 @@ def test_figures_name_what_they_show() -> None:
     found = texts(validation_figure(epochs, best_epoch=1))
     assert "accuracy" in found
     assert "auroc" not in found
+
+
+def test_what_is_far_from_its_prediction_is_marked() -> None:
+    plan = {
+        "predicted": {"seconds_per_epoch": 2.0, "peak_rss_bytes": 10**9, "bytes_read": 10**6, "bottleneck": "read"},
+        "actual": {"seconds_per_epoch": 2.6, "peak_rss_bytes": 10**9, "bytes_read": 750_001, "bottleneck": "consumer"},
+    }
+    rows = {label: (*shown, marked) for label, *shown, marked in page._plan_rows(plan)}
+    assert rows["training, per epoch"] == ("2 s", "2.6 s", "+30 %", True)
+    assert rows["peak memory"] == ("1 GB", "1 GB", "0 %", False)
+    assert rows["read from disk"][2:] == ("-25 %", False)
+    assert rows["bottleneck"] == ("read", "model", "another", True)
+    assert page._plan_rows({"predicted": None, "actual": {"bytes_read": 5}}) == [("read from disk", "-", "5 B", "", False)]
+
+
+def test_settings_that_were_chosen_come_first(make_store: MakeStore, tmp_path: Path) -> None:
+    config = load_config(None, {"store": "a.ooc", "out": "run", "fanout": "5,5,5", "hidden": 32}).model_dump(mode="json")
+    (heading, chosen), (rest, others) = page._settings(config)
+    assert (heading, rest) == ("", "defaults")
+    assert list(chosen) == ["store", "out", "hidden", "fanout"]
+    assert {"lr", "layers", "eval_fanout", "mode"} <= set(others)
+
+
+def test_captions_and_legends_fit_what_is_drawn() -> None:
+    assert page._loss_caption(60) == "One point per step."
+    assert page._loss_caption(61) == "One point per step; the line is a running mean."
+    assert page._loss_caption(5000).startswith("One point per 3 steps, their mean; ")
+    epochs = [{"epoch": epoch, "drift": [0.1, 0.2, 0.3]} for epoch in range(2)]
+    assert {"layer 1", "layer 2", "layer 3"} <= set(texts(page.drift_figure(epochs)))
+    deep = set(texts(page.drift_figure([{"epoch": 0, "drift": [0.1] * 31}])))
+    assert {"layer 1", "layer 31"} <= deep
+    assert sum(text.startswith("layer ") for text in deep) <= 9
+
+
+def test_labels_have_a_ground_over_the_budget_line() -> None:
+    readings = [{"name": "training", "before": 10**6, "peak": 3 * 10**6, "after": 2 * 10**6}]
+    svg = memory_figure({"memory": readings, "memory_budget_bytes": 3_200_000, "peak_rss_bytes": 3 * 10**6})
+    assert svg.index("3 MB") > svg.index("stroke-dasharray"), "labels are drawn after the line"
+    assert svg.count("fill: #ffffff") >= 3
