@@ -11,30 +11,71 @@ from ooc.runtime.lazy_imports import keep_old_names, lazy_exports
 from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 
 if TYPE_CHECKING:
+    from ooc.config.appending import append
+    from ooc.config.events import EventsConfig
+    from ooc.config.modes import load_config
+    from ooc.config.nodes import FullConfig, TrainConfig
+    from ooc.config.snapshots import SnapshotsConfig
     from ooc.loading.event_loader import EventLoader
     from ooc.loading.neighbor_loader import NeighborLoader
     from ooc.loading.snapshot_loader import SnapshotLoader
     from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
+    from ooc.models.builders import build_model, full_blocks, pre_aggregation_of
+    from ooc.planning.run_plan import Plan
     from ooc.pyg.build_store import from_data, ingest
+    from ooc.report.page import write_report
+    from ooc.runtime.memory import MemoryMeter
+    from ooc.runtime.version import __version__
+    from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives
     from ooc.stores.dataset import Dataset
+    from ooc.stores.growth.append import AppendResult
+    from ooc.stores.growth.compact import compact
+    from ooc.stores.integrity import verify
     from ooc.training.callbacks import Callback
+    from ooc.training.infer import NodeRows, WrittenRows, embed, infer
+    from ooc.training.verbs import plan, train
 
 __all__ = [
+    "AppendResult",
     "BudgetError",
     "Callback",
     "ClusterLoader",
     "ConfigError",
     "Dataset",
     "EventLoader",
+    "EventsConfig",
+    "FullConfig",
+    "GivenNegatives",
+    "HistoricalNegatives",
     "InputError",
+    "MemoryMeter",
     "NeighborLoader",
+    "NodeRows",
     "OocError",
+    "Plan",
+    "RandomNegatives",
     "SaintLoader",
     "SnapshotLoader",
+    "SnapshotsConfig",
     "StoreError",
+    "TrainConfig",
+    "WrittenRows",
+    "__version__",
+    "append",
+    "build_model",
+    "compact",
+    "embed",
     "from_data",
+    "full_blocks",
+    "infer",
     "ingest",
+    "load_config",
     "open",
+    "plan",
+    "pre_aggregation_of",
+    "train",
+    "verify",
+    "write_report",
 ]
 
 keep_old_names(
@@ -43,23 +84,52 @@ keep_old_names(
         "ooc.summary": "ooc.training.summary",
         "ooc.temporal.recurrent": "ooc.temporal.window_models",
         "ooc.temporal.run": "ooc.training.loop",
-        "ooc.train": "ooc.training.loop",
     }
 )
 __getattr__ = lazy_exports(
     __name__,
     {
+        "AppendResult": "ooc.stores.growth.append",
         "Callback": "ooc.training.callbacks",
         "ClusterLoader": "ooc.loading.subgraph_loaders",
         "Dataset": "ooc.stores.dataset",
         "EventLoader": "ooc.loading.event_loader",
+        "EventsConfig": "ooc.config.events",
+        "FullConfig": "ooc.config.nodes",
+        "GivenNegatives": "ooc.sampling.negatives",
+        "HistoricalNegatives": "ooc.sampling.negatives",
+        "MemoryMeter": "ooc.runtime.memory",
         "NeighborLoader": "ooc.loading.neighbor_loader",
+        "NodeRows": "ooc.training.infer",
+        "Plan": "ooc.planning.run_plan",
+        "RandomNegatives": "ooc.sampling.negatives",
         "SaintLoader": "ooc.loading.subgraph_loaders",
         "SnapshotLoader": "ooc.loading.snapshot_loader",
+        "SnapshotsConfig": "ooc.config.snapshots",
+        "TrainConfig": "ooc.config.nodes",
+        "WrittenRows": "ooc.training.infer",
+        "__version__": "ooc.runtime.version",
+        "append": "ooc.config.appending",
+        "build_model": "ooc.models.builders",
+        "compact": "ooc.stores.growth.compact",
+        "embed": "ooc.training.infer",
         "from_data": "ooc.pyg.build_store",
+        "full_blocks": "ooc.models.builders",
+        "infer": "ooc.training.infer",
         "ingest": "ooc.pyg.build_store",
+        "load_config": "ooc.config.modes",
+        "plan": "ooc.training.verbs",
+        "pre_aggregation_of": "ooc.models.builders",
+        "train": "ooc.training.verbs",
+        "verify": "ooc.stores.integrity",
+        "write_report": "ooc.report.page",
     },
 )
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return __all__
 
 
 def open(

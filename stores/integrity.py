@@ -42,10 +42,19 @@ class Damage:
 
 
 def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
-    """Check every chunk of the store at `path` against its checksum; returns the damage found, [] for a sound store.
+    """Check every chunk of a store against its checksum.
 
-    Contiguous arrays are compared with `checksums/`; arrays written by others are decoded. Needs memory for one chunk. Raises
-    StoreError if there is no store or its manifest cannot be read.
+    Contiguous arrays are compared with `checksums/`; arrays written by others are decoded. Needs memory for one chunk.
+
+    Args:
+        path: The store.
+        progress: Called with (bytes done, total bytes).
+
+    Returns:
+        The damage found, one `Damage` per chunk (`str` of it is a line); [] for a sound store.
+
+    Raises:
+        StoreError: If there is no store or its manifest cannot be read.
 
     >>> for damage in verify("papers.ooc"):
     ...     print(damage)

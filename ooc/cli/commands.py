@@ -15,9 +15,8 @@ import typer
 from ooc.cli.flags import APPEND, INGEST, flags_of_modes, with_flags
 from ooc.cli.help import Verb, Verbs, verb
 from ooc.config import topics
-from ooc.config.base import parse, read_config, saved_config
-from ooc.config.modes import class_of, classes, load_config, suggested
-from ooc.config.nodes import TrainConfig
+from ooc.config.base import parse
+from ooc.config.modes import class_of, classes, settings_of, suggested
 from ooc.stores.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -295,7 +294,7 @@ def train(
     """Train a model on a store and write the results to OUT."""
     if grown and not resume:
         raise ConfigError("--grown continues a run whose store has grown: give --resume too")
-    settings = load_config(config, {"store": store, "out": out, **flags}, _resumed(config, out) if resume else {}, allow_code)
+    settings = settings_of(config, {"store": store, "out": out, **flags}, resume, allow_code)
 
     from ooc.runtime.messages import say
     from ooc.training.watchers import terminal_watcher
@@ -340,14 +339,6 @@ def init(
     print(template(store, chosen, {flag.name: flag for flag in TRAIN}, about), end="")
 
 
-def _resumed(config: Path | None, out: Path | None) -> dict[str, Any]:
-    """Settings of the run to continue. Raises ConfigError if there is none."""
-    where = out or (read_config(config).get("out") if config else None)
-    if where is None:
-        raise ConfigError("--resume continues a run: give its directory as --out")
-    return saved_config(Path(where)) or {}
-
-
 @app.command(
     cls=verb(PLAN, topics.TRAIN),
     rich_help_panel=RUNS,
@@ -371,28 +362,21 @@ def plan(
     """
     from ooc.training.registry import mode_of
 
-    settings = load_config(config, {"store": store, **flags}, {"out": "run"})
+    settings = settings_of(config, {"store": store, **flags})
     mode_of(settings).planned(settings)  # a mode without a plan is refused before the store is merged
     merge_appended(settings.store, settings.memory)
-    choice = None
-    if settings.leaves_mode_open:
-        from ooc.training.compare_modes import compare
+    from ooc.training.verbs import plan_of
 
-        choice, result = compare(cast(TrainConfig, settings))
-    else:
-        from ooc.training.loop import plan as make
-
-        result = make(settings)
+    result = plan_of(settings)
     if as_json:
-        chosen = {} if choice is None else {"choice": choice.asdict()}
-        print(json.dumps({**result.asdict(), **chosen}, indent=2))
+        print(json.dumps(result.asdict(), indent=2))
         return
     from rich.console import Console
 
     from ooc.report.tables import compared, tables
 
     console = Console(highlight=False)
-    if choice is not None:
+    if (choice := getattr(result, "choice", None)) is not None:
         console.print(compared(choice))
         refused = [f"{each.mode} is not possible: {each.fix}" for each in choice.candidates if each.fix is not None]
         command = f"  ooc train {settings.store} {choice.best.flags}"

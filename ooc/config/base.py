@@ -130,41 +130,43 @@ class RunConfig(BaseModel):
     model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Further arguments of your own class, as a JSON object."
     )
-    hidden: Width = Field(64, description="Width of the hidden layers.")
-    dropout: Fraction = Field(0.5, description="Dropout on every layer's input (and on gat's attention).")
+    hidden: Width = Field(default=64, description="Width of the hidden layers.")
+    dropout: Fraction = Field(default=0.5, description="Dropout on every layer's input (and on gat's attention).")
     # optimization
-    epochs: Positive = Field(100, description="Epochs: passes over the training data.")
-    max_steps: Positive | None = Field(None, description="Stop after this many batches in total.")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd.")
-    lr: float = Field(0.01, gt=0, description="Learning rate.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay of all parameters.")
-    grad_clip: float | None = Field(None, gt=0, description="Clip the gradient to this norm.")
-    eval_every: Positive = Field(1, description="Epochs between evaluations on validation.")
-    monitor: str | None = Field(None, description="Validation score that selects the best model: accuracy, auroc, loss, ...")
-    patience: Positive | None = Field(None, description="Stop after this many evaluations without improvement.")
-    # machine
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
-    memory: Size | None = Field(None, description="Memory limit of the process, such as 2GB.")
-    engine: Literal["auto", "uring", "pread", "mmap", "gds"] = Field(
-        "auto", description="How rows are read: auto, uring, pread, mmap, or gds (needs CUDA and the extra ooc[gds])."
+    epochs: Positive = Field(default=100, description="Epochs: passes over the training data.")
+    max_steps: Positive | None = Field(default=None, description="Stop after this many batches in total.")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="adam, adamw or sgd.")
+    lr: float = Field(default=0.01, gt=0, description="Learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of all parameters.")
+    grad_clip: float | None = Field(default=None, gt=0, description="Clip the gradient to this norm.")
+    eval_every: Positive = Field(default=1, description="Epochs between evaluations on validation.")
+    monitor: str | None = Field(
+        default=None, description="Validation score that selects the best model: accuracy, auroc, loss, ..."
     )
-    in_memory: bool = Field(False, description="Keep all rows in RAM; results do not change.")
+    patience: Positive | None = Field(default=None, description="Stop after this many evaluations without improvement.")
+    # machine
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto, cpu or cuda.")
+    memory: Size | None = Field(default=None, description="Memory limit of the process, such as 2GB.")
+    engine: Literal["auto", "uring", "pread", "mmap", "gds"] = Field(
+        default="auto", description="How rows are read: auto, uring, pread, mmap, or gds (needs CUDA and the extra ooc[gds])."
+    )
+    in_memory: bool = Field(default=False, description="Keep all rows in RAM; results do not change.")
     features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."
     )
     threads: Annotated[int, Field(gt=0, le=1024)] | None = Field(
-        None, description="Number of torch threads; a resumed run keeps the recorded number."
+        default=None, description="Number of torch threads; a resumed run keeps the recorded number."
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Random seed.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Random seed.")
     checkpoint_every: Positive | None = Field(
-        None, description="Steps between checkpoints; by default every few seconds, at most 5 % of the time."
+        default=None, description="Steps between checkpoints; by default every few seconds, at most 5 % of the time."
     )
     log: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], BeforeValidator(_numbers)] = Field(
         default_factory=list,
         description="Log losses and scores to tensorboard (files in the run's directory), wandb or mlflow; several: "
         "tensorboard,wandb. Each needs the extra of its name, as in ooc[wandb].",
     )
-    tensorboard: bool = Field(False, description="The same as --log tensorboard.")
+    tensorboard: bool = Field(default=False, description="The same as --log tensorboard.")
 
     @property
     def memory_bytes(self) -> int | None:
@@ -203,13 +205,13 @@ class RunConfig(BaseModel):
 class TimeConfig(RunConfig):
     """Settings that all runs on temporal graphs share."""
 
-    columns: Words | None = Field(None, description="Event columns the model uses (none: []); by default all.")
-    val: Fraction = Field(0.15, description="Share of the events for validation, before the test events.")
-    test: Fraction = Field(0.15, description="Share of the events for testing, the last ones.")
+    columns: Words | None = Field(default=None, description="Event columns the model uses (none: []); by default all.")
+    val: Fraction = Field(default=0.15, description="Share of the events for validation, before the test events.")
+    test: Fraction = Field(default=0.15, description="Share of the events for testing, the last ones.")
     negatives: Literal["random", "historical"] = Field(
-        "random", description="Training negatives: random, or historical (earlier destinations of the source)."
+        default="random", description="Training negatives: random, or historical (earlier destinations of the source)."
     )
-    ratio: Ratio = Field(1, description="Training negatives per event.")
+    ratio: Ratio = Field(default=1, description="Training negatives per event.")
     destinations: Annotated[Numbers, Field(max_length=2)] = Field(
         default_factory=list, description="FIRST,LAST: range of nodes for random negatives; by default all."
     )

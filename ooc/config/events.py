@@ -23,34 +23,38 @@ class EventsConfig(TimeConfig):
     [10]
     """
 
-    mode: Literal["events"] = Field("events", description="the event stream, predicting each event's destination.")
+    mode: Literal["events"] = Field(default="events", description="the event stream, predicting each event's destination.")
     model: str = Field(
-        "tgn",
+        default="tgn",
         description="tgn (node memory and attention), tgat (attention per hop), graphmixer (latest events), or "
         "package.module:Class for your own.",
     )
-    hidden: Width = Field(100, description="Width of the hidden layers.")
-    memory_dim: Width = Field(100, description="Width of a node's memory (tgn).")
-    time_dim: Width = Field(100, description="Width of the time encoding.")
-    heads: Positive = Field(2, description="Attention heads (tgn, tgat); --hidden is their total width.")
+    hidden: Width = Field(default=100, description="Width of the hidden layers.")
+    memory_dim: Width = Field(default=100, description="Width of a node's memory (tgn).")
+    time_dim: Width = Field(default=100, description="Width of the time encoding.")
+    heads: Positive = Field(default=2, description="Attention heads (tgn, tgat); --hidden is their total width.")
     past: Literal["event", "batch"] = Field(
-        "event", description="Past an event is predicted from (tgn): its own, or its batch's as in PyG's example (faster)."
+        default="event",
+        description="Past an event is predicted from (tgn): its own, or its batch's as in PyG's example (faster).",
     )
-    dropout: Fraction = Field(0.1, description="Dropout of the attention (tgn, tgat) or the mixer (graphmixer).")
+    dropout: Fraction = Field(default=0.1, description="Dropout of the attention (tgn, tgat) or the mixer (graphmixer).")
     num_neighbors: Numbers = Field(
         default_factory=list, description="Past events sampled per node, one number per hop: tgn 10, tgat 10,10, graphmixer 20."
     )
-    strategy: Literal["last", "uniform"] = Field("last", description="Which past events of a node to sample: last or uniform.")
-    raw: bool = Field(False, description="Use the columns' values unchanged instead of their asinh.")
-    batch_size: Positive = Field(200, description="Events per batch; events of equal time stay together.")
-    eval_negatives: str = Field(
-        "random", description="Evaluation negatives: random, historical, or an npy file (a row per event from validation on)."
+    strategy: Literal["last", "uniform"] = Field(
+        default="last", description="Which past events of a node to sample: last or uniform."
     )
-    eval_ratio: Ratio = Field(1, description="Evaluation negatives per event (a file has its own number).")
-    epochs: Positive = Field(50, description="Epochs: passes over the training data.")
-    lr: float = Field(0.0005, gt=0, description="Learning rate.")
+    raw: bool = Field(default=False, description="Use the columns' values unchanged instead of their asinh.")
+    batch_size: Positive = Field(default=200, description="Events per batch; events of equal time stay together.")
+    eval_negatives: str = Field(
+        default="random",
+        description="Evaluation negatives: random, historical, or an npy file (a row per event from validation on).",
+    )
+    eval_ratio: Ratio = Field(default=1, description="Evaluation negatives per event (a file has its own number).")
+    epochs: Positive = Field(default=50, description="Epochs: passes over the training data.")
+    lr: float = Field(default=0.0005, gt=0, description="Learning rate.")
     monitor: Literal["ap", "auroc", "mrr"] | None = Field(
-        None, description="Validation score that selects the best model; by default ap (mrr with several negatives)."
+        default=None, description="Validation score that selects the best model; by default ap (mrr with several negatives)."
     )
 
     @field_validator("num_neighbors")

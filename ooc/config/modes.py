@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from ooc.config.base import RunConfig, parse, read_config
+from ooc.config.base import RunConfig, parse, read_config, saved_config
 from ooc.config.events import EventsConfig
 from ooc.config.nodes import OWN, FullConfig, TrainConfig
 from ooc.config.snapshots import SnapshotsConfig
@@ -64,6 +64,36 @@ def check_consent(saved: object, given: object, allow_code: bool, where: Path | 
             f"{where} uses the class {saved}, and importing it runs its code: if you trust it, name it again "
             f"(--model {saved}; in Python, model={saved!r}) or give --allow-code (allow_code=True)"
         )
+
+
+def settings_of(
+    config: RunConfig | Path | str | None, given: Mapping[str, Any], resume: bool = False, allow_code: bool = False
+) -> RunConfig:
+    """Return the settings of a run, given by a configuration, by a file, or by name.
+
+    Args:
+        config: A configuration, or a TOML or JSON file, or None.
+        given: Settings by name above it; None means not given.
+        resume: Whether settings of the run in `out` count where nothing else is given.
+        allow_code: See `load_config`.
+
+    Raises:
+        ConfigError: As `load_config`; with `resume`, if there is no `out`.
+    """
+    flags = {name: value for name, value in given.items() if value is not None}
+    if config is not None and not isinstance(config, Path | str):
+        if not flags:
+            return config
+        values = {name: getattr(config, name) for name in config.model_fields_set}
+        return load_config(None, {"mode": config.mode, **values, **flags})
+    path = None if config is None else Path(config)
+    base: Mapping[str, Any] = {}
+    if resume:
+        out = flags.get("out") or (read_config(path).get("out") if path else None)
+        if out is None:
+            raise ConfigError("--resume continues a run: give its directory as --out")
+        base = saved_config(Path(out)) or {}
+    return load_config(path, flags, base, allow_code)
 
 
 def load_config(

@@ -43,29 +43,33 @@ class NodeConfig(RunConfig):
     """Common settings of runs on nodes: model, splits and loss."""
 
     # model
-    model: str = Field("sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class for your own.")
-    layers: Depth = Field(_DEFAULT_LAYERS, description="Layers; by default as many as the fan-out has numbers.")
-    heads: Positive = Field(8, description="Attention heads of the hidden layers (gat); --hidden is their total width.")
-    output_heads: Positive = Field(1, description="Attention heads of the last layer (gat), averaged.")
-    alpha: float = Field(0.1, gt=0, lt=1, description="Weight of the initial rows in every layer (gcnii, appnp).")
-    theta: float = Field(0.5, gt=0, description="Strength of a layer's weights, which decays with depth (gcnii).")
-    norm: Literal["none", "batch", "layer"] = Field("none", description="Normalization between layers: none, batch or layer.")
-    residual: bool = Field(False, description="Residual connections between layers.")
-    input_dropout: Fraction | None = Field(
-        None, description="Dropout of the features; by default --dropout for gcn, gat, gcnii and appnp, else 0."
+    model: str = Field(
+        default="sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class for your own."
     )
-    train_split: str = Field("train", description="Name of the split to train on.")
-    val_split: str = Field("val", description="Name of the split that selects the best model.")
+    layers: Depth = Field(default=_DEFAULT_LAYERS, description="Layers; by default as many as the fan-out has numbers.")
+    heads: Positive = Field(default=8, description="Attention heads of the hidden layers (gat); --hidden is their total width.")
+    output_heads: Positive = Field(default=1, description="Attention heads of the last layer (gat), averaged.")
+    alpha: float = Field(default=0.1, gt=0, lt=1, description="Weight of the initial rows in every layer (gcnii, appnp).")
+    theta: float = Field(default=0.5, gt=0, description="Strength of a layer's weights, which decays with depth (gcnii).")
+    norm: Literal["none", "batch", "layer"] = Field(
+        default="none", description="Normalization between layers: none, batch or layer."
+    )
+    residual: bool = Field(default=False, description="Residual connections between layers.")
+    input_dropout: Fraction | None = Field(
+        default=None, description="Dropout of the features; by default --dropout for gcn, gat, gcnii and appnp, else 0."
+    )
+    train_split: str = Field(default="train", description="Name of the split to train on.")
+    val_split: str = Field(default="val", description="Name of the split that selects the best model.")
     eval_splits: Words = Field(
-        ["val", "test"],
+        default=["val", "test"],
         description="Splits to score at the end; missing ones are skipped. To score the training nodes too: train,val,test.",
     )
     # loss and planning
-    label_smoothing: Fraction = Field(0.0, description="Label smoothing.")
+    label_smoothing: Fraction = Field(default=0.0, description="Label smoothing.")
     class_weights: Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)] = Field(
-        "none", description="none, balanced, or one weight per class (binary, multi-label: of the positives): 1,2.5."
+        default="none", description="none, balanced, or one weight per class (binary, multi-label: of the positives): 1,2.5."
     )
-    plan: bool = Field(True, description="Predict the run before it starts, from a profile of a few seconds.")
+    plan: bool = Field(default=True, description="Predict the run before it starts, from a profile of a few seconds.")
 
     @field_validator("class_weights")
     @classmethod
@@ -89,44 +93,54 @@ class TrainConfig(NodeConfig):
     2
     """
 
-    rescale: bool = Field(True, description="Rescale sums over sampled edges to be unbiased (gcn, gin, gcnii, appnp, sgc).")
-    activation_checkpointing: bool = Field(False, description="Recompute layers in the backward pass: less memory, more time.")
+    rescale: bool = Field(
+        default=True, description="Rescale sums over sampled edges to be unbiased (gcn, gin, gcnii, appnp, sgc)."
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="Recompute layers in the backward pass: less memory, more time."
+    )
     # batches
     mode: Literal["sampled", "cluster", "saint", "history"] = Field(
-        "sampled",
+        default="sampled",
         description="sampled: sampled neighborhoods; cluster: parts and the edges between them; saint: random subgraphs, "
         "normalized; history: whole parts, with their neighbors' inner rows from a cache on disk.",
     )
-    parts: Positive | None = Field(None, description="Number of equal node ranges, if the store has no parts.")
-    parts_per_batch: Positive = Field(1, description="Parts per batch.")
-    saint: Literal["walk", "node", "edge"] = Field("walk", description="GraphSAINT sampler: walk, node or edge.")
-    roots: Positive = Field(2000, description="Walks, nodes or edges sampled per batch (saint).")
-    walk_length: Annotated[int, Field(gt=0, le=1000)] = Field(2, description="Steps of a walk (saint).")
-    saint_coverage: float = Field(50.0, gt=0, le=10_000, description="Samples per node to estimate the normalization (saint).")
-    history: Literal["kept", "zero"] = Field("kept", description="Histories, or zeros instead (to see their effect).")
-    history_dtype: Literal["float16", "float32"] = Field("float16", description="Dtype of the histories: float16 or float32.")
-    history_lag: Annotated[int, Field(ge=0)] = Field(0, description="Number of latest steps whose pushes are not visible yet.")
+    parts: Positive | None = Field(default=None, description="Number of equal node ranges, if the store has no parts.")
+    parts_per_batch: Positive = Field(default=1, description="Parts per batch.")
+    saint: Literal["walk", "node", "edge"] = Field(default="walk", description="GraphSAINT sampler: walk, node or edge.")
+    roots: Positive = Field(default=2000, description="Walks, nodes or edges sampled per batch (saint).")
+    walk_length: Annotated[int, Field(gt=0, le=1000)] = Field(default=2, description="Steps of a walk (saint).")
+    saint_coverage: float = Field(
+        default=50.0, gt=0, le=10_000, description="Samples per node to estimate the normalization (saint)."
+    )
+    history: Literal["kept", "zero"] = Field(default="kept", description="Histories, or zeros instead (to see their effect).")
+    history_dtype: Literal["float16", "float32"] = Field(
+        default="float16", description="Dtype of the histories: float16 or float32."
+    )
+    history_lag: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Number of latest steps whose pushes are not visible yet."
+    )
     refresh: Positive | Literal["auto"] | None = Field(
-        None, description="Epochs between exact refreshes of the histories, or auto: when they have drifted too far."
+        default=None, description="Epochs between exact refreshes of the histories, or auto: when they have drifted too far."
     )
     drift_tolerance: float | None = Field(
-        None, gt=0, description="Relative error at which --refresh auto refreshes, 0.1 by default."
+        default=None, gt=0, description="Relative error at which --refresh auto refreshes, 0.1 by default."
     )
     fanout: Numbers = Field(default_factory=list, description="In-neighbors sampled, one number per layer, -1 for all: 10,10.")
     eval_fanout: Numbers = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
-    replace: bool = Field(False, description="Sample with replacement.")
-    weight_attr: str | None = Field(None, description="Edge column with sampling weights.")
-    batch_size: Positive = Field(1024, description="Seeds per batch.")
+    replace: bool = Field(default=False, description="Sample with replacement.")
+    weight_attr: str | None = Field(default=None, description="Edge column with sampling weights.")
+    batch_size: Positive = Field(default=1024, description="Seeds per batch.")
     evaluate: Literal["auto", "sampled", "layerwise"] = Field(
-        "auto",
+        default="auto",
         description="Evaluate on sampled batches, or layerwise: exact scores of all splits by one pass over all nodes; "
         "auto: layerwise in mode history, unless eval_fanout or eval_batch_size is given.",
     )
-    eval_batch_size: Positive | None = Field(None, description="Seeds per evaluation batch; by default --batch-size.")
+    eval_batch_size: Positive | None = Field(default=None, description="Seeds per evaluation batch; by default --batch-size.")
     # steps
-    accumulate: Positive = Field(1, description="Batches whose gradients are accumulated per optimizer step.")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Autocast: fp32 (none), bf16 or fp16.")
-    compile: bool = Field(False, description="Compile the model with torch.compile; for GPUs, no faster on CPUs.")
+    accumulate: Positive = Field(default=1, description="Batches whose gradients are accumulated per optimizer step.")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="Autocast: fp32 (none), bf16 or fp16.")
+    compile: bool = Field(default=False, description="Compile the model with torch.compile; for GPUs, no faster on CPUs.")
 
     @field_validator("fanout", "eval_fanout")
     @classmethod
@@ -208,11 +222,11 @@ class FullConfig(NodeConfig):
     'planned'
     """
 
-    mode: Literal["full"] = Field("full", description="the whole graph at once, exactly, with offloading to disk.")
+    mode: Literal["full"] = Field(default="full", description="the whole graph at once, exactly, with offloading to disk.")
     placement: Literal["planned", "retained", "host", "disk", "recomputed"] = Field(
-        "planned", description="Where intermediates are kept for the backward pass: planned, or one placement for all."
+        default="planned", description="Where intermediates are kept for the backward pass: planned, or one placement for all."
     )
-    disk: Size | None = Field(None, description="Disk space for intermediates, such as 50GB; by default what is free.")
+    disk: Size | None = Field(default=None, description="Disk space for intermediates, such as 50GB; by default what is free.")
 
     @property
     def batches(self) -> str:

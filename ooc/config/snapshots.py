@@ -29,35 +29,44 @@ class SnapshotsConfig(TimeConfig):
     """
 
     mode: Literal["snapshots"] = Field(
-        "snapshots", description="windows of events, each predicting the next, with node state on disk."
+        default="snapshots", description="windows of events, each predicting the next, with node state on disk."
     )
     window: Length = Field(description="Length of a window: 7d, 12h, 250ms, or a number of the store's units, or of events.")
-    stride: Length | None = Field(None, description="Distance between the starts of windows; by default --window.")
-    by: Literal["time", "count"] = Field("time", description="Whether windows are by time or by count of events.")
+    stride: Length | None = Field(default=None, description="Distance between the starts of windows; by default --window.")
+    by: Literal["time", "count"] = Field(default="time", description="Whether windows are by time or by count of events.")
     task: Literal["links", "nodes"] = Field(
-        "links", description="links: predict the next window's events; nodes: classify a window's nodes (the store's splits)."
+        default="links",
+        description="links: predict the next window's events; nodes: classify a window's nodes (the store's splits).",
     )
-    labels: str | None = Field(None, description="Event column with the classes of sources; by default the nodes' labels.")
+    labels: str | None = Field(
+        default=None, description="Event column with the classes of sources; by default the nodes' labels."
+    )
     model: str = Field(
-        "roland",
+        default="roland",
         description="recurrent: a GNN, then a GRU; roland: updates every layer's rows; evolvegcn: updates the weights; or "
         "package.module:Class for your own.",
     )
-    conv: Literal["sage", "gcn", "gat", "gin"] = Field("sage", description="Convolutions (recurrent, roland).")
-    update: Literal["gru", "mlp", "average"] = Field("gru", description="Update of the rows (roland): gru, mlp or average.")
-    hidden: Width = Field(64, description="Width of the hidden layers.")
-    layers: Depth = Field(2, description="Layers.")
-    dropout: Fraction = Field(0.0, description="Dropout between layers.")
-    identity: Annotated[int, Field(ge=0, le=2**16)] = Field(32, description="Random identity features of a node (0: none).")
-    both_ways: bool = Field(True, description="Convolve in both directions, or (--no-both-ways) from src to dst only.")
-    live: bool = Field(False, description="Also learn from validation and test windows, after each has been scored.")
-    updates: Positive = Field(1, description="Optimizer steps per window.")
-    eval_negatives: Literal["random", "historical"] = Field("random", description="Evaluation negatives: random or historical.")
-    eval_ratio: Ratio = Field(1, description="Evaluation negatives per event.")
-    epochs: Positive = Field(20, description="Epochs: passes over the training data.")
-    lr: float = Field(0.003, gt=0, description="Learning rate.")
+    conv: Literal["sage", "gcn", "gat", "gin"] = Field(default="sage", description="Convolutions (recurrent, roland).")
+    update: Literal["gru", "mlp", "average"] = Field(
+        default="gru", description="Update of the rows (roland): gru, mlp or average."
+    )
+    hidden: Width = Field(default=64, description="Width of the hidden layers.")
+    layers: Depth = Field(default=2, description="Layers.")
+    dropout: Fraction = Field(default=0.0, description="Dropout between layers.")
+    identity: Annotated[int, Field(ge=0, le=2**16)] = Field(
+        default=32, description="Random identity features of a node (0: none)."
+    )
+    both_ways: bool = Field(default=True, description="Convolve in both directions, or (--no-both-ways) from src to dst only.")
+    live: bool = Field(default=False, description="Also learn from validation and test windows, after each has been scored.")
+    updates: Positive = Field(default=1, description="Optimizer steps per window.")
+    eval_negatives: Literal["random", "historical"] = Field(
+        default="random", description="Evaluation negatives: random or historical."
+    )
+    eval_ratio: Ratio = Field(default=1, description="Evaluation negatives per event.")
+    epochs: Positive = Field(default=20, description="Epochs: passes over the training data.")
+    lr: float = Field(default=0.003, gt=0, description="Learning rate.")
     monitor: str | None = Field(
-        None,
+        default=None,
         description="Validation score that selects the best model; by default ap (mrr with several negatives) or accuracy.",
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ooc.planning.choose_mode import ModeChoice
 from ooc.planning.run_profile import Evaluation, RunProfile
 from ooc.planning.simulate_superbatches import BatchCosts, Share, SimulatedReads
 from ooc.runtime.memory_plan import MemoryPlan
@@ -93,6 +94,8 @@ class Plan:
     profiled_steps: int
     profile_seconds: float
     reading: str = ""
+    choice: ModeChoice | None = None
+    """the modes compared, if none was given"""
 
     def __str__(self) -> str:
         """The prediction in one line."""
@@ -106,7 +109,9 @@ class Plan:
         return "; ".join([", ".join(parts), self.advice])
 
     def asdict(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(replace(self, choice=None))
+        del found["choice"]
+        return found if self.choice is None else {**found, "choice": self.choice.asdict()}
 
 
 def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:

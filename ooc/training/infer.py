@@ -29,7 +29,7 @@ from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import find_class
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, InputError, OocError
+from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.io.atomic import check_absent, removed_path
 from ooc.stores.manifest import read_manifest
 from ooc.stores.sizes import format_bytes, parse_bytes
@@ -79,17 +79,17 @@ class NodeRows:
         return self.shape[0]
 
     def __getitem__(self, nodes: Any) -> AnyArray:
-        """Read rows by node. Raises InputError for ids out of range."""
+        """Read rows by node. Raises IndexError for ids out of range."""
         if isinstance(nodes, slice):
             ids = np.arange(*nodes.indices(len(self)))
         else:
             ids = np.asarray(nodes)
             if ids.dtype == bool:
                 if ids.shape != self.shape[:1]:
-                    raise InputError(f"the mask has shape {ids.shape}: it must have one entry per node, ({len(self)},)")
+                    raise IndexError(f"the mask has shape {ids.shape}: it must have one entry per node, ({len(self)},)")
                 ids = np.flatnonzero(ids)
             elif ids.dtype.kind not in "iu" and ids.size:
-                raise InputError(f"rows are indexed by node ids, not by {ids.dtype}")
+                raise IndexError(f"rows are indexed by node ids, not by {ids.dtype}")
         flat = ids.reshape(-1).astype(np.int64)
         out = np.empty((len(flat), *self.shape[1:]), self.dtype)
         self._rows.read(np.where(flat < 0, flat + len(self), flat), out)

@@ -30,7 +30,16 @@ def compact(path: Path | str, progress: Progress = silent) -> Compacted:
 
     Open readers continue to read the old version, which is removed when unused (possibly by a later append or compaction).
     Memory does not depend on what was appended. If killed, the store is in its old or new state; calling again completes it.
-    Raises StoreError if there is no store, the disk is full, or an append or compaction is in progress.
+
+    Args:
+        path: The store.
+        progress: Called with (step, done, total, unit).
+
+    Returns:
+        `Compacted`: what was appended and is merged now.
+
+    Raises:
+        StoreError: If there is no store, the disk is full, or an append or compaction is in progress.
 
     >>> compact("papers.ooc").appended.edges
     1000000

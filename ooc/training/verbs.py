@@ -1,0 +1,82 @@
+"""`ooc.train` and `ooc.plan`: what the verbs of the command line do, with a configuration or keyword arguments."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from ooc.config.base import RunConfig
+from ooc.config.modes import settings_of
+from ooc.config.nodes import TrainConfig
+from ooc.planning.run_plan import Plan
+from ooc.stores.errors import ConfigError
+from ooc.training import loop
+from ooc.training.callbacks import Callback
+from ooc.training.compare_modes import compare
+from ooc.training.full_mode import FullPlan
+
+
+def train(
+    config: RunConfig | Path | str | None = None,
+    *,
+    resume: bool = False,
+    grown: bool = False,
+    callbacks: Sequence[Callback] = (),
+    allow_code: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a model on a store and write the run's files.
+
+    Args:
+        config: A `TrainConfig`, `FullConfig`, `EventsConfig` or `SnapshotsConfig`, or a TOML or JSON file.
+        resume: Continue the run in `out` from its last checkpoint, inside its epoch, to the bit.
+        grown: With `resume`, continue although the store has grown since.
+        callbacks: Follow the run, besides the loggers of `log`; see `Callback`.
+        allow_code: With `resume` and without `config` and `model`: import the model class that the run names, because you
+            trust the run.
+        settings: Settings by name, such as `store`, `out`, `mode`, `model`, `fanout`, `epochs`, `memory`; they override
+            `config`. The flags of `ooc train` have the same names. Without `out`, the run is runs/STORE-1, -2, ...
+
+    Returns:
+        The summary, as in OUT/summary.json: `metrics` (split -> scores), `config`, times, bytes and memory.
+
+    Raises:
+        ConfigError: If settings, store or checkpoint do not fit.
+        BudgetError: If the memory is too small.
+        KeyboardInterrupt: After Ctrl-C; a checkpoint is kept.
+
+    >>> ooc.train(store="cora.ooc", model="gcn", fanout=[-1, -1])["metrics"]["test"]["accuracy"]
+    0.815
+    >>> ooc.train(out="runs/cora-1", resume=True, epochs=200)
+    """
+    if grown and not resume:
+        raise ConfigError("grown continues a run whose store has grown: give resume too")
+    return loop.train(settings_of(config, settings, resume, allow_code), resume=resume, grown=grown, callbacks=callbacks)
+
+
+def plan(config: RunConfig | Path | str | None = None, **settings: Any) -> Plan | FullPlan:
+    """Predict memory, time, bytes and bottleneck of `train` with the same settings; nothing is left on disk.
+
+    Args:
+        config: As of `train`.
+        settings: As of `train`. Without a `mode`, all modes on batches of nodes are tried briefly, and the best is planned.
+
+    Returns:
+        A `Plan`: `prediction`, `budget`, `advice`, and `choice` with the modes compared, if none was given. Of mode full, a
+        `FullPlan`.
+
+    Raises:
+        ConfigError: If the mode has no plan, or settings and store do not fit.
+        BudgetError: If the memory is too small.
+
+    >>> ooc.plan(store="papers.ooc", mode="sampled", memory="2GB").prediction.seconds_per_epoch
+    """
+    return plan_of(settings_of(config, settings))
+
+
+def plan_of(config: RunConfig) -> Plan | FullPlan:
+    """The plan of a configuration, of the best mode if it leaves the mode open."""
+    if config.leaves_mode_open:
+        choice, made = compare(cast(TrainConfig, config))
+        return replace(made, choice=choice)
+    return cast("Plan | FullPlan", loop.plan(config))

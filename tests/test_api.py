@@ -1,0 +1,153 @@
+"""The public names of `ooc`: one list, typed, light, and enough for a whole script."""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import ooc
+from tests.conftest import MakeStore
+from tests.forked import python
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL: dict[str, Any] = {"hidden": 8, "fanout": [3, 3], "batch_size": 16, "plan": False}
+
+
+def typed() -> dict[str, str]:
+    """Public name -> the module that type checkers import it from."""
+    tree = ast.parse((ROOT / "ooc" / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    found = [node for node in [*tree.body, *block.body] if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name: str(node.module) for node in found for alias in node.names}
+
+
+def test_all_names_are_typed_where_they_are_defined() -> None:
+    shown = typed()
+    for name in ooc.__all__:
+        if name != "open":
+            assert getattr(ooc, name) is getattr(__import__(shown[name], fromlist=[name]), name)
+    assert dir(ooc) == sorted(ooc.__all__)
+    asked = "train plan infer embed append verify open TrainConfig FullConfig EventsConfig SnapshotsConfig MemoryMeter"
+    assert {*asked.split(), "build_model", "RandomNegatives", "__version__"} <= set(ooc.__all__)
+
+
+@pytest.mark.parametrize("name", ["train", "plan", "infer", "embed", "append", "verify", "compact"])
+def test_functions_are_documented(name: str) -> None:
+    function, text = getattr(ooc, name), inspect.getdoc(getattr(ooc, name)) or ""
+    for section in ("Args:", "Returns:", "Raises:", ">>> "):
+        assert section in text
+    for parameter in inspect.signature(function).parameters:
+        assert parameter in text
+
+
+def test_naming_the_api_imports_nothing_heavy() -> None:
+    heavy = ["torch", "numba", "zarr", "numpy", "pydantic"]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, ooc; dir(ooc); print([name for name in {heavy!r} if name in sys.modules])"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+SCRIPT = """
+from pathlib import Path
+import ooc
+
+def script() -> None:
+    config: ooc.TrainConfig = ooc.TrainConfig(store=Path("s"), out=Path("o"), fanout=[10, 10])
+    summary: dict[str, object] = ooc.train(config)
+    rows: ooc.NodeRows = ooc.infer("run", "store")
+    written: ooc.WrittenRows = ooc.infer("run", "store", "p.parquet", memory="2GB")
+    counted: int = ooc.append("store", edges="e.parquet").appended.edges
+    text: str = ooc.__version__
+    columns: tuple[int, ...] = ooc.embed("run", "store", layer=1).shape
+    ooc.infer("run", "store", memry="2GB")
+"""
+
+
+@pytest.mark.slow
+def test_mypy_sees_the_types(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", str(tmp_path / "script.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    errors = [line for line in done.stdout.splitlines() if " error: " in line]
+    assert errors, done.stdout
+    assert all("script.py:13: error: " in line for line in errors), done.stdout
+    assert "memry" in errors[0]
+
+
+def test_a_script_of_the_api_alone(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan, train, infer, append, resume; the runs are those of the command line."""
+    store, run = make_store(), tmp_path / "run"
+    monkeypatch.setattr("ooc.training.loop.PLAN_SECONDS", 0.1)
+    assert ooc.verify(store) == []
+    assert ooc.plan(store=store, mode="sampled", **SMALL).prediction.seconds_per_epoch > 0
+    summary = ooc.train(store=store, out=run, model="gcn", epochs=1, **SMALL)
+    assert json.loads((run / "summary.json").read_text())["metrics"] == summary["metrics"]
+    with ooc.infer(run, store) as logits, ooc.embed(run, store) as hidden:
+        assert (logits.shape, hidden.shape, logits.dtype) == ((50, 3), (50, 8), np.float32)
+        assert repr(logits) == "NodeRows(shape=[50, 3], dtype=float32)"
+        rows = np.asarray(logits)
+        np.testing.assert_array_equal(logits[[3, -1, 3]], rows[[3, -1, 3]])
+        np.testing.assert_array_equal(logits[7], rows[7])
+        np.testing.assert_array_equal(logits[10:20:3], rows[10:20:3])
+        np.testing.assert_array_equal(logits[rows[:, 0] > 0], rows[rows[:, 0] > 0])
+        for wrong in (50, -51, 1.5, np.ones(3, bool)):
+            with pytest.raises(IndexError):
+                logits[wrong]
+    ooc.infer(run, store, tmp_path / "p.parquet")
+    assert pq.read_table(tmp_path / "p.parquet")["class"].to_pylist() == rows.argmax(1).tolist()
+    np.save(tmp_path / "edges.npy", np.array([[0, 1], [2, 3]]))
+    assert ooc.append(store, edges=tmp_path / "edges.npy").appended.edges == 2
+    with pytest.raises(ooc.ConfigError, match="has grown since"):
+        ooc.train(out=run, resume=True, epochs=2)
+    resumed = ooc.train(out=run, resume=True, grown=True, epochs=2)
+    assert (resumed["config"]["model"], resumed["config"]["epochs"]) == ("gcn", 2)
+    assert ooc.compact(store).appended.edges == 2
+
+
+def test_a_configuration_is_an_object_a_file_or_names(make_store: MakeStore, tmp_path: Path) -> None:
+    config = ooc.TrainConfig(store=make_store(), out=tmp_path / "one", epochs=1, **SMALL)
+    one = ooc.train(config)["metrics"]
+    assert ooc.train(config, out=tmp_path / "two")["metrics"] == one
+    assert ooc.train(tmp_path / "one" / "config.json", out=tmp_path / "three")["metrics"] == one
+    with pytest.raises(ooc.ConfigError, match="unknown key 'epoch'; did you mean 'epochs'"):
+        ooc.train(config, epoch=3)
+    with pytest.raises(ooc.ConfigError, match="give resume too"):
+        ooc.train(config, grown=True)
+
+
+def test_a_live_module_is_inferred_without_its_features_in_memory(make_store: MakeStore, tmp_path: Path) -> None:
+    """A list of layers layer by layer, on an open data set; its outputs are those on the whole graph."""
+    model = ooc.build_model("gcn", 8, 8, 3, num_layers=2).eval()
+    with ooc.open(make_store(), memory="4GB") as ds:
+        target = np.repeat(np.arange(50), np.diff(ds.graph.indptr))
+        edges = torch.from_numpy(np.stack([np.asarray(ds.graph.indices, np.int64), target]))
+        x = torch.empty(50, 8)
+        ds.rows("x").read(np.arange(50), x.numpy())
+        with torch.inference_mode():
+            expected = model(x, ooc.full_blocks(edges, 50, 2))
+        with ooc.infer(model, ds) as rows:
+            np.testing.assert_allclose(rows, expected, atol=1e-5)
+        assert ooc.infer(model, ds, tmp_path / "p.parquet").rows == 50
+        assert pq.read_table(tmp_path / "p.parquet")["class"].to_pylist() == expected.argmax(1).tolist()
+        ooc.infer(ooc.build_model("gcn", 8, 8, 5, num_layers=1), ds, tmp_path / "o.parquet")
+        assert pq.read_table(tmp_path / "o.parquet").column_names == ["id", "outputs"]
+        with pytest.raises(ooc.ConfigError, match="memory is a property of an open data set"):
+            ooc.infer(model, ds, memory="2GB")
+
+
+def test_the_old_module_of_that_name_is_gone() -> None:
+    """`ooc.train` is a function now."""
+    assert "No module named 'ooc.train'" in python("-c", "import ooc.train").stderr
