@@ -90,13 +90,16 @@ def _ended(child: int, seconds: float) -> tuple[int | None, int]:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every path below a folder, with its size and modification time (of a folder: neither); without a store's lock."""
+    """Every path below a folder, with its size and modification time (of a folder: neither); without a store's locks, which
+    the first append makes, and the metadata of the groups that they stand in."""
     found = {}
     for top, folders, files in os.walk(folder):
-        found.update({str(Path(top, name)): (0, 0) for name in folders if name != "versions"})
-        for name in set(files) - {"growth.lock"}:
-            status = os.lstat(Path(top, name))
-            found[str(Path(top, name))] = (status.st_size, status.st_mtime_ns)
+        locked = "versions" in Path(top).parts
+        found.update({str(Path(top, name)): (0, 0) for name in folders if name != "versions" and not locked})
+        for name in files:
+            if not (locked and (name.endswith(".lock") or name == "zarr.json")):
+                status = os.lstat(Path(top, name))
+                found[str(Path(top, name))] = (status.st_size, status.st_mtime_ns)
     return found
 
 
