@@ -8,8 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from torch_geometric.data import Data
 
-from ooc.examples.graph import write_graph
+import ooc
 from tests.forked import python
 from tools.docs.snippets import ROOT
 
@@ -19,12 +21,16 @@ MOST_LINES = 10
 
 
 def nodes(folder: Path) -> None:
-    """The demo graph under the names that the scripts open, one of them in parts."""
-    write_graph(folder / "demo")
-    words = ["--edges", "demo/edges.parquet", "--undirected", "--nodes", "demo/nodes.parquet", "--label", "label"]
-    words += ["--split", "split", "--x-cols", "f*"]
-    for name, more in {"reddit.ooc": ["--parts", "100"], "products.ooc": []}.items():
-        assert python("-m", "ooc.cli", "ingest", name, *words, *more).returncode == 0
+    """A graph with eight planted classes under the names that the scripts open, one of them in parts."""
+    rng = np.random.default_rng(0)
+    y = np.sort(rng.integers(0, 8, 3000))[rng.permutation(3000)]
+    src, dst = rng.integers(0, 3000, (2, 30_000))
+    alike = (y[src] == y[dst]) | (rng.random(30_000) < 0.1)
+    edge_index = torch.from_numpy(np.stack([src[alike], dst[alike]]))
+    x = 2 * np.eye(8, dtype=np.float32)[y] + rng.standard_normal((3000, 8), dtype=np.float32)
+    data = Data(x=torch.from_numpy(x), y=torch.from_numpy(y), edge_index=edge_index)
+    for name, parts in {"reddit.ooc": 100, "products.ooc": None}.items():
+        ooc.from_data(data, folder / name, undirected=True, random_split=(0.5, 0.2, 0.3), parts=parts).close()
 
 
 def events(folder: Path) -> None:
@@ -45,7 +51,7 @@ def test_a_port_runs_and_learns(name: str, tmp_path: Path, monkeypatch: pytest.M
     done = python("-c", (PORTS / f"{name}.py").read_text())
     assert done.returncode == 0, done.stderr
     score = float(re.findall(r"(?:AP|test) ([\d.]+)$", done.stdout, re.MULTILINE)[-1])
-    assert score > (0.7 if name == "tgn" else 0.6), done.stdout  # by chance: 0.5, 0.125
+    assert score > (0.7 if name == "tgn" else 0.4), done.stdout  # by chance: 0.5, 0.125
 
 
 @pytest.mark.parametrize("name", NAMES)
