@@ -119,7 +119,7 @@ def _parts(fields: dict[str, Any]) -> str:
 def _left_out(reason: str, count: int) -> str:
     """Describe edges of a kind."""
     one, many = {
-        "missing": ("edge with an unknown endpoint", "edges with an unknown endpoint"),
+        "missing": ("edge with an empty or unknown endpoint", "edges with an empty or unknown endpoint"),
         "self_loops": ("self-loop", "self-loops"),
         "duplicates": ("duplicate edge", "duplicate edges"),
     }[reason]
@@ -153,6 +153,31 @@ def _appended(fields: dict[str, Any]) -> str:
     parts = [f"{fields['edges']:,} edges", f"{fields['nodes']:,} new nodes"]
     parts += [f"{count:,} rows of {name}" for name, count in sorted(fields["rows"].items())]
     return ", ".join(parts + [f"{_left_out(kind, fields[kind])} dropped" for kind in ("missing", "self_loops") if fields[kind]])
+
+
+@app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc split papers.ooc --random-split 0.6,0.2,0.2 --seed 1")
+def split(
+    store: StoreArgument,
+    random_split: Annotated[str | None, typer.Option(metavar="SHARES", help="Shares of train, val and test.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random split.")] = 0,
+    train: Annotated[Path | None, typer.Option(help="npy file of the training nodes: rows or a boolean mask.")] = None,
+    val: Annotated[Path | None, typer.Option(help="The same for validation.")] = None,
+    test: Annotated[Path | None, typer.Option(help="The same for testing.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the splits that the store has.")] = False,
+) -> None:
+    """Give a store splits, at random among the labelled nodes or from files.
+
+    Runs that were trained on earlier splits are not resumed with the new ones.
+    """
+    from ooc.stores.growth.resplit import resplit
+    from ooc.stores.ingest.spec import parse_shares
+
+    shares = None if random_split is None else parse_shares(random_split)
+    files = {name: path for name, path in (("train", train), ("val", val), ("test", test)) if path is not None}
+    result = resplit(store, shares, files, seed, replace)
+    print(f"{store}: " + ", ".join(f"{name} {count:,}" for name, count in result.sizes.items()) + " nodes")
+    for note in result.notes:
+        print(f"note: {note}")
 
 
 @app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc compact papers.ooc")

@@ -147,7 +147,7 @@ INGEST = [
     Flag("undirected", None, "Add the reverse of every edge."),
     Flag("drop_duplicates", None, "Keep the first of equal edges."),
     Flag("drop_self_loops", None, "Drop edges from a node to itself."),
-    Flag("drop_missing", None, "Drop and count edges with an unknown endpoint."),
+    Flag("drop_missing", None, "Drop and count edges with an empty or unknown endpoint."),
     Flag("allow_nan", None, "Keep and count NaN and infinite features."),
     Flag("nodes", "GLOB", "Node table, Parquet or CSV/TSV; its order is the order of rows."),
     Flag("id", "COLUMN", "Id column of the node table. [id]"),

@@ -36,8 +36,9 @@ INGEST: Topics = {
         "edges src dst weight time edge_features undirected drop_missing",
         "time_unit header id_type drop_duplicates drop_self_loops",
     ),
-    "Nodes": ("nodes id label split x_cols", "birth num_nodes"),
+    "Nodes": ("nodes id label split x_cols", "one_hot codes birth num_nodes"),
     "Arrays": ("features labels train val test", "split_index"),
+    "Random splits": ("random_split", "seed"),
     "Whole data sets": ("pyg arg ogb", "npz"),
     "Storage": ("memory dtype parts order", "normalize partitioner allow_nan"),
 }

@@ -90,6 +90,13 @@ def touched_since(path: Path, fingerprint: str, now: str) -> Ints | None:
     return np.flatnonzero(touched > was)
 
 
+def forget_states(path: Path) -> None:
+    """Remove what is known of earlier states, before a version that does not follow from them is published."""
+    for name in (_LINEAGE, _TOUCHED):
+        for folder in (path / VERSIONS / STATE, path / VERSIONS):
+            (folder / name).unlink(missing_ok=True)
+
+
 def input_arrays(root: Path) -> list[str]:
     """Node arrays used as model input: all but labels, splits and births."""
     return [name for name in arrays_in(root / node_array("", NODE)) if not small(name)]

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from ooc.stores import manifest as names
@@ -25,9 +26,9 @@ def link_tree(source: Path, target: Path) -> None:
             _link_file(Path(folder, name), to / name)
 
 
-def link_the_rest(root: Path, out: Path) -> None:
-    """Link all arrays and ids of the store `root` that `out` lacks, with their group metadata."""
-    there = set(array_names(out))
+def link_the_rest(root: Path, out: Path, without: Iterable[str] = ()) -> None:
+    """Link all arrays and ids of the store `root` that `out` lacks, with their group metadata; not the arrays `without`."""
+    there = {*array_names(out), *without}
     for name in array_names(root):
         if name not in there:
             link_array(root, out, name)

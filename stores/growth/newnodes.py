@@ -85,7 +85,10 @@ class NewNodes:
             if kind != self.kind:
                 raise InputError(f"{table.shown} has text ids; those of {self.spec.out} are whole numbers")
         self._columns = columns
-        self._scan, _ = ids.scan(self.duck, columns, self.kind, count_ids=False, allow_nan=self.spec.allow_nan)
+        settings = {"allow_nan": self.spec.allow_nan, "drop_missing": self.spec.drop_missing}
+        self._scan, _ = ids.scan(self.duck, columns, self.kind, count_ids=False, **settings)
+        if not self._scan.edges:
+            raise InputError(f"{table.shown} has no edges: there is nothing to append")
 
     def settle(self) -> None:
         """Assign rows to new nodes."""
@@ -193,7 +196,7 @@ class NewNodes:
         if not self.is_mapped:
             ends = [f"CASE WHEN {end} BETWEEN 0 AND {self._limit - 1} THEN {end} END AS {end}" for end in ("src", "dst")]
             return f"SELECT {', '.join(ends)}, {rest} FROM ({relation}) ORDER BY edge_id"
-        joined = f"({relation}) e JOIN {self._pairs} s ON e.src = s.id JOIN {self._pairs} d ON e.dst = d.id"
+        joined = f"({relation}) e LEFT JOIN {self._pairs} s ON e.src = s.id LEFT JOIN {self._pairs} d ON e.dst = d.id"
         return f"SELECT s.row AS src, d.row AS dst, {rest} FROM {joined} ORDER BY edge_id"
 
     def write(self, time: TimeColumn | None) -> dict[str, int]:

@@ -196,7 +196,7 @@ class _Build:
         known = self._rows_known()
         self.why = known[1] if known else "as the edges say"
         scanned = self.steps.run("scan", lambda: self._scan(known))
-        found = EdgeScan(**{key: scanned[key] for key in ("edges", "kind", "low", "high", "distinct")})
+        found = EdgeScan(**{key: scanned[key] for key in ("edges", "kind", "low", "high", "distinct", "empty")})
         return scanned | self.steps.run("ids", lambda: self._choose(found, known), [self.stage / "ids.parquet"])
 
     def _scan(self, known: tuple[int, str] | None) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class _Build:
             asked = "int" if self.inputs.edges.text else "auto"
         edges = self.inputs.edges
         if edges.rows == 0:
-            raise InputError(f"{edges.shown} has no edges: a graph needs at least one")
+            return self._no_edges(known)
         kind = ids.id_kind(self.duck, edges, [self.columns.src, self.columns.dst], asked)
         if kind == "str" and known and self.inputs.nodes is None:
             raise InputError(
@@ -217,9 +217,20 @@ class _Build:
         if self.inputs.nodes is not None:
             kind = self._node_kind(kind)
         settings = {"count_ids": known is None, "allow_nan": self.spec.allow_nan, "exact": self.spec.dtype in ("auto", "int64")}
+        settings["drop_missing"] = self.spec.drop_missing
         found, wild = ids.scan(self.duck, self.columns, kind, **settings)
         self.progress("scan edges", found.edges, found.edges)
         return ids.to_json(found) | {"wild": wild}
+
+    def _no_edges(self, known: tuple[int, str] | None) -> dict[str, Any]:
+        """The scan of no edges: a graph if its nodes are known."""
+        shown = self.inputs.edges.shown
+        if known is None:
+            raise InputError(f"{shown} has no edges, which give the nodes: give these by --num-nodes, --nodes or --features")
+        if self.spec.time is not None:
+            raise InputError(f"{shown} has no edges: a temporal graph needs at least one")
+        kind: names.IdKind = "int" if self.inputs.nodes is None else self._node_kind("int")
+        return ids.to_json(EdgeScan(0, kind, 0, -1, None)) | {"wild": 0}
 
     def _node_kind(self, edge_kind: names.IdKind) -> names.IdKind:
         table = self.inputs.nodes
@@ -277,7 +288,7 @@ class _Build:
             if not self.spec.drop_missing:
                 found = EdgeScan(space["edges"], kind, space["low"], space["high"], None)
                 ids.refuse_out_of_range(self.duck, self.columns, found, self.num_nodes, self.why)
-            elif not 0 <= space["low"] <= space["high"] < self.num_nodes:
+            elif space["empty"] or not 0 <= space["low"] <= space["high"] < self.num_nodes:
                 inside = f"src BETWEEN 0 AND {self.num_nodes - 1} AND dst BETWEEN 0 AND {self.num_nodes - 1}"
                 relation = f"SELECT * FROM ({relation}) WHERE {inside}"
                 space["missing"] = space["edges"] - self.duck.one(f"SELECT count(*) FROM ({relation})")[0]
@@ -314,6 +325,9 @@ class _Build:
     def _events(self, space: dict[str, Any], relation: str) -> str:
         """Steps time order and events, if edges have a time: SQL of the edges by number. Counts dropped self-loops."""
         left = space["edges"] - space["missing"]
+        if not space["edges"]:
+            space["self_loops"] = 0
+            return relation
         if left == 0:
             raise InputError(f"{self.inputs.edges.shown}: every edge was dropped, no endpoint is a node; check the ids")
         space["self_loops"] = csc.count_self_loops(self.duck, relation) if self.spec.drop_self_loops else 0
@@ -334,7 +348,7 @@ class _Build:
         slots = csc.directed(relation, spec.undirected, spec.drop_self_loops, list(rest))
         total, unique = left * (2 if spec.undirected else 1), self.stage / "unique.parquet"
         duplicates = 0
-        if spec.drop_duplicates:
+        if spec.drop_duplicates and total:
             counts = self.steps.run("dedup", lambda: self._dedup(slots, total, unique), [unique])
             duplicates, total = counts["before"] - counts["left"], counts["left"]
             slots = csc.parquet_relation(unique)

@@ -223,8 +223,9 @@ def match_columns(table: Table, patterns: str, taken: set[str], flag: str = "--x
 
 
 def refuse_no_numbers(table: Table, columns: list[str]) -> None:
-    """Raise InputError for a column that holds neither numbers nor lists of them."""
+    """Raise InputError for a column that holds neither numbers nor lists of them; text files may have numbers in any."""
     for column in columns:
         kind = table.columns[column]
-        if not table.is_text(column) and not kind.startswith(_NUMBERS) and not is_list(table, column):
-            raise InputError(f"{table.shown} column {column!r} holds {kind}: features are numbers")
+        if not table.text and not kind.startswith(_NUMBERS) and not is_list(table, column):
+            advice = f"; encode its words by --one-hot {column} or --codes {column}" if table.is_text(column) else ""
+            raise InputError(f"{table.shown} column {column!r} holds {kind}: features are numbers{advice}")

@@ -41,6 +41,8 @@ class EdgeScan:
     """smallest and largest endpoint, for integer ids"""
     distinct: int | None
     """estimate of the distinct sources or destinations, whichever are more; None if not requested"""
+    empty: int = 0
+    """edges without a source or destination"""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class EdgeColumns:
 
 def cast(table: Table, column: str, kind: IdKind) -> str:
     """SQL of an id column as BIGINT (NULL if not an integer) or VARCHAR."""
-    return table.whole(column) if kind == "int" else f"try_cast({sql.name(column)} AS VARCHAR)"
+    return table.whole(column) if kind == "int" else f"nullif(try_cast({sql.name(column)} AS VARCHAR), '')"
 
 
 def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
@@ -116,25 +118,33 @@ def _found(duck: Duck, table: Table, condition: str, columns: list[str]) -> tupl
 
 
 def scan(
-    duck: Duck, edges: EdgeColumns, kind: IdKind, *, count_ids: bool, allow_nan: bool, exact: bool = True
+    duck: Duck,
+    edges: EdgeColumns,
+    kind: IdKind,
+    *,
+    count_ids: bool,
+    allow_nan: bool,
+    exact: bool = True,
+    drop_missing: bool = False,
 ) -> tuple[EdgeScan, int]:
     """Scan the edges once; returns the result and the number of non-finite weights.
 
-    Raises InputError without edges, or for an empty endpoint or a missing, non-numeric or non-finite weight, or with `exact`
-    for an integer that float32 would round.
+    Raises InputError for an empty endpoint (unless `drop_missing`), or one that is no id, a missing, non-numeric or non-finite
+    weight, or with `exact` for an integer that float32 would round.
     """
     low_high = "min(least(src, dst)), max(greatest(src, dst))" if kind == "int" else "0, 0"
     distinct = "greatest(approx_count_distinct(src), approx_count_distinct(dst))" if count_ids else "NULL"
     weights = "count(weight), count_if(NOT isfinite(weight))" if edges.weight is not None else "count(*), 0"
-    found = f"count(*), count(src), count(dst), {low_high}, {distinct}, {weights}"
-    total, src, dst, low, high, ids, weighted, wild = duck.one(f"SELECT {found} FROM ({edges.relation(kind)})")
-    if total == 0:
-        raise InputError(f"{edges.table.shown} has no edges: a graph needs at least one")
+    found = f"count(*), count(src), count(dst), {low_high}, {distinct}, {weights}, count_if(src IS NULL OR dst IS NULL)"
+    total, src, dst, low, high, ids, weighted, wild, empty = duck.one(f"SELECT {found} FROM ({edges.relation(kind)})")
     for column, count in ((edges.src, src), (edges.dst, dst)):
-        if count < total:
-            position, value = _found(duck, edges.table, f"{cast(edges.table, column, kind)} IS NULL", [column])
-            what = "empty" if value is None else f"{value!r}, not a whole number of 64 bits"
-            raise InputError(f"{edges.table.where(position)}: {column} is {what}; correct it")
+        held = f" AND nullif(trim({sql.name(column)}::VARCHAR), '') IS NOT NULL" if drop_missing else ""
+        wrong = f"{cast(edges.table, column, kind)} IS NULL{held}"
+        if count < total and (row := first(duck, edges.table, wrong, [column])) is not None:
+            position, value = row
+            what = "empty" if value in (None, "") else f"{value!r}, not a whole number of 64 bits"
+            advice = "correct it, or pass --drop-missing" if value in (None, "") else "correct it"
+            raise InputError(f"{edges.table.where(position)}: {column} is {what}; {advice}")
     if edges.weight is not None and (weighted < total or (wild and not allow_nan)):
         number = edges.table.number(edges.weight, "FLOAT")
         wrong = f"{number} IS NULL" if weighted < total else f"NOT isfinite({number})"
@@ -148,7 +158,8 @@ def scan(
                 f"{edges.table.where(row[0])}: {edges.weight} is {row[1]}, which float32 would round; divide the weights, or "
                 "say --dtype float32 to round them"
             )
-    return EdgeScan(total, kind, low, high, ids), int(wild)
+    low, high = (0, -1) if low is None else (low, high)
+    return EdgeScan(total, kind, low, high, ids, empty), int(wild)
 
 
 def refuse_out_of_range(duck: Duck, edges: EdgeColumns, found: EdgeScan, num_nodes: int, why: str) -> None:
@@ -178,7 +189,8 @@ def distinct_ids(duck: Duck, edges: str, estimate: int, stage: Path, progress: P
             for part, path in enumerate(paths):
                 progress("distinct ids", part, parts, "parts")
                 ends = f"SELECT src AS id FROM ({edges}) UNION ALL SELECT dst FROM ({edges})"
-                duck.copy(f"SELECT DISTINCT id FROM ({ends}) WHERE hash(id) % {parts} = {part}", path, ordered=False)
+                part_of = f"id IS NOT NULL AND hash(id) % {parts} = {part}"
+                duck.copy(f"SELECT DISTINCT id FROM ({ends}) WHERE {part_of}", path, ordered=False)
             break
         except MemoryShort:
             if parts >= 4096:

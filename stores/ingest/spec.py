@@ -47,7 +47,7 @@ class IngestSpec(BaseModel):
     """keep the first edge of each (source, destination)"""
     drop_self_loops: bool = False
     drop_missing: bool = False
-    """drop and count edges with an unknown endpoint"""
+    """drop and count edges with an empty or unknown endpoint"""
     allow_nan: bool = False
     nodes: str | None = None
     """path or glob of a node table, Parquet or CSV/TSV; its order is the order of rows"""

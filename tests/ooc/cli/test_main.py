@@ -325,7 +325,7 @@ def test_training_goes_on_when_nobody_reads_its_progress(make_store: MakeStore, 
         ("self_loops", 2, "2 self-loops"),
         ("self_loops", 1, "1 self-loop"),
         ("duplicates", 1200, "1,200 duplicate edges"),
-        ("missing", 1, "1 edge with an unknown endpoint"),
+        ("missing", 1, "1 edge with an empty or unknown endpoint"),
     ],
 )
 def test_edges_left_out_are_told_in_words(reason: str, count: int, words: str) -> None:

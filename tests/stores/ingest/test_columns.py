@@ -104,9 +104,11 @@ def test_words_are_appended_as_the_store_encodes_them(tmp_path: Path) -> None:
 
 def test_words_among_features_name_the_options(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"row 0: subject is 'Theory', not a number; correct it, or encode the column by --one-h"
+        InputError, match=r"column 'subject' holds \w+: features are numbers; encode its words by --one-hot subject"
     ):
         build(tmp_path, {"subject": SUBJECTS}, x_cols="subject")
+    with pytest.raises(InputError, match=r"line 2: subject is 'Theory', not a number; .*by --one-hot subject or"):
+        build(tmp_path, {"subject": SUBJECTS}, "csv", x_cols="subject")
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 3), pa.large_list(pa.float64())])
