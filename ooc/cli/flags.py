@@ -135,7 +135,11 @@ def _parameter(flag: Flag, topic: str) -> inspect.Parameter:
 
 
 INGEST = [
-    Flag("edges", "GLOB", "Edges: Parquet, CSV/TSV (also .gz), or an npy/npz array of shape 2 x E or E x 2."),
+    Flag(
+        "edges",
+        "GLOB",
+        "Edges: Parquet, CSV/TSV or .edgelist (also .gz), npy/npz of shape 2 x E or E x 2, or a SciPy npz.",
+    ),
     Flag("src", "COLUMN", "Column of the sources. [src]"),
     Flag("dst", "COLUMN", "Column of the destinations. [dst]"),
     Flag("weight", "COLUMN", "Column of the edge weights."),

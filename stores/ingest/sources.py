@@ -23,7 +23,9 @@ from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest import text
 from ooc.stores.ingest.duck import Duck, Progress, silent
 
-TABLES = (".parquet", ".pq", ".csv", ".tsv", ".txt")
+EDGE_LISTS = (".edgelist", ".edges", ".el", ".wel")
+"""text with fields between any number of blanks and tabs, as NetworkX, SNAP and others write it"""
+TABLES = (".parquet", ".pq", ".csv", ".tsv", ".txt", *EDGE_LISTS)
 TEXT_TYPES = {"string", "large_string", "string_view"}
 INT_TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 EXACT = 2**24
@@ -186,7 +188,10 @@ def open_table(
         suffix = kind_of(path)
         if suffix not in TABLES:
             raise InputError(f"{path} is no table: Parquet (.parquet), CSV or TSV (.csv, .tsv, .txt, also .gz) go")
-        if suffix in (".parquet", ".pq"):
+        if suffix in EDGE_LISTS:
+            staged, headed = stage / f"{index:05d}.parquet", False
+            file, there = _edge_list(duck, path, staged, progress)
+        elif suffix in (".parquet", ".pq"):
             file, there = _parquet_file(path)
         else:
             staged = stage / f"{index:05d}.parquet"
@@ -273,6 +278,24 @@ def _text_file(
         raise InputError(f"{where} cannot be read: {detail[:200]}; correct the line") from error
     file = TableFile(str(path), str(staged.resolve()), rows, skip + (2 if headed else 1))
     return file, dict.fromkeys(columns, "string"), headed
+
+
+def _edge_list(duck: Duck, path: Path, staged: Path, progress: Progress) -> tuple[TableFile, dict[str, str]]:
+    """Stage an edge list without a header: lines of fields between blanks or tabs, comments behind # or %."""
+    fields = text.fields_of_edge_list(path)
+    options = "delim = '\x01', header = false, columns = {line: 'VARCHAR'}, auto_detect = false, quote = '', escape = ''"
+    lines = f"SELECT trim(line, ' \t\r') AS line FROM read_csv({sql.file(path)}, {options}, hive_partitioning = false)"
+    rows = f"SELECT line, string_split_regex(line, '[ \t]+') AS f FROM ({lines}) WHERE regexp_matches(line, '^[^#%]')"
+    wrong = f"error('the line ' || line || ' has ' || len(f) || ' fields, the first one {len(fields)}')"
+    columns = [f"column{i}" for i in range(len(fields))]
+    taken = ", ".join(f"f[{i + 1}] AS {column}" for i, column in enumerate(columns))
+    source = f"SELECT {taken} FROM (SELECT CASE WHEN len(f) = {len(fields)} THEN f ELSE {wrong} END AS f FROM ({rows}))"
+    try:
+        count = text.with_checksum(path, lambda: duck.copy(source, staged, True, progress, f"read {path.name}", 100))
+    except InputError as error:
+        found = re.search(r"the line .* has \d+ fields, the first one \d+", str(error))
+        raise InputError(f"{path}: {found[0] if found else str(error)[:200]}; correct the line") from error
+    return TableFile(str(path), str(staged.resolve()), count, text.edge_list_start(path)), dict.fromkeys(columns, "string")
 
 
 def open_array(path: Path, shown: str | None = None) -> NDArray[Any]:

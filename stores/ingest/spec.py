@@ -27,7 +27,7 @@ class IngestSpec(BaseModel):
 
     out: Path
     edges: str | None = None
-    """path or glob: Parquet, CSV/TSV (also gzipped), npy [2, E] or [E, 2], npz"""
+    """path or glob: Parquet, CSV/TSV, .edgelist (also gzipped), npy [2, E] or [E, 2], npz (also SciPy's sparse matrices)"""
     src: str = "src"
     dst: str = "dst"
     """column names; in a table without a header the defaults mean the first and second column, `column7` the eighth"""

@@ -21,6 +21,7 @@ MOST_COLUMNS = 10_000
 LINE_CHARACTERS = 1 << 20
 """longest line that is looked at"""
 _PIECE = 1 << 20
+_NO_EDGE = re.compile(r"\s*($|[#%])")
 _NO_ROW = re.compile(r"\s*$|#\s")
 """a blank line or a comment; `#word` may be an id"""
 T = TypeVar("T")
@@ -82,6 +83,24 @@ def lines_before(path: Path) -> int:
     """Number of blank lines and `# ` comments (as in SNAP's files) before the first row or header."""
     with opened(path) as file:
         return sum(1 for _ in takewhile(_NO_ROW.match, file))
+
+
+def edge_list_start(path: Path) -> int:
+    """Number of the first line of an edge list that is no comment, from 1."""
+    with opened(path) as file:
+        return 1 + sum(1 for _ in takewhile(_NO_EDGE.match, file))
+
+
+def fields_of_edge_list(path: Path) -> list[str]:
+    """The fields of an edge list's first line, [] if it has none. Raises InputError for attributes written as a dictionary."""
+    with opened(path) as file:
+        fields = next((line.split() for line in file if not _NO_EDGE.match(line)), [])
+    if not fields:
+        raise InputError(f"{path} is empty: it has no rows")
+    if len(fields) < 2 or any(field.startswith("{") for field in fields):
+        advice = "an edge is a source, a destination, and further fields (in NetworkX: write_edgelist(..., data=['weight']))"
+        raise InputError(f"{path}: {' '.join(fields)[:100]!r} is no edge; {advice}")
+    return fields
 
 
 def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -> tuple[str, list[str], bool]:
