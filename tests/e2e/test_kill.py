@@ -116,3 +116,13 @@ def test_ctrl_c_ends_the_counting_of_subgraphs(make_store: MakeStore, tmp_path: 
     done = process.wait(timeout=60)
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1].startswith("ooc: error: interrupted")
+
+
+@pytest.mark.slow
+def test_verbs_killed_at_system_calls_and_moments_are_completed_by_the_same_call(quick_path: Path) -> None:
+    """A thousand kills of all verbs take about an hour; these are some."""
+    flags = "--kills", "24", "--seed", SEED, "--places", "ingest", "append", "compact", "infer", "sampled", "events"
+    words = [sys.executable, "-m", "tools.bench.kills.verbs", str(quick_path / "kills"), *flags]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["findings"] == []

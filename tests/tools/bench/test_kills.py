@@ -1,6 +1,7 @@
 """What the kills' benchmark finds where something is damaged: its checks can fail."""
 
 import os
+import random
 import shutil
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from ooc.training.loop import train
 from ooc.training.run import Run
 from tests.conftest import MakeStore
 from tests.ooc.runs import KillAt, Killed, configure
+from tools.bench.kills import verbs
 from tools.bench.lib import leftovers as remains
 from tools.bench.lib.killed_process import Places, end_of, fork, killed_inside
 
@@ -111,3 +113,21 @@ def test_where_a_process_was_when_it_was_killed(tmp_path: Path) -> None:
     assert places.inside() == []
     assert end_of(fork(lambda: os.write(1, b"told") // 0, tmp_path / "log")) == 1
     assert "told" in (tmp_path / "log").read_text()
+
+
+def test_what_a_command_that_is_killed_leaves_behind_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(words: list[str], folder: Path) -> int:
+        temporary = folder / f"{os.getpid()}.tmp"
+        temporary.write_text("text")
+        temporary.rename(folder / words[0])
+        return 0
+
+    monkeypatch.setattr(verbs, "run", careless)
+    chance = random.Random(0)
+    killed = verbs.Killed(verbs.Verb("careless", ["out"], ()), tmp_path)
+    assert killed.calls == ["open", "write", "rename"]
+    while not killed.at["rename"]:
+        killed.kill(chance)
+    found = [each for each in killed.findings if "killed at rename 0" in each]
+    assert len(found) == 1
+    assert ".tmp is in one only" in found[0]

@@ -12,7 +12,7 @@ import numpy as np
 NOTHING = 3
 """result of `check` if the run was killed before there was anything to continue from"""
 _COMMITS, _SWEEP = "commits.jsonl", "sweep"
-_OWN = {"trace.json", "checkpoint.pt", "undo.log", "config.json"}
+_OWN = {"trace.json", "checkpoint.pt", "undo.log", "config.json", "report.html"}
 """files with times, paths, or the number of starts"""
 
 
