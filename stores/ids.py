@@ -14,8 +14,6 @@ from typing import Any, cast
 
 import lmdb
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ooc.stores.arrays.lmdb_rows import Environment, environment
@@ -293,6 +291,8 @@ def _row_keys(rows: NDArray[np.int64]) -> list[bytes]:
 
 
 def _encode_ints(external: Any) -> list[bytes]:
+    import pyarrow as pa  # 30 MB, which readers of a store do without
+
     if isinstance(external, pa.Array | pa.ChunkedArray):
         _no_nulls(external)
         external = external.to_numpy()
@@ -306,6 +306,9 @@ def _decode_ints(values: list[bytes]) -> NDArray[np.int64]:
 
 
 def _encode_texts(external: Any) -> list[bytes]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     texts = external if isinstance(external, pa.Array | pa.ChunkedArray) else pa.array(external, pa.large_string())
     _no_nulls(texts)
     encoded = texts.cast(pa.large_binary())

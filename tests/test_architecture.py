@@ -181,7 +181,11 @@ def test_nothing_is_decided_by_the_class_of_a_loader_settings_or_a_plan() -> Non
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("ooc", ["torch", "numba", "zarr", "numpy"]), ("ooc.stores.dataset", ["torch"]), ("ooc.cli.main", ["torch", "numba"])],
+    [
+        ("ooc", ["torch", "numba", "zarr", "numpy"]),
+        ("ooc.stores.dataset", ["torch", "pyarrow", "duckdb"]),
+        ("ooc.cli.main", ["torch", "numba"]),
+    ],
 )
 def test_importing_is_light(module: str, heavy: list[str]) -> None:
     code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
