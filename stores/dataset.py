@@ -14,8 +14,9 @@ from ooc.stores.arrays.external import open_features
 from ooc.stores.arrays.lmdb_rows import LmdbRows
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Rows
-from ooc.stores.arrays.whole import load, loaded, whole
+from ooc.stores.arrays.whole import Look, loaded, whole
 from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
+from ooc.stores.bounds import ascending, within
 from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.events import Events
 from ooc.stores.graph import Graph, check_parts, index_dtype
@@ -50,6 +51,7 @@ class Dataset:
         ids: IdMap | GrownIds | None,
         memory: int | None,
         engine: str,
+        verify_reads: bool = False,
     ) -> None:
         self.path = place.path
         self.manifest = place.manifest
@@ -70,6 +72,8 @@ class Dataset:
         self._events: Events | None = None
         self.engine = engine
         """how rows are read, as requested"""
+        self.verify_reads = verify_reads
+        """whether all chunks are compared with their checksums before rows are read from them"""
 
     @classmethod
     def open(
@@ -81,6 +85,7 @@ class Dataset:
         features: Mapping[str, Path | str] | None = None,
         progress: "Progress | None" = None,
         float_features: bool = False,
+        verify_reads: bool = False,
     ) -> Self:
         """Open and check the store at `path`.
 
@@ -93,9 +98,12 @@ class Dataset:
             features: Name of a node array -> Zarr array or LMDB directory that replaces it, one row per node.
             progress: Called with the progress of merging appended data, which the first reader after an append does.
             float_features: Whether `x` is float32 where the store has integers; built-in models compute with floats.
+            verify_reads: Whether to compare every chunk with its checksum before rows are read from it, once each, and to read
+                it whole for that: at most one more pass over the store. Otherwise only chunks that are read whole anyway are
+                compared: those of the topology, labels and splits, of scans of features, and of events in order.
 
         Raises:
-            StoreError: If there is no store, it is truncated, or its arrays do not fit the manifest.
+            StoreError: If there is no store, it is truncated or damaged, or its arrays do not fit the manifest.
             InputError: If `features` do not fit.
             ConfigError: If a setting is invalid.
 
@@ -107,8 +115,8 @@ class Dataset:
         place = open_place(path, budget, progress)
         rows: dict[str, Rows] = {}
         try:
-            graph = _open_graph(place, in_memory)
-            rows, encodings = _open_rows(place, engine, features or {})
+            graph = _open_graph(place, in_memory, verify_reads)
+            rows, encodings = _open_rows(place, engine, features or {}, verify_reads)
             if float_features and "x" in encodings:
                 encodings["x"] = encodings["x"].floats()
             if in_memory:
@@ -118,9 +126,10 @@ class Dataset:
             _close(rows)
             place.close()
             raise
-        dataset = cls(place, graph, rows, encodings, ids, budget, engine)
+        dataset = cls(place, graph, rows, encodings, ids, budget, engine, verify_reads)
         dataset._opened = {"memory": memory, "engine": engine, "in_memory": in_memory, "features": features}
         dataset._opened["float_features"] = float_features
+        dataset._opened["verify_reads"] = verify_reads
         dataset._replaced = {name: f"{encodings[name].digest}{rows[name].shape}" for name in sorted(features or {})}
         return dataset
 
@@ -191,7 +200,7 @@ class Dataset:
             raise InputError(f"{self.path} has no edge column {name!r}: there are {', '.join(self.graph.columns) or 'none'}")
         if name not in self._edge_rows:
             path = names.INDICES if name == "indices" else names.column(name)
-            self._edge_rows[name] = open_zarr_rows(self._place.group(path), path, self.engine)
+            self._edge_rows[name] = open_zarr_rows(self._place.group(path), path, self.engine, self.verify_reads)
         return self._edge_rows[name]
 
     def edge_features(self, name: str) -> Rows:
@@ -219,7 +228,8 @@ class Dataset:
         if self.manifest.time is None:
             raise InputError(f"{self.path} has no times: ingest it with --time COLUMN")
         if self._events is None:
-            self._events = Events(self._place.group(names.event_array("time")), self.manifest, self.engine)
+            group = self._place.group(names.event_array("time"))
+            self._events = Events(group, self.manifest, self.engine, self.verify_reads)
         return self._events
 
     def reading(self, name: str) -> str:
@@ -238,7 +248,13 @@ class Dataset:
 
         A memory map in the dtype on disk (see `label_dtype`); None for a store without labels.
         """
-        return whole(self._rows["y"]) if "y" in self._rows else None
+        if "y" not in self._rows:
+            return None
+        rows, look = self._rows["y"], None
+        if rows.dtype.kind == "i" and "y" not in self._replaced:
+            top = (self.num_classes or 1) - 1 if self.task == "multiclass" else 1
+            look = within(self.path / names.node_array("y"), -1, top)
+        return whole(rows, look)
 
     @property
     def splits(self) -> list[str]:
@@ -257,7 +273,13 @@ class Dataset:
         if name not in self._members:
             own = f"split_{name}"
             array = whole(self.stored(own if own in self._rows else "split"))
-            self._members[name] = Members.of(array, 1 if own in self._rows else names.SPLIT_CODES[name])
+            members = Members.of(array, 1 if own in self._rows else names.SPLIT_CODES[name])
+            if len(members) != (count := self.manifest.node_type().splits[name]):
+                raise StoreError(
+                    f"{self.path}: split {name!r} holds {len(members)} nodes, but the manifest says {count}; "
+                    "run `ooc verify` on the store"
+                )
+            self._members[name] = members
         return self._members[name]
 
     def external(self, rows: Any) -> NDArray[np.int64] | list[str]:
@@ -343,11 +365,11 @@ class Dataset:
         return f"Dataset({str(self.path)!r}: {self.num_nodes:,} nodes, {self.num_edges:,} edges, {', '.join(self.names)})"
 
 
-def _open_graph(place: Place, in_memory: bool) -> Graph:
+def _open_graph(place: Place, in_memory: bool, verify_reads: bool) -> Graph:
     path, manifest = place.group(names.INDPTR), place.manifest
     nodes, edges = manifest.num_nodes, manifest.num_edges
 
-    def take(name: str, count: int | None, dtype: np.dtype[Any] | None = None) -> AnyArray:
+    def take(name: str, count: int | None, dtype: np.dtype[Any] | None = None, look: Look | None = None) -> AnyArray:
         rows = open_zarr_rows(path, name, engine="mmap")
         try:
             wrong_count = len(rows.shape) != 1 or (count is not None and rows.shape[0] != count)
@@ -355,17 +377,23 @@ def _open_graph(place: Place, in_memory: bool) -> Graph:
                 expected = f"{dtype or ''}[{'k' if count is None else count}]"
                 actual = f"{rows.dtype}{list(rows.shape)}"
                 raise StoreError(f"{path / name} is {actual}, the manifest says {expected}: build the store again")
-            return load(rows) if in_memory or not isinstance(rows, ShardedRows) else rows.map()
+            if in_memory:
+                rows = loaded(rows)
+            large = name == names.INDICES or name in columns  # read when it is used, by what checks it
+            return rows.map() if large and isinstance(rows, ShardedRows) and not verify_reads else whole(rows, look)
         finally:
             rows.close()
 
-    indptr = take(names.INDPTR, nodes + 1, np.dtype(np.int64))
+    columns = {names.column(name) for name in manifest.columns}
+    indptr = take(names.INDPTR, nodes + 1, np.dtype(np.int64), ascending(path / names.INDPTR, 0, edges))
     if indptr[0] != 0 or indptr[-1] != edges:
         raise StoreError(f"{path / names.INDPTR} must go from 0 to {edges}: build the store again")
     times = {} if manifest.time is None else {"time": np.dtype(manifest.time.dtype)}
     dtypes = names.COLUMN_DTYPES | times
-    columns = {name: take(names.column(name), edges, dtypes.get(name)) for name in manifest.columns}
-    loops = take(names.SELF_LOOPS, None, np.dtype(np.int64)) if manifest.has_self_loops else np.empty(0, np.int64)
+    slots = {name: take(names.column(name), edges, dtypes.get(name)) for name in manifest.columns}
+    loops = np.empty(0, np.int64)
+    if manifest.has_self_loops:
+        loops = take(names.SELF_LOOPS, None, np.dtype(np.int64), ascending(path / names.SELF_LOOPS, 0, nodes - 1))
     total = loop_weight = None
     if manifest.weighted:
         if len(loops) and not (path / names.LOOP_WEIGHT).exists():
@@ -379,10 +407,13 @@ def _open_graph(place: Place, in_memory: bool) -> Graph:
             check_parts(parts, nodes)
         except InputError as error:
             raise StoreError(f"{path / names.PARTS} is damaged: {error}; build the store again") from None
-    return Graph(indptr, take(names.INDICES, edges, index_dtype(nodes)), columns, loops, total, loop_weight, parts)
+    indices = take(names.INDICES, edges, index_dtype(nodes), within(path / names.INDICES, 0, nodes - 1))
+    return Graph(indptr, indices, slots, loops, total, loop_weight, parts)
 
 
-def _open_rows(place: Place, engine: str, features: Mapping[str, Path | str]) -> tuple[dict[str, Rows], dict[str, Encoding]]:
+def _open_rows(
+    place: Place, engine: str, features: Mapping[str, Path | str], verify_reads: bool
+) -> tuple[dict[str, Rows], dict[str, Encoding]]:
     """Open the node arrays with their encodings; arrays of scales are not node arrays."""
     node_type, path = place.manifest.node_type(), place.root
     folder = path / names.node_array("", node_type.name)
@@ -391,7 +422,7 @@ def _open_rows(place: Place, engine: str, features: Mapping[str, Path | str]) ->
     encodings: dict[str, Encoding] = {}
     try:
         for name in sorted({*node_type.arrays, *existing} - set(features)):
-            opened[name] = _node_rows(place, name, engine)
+            opened[name] = _node_rows(place, name, engine, verify_reads)
             if opened[name].shape[0] != node_type.count:
                 count = opened[name].shape[0]
                 raise StoreError(f"{folder}/{name} has {count} rows; the store has {node_type.count} nodes")
@@ -406,19 +437,27 @@ def _open_rows(place: Place, engine: str, features: Mapping[str, Path | str]) ->
     return opened, encodings
 
 
-def _node_rows(place: Place, name: str, engine: str) -> Rows:
+def _node_rows(place: Place, name: str, engine: str, verify_reads: bool) -> Rows:
     """Open a node array, including appended rows."""
     array = names.node_array(name)
-    rows = open_zarr_rows(place.group(array), array, engine=engine)
+    rows = open_zarr_rows(place.group(array), array, engine, verify_reads)
     if place.view is None or not (place.view / delta_array(name, DELTA_VALUES) / "zarr.json").exists():
         return rows
     try:
-        row = open_zarr_rows(place.view, delta_array(name, DELTA_ROWS), engine="mmap")
-        new = open_zarr_rows(place.view, delta_array(name, DELTA_VALUES), engine=engine)
-        return DeltaRows(rows, new, row.map(), place.manifest.num_nodes)
+        path, nodes = delta_array(name, DELTA_ROWS), place.manifest.num_nodes
+        row = whole(open_zarr_rows(place.view, path, engine="mmap"), ascending(place.view / path, 0, nodes - 1))
+        new = open_zarr_rows(place.view, delta_array(name, DELTA_VALUES), engine, verify_reads)
+        _check_new(place.view / path, row, new, rows.shape[0], nodes)
+        return DeltaRows(rows, new, row, nodes)
     except BaseException:
         rows.close()
         raise
+
+
+def _check_new(path: Path, row: AnyArray, new: Rows, old: int, nodes: int) -> None:
+    """Raise StoreError unless each of `row` has values, and every node beyond the `old` ones is among them."""
+    if new.shape[0] != len(row) or len(row) - int(np.searchsorted(row, old)) != nodes - old:
+        raise StoreError(f"{path} is damaged: it does not list the {nodes - old} new nodes; remove {path.parents[2]}")
 
 
 def _like(path: Path, array: str) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -14,7 +14,9 @@ from ooc.stores import manifest as names
 from ooc.stores.arrays.encoding import Encoding, arrays_in, encoding_of
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.arrays.segment_rows import Empty, SegmentRows, check_range, fresh, read_range
+from ooc.stores.arrays.whole import whole
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.bounds import check_nodes
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.io.segments import forget
 from ooc.stores.manifest import EDGE, Manifest, TimeUnit
@@ -67,15 +69,16 @@ class EventBlock(NamedTuple):
 class Events:
     """The events of a store, opened and closed with it (`Dataset.events`). Any number of threads may read.
 
-    Raises StoreError if an array is missing, truncated or not of the manifest's size.
+    Raises StoreError if an array is missing, truncated, damaged or not of the manifest's size.
 
     >>> begin, end = ds.events.at(t0), ds.events.at(t1)
     >>> ds.events.read(begin, end, ["msg"]).columns["msg"].shape
     (end - begin, 16)
     """
 
-    def __init__(self, path: Path, manifest: Manifest, engine: str) -> None:
+    def __init__(self, path: Path, manifest: Manifest, engine: str, verify: bool = False) -> None:
         assert manifest.time is not None
+        self._num_nodes, self._verify = manifest.num_nodes, verify
         self.unit: TimeUnit = manifest.time.unit
         self.dtype: np.dtype[Any] = np.dtype(manifest.time.dtype)
         self.count = manifest.time.events
@@ -89,7 +92,7 @@ class Events:
         self._encodings: dict[str, Encoding] = {}
         try:
             for name, array in paths.items():
-                self._rows[name] = open_zarr_rows(path, array, engine)
+                self._rows[name] = open_zarr_rows(path, array, engine, verify)
                 self._encodings[name] = encoding_of(self._rows[name], (path / array).parent)
                 if self._rows[name].shape[0] != self.count:
                     found = self._rows[name].shape[0]
@@ -106,7 +109,7 @@ class Events:
         self._column(name)
         rows = open_zarr_rows(self._path, self._arrays[name], "mmap")
         try:
-            return rows.map()
+            return whole(rows) if self._verify else rows.map()
         finally:
             rows.close()
 
@@ -211,6 +214,8 @@ class Events:
         for name, rows in read.items():
             raw, taken = read_range(rows, first, last, part)
             values[name], nbytes = self._values(name, raw), nbytes + taken
+            if name in ("src", "dst"):
+                check_nodes(self._path / self._arrays[name], first, values[name], self._num_nodes)
         return EventBlock(
             first, values["src"], values["dst"], values["time"], {name: values[name] for name in requested}, nbytes
         )

@@ -5,13 +5,10 @@ import json
 from pathlib import Path
 
 import google_crc32c
-import numpy as np
-import zarr
-from numpy.typing import NDArray
 
 from ooc.stores import manifest as names
+from ooc.stores.arrays.checksums import checksums, has_checksums
 from ooc.stores.arrays.encoding import meaning
-from ooc.stores.errors import StoreError
 from ooc.stores.manifest import Manifest, arrays_of, read_manifest
 
 _READ_BYTES = 2**22
@@ -66,14 +63,3 @@ def file_crc32c(path: Path | str) -> str:
         while block := file.read(_READ_BYTES):
             crc = google_crc32c.extend(crc, block)
     return f"{crc:08x}"
-
-
-def has_checksums(path: Path, name: str) -> bool:
-    return (path / names.checksum_array(name) / "zarr.json").exists()
-
-
-def checksums(path: Path, name: str) -> NDArray[np.uint32]:
-    try:
-        return np.asarray(zarr.open_array(path / names.checksum_array(name), mode="r")[:], dtype=np.uint32)
-    except Exception as error:  # zarr passes on any exception
-        raise StoreError(f"{path / names.checksum_array(name)} is damaged: {error}; build the store again") from error

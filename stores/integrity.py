@@ -8,10 +8,11 @@ import google_crc32c
 import zarr
 
 from ooc.stores import manifest as names
+from ooc.stores.arrays.checksums import checksums, has_checksums
 from ooc.stores.arrays.encoding import encoding_of
 from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from ooc.stores.errors import StoreError
-from ooc.stores.fingerprints import array_names, checksums, file_crc32c, has_checksums
+from ooc.stores.fingerprints import array_names, file_crc32c
 from ooc.stores.growth.delta import reading
 from ooc.stores.io.working import tidy
 from ooc.stores.manifest import DELTA, Manifest, arrays_of, read_manifest, version_of

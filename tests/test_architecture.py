@@ -35,6 +35,7 @@ STORE_FLOORS = (
     ("ingest",),
     ("build",),
     ("events", "fingerprints", "ids"),
+    ("bounds",),
     ("arrays", "graph", "manifest"),
     ("io",),
     ("jit", "sizes"),

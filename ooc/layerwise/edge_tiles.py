@@ -27,6 +27,7 @@ from ooc.layerwise.row_files import Files
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import ahead, read_range, write_range
 from ooc.stores.arrays.rows import ArrayRows, Rows
+from ooc.stores.bounds import check_nodes
 from ooc.stores.dataset import Dataset
 from ooc.stores.graph import Graph
 from ooc.stores.io.atomic import sync_dir, write_file
@@ -114,6 +115,7 @@ class SlotReader:
     def _read(self, first: int, begin: int, indptr: Ints, ordered: bool) -> EdgePart:
         began, end, weight = perf_counter(), begin + int(indptr[-1]), NO_WEIGHT
         values, nbytes = read_range(self._indices, begin, end, self._buffers)
+        check_nodes("graph/indices", begin, values, self.graph.num_nodes)
         source = values.astype(np.int64)
         if self._weight is not None and ordered:
             values, more = read_range(self._weight, begin, end, self._buffers)

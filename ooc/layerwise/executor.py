@@ -25,6 +25,7 @@ from ooc.models.dropout import Of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, ahead, read_range
 from ooc.stores.arrays.encoding import Encoding
+from ooc.stores.bounds import check_nodes
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError
 from ooc.stores.sizes import format_bytes
@@ -193,6 +194,8 @@ class NodeScans:
             rows = rows_over(column, lambda name=name: self._dataset.edge_rows(name))  # type: ignore[misc]
             values, nbytes = read_range(rows, int(graph.indptr[first]), int(graph.indptr[stop]), self._buffers)
             self.stats.read(nbytes, began)
+            if name == "indices":
+                check_nodes("graph/indices", int(graph.indptr[first]), values, graph.num_nodes)
             found.append(values)
         return found[0].astype(np.int64), found[1] if len(found) > 1 else None
 

@@ -23,6 +23,7 @@ from ooc.loading.collate import edge_index_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling import NeighborSampler
 from ooc.stores.arrays.rows import Ids
+from ooc.stores.bounds import check_nodes
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
@@ -97,6 +98,7 @@ class OocGraphStore(GraphStore):  # type: ignore[misc]
         if edge_attr.layout != EdgeLayout.CSC or edge_attr.edge_type is not None:
             return None
         graph = self.ds.graph
+        check_nodes("graph/indices", 0, graph.indices, graph.num_nodes)
         return torch.from_numpy(graph.indices.astype(np.int64)), torch.from_numpy(np.array(graph.indptr))
 
     def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:

@@ -244,9 +244,9 @@ class NeighborSampler:
         return seeds.astype(np.int64)
 
 
-def damaged_slot(slot: int) -> StoreError:
-    """The error for a slot outside the graph or without a valid node id."""
-    return StoreError(f"slot {slot} holds no valid node id: the store is damaged; run `ooc verify` on it")
+def damaged_slot(slot: int, what: str = "node") -> StoreError:
+    """The error for a slot outside the graph or without a valid node id (or edge id)."""
+    return StoreError(f"slot {slot} holds no valid {what} id: the store is damaged; run `ooc verify` on it")
 
 
 def _weight_column(graph: Graph, weight: AnyArray | str) -> AnyArray:

@@ -40,16 +40,18 @@ LEAF = 256
 class TemporalIndex:
     """The columns of a graph's slots: "indices" and those of `graph.columns`. Any number of threads may share one.
 
-    Columns in `rows` are read through them, the others from the graph's arrays. indptr stays memory-mapped.
+    Columns in `rows` are read through them, the others from the graph's arrays. indptr stays memory-mapped. `events` is the
+    number of events that edge ids may name, if known.
     """
 
-    def __init__(self, graph: Graph, rows: Mapping[str, Rows] | None = None) -> None:
+    def __init__(self, graph: Graph, rows: Mapping[str, Rows] | None = None, events: int | None = None) -> None:
         # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
         self.indptr: Ids = np.asarray(graph.indptr)
         self.num_nodes = len(self.indptr) - 1
         self._graph = graph
         self._mapped = {"indices": np.asarray(graph.indices), **{name: np.asarray(c) for name, c in graph.columns.items()}}
         self._rows = dict(rows or {})
+        self._count = {"indices": self.num_nodes} | ({} if events is None else {"edge_id": events})
         self.mapped = not self._rows
         """whether no column is read by plan"""
         self._cold = True
@@ -64,20 +66,24 @@ class TemporalIndex:
         with _shared_lock:
             indexes = _shared.setdefault(data, {})
             if stay not in indexes:  # loaders with different budgets use different indexes
-                indexes[stay] = cls(data.graph, None if stay else {name: data.edge_rows(name) for name in columns})
+                rows = None if stay else {name: data.edge_rows(name) for name in columns}
+                indexes[stay] = cls(data.graph, rows, None if data.manifest.time is None else data.manifest.time.events)
             return indexes[stay]
 
     def dtype(self, name: str) -> np.dtype[Any]:
         return self._mapped[name].dtype
 
     def values(self, name: str, slot: Ids) -> AnyArray:
-        """Return a column's values [k] in these slots (int64[k], any order)."""
+        """Return a column's values [k] in these slots (int64[k], any order). Raises StoreError for invalid nodes and events."""
         if name in self._rows:
-            out = np.empty(len(slot), self.dtype(name))
-            self._rows[name].read(slot, out)
-            return out
-        result: AnyArray = self._mapped[name][slot]
-        return result
+            values: AnyArray = np.empty(len(slot), self.dtype(name))
+            self._rows[name].read(slot, values)
+        else:
+            values = self._mapped[name][slot]
+        if name in self._count and len(values) and not 0 <= int(values.min()) <= int(values.max()) < self._count[name]:
+            wrong = (values < 0) | (values >= self._count[name])
+            raise damaged_slot(int(slot[wrong][0]), "node" if name == "indices" else "edge")
+        return values
 
     def edge_ids(self, slot: Ids) -> Ids:
         """Return the edge ids in these slots, int64[k]; the slots themselves if the graph has no edge ids."""
@@ -217,8 +223,6 @@ class TemporalSampler:
             last = self.temporal_strategy == "last"
             draw_past(first, node, time, start, past, fanout, last, np.uint64(key & (2**64 - 1)), sampled, ends)
             neighbor = self._slots.values("indices", sampled).astype(np.int64)
-            if (wrong := (neighbor < 0) | (neighbor >= self.num_nodes)).any():
-                raise damaged_slot(int(sampled[wrong][0]))
             owner = np.repeat(query[start:stop], np.diff(ends, prepend=0))
             indptr = np.concatenate([indptr, len(source) + ends])
             source = np.concatenate([source, np.arange(stop, stop + count)])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows, check_request
 from ooc.stores.io.disk import profile_for
 from ooc.stores.io.engines import Engine, open_engine
+from ooc.stores.io.engines.checking import CheckingEngine
 from ooc.stores.io.engines.pread import PreadEngine
 from ooc.stores.io.read_plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost
 from ooc.stores.io.segments import Segments, map_segments
@@ -29,12 +30,15 @@ class SegmentRows(Background):
     """Rows [count, *row shape] over `segments`: row r begins at virtual byte r * row_bytes.
 
     `engine.reason` says why a fallback is used; `cost` is the measured cost of reads on the files' device, which decides which
-    rows share a read.
+    rows share a read. Chunks with checksums are compared as they are read, and with `verify` before anything of them is; see
+    `CheckingEngine`.
 
     >>> SegmentRows((1000, 64), np.dtype("float16"), segments).read(ids, out)
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], segments: Segments, engine: str = "auto") -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], segments: Segments, engine: str = "auto", verify: bool = False
+    ) -> None:
         self.shape: tuple[int, ...] = shape
         self.dtype: np.dtype[Any] = dtype
         self.segments = segments
@@ -47,6 +51,8 @@ class SegmentRows(Background):
         self.cost: ReadCost = profile.cost
         if isinstance(self.engine, PreadEngine):
             self.engine.depth = profile.depth
+        if segments.sums is not None:
+            self.engine = CheckingEngine(self.engine, segments, verify)
 
     @property
     def row_bytes(self) -> int:

@@ -1,39 +1,25 @@
 """Rows as one array, in RAM or memory-mapped."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Rows
 from ooc.stores.arrays.zarr_rows import ShardedRows
-from ooc.stores.errors import StoreError
-from ooc.stores.io.segments import Segments
 
+Look = Callable[[int, AnyArray], None]
+"""takes (number of the first row, some rows); raises StoreError for invalid values"""
 _LOAD_BYTES = 2**24
+_LOOK_BYTES = 2**20
 
 
 def load(rows: Rows) -> AnyArray:
-    """Read all rows into RAM sequentially; contiguous shards are read as plain files."""
+    """Read all rows into RAM sequentially; contiguous shards are read as plain files and compared with their checksums."""
     out = np.empty(rows.shape, rows.dtype)
-    if isinstance(rows, ShardedRows):
-        _read_files(rows.segments, out)
-        return out
     step = max(1, _LOAD_BYTES // rows.row_bytes)
     for first in range(0, len(out), step):
-        part = out[first : first + step]
-        rows.read(np.arange(first, first + len(part)), part)
+        _read(rows, first, out[first : first + step])
     return out
-
-
-def _read_files(segments: Segments, out: AnyArray) -> None:
-    left = out.reshape(-1).view(np.uint8).data
-    for path, payload in zip(segments.paths, segments.payload.tolist(), strict=True):
-        part = left[: min(payload, len(left))]
-        left = left[len(part) :]
-        with path.open("rb", buffering=0) as file:
-            while len(part):
-                got = file.readinto(part)
-                if not got:
-                    raise StoreError(f"{path} is truncated: {len(part)} bytes are missing; build the store again")
-                part = part[got:]
 
 
 def loaded(rows: Rows) -> Rows:
@@ -44,8 +30,33 @@ def loaded(rows: Rows) -> Rows:
         rows.close()
 
 
-def whole(rows: Rows) -> AnyArray:
-    """Return all rows as an array: memory-mapped if stored contiguously, else in RAM."""
-    if isinstance(rows, ArrayRows):
-        return rows.array
-    return rows.map() if isinstance(rows, ShardedRows) else load(rows)
+def whole(rows: Rows, look: Look | None = None) -> AnyArray:
+    """Return all rows as an array: memory-mapped if stored contiguously, else in RAM.
+
+    An array on disk is read once for it, compared with its checksums, and shown to `look` from front to back. Raises StoreError
+    if it cannot be read or is damaged.
+    """
+    if isinstance(rows, ShardedRows):
+        step = max(1, _LOOK_BYTES // rows.row_bytes)
+        scratch = np.empty((min(step, rows.shape[0]), *rows.shape[1:]), rows.dtype)
+        for first in range(0, rows.shape[0], step):
+            part = scratch[: rows.shape[0] - first]
+            _read(rows, first, part)
+            if look is not None:
+                look(first, part)
+        return rows.map()
+    array = rows.array if isinstance(rows, ArrayRows) else load(rows)
+    if look is not None and len(array):
+        look(0, array)
+    return array
+
+
+def _read(rows: Rows, first: int, out: AnyArray) -> None:
+    """Set `out` to rows first, first + 1, ..."""
+    if not isinstance(rows, ShardedRows):
+        rows.read(np.arange(first, first + len(out)), out)
+        return
+    begin, data = first * rows.row_bytes, out.reshape(-1).view(np.uint8)
+    rows.segments.read(begin, data)
+    if rows.segments.sums is not None:
+        rows.segments.sums.see(begin, data)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
+from ooc.stores.arrays.checksums import checksums, has_checksums
 from ooc.stores.arrays.rows import AnyArray, Ids, check_request
 from ooc.stores.arrays.segment_rows import SegmentRows
 from ooc.stores.arrays.zarr_write import MISSING, PAGE_BYTES
 from ooc.stores.errors import StoreError
+from ooc.stores.io.chunk_sums import ChunkSums
 from ooc.stores.io.segments import Segments, open_for_reading
 from ooc.stores.io.threads import Background
 
@@ -26,8 +29,8 @@ BLOCK_BYTES = 16 * 2**20
 class ShardedRows(SegmentRows):
     """Rows of uncompressed shards, read by an engine directly from the files; `attributes` are the array's."""
 
-    def __init__(self, array: "zarr.Array[Any]", segments: Segments, engine: str = "auto") -> None:
-        super().__init__(array.shape, np.dtype(array.dtype), segments, engine)
+    def __init__(self, array: "zarr.Array[Any]", segments: Segments, engine: str = "auto", verify: bool = False) -> None:
+        super().__init__(array.shape, np.dtype(array.dtype), segments, engine, verify)
         self.attributes: dict[str, Any] = dict(array.attrs)
 
 
@@ -95,18 +98,19 @@ class ForeignRows(Background):
 
     def map(self) -> AnyArray:
         """Return the whole array in memory, because decoded bytes cannot be mapped."""
-        return np.asarray(self.array[:])
+        return self._decode(0, self.shape[0])
 
     def close(self) -> None:
         """Release the threads; idempotent."""
         self._end_background()
 
 
-def open_zarr_rows(group_path: Path | str, name: str, engine: str = "auto") -> ShardedRows | ForeignRows:
+def open_zarr_rows(group_path: Path | str, name: str, engine: str = "auto", verify: bool = False) -> ShardedRows | ForeignRows:
     """Open the array `group_path/name`, reading the index of each of its shards.
 
     Shards with uncompressed, complete and ordered chunks are read by byte arithmetic through `engine` (see `open_engine`), all
-    others through zarr. Raises StoreError if the array is missing, or a shard is truncated, damaged or, in arrays of
+    others through zarr. With `verify` every chunk is compared with its checksum before rows are read from it, otherwise those
+    that are read whole. Raises StoreError if the array is missing, or a shard is truncated, damaged or, in arrays of
     `ooc.stores.arrays.zarr_write` (which have checksums), missing.
 
     >>> open_zarr_rows("papers.ooc", "node/node/x").read(ids, out)
@@ -119,17 +123,17 @@ def open_zarr_rows(group_path: Path | str, name: str, engine: str = "auto") -> S
         raise StoreError(f"{path} cannot be opened as a Zarr array: {detail}") from error
     if array.ndim == 0 or _row_bytes(array.shape, np.dtype(array.dtype)) == 0:
         raise StoreError(f"{path} has no rows: its shape is {list(array.shape)}")
-    own = (Path(group_path) / "checksums" / name / "zarr.json").exists()
-    segments = _segments(array, path, own)
-    return ForeignRows(array, path) if segments is None else ShardedRows(array, segments, engine)
+    segments = _segments(array, path, Path(group_path))
+    return ForeignRows(array, path) if segments is None else ShardedRows(array, segments, engine, verify)
 
 
 def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return int(dtype.itemsize * np.prod(shape[1:], dtype=np.int64))
 
 
-def _segments(array: "zarr.Array[Any]", path: Path, own: bool) -> Segments | None:
+def _segments(array: "zarr.Array[Any]", path: Path, group_path: Path) -> Segments | None:
     """Return the shards as segments, or None if their bytes are not simply the rows in order."""
+    own = has_checksums(group_path, path.relative_to(group_path).as_posix())
     if not _plain_shards(array):
         return None
     assert array.shards is not None
@@ -150,7 +154,11 @@ def _segments(array: "zarr.Array[Any]", path: Path, own: bool) -> Segments | Non
         if not _in_order(file, shard_rows // chunk_rows, count, chunk_bytes, own):
             return None
         paths.append(file)
-    return Segments(tuple(paths), chunks * chunk_bytes)
+    sums = None
+    if own and array.shape[0]:
+        load = partial(checksums, group_path, path.relative_to(group_path).as_posix())
+        sums = ChunkSums(path, chunk_bytes, chunk_rows, array.shape[0], load)
+    return Segments(tuple(paths), chunks * chunk_bytes, sums)
 
 
 def _plain_shards(array: "zarr.Array[Any]") -> bool:

@@ -5,6 +5,8 @@ import ctypes.util
 import mmap
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.stores.errors import StoreError
+from ooc.stores.io.bus_errors import Watched
+from ooc.stores.io.chunk_sums import ChunkSums
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -20,7 +24,7 @@ _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
-_WARM_BYTES = 2**20
+_BLOCK_BYTES = 2**20
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -31,6 +35,7 @@ class Segments:
     Attributes:
         paths: The files.
         payload: int64[k], useful bytes of each file, a multiple of 4096 except in the last.
+        sums: Checksums of the array's chunks; None if there are none.
 
     >>> Segments((Path("c/0/0"), Path("c/1/0")), np.array([2**30, 2**20])).total
     1074790400
@@ -38,6 +43,7 @@ class Segments:
 
     paths: tuple[Path, ...]
     payload: NDArray[np.int64]
+    sums: ChunkSums | None = None
 
     @property
     def start(self) -> NDArray[np.int64]:
@@ -51,9 +57,55 @@ class Segments:
         """Number of virtual bytes."""
         return int(self.payload.sum())
 
+    def read(self, begin: int, out: NDArray[np.uint8]) -> None:
+        """Fill `out` with the virtual bytes from `begin` on, through the page cache.
+
+        Raises StoreError if a file is too short or cannot be read.
+        """
+        start = self.start
+        while len(out):
+            number = int(np.searchsorted(start, begin, side="right")) - 1
+            part, path, offset = out[: int(start[number + 1]) - begin], self.paths[number], begin - int(start[number])
+            with _opened(path, offset + len(part)) as fd:
+                _fill(fd, path, offset, part)
+            begin, out = begin + len(part), out[len(part) :]
+
+    def blocks(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Read the whole array sequentially and compare it with its checksums: yields (first virtual byte, bytes).
+
+        A block is valid until the next one, and the last one of a file is shorter. Raises StoreError as `read` does, and for a
+        chunk that does not match its checksum.
+        """
+        scratch = np.empty(_BLOCK_BYTES, np.uint8)
+        for path, begin, payload in zip(self.paths, self.start.tolist(), self.payload.tolist(), strict=False):
+            with _opened(path, payload) as fd:
+                os.posix_fadvise(fd, 0, payload, os.POSIX_FADV_SEQUENTIAL)
+                for offset in range(0, payload, len(scratch)):
+                    block = scratch[: payload - offset]
+                    _fill(fd, path, offset, block)
+                    if self.sums is not None:
+                        self.sums.see(begin + offset, block)
+                    yield begin + offset, block
+
+    def check(self, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
+        """Read the chunks that the extents touch (int64[k] each, bytes) and compare those that were not compared yet.
+
+        Raises StoreError as `blocks` does.
+        """
+        if self.sums is None or not self.sums.pending:
+            return
+        scratch = np.empty(self.sums.chunk_bytes, np.uint8)
+        for number in self.sums.unchecked(offset, length):
+            begin = number * len(scratch)
+            chunk = scratch[: self.total - begin]
+            self.read(begin, chunk)
+            self.sums.see(begin, chunk)
+
 
 class _Mapping:
     """Owns the address range, which is unmapped when the last array over it is gone."""
+
+    watched: list[Watched]
 
     def __init__(self, nbytes: int, segments: Segments) -> None:
         self.nbytes = nbytes
@@ -61,8 +113,15 @@ class _Mapping:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self.address = _map(None, nbytes, mmap.PROT_READ, flags, -1, "an address range")
         # Not at interpreter exit: threads may still be reading, and the kernel unmaps anyway.
-        weakref.finalize(self, _LIBC.munmap, self.address, nbytes).atexit = False
+        self.watched = []
+        weakref.finalize(self, _unmap, self.address, nbytes, self.watched).atexit = False
         self.__array_interface__ = {"data": (self.address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
+def _unmap(address: int, nbytes: int, watched: list[Watched]) -> None:
+    for each in watched:
+        each.close()
+    _LIBC.munmap(address, nbytes)
 
 
 def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int, what: object) -> int:
@@ -72,11 +131,12 @@ def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int,
     return mapped
 
 
-def map_segments(segments: Segments, random: bool = True) -> NDArray[np.uint8]:
+def map_segments(segments: Segments, random: bool = True, checked: bool = False) -> NDArray[np.uint8]:
     """Map all payloads as one read-only uint8[total], file after file in one address range (MAP_FIXED).
 
-    `random` sets MADV_RANDOM (no readahead). The map lives as long as any array over it. Raises StoreError if a file is shorter
-    than its payload or cannot be opened.
+    `random` sets MADV_RANDOM (no readahead). The map lives as long as any array over it. If a page cannot be read, the process
+    ends with an error message; with `checked`, the page is read as zeros and `check_map` raises StoreError afterwards. Raises
+    StoreError if a file is shorter than its payload or cannot be opened.
 
     >>> indices = map_segments(segments).view(np.int32)
     """
@@ -89,9 +149,11 @@ def map_segments(segments: Segments, random: bool = True) -> NDArray[np.uint8]:
         fd = open_for_reading(path, int(payload))
         try:
             flags = mmap.MAP_SHARED | _MAP_FIXED
-            _map(mapping.address + int(first), int(payload), mmap.PROT_READ, flags, fd, path)
+            address = mapping.address + int(first)
+            _map(address, int(payload), mmap.PROT_READ, flags, fd, path)
         finally:
             os.close(fd)
+        mapping.watched.append(Watched(address, int(payload), path, checked))
     if random:
         _LIBC.madvise(mapping.address, total, mmap.MADV_RANDOM)
     array: NDArray[Any] = np.asarray(mapping)
@@ -106,26 +168,26 @@ def mapping_of(array: NDArray[Any]) -> _Mapping | None:
     return base if isinstance(base, _Mapping) else None
 
 
+def check_map(array: NDArray[Any]) -> None:
+    """Raise StoreError if a page of a map made with `checked` could not be read."""
+    mapping = mapping_of(array)
+    for each in mapping.watched if mapping is not None else ():
+        each.check()
+
+
 def warm(array: NDArray[Any]) -> int:
     """Read a mapped array's files sequentially into the page cache; returns the bytes read, 0 if it is not mapped.
 
-    Random page faults would read the same bytes at a fraction of the sequential speed.
+    Random page faults would read the same bytes at a fraction of the sequential speed. Raises StoreError if the array cannot be
+    read or does not match its checksums.
 
     >>> warm(graph.indices)
     """
     mapping = mapping_of(array)
     if mapping is None:
         return 0
-    scratch = memoryview(bytearray(_WARM_BYTES))
-    for path, payload in zip(mapping.segments.paths, mapping.segments.payload.tolist(), strict=True):
-        fd = open_for_reading(path, payload)
-        try:
-            os.posix_fadvise(fd, 0, payload, os.POSIX_FADV_SEQUENTIAL)
-            offset = 0
-            while offset < payload and (got := os.preadv(fd, [scratch[: payload - offset]], offset)):
-                offset += got
-        finally:
-            os.close(fd)
+    for _ in mapping.segments.blocks():
+        pass
     return mapping.segments.total
 
 
@@ -156,6 +218,30 @@ def map_of(file: Path) -> tuple[int, int] | None:
 def forget_map(address: int, nbytes: int) -> None:
     """`forget` for a result of `map_of`."""
     _LIBC.madvise(address, nbytes, mmap.MADV_DONTNEED)
+
+
+@contextmanager
+def _opened(path: Path, nbytes: int) -> Iterator[int]:
+    fd = open_for_reading(path, nbytes)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _fill(fd: int, path: Path, offset: int, out: NDArray[np.uint8]) -> None:
+    """Fill `out` from byte `offset` of a file on."""
+    left = out.data
+    try:
+        while len(left):
+            got = os.preadv(fd, [left], offset)
+            if not got:
+                raise StoreError(f"{path} is truncated at byte {offset}: run `ooc verify` on the store and ingest it again")
+            offset, left = offset + got, left[got:]
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be read at byte {offset}: {error.strerror}; check the disk, then verify the store or write it again"
+        ) from None
 
 
 def open_for_reading(path: Path, nbytes: int, flags: int = 0) -> int:

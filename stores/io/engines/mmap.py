@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ooc.stores.io.engines.deliver import Ints, Ranges, deliver
 from ooc.stores.io.engines.tasks import Gate, rows_of, run_slices, whole_extents
 from ooc.stores.io.read_plan import ReadPlan
-from ooc.stores.io.segments import Segments, forget, map_segments
+from ooc.stores.io.segments import Segments, check_map, forget, map_segments
 from ooc.stores.io.threads import READERS
 from ooc.stores.jit import kernel
 
@@ -21,8 +21,9 @@ _STEP = 64  # extents between two looks at the bound
 class MmapEngine:
     """Copies from one map over all files, in many threads so that many page faults are in flight.
 
-    Returned byte counts are the pages the plan touches, cached or not. A file that shrinks while mapped kills the process
-    (SIGBUS); files are checked on opening. Beyond MAPPED_BYTES the pages are unmapped but stay in the page cache.
+    Returned byte counts are the pages the plan touches, cached or not. A page that cannot be read (the disk fails, the file has
+    shrunk) is a StoreError (see `ooc.stores.io.bus_errors`). Beyond MAPPED_BYTES the pages are unmapped but stay in the
+    page cache.
 
     >>> MmapEngine(segments).gather(plan_reads(ids, 512, count=n), out)
     """
@@ -34,7 +35,7 @@ class MmapEngine:
     note: str | None = None
 
     def __init__(self, segments: Segments) -> None:
-        self._map = map_segments(segments)
+        self._map = map_segments(segments, checked=True)
         self._pool = READERS.acquire()
         self._touched = 0
         self._lock = threading.Lock()
@@ -56,7 +57,9 @@ class MmapEngine:
             return total
 
         with self._gate.reading():
-            return run_slices(self._pool, READERS.threads, plan, work)
+            total = run_slices(self._pool, READERS.threads, plan, work)
+            check_map(self._map)
+        return total
 
     def _trim(self, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
         """Unmap all pages if too many are mapped after copying these extents."""

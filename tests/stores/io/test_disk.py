@@ -84,7 +84,7 @@ def test_rows_are_read_at_the_depth_that_was_measured(tmp_path: Path, cache: Pat
         if depth is not None:
             kept(tmp_path, depth=depth)
         rows = open_zarr_rows(tmp_path, "x", engine="pread")
-        assert rows.engine.depth == (depth or 128)
+        assert rows.engine.inner.depth == (depth or 128)
         rows.close()
 
 
