@@ -138,6 +138,7 @@ def open(
     engine: str = "auto",
     in_memory: bool = False,
     features: Mapping[str, Path | str] | None = None,
+    verify_reads: bool = False,
 ) -> "Dataset":
     """Open the store at `path`; see `Dataset.open` for the arguments and the errors.
 
@@ -147,4 +148,4 @@ def open(
     """
     from ooc.stores.dataset import Dataset
 
-    return Dataset.open(path, memory, engine, in_memory, features)
+    return Dataset.open(path, memory, engine, in_memory, features, verify_reads=verify_reads)

@@ -370,7 +370,7 @@ def _open_graph(place: Place, in_memory: bool, verify_reads: bool) -> Graph:
     nodes, edges = manifest.num_nodes, manifest.num_edges
 
     def take(name: str, count: int | None, dtype: np.dtype[Any] | None = None, look: Look | None = None) -> AnyArray:
-        rows = open_zarr_rows(path, name, engine="mmap")
+        rows: Rows = open_zarr_rows(path, name, engine="mmap")
         try:
             wrong_count = len(rows.shape) != 1 or (count is not None and rows.shape[0] != count)
             if wrong_count or (dtype is not None and rows.dtype != dtype):

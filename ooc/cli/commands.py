@@ -471,6 +471,9 @@ def example(
 CheckpointOption = Annotated[Path, typer.Option("--checkpoint", metavar="RUN", help="Directory of a run of `ooc train`.")]
 MemoryOption = Annotated[str | None, typer.Option("--memory", help="Memory for the process, such as 2GB.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or mmap.")]
+VerifyReadsOption = Annotated[
+    bool, typer.Option("--verify-reads", help="Compare every chunk with its checksum before rows are read from it.")
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="CLASS", help="The run's own class, package.module:Class: agrees to import it.")
 ]
@@ -489,13 +492,22 @@ def infer(
     engine: EngineOption = "auto",
     model: ModelOption = None,
     allow_code: AllowCode = False,
+    verify_reads: VerifyReadsOption = False,
 ) -> None:
     """Predict the class of every node, exactly.
 
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
     result = _layer_by_layer(
-        "infer", checkpoint, store, out, memory=memory, engine=engine, model_class=model, allow_code=allow_code
+        "infer",
+        checkpoint,
+        store,
+        out,
+        memory=memory,
+        engine=engine,
+        model_class=model,
+        allow_code=allow_code,
+        verify_reads=verify_reads,
     )
     print(f"{result.path}: {result.rows:,} nodes, {result.columns} model outputs; {result.moved}")
 
@@ -514,6 +526,7 @@ def embed(
     engine: EngineOption = "auto",
     model: ModelOption = None,
     allow_code: AllowCode = False,
+    verify_reads: VerifyReadsOption = False,
 ) -> None:
     """Write a layer's output for every node as a Zarr array.
 

@@ -16,7 +16,7 @@ CONFIG = "config.json"
 """file in a run's directory with its resolved settings"""
 FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
-    | {"tensorboard", "log", "patience", "placement", "disk"}
+    | {"tensorboard", "log", "patience", "placement", "disk", "verify_reads"}
 )
 """keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
 
@@ -151,6 +151,10 @@ class RunConfig(BaseModel):
         default="auto", description="How rows are read: auto, uring, pread, mmap, or gds (needs CUDA and the extra ooc[gds])."
     )
     in_memory: bool = Field(default=False, description="Keep all rows in RAM; results do not change.")
+    verify_reads: bool = Field(
+        default=False,
+        description="Compare every chunk with its checksum before rows are read from it; by default those read whole.",
+    )
     features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."
     )

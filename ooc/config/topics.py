@@ -26,7 +26,7 @@ TRAIN: Topics = {
     ),
     "Machine": (
         "memory device threads",
-        "in_memory engine features placement disk activation_checkpointing compile",
+        "in_memory engine verify_reads features placement disk activation_checkpointing compile",
     ),
 }
 """settings of a run"""

@@ -125,6 +125,7 @@ def infer(
     allow_code: bool = False,
     folder: Path | str | None = None,
     progress: Progress | None = None,
+    verify_reads: bool = False,
 ) -> NodeRows: ...
 @overload
 def infer(
@@ -139,6 +140,7 @@ def infer(
     allow_code: bool = False,
     folder: Path | str | None = None,
     progress: Progress | None = None,
+    verify_reads: bool = False,
 ) -> WrittenRows: ...
 def infer(
     model: Model,
@@ -152,6 +154,7 @@ def infer(
     allow_code: bool = False,
     folder: Path | str | None = None,
     progress: Progress | None = None,
+    verify_reads: bool = False,
 ) -> NodeRows | WrittenRows:
     """Compute a model's outputs for every node, exactly and in bounded memory.
 
@@ -174,6 +177,7 @@ def infer(
         allow_code: Import the class that the run names, because you trust the run.
         folder: Where rows that do not fit in memory are kept if `out` is None; default: the system's temporary folder.
         progress: Called with (what, nodes done, nodes in all).
+        verify_reads: Compare every chunk with its checksum before rows are read from it, as `ooc.open(..., verify_reads=True)`.
 
     Returns:
         `NodeRows` float32 [N, C] if `out` is None, else `WrittenRows` about the file.
@@ -189,7 +193,7 @@ def infer(
     >>> accuracy = (logits[ds.members("test")].argmax(1) == y_test).mean()
     """
     consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
-    work = _Work(model, store, None, num_layers, engine, memory, consent, progress)
+    work = _Work(model, store, None, num_layers, engine, memory, consent, progress, verify_reads)
     if out is not None:
         check_table(Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=False)
@@ -209,6 +213,7 @@ def embed(
     allow_code: bool = False,
     folder: Path | str | None = None,
     progress: Progress | None = None,
+    verify_reads: bool = False,
 ) -> NodeRows: ...
 @overload
 def embed(
@@ -224,6 +229,7 @@ def embed(
     allow_code: bool = False,
     folder: Path | str | None = None,
     progress: Progress | None = None,
+    verify_reads: bool = False,
 ) -> WrittenRows: ...
 def embed(
     model: Model,
@@ -238,6 +244,7 @@ def embed(
     allow_code: bool = False,
     folder: Path | str | None = None,
     progress: Progress | None = None,
+    verify_reads: bool = False,
 ) -> NodeRows | WrittenRows:
     """Compute a layer's output for every node, exactly and in bounded memory.
 
@@ -245,7 +252,7 @@ def embed(
         layer: Number of the layer, from 1 (without what follows it); by default the last but one. A model with its own forward
             has only the forward's result, so `layer` must be None.
         out: A Zarr group to write: array `x` float32 [N, columns], which `ooc.open(features={"x": "embeddings.zarr/x"})` takes.
-        model, store, memory, engine, num_layers, model_class, allow_code, folder, progress: As of `infer`.
+        model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads: As of `infer`.
 
     Returns:
         `NodeRows` float32 [N, columns] if `out` is None, else `WrittenRows` about the group.
@@ -258,7 +265,7 @@ def embed(
     256
     """
     consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
-    work = _Work(model, store, -1 if layer is None else layer, num_layers, engine, memory, consent, progress)
+    work = _Work(model, store, -1 if layer is None else layer, num_layers, engine, memory, consent, progress, verify_reads)
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
 
 
@@ -274,6 +281,7 @@ class _Work:
     memory: str | int | None
     consent: Any
     progress: Progress | None
+    verify_reads: bool = False
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Dataset, nn.Module, str | None]]:
@@ -303,7 +311,10 @@ class _Work:
 
     def _dataset(self, float_features: bool) -> Any:
         if not isinstance(self.store, Dataset):
-            return Dataset.open(self.store, memory=self.memory, engine=self.engine, float_features=float_features)
+            given: dict[str, Any] = {"memory": self.memory, "engine": self.engine, "verify_reads": self.verify_reads}
+            return Dataset.open(self.store, **given, float_features=float_features)
+        if self.verify_reads and not self.store.verify_reads:
+            raise ConfigError("verify_reads is a property of an open data set: give it to `ooc.open`, and leave it out here")
         if self.memory is not None:
             raise ConfigError("memory is a property of an open data set: give it to `ooc.open`, and leave it out here")
         return nullcontext(self.store)

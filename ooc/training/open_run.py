@@ -148,6 +148,7 @@ def open_dataset(config: RunConfig) -> Dataset:
         in_memory=config.in_memory,
         features=config.features,
         float_features=takes_floats(config),
+        verify_reads=config.verify_reads,
     )
 
 
