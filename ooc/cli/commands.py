@@ -532,7 +532,7 @@ def embed(
 
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
-    agreed: dict[str, Any] = {"model_class": model, "allow_code": allow_code}
+    agreed: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
     result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, layer=layer, **agreed)
     print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
 
