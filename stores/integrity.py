@@ -15,7 +15,7 @@ from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import array_names, file_crc32c
 from ooc.stores.growth.delta import reading
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import DELTA, Manifest, arrays_of, read_manifest, version_of
+from ooc.stores.manifest import DELTA, Manifest, arrays_of, damaged_metadata, read_manifest, version_of
 
 Progress = Callable[[int, int], None]
 """called with (bytes done, total bytes)"""
@@ -64,6 +64,7 @@ def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
     path, store = arrays_of(path), Path(path)
     manifest = read_manifest(path)
     expected = expected_rows(manifest)
+    changed = damaged_metadata(path)
     damages: list[Damage] = []
     opened: dict[str, ShardedRows | ForeignRows] = {}
     for name in sorted({*expected, *array_names(path)}):
@@ -81,6 +82,8 @@ def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
             damages.append(Damage(name, str(error)))
         if count is not None and rows.shape[0] != count:
             damages.append(Damage(name, f"it has {rows.shape[0]} rows, but the manifest says {count}"))
+        elif name in changed:
+            damages.append(Damage(name, "its zarr.json does not match its checksum"))
         for nbytes, damage in _check(path, name, rows):
             damages.extend([damage] if damage else [])
             done += nbytes
@@ -137,7 +140,11 @@ def _check_checksums(path: Path, name: str, rows: ShardedRows) -> Step:
     """Yield (bytes read, damage) per inner chunk."""
     chunk_rows = zarr.open_array(path / name, mode="r").chunks[0]
     nbytes = chunk_rows * rows.row_bytes
-    known = checksums(path, name)
+    try:
+        known = checksums(path, name)
+    except StoreError as error:
+        yield 0, Damage(name, str(error))
+        return
     chunks = rows.segments.total // nbytes
     if len(known) != chunks:
         yield 0, Damage(name, f"{names.CHECKSUMS} has {len(known)} entries, but the array has {chunks} chunks")

@@ -5,9 +5,11 @@ homogeneous graph has one type each (`Manifest.homogeneous`).
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import google_crc32c
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -34,6 +36,8 @@ ARRAYS = "ooc_arrays"
 """attribute for other Zarr readers: the folder of the current version's arrays, relative to the store"""
 APPENDED = "ooc_appended"
 """attribute for other Zarr readers: what `delta.lmdb` has and the arrays lack"""
+SUMS = "ooc_checksums"
+"""attribute with the crc32c (eight hex digits) of the manifest, under "", and of the metadata of each array with checksums"""
 IDS = "ids.lmdb"
 DELTA = "delta.lmdb"
 """LMDB environments: external ids, and what was appended; see `ooc.stores.growth.delta`"""
@@ -44,6 +48,9 @@ COLUMN_DTYPES: dict[str, np.dtype[Any]] = {"edge_id": np.dtype(np.int64), "weigh
 Task = Literal["multiclass", "binary", "multilabel"]
 IdKind = Literal["int", "str"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
+
+
+_MEANING = ("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "codecs", "fill_value")
 
 
 def column(name: str) -> str:
@@ -247,15 +254,15 @@ class Manifest(_Part):
 
 def write_manifest(path: Path | str, manifest: Manifest) -> None:
     """Atomically make directory `path` a Zarr group with the manifest in its attributes."""
-    attributes = {ATTRIBUTE: manifest.as_json()}
-    write_group(path, attributes)
+    attributes: dict[str, Any] = {ATTRIBUTE: manifest.as_json()}
+    write_group(path, {**attributes, SUMS: {"": _manifest_sum(attributes), **_metadata_sums(Path(path), _summed(Path(path)))}})
 
 
 def set_version(path: Path | str, manifest: Manifest, version: str) -> None:
     """Atomically make `version`, described by `manifest`, the current one; other tools' attributes are preserved."""
     there = {name: value for name, value in _attributes(Path(path)).items() if name != APPENDED}
     own = {ATTRIBUTE: manifest.as_json(), VERSION: version, ARRAYS: f"{VERSIONS}/{version}"}
-    write_group(path, {**there, **own})
+    write_group(path, {**there, **own, SUMS: {"": _manifest_sum(own)}})
 
 
 def set_appended(path: Path | str, counts: dict[str, Any] | None) -> None:
@@ -304,12 +311,18 @@ def read_manifest(path: Path | str) -> Manifest:
     Raises StoreError if there is no store, its manifest is damaged, or its format is newer than supported.
     """
     path = Path(path)
-    manifest = _attributes(path).get(ATTRIBUTE)
+    attributes = _attributes(path)
+    manifest = attributes.get(ATTRIBUTE)
     if not isinstance(manifest, dict):
         raise StoreError(f"{path} is a Zarr group but not a finished ooc store: build one with `ooc ingest`")
     version = manifest.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise StoreError(f"{path} has format version {version}, this ooc reads up to {FORMAT_VERSION}: upgrade ooc")
+    if _known_sums(attributes).get("", _manifest_sum(attributes)) != _manifest_sum(attributes):
+        raise StoreError(
+            f"{path / 'zarr.json'} is damaged: the manifest does not match its checksum; "
+            "restore the file or build the store again"
+        )
     try:
         return Manifest.model_validate(manifest)
     except ValidationError as error:
@@ -317,6 +330,66 @@ def read_manifest(path: Path | str) -> Manifest:
         where = ".".join(map(str, first["loc"])) or "the whole"
         message = f"the manifest in {path / 'zarr.json'} is damaged at {where}: {first['msg']}; build the store again"
         raise StoreError(message) from None
+
+
+def damaged_metadata(path: Path | str) -> list[str]:
+    """Return the arrays of the store at `path` whose metadata differ from those written with it, sorted.
+
+    Only what says where and how values are stored counts, so that other tools may add attributes, and only arrays that have
+    checksums. [] for stores of an earlier ooc, which have no checksums of metadata.
+    """
+    known = {name: crc for name, crc in _known_sums(_attributes(Path(path))).items() if name}
+    now = _metadata_sums(Path(path), known)
+    return sorted(name for name, crc in known.items() if now.get(name, crc) != crc)
+
+
+def check_metadata(path: Path | str) -> None:
+    """Raise StoreError if the metadata of an array of the store at `path` are damaged; see `damaged_metadata`."""
+    for name in damaged_metadata(path):
+        raise StoreError(
+            f"{Path(path) / name} is damaged: its zarr.json does not match its checksum; "
+            "restore the file or build the store again"
+        )
+
+
+def _known_sums(attributes: dict[str, Any]) -> dict[str, str]:
+    known = attributes.get(SUMS)
+    return known if isinstance(known, dict) else {}
+
+
+def _manifest_sum(attributes: dict[str, Any]) -> str:
+    return _json_sum([attributes[ATTRIBUTE], attributes.get(VERSION, "")])
+
+
+def _summed(path: Path) -> list[str]:
+    """Names of the arrays with checksums, sorted."""
+    folder = path / CHECKSUMS
+    arrays = [file.parent for file in folder.rglob("zarr.json") if json.loads(file.read_bytes())["node_type"] == "array"]
+    return sorted(array.relative_to(folder).as_posix() for array in arrays)
+
+
+def _metadata_sums(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """Checksums of the metadata of those arrays that there are with checksums: name -> crc32c, "" if it cannot be read."""
+    pairs = {name: (path / name, path / CHECKSUMS / name) for name in names}
+    return {name: _array_sum(*pair) for name, pair in pairs.items() if all((each / "zarr.json").exists() for each in pair)}
+
+
+def _array_sum(*arrays: Path) -> str:
+    """Checksum of what the metadata of an array, and of that of its checksums, say about the place and type of values."""
+    meant = []
+    try:
+        for array in arrays:
+            metadata = json.loads((array / "zarr.json").read_bytes())
+            attributes = metadata.get("attributes") or {}
+            own = {key: value for key, value in attributes.items() if key.startswith("ooc_")}
+            meant.append([[metadata.get(key) for key in _MEANING], own])
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return _json_sum(meant)
+
+
+def _json_sum(value: Any) -> str:
+    return f"{google_crc32c.value(json.dumps(value, sort_keys=True).encode()):08x}"
 
 
 def _attributes(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ooc.stores.growth.delta import Appended, reading
 from ooc.stores.growth.versions import AGAIN_SECONDS, Hold, hold_current, view_folder
 from ooc.stores.growth.view import _merge_view
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import Manifest, arrays_of, read_manifest, version_of
+from ooc.stores.manifest import Manifest, arrays_of, check_metadata, read_manifest, version_of
 
 if TYPE_CHECKING:
     from ooc.stores.ingest.duck import Progress
@@ -88,6 +88,7 @@ def _place(path: Path, version: str, hold: Hold, memory: int | None, progress: "
     """None if another version was published, or the appends changed, meanwhile."""
     root = arrays_of(path, version)
     base = read_manifest(root)
+    check_metadata(root)
     with reading(path, version) as delta:
         appends = [] if delta is None else delta.appends
     if version != version_of(path):  # its appends are gone as well
@@ -104,7 +105,9 @@ def _place(path: Path, version: str, hold: Hold, memory: int | None, progress: "
         time.sleep(AGAIN_SECONDS)
         return None
     try:
-        return Place(path, root, view, sum(appends, Appended()), base, read_manifest(view), (hold, held))
+        merged = read_manifest(view)
+        check_metadata(view)
+        return Place(path, root, view, sum(appends, Appended()), base, merged, (hold, held))
     except BaseException:
         held.close()
         raise

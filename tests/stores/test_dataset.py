@@ -247,6 +247,7 @@ def test_a_manifest_that_does_not_fit_the_arrays_is_refused(make_store, changes,
     path = make_store()
     metadata = json.loads((path / "zarr.json").read_text())
     metadata["attributes"]["ooc"] |= changes
+    del metadata["attributes"]["ooc_checksums"]  # as in a store of an earlier ooc
     (path / "zarr.json").write_text(json.dumps(metadata))
     with pytest.raises(StoreError, match=words):
         Dataset.open(path)

@@ -1,11 +1,14 @@
 """`verify` finds every flipped byte and names the chunk; the fingerprint follows the data."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import array_names, file_crc32c, fingerprint
 from ooc.stores.info import describe
@@ -143,3 +146,54 @@ def test_the_crc_of_a_file_is_crc32c(tmp_path) -> None:
 
 def test_the_manifest_records_the_ids_checksum(store) -> None:
     assert read_manifest(store).fingerprints["ids.lmdb"] == file_crc32c(store / "ids.lmdb/data.mdb")
+
+
+def digits(file: Path) -> list[int]:
+    """Positions of the digits in a file."""
+    return [at for at, byte in enumerate(file.read_bytes()) if chr(byte).isdigit()]
+
+
+def test_a_changed_digit_of_the_manifest_is_found(store) -> None:
+    file = store / "zarr.json"
+    sound = file.read_bytes()
+    begin, end = sound.index(b'"ooc"'), sound.index(b'"ooc_checksums"')
+    for at in [at for at in digits(file) if begin < at < end]:
+        file.write_bytes(sound[:at] + str((int(chr(sound[at])) + 1) % 10).encode() + sound[at + 1 :])
+        for use in (verify, Dataset.open):
+            with pytest.raises(StoreError, match=r"zarr\.json is damaged: the manifest|format version"):
+                use(store)
+    file.write_bytes(sound)
+    assert verify(store) == []
+
+
+def test_a_changed_digit_of_an_arrays_metadata_is_found(store) -> None:
+    for name in ("node/node/x", "graph/indices"):
+        for file in (store / name / "zarr.json", store / "checksums" / name / "zarr.json"):
+            sound = file.read_bytes()
+            for at in digits(file):
+                file.write_bytes(sound[:at] + str((int(chr(sound[at])) + 1) % 10).encode() + sound[at + 1 :])
+                assert name in [each.array for each in verify(store)], (file, at)
+                with pytest.raises(StoreError):
+                    Dataset.open(store)
+            file.write_bytes(sound)
+    assert verify(store) == []
+
+
+def test_other_tools_may_add_attributes_and_replace_arrays(store) -> None:
+    group = zarr.open_group(store, mode="r+")
+    group.attrs["title"] = "papers"
+    group["node/node/x"].attrs["units"] = "m"
+    values = group["node/node/y"][:]
+    shutil.rmtree(store / "checksums/node/node/y")
+    group.create_array("node/node/y", data=values, chunks=(100,), overwrite=True)
+    assert verify(store) == []
+    with Dataset.open(store) as ds:
+        assert (ds.labels == values).all()
+
+
+def test_stores_without_checksums_of_metadata_open(store) -> None:
+    metadata = json.loads((store / "zarr.json").read_bytes())
+    del metadata["attributes"]["ooc_checksums"]
+    (store / "zarr.json").write_text(json.dumps(metadata))
+    assert verify(store) == []
+    Dataset.open(store).close()

@@ -31,6 +31,7 @@ def sample() -> Manifest:
 def edit(path: Path, **changes: Any) -> None:
     metadata = json.loads((path / "zarr.json").read_text())
     metadata["attributes"]["ooc"].update(changes)
+    del metadata["attributes"]["ooc_checksums"]  # as in a store of an earlier ooc
     (path / "zarr.json").write_text(json.dumps(metadata))
 
 
