@@ -170,7 +170,8 @@ def test_a_changed_digit_of_an_arrays_metadata_is_found(store) -> None:
     for name in ("node/node/x", "graph/indices"):
         for file in (store / name / "zarr.json", store / "checksums" / name / "zarr.json"):
             sound = file.read_bytes()
-            for at in digits(file):
+            end = sound.index(b'"attributes"')  # which are words for people
+            for at in [at for at in digits(file) if at < end]:
                 file.write_bytes(sound[:at] + str((int(chr(sound[at])) + 1) % 10).encode() + sound[at + 1 :])
                 assert name in [each.array for each in verify(store)], (file, at)
                 with pytest.raises(StoreError):
