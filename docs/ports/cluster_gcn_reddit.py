@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch_geometric.nn import SAGEConv
 
 import ooc
-from ooc.training.infer import infer
 
 data = ooc.open("reddit.ooc", memory="2GB")
 train_loader = ooc.ClusterLoader(data, batch_size=20, shuffle=True, input_nodes="train")
@@ -39,7 +38,7 @@ def train():
 
 def test():
     model.eval()
-    right = infer(model, data)[:].argmax(axis=-1) == data.labels
+    right = ooc.infer(model, data)[:].argmax(axis=-1) == data.labels
     return [float(right[data.split(name)].mean()) for name in ("train", "val", "test")]
 
 

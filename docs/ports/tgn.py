@@ -6,10 +6,9 @@ from torch_geometric.nn.models import tgn
 from torchmetrics.functional.classification import binary_average_precision
 
 import ooc
-from ooc.sampling.negatives import RandomNegatives
 
 data = ooc.open("wikipedia.ooc", memory="2GB")
-options = {"num_neighbors": [10], "shared": True, "negatives": RandomNegatives(0, data.num_nodes)}
+options = {"num_neighbors": [10], "shared": True, "negatives": ooc.RandomNegatives(0, data.num_nodes)}
 train_loader, val_loader = (ooc.EventLoader(data, 200, events=name, **options) for name in ("train", "val"))
 num_nodes, msg_dim, dim = data.num_nodes, *data.events.width("msg"), 100
 
