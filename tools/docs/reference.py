@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from pydantic import BaseModel
 
 import ooc
 
@@ -24,7 +25,7 @@ _API = """# Python API
 
 Everything on this page is imported from `ooc`. Importing it is light: what needs torch or numba is imported on first use.
 """
-_OTHERS = "BaseModel, Module, Data, dict"
+_OTHERS = "Module, Data, dict"
 """classes of other packages, whose methods this page does not list"""
 _KINDS = (("Functions", inspect.isroutine), ("Classes", inspect.isclass), ("Values", lambda value: True))
 
@@ -104,15 +105,25 @@ def api_page() -> str:
 
 
 def _directive(name: str) -> str:
-    value = getattr(ooc, name)
-    if inspect.isclass(value):
+    value, after = getattr(ooc, name), ""
+    if inspect.isclass(value) and issubclass(value, BaseModel):
+        body = [f".. autoclass:: ooc.{name}(**settings)"]  # annotations of its fields are for pydantic, not for people
+        after = "\n".join(_fields(value))
+    elif inspect.isclass(value):
         members = [] if issubclass(value, Exception) else [":members:", f":inherited-members: {_OTHERS}"]
         body = [f".. autoclass:: ooc.{name}", *(f"   {each}" for each in [*members, ":show-inheritance:"])]
     elif inspect.isroutine(value):
         body = [f".. autofunction:: ooc.{name}"]
     else:
         body = [f".. autodata:: ooc.{name}", "   :no-value:"]
-    return f"### {name}\n\n```{{eval-rst}}\n" + "\n".join(body) + "\n```\n"
+    return f"### {name}\n\n```{{eval-rst}}\n" + "\n".join(body) + f"\n```\n\n{after}"
+
+
+def _fields(model: type[BaseModel]) -> Iterator[str]:
+    """The settings of a configuration as a definition list."""
+    for name, field in model.model_fields.items():
+        default = "" if field.is_required() else f" = {field.get_default(call_default_factory=True)!r}"
+        yield f"`{name}{default}`\n: {_plain(field.description or name)}\n"
 
 
 if __name__ == "__main__":
