@@ -8,6 +8,7 @@ layer that maps to fewer columns may map before it sums. A layer that needs the 
 gets them for a range of destinations at a time. Every choice is by bytes.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -42,6 +43,33 @@ _NAMES: dict[ValueRole, str] = {
     "saved_norm": "saved-norm{}",
 }
 """As they stand in plans, in step logs and as files: they stay as they are"""
+
+
+_LABELS: dict[ValueRole, str] = {
+    "features": "features",
+    "self": "self rows {}",
+    "sums": "neighbor sums {}",
+    "initial": "initial rows",
+    "pre_norm": "rows before norm {}",
+    "out": "output",
+    "saved_map": "saved by the map",
+    "saved": "saved by layer {}",
+    "saved_norm": "saved by norm {}",
+    "rows": "rows {}",
+}
+"""what people read for them"""
+
+
+def label_of(name: str) -> str:
+    """What people read for the name of a value.
+
+    >>> label_of("gnear1")
+    'gradient of neighbor sums 1'
+    """
+    for role, label in _LABELS.items():
+        if found := re.fullmatch("(g?)" + re.escape(_NAMES[role]).replace(r"\{\}", r"(\d+)"), name):
+            return ("gradient of " if found[1] else "") + label.format(*found.groups()[1:])
+    return name
 
 
 class ValueRef(NamedTuple):

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict
 from ooc.fullgraph.program import Placement, Program, TensorPlacement
+from ooc.layerwise.pass_plan import label_of
 from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
 from ooc.report.tables import tables
 from ooc.runtime.clock import MemorySample, Span
@@ -78,3 +79,18 @@ def test_seconds_are_shown_beside_those_predicted(planned: tuple[Program, StepPl
     widths = [patch.get_width() for patch in figure.axes[0].patches]
     assert sum(widths) == pytest.approx(plan.seconds + 9.0)
     assert len(widths) == 2 * len({run.name for run in plan.runs})
+
+
+def test_values_are_labelled_in_words() -> None:
+    names = ["x", "near0", "root1", "rows2", "gnear1", "saved0", "saved-norm1", "z3", "edges"]
+    assert [label_of(name) for name in names] == [
+        "features",
+        "neighbor sums 0",
+        "self rows 1",
+        "rows 2",
+        "gradient of neighbor sums 1",
+        "saved by layer 0",
+        "saved by norm 1",
+        "rows before norm 3",
+        "edges",
+    ]
