@@ -212,8 +212,10 @@ class TimeConfig(RunConfig):
     columns: Words | None = Field(default=None, description="Event columns the model uses (none: []); by default all.")
     val: Fraction = Field(default=0.15, description="Share of the events for validation, before the test events.")
     test: Fraction = Field(default=0.15, description="Share of the events for testing, the last ones.")
-    negatives: Literal["random", "historical"] = Field(
-        default="random", description="Training negatives: random, or historical (earlier destinations of the source)."
+    negatives: Literal["destinations", "random", "historical"] = Field(
+        default="destinations",
+        description="Training negatives: destinations (nodes that are destinations of training events), random (any node), or "
+        "historical (earlier destinations of the source).",
     )
     ratio: Ratio = Field(default=1, description="Training negatives per event.")
     destinations: Annotated[Numbers, Field(max_length=2)] = Field(
@@ -224,6 +226,11 @@ class TimeConfig(RunConfig):
     def _shares(self) -> Self:
         if len(self.destinations) == 1:
             raise ValueError("destinations must be two numbers: the first and the last node")
+        for name in ("negatives", "eval_negatives") if self.destinations else ():
+            if getattr(self, name) == "destinations":
+                if name in self.model_fields_set:
+                    raise ValueError(f"destinations are a range for random negatives: leave it out, or {name} = destinations")
+                object.__setattr__(self, name, "random")  # the model is frozen otherwise
         if self.val + self.test >= 1:
             raise ValueError("val and test must be shares of the events that sum to less than 1")
         return self

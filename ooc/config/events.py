@@ -47,8 +47,9 @@ class EventsConfig(TimeConfig):
     raw: bool = Field(default=False, description="Use the columns' values unchanged instead of their asinh.")
     batch_size: Positive = Field(default=200, description="Events per batch; events of equal time stay together.")
     eval_negatives: str = Field(
-        default="random",
-        description="Evaluation negatives: random, historical, or an npy file (a row per event from validation on).",
+        default="destinations",
+        description="Evaluation negatives: destinations, random, historical, or an npy file (a row per event from validation "
+        "on).",
     )
     eval_ratio: Ratio = Field(default=1, description="Evaluation negatives per event (a file has its own number).")
     epochs: Positive = Field(default=50, description="Epochs: passes over the training data.")
@@ -85,4 +86,4 @@ class EventsConfig(TimeConfig):
     @property
     def negatives_file(self) -> Path | None:
         """File of the evaluation negatives; None if they are sampled."""
-        return None if self.eval_negatives in ("random", "historical") else Path(self.eval_negatives)
+        return None if self.eval_negatives in ("destinations", "random", "historical") else Path(self.eval_negatives)

@@ -59,8 +59,8 @@ class SnapshotsConfig(TimeConfig):
     both_ways: bool = Field(default=True, description="Convolve in both directions, or (--no-both-ways) from src to dst only.")
     live: bool = Field(default=False, description="Also learn from validation and test windows, after each has been scored.")
     updates: Positive = Field(default=1, description="Optimizer steps per window.")
-    eval_negatives: Literal["random", "historical"] = Field(
-        default="random", description="Evaluation negatives: random or historical."
+    eval_negatives: Literal["destinations", "random", "historical"] = Field(
+        default="destinations", description="Evaluation negatives: destinations, random or historical."
     )
     eval_ratio: Ratio = Field(default=1, description="Evaluation negatives per event.")
     epochs: Positive = Field(default=20, description="Epochs: passes over the training data.")

@@ -5,7 +5,7 @@ own time. (Random and historical negatives as in Poursafaei et al., "Towards Bet
 NeurIPS 2022; historical ones per source and files as in the Temporal Graph Benchmark, Huang et al., NeurIPS 2023.)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,7 @@ _ROUNDS: list[Ids] = [np.arange(1), np.arange(1, 3), np.arange(3, 8)]
 _DRAWS = 8
 LATEST = 256
 """latest events of the source's past that are searched if no sampled one had another destination"""
+_EVENTS_AT_ONCE = 2**20
 _AT_ONCE = 1024
 """negatives searched at a time: about 10 MB"""
 
@@ -45,20 +46,35 @@ class Negatives(Protocol):
 class RandomNegatives:
     """Uniform nodes of first..last-1, excluding an event's own destination and, given their `birth` times [N], unborn nodes.
 
-    Raises ConfigError if the range has fewer than two nodes or `ratio` (negatives per event) is below 1.
+    Args:
+        first, last: The range of nodes.
+        ratio: Negatives per event.
+        birth: Times that nodes are born at, [N], or None.
+        among: Sorted nodes to draw from, int[k]; None draws from the whole range.
+
+    Raises:
+        ConfigError: If there are fewer than two nodes to draw from, or `ratio` is below 1.
+
+    >>> RandomNegatives(0, ds.num_nodes, among=training_destinations(ds, *chronological(ds.events)["train"]))
     """
 
-    def __init__(self, first: int, last: int, ratio: int = 1, birth: AnyArray | None = None) -> None:
+    def __init__(self, first: int, last: int, ratio: int = 1, birth: AnyArray | None = None, among: Ids | None = None) -> None:
         if not 0 <= first < last - 1 or ratio < 1:
             raise ConfigError(
                 f"negatives need at least two nodes and a ratio of at least 1, not nodes {first}..{last - 1} and ratio {ratio}"
             )
         self.first, self.last, self.ratio = first, last, ratio
         self.birth = np.empty(0, np.int64) if birth is None else birth
+        self.among = np.empty(0, np.int64) if among is None else among
+        if among is not None and len(among) < 2:
+            raise ConfigError(
+                f"the training events have {len(among)} node as destination, and negatives need two: use random negatives"
+            )
 
     def draw(self, block: EventBlock, past: Ids, key: int) -> Ids:
         out = np.empty((len(block), self.ratio), np.int64)
-        _random(block.first, block.dst, block.time, self.birth, self.first, self.last, np.uint64(key & (2**64 - 1)), out)
+        stream = np.uint64(key & (2**64 - 1))
+        _random(block.first, block.dst, block.time, self.birth, self.first, self.last, self.among, stream, out)
         return out
 
 
@@ -167,17 +183,41 @@ def fallback_counts(drawn: Iterable[Negatives | None]) -> dict[str, int]:
     return {"historical_negatives": total, "historical_negatives_random": random}
 
 
-def negatives_of(dataset: Dataset, how: str, ratio: int, destinations: Sequence[int] = ()) -> Negatives:
-    """Return `ratio` "random" or "historical" negatives per event of a store, excluding unborn nodes if births are known.
+def training_destinations(dataset: Dataset, first: int, last: int) -> Ids:
+    """Return the nodes that are destinations of events first..last-1, sorted int64[k]; one byte per node while it counts."""
+    met = np.zeros(dataset.num_nodes, bool)
+    for start in range(first, last, _EVENTS_AT_ONCE):
+        met[dataset.events.read(start, min(start + _EVENTS_AT_ONCE, last), []).dst] = True
+    return np.flatnonzero(met)
 
-    `destinations` are the first and last node for random negatives, () for all. Raises ConfigError if they are out of range, or
-    for historical negatives of a directed store.
+
+def negatives_of(
+    dataset: Dataset,
+    how: str,
+    ratio: int,
+    destinations: Sequence[int] = (),
+    among: Callable[[], Ids] | None = None,
+) -> Negatives:
+    """Return negatives of a store's events, excluding unborn nodes if births are known.
+
+    Args:
+        dataset: The store, with events.
+        how: "destinations" (of training events), "random" or "historical".
+        ratio: Negatives per event.
+        destinations: First and last node for random negatives, () for all.
+        among: Returns the nodes that "destinations" stands for.
+
+    Raises:
+        ConfigError: If `destinations` are out of range, or for historical negatives of a directed store.
     """
     nodes = dataset.num_nodes
     first, last = destinations or (0, nodes - 1)
     if last >= nodes:
         raise ConfigError(f"destinations {first},{last} are out of range: the store has nodes 0..{nodes - 1}")
     birth = read_range(dataset.rows("birth"), 0, nodes)[0] if "birth" in dataset.names else None
+    if how == "destinations":
+        assert among is not None, "the training events have destinations"
+        return RandomNegatives(0, nodes, ratio, birth, among())
     random = RandomNegatives(first, last + 1, ratio, birth)
     if how == "random":
         return random
@@ -193,13 +233,24 @@ def negatives_of(dataset: Dataset, how: str, ratio: int, destinations: Sequence[
 
 @kernel
 def _random(
-    number: int, dst: AnyArray, time: AnyArray, birth: AnyArray, first: int, last: int, key: np.uint64, out: Ids
+    number: int,
+    dst: AnyArray,
+    time: AnyArray,
+    birth: AnyArray,
+    first: int,
+    last: int,
+    among: Ids,
+    key: np.uint64,
+    out: Ids,
 ) -> None:
+    chosen = len(among)
     for i in range(len(out)):
         stream, counter = stream_of(key, number + i), 0
         for j in range(out.shape[1]):
             for _ in range(_TRIES):
-                drawn = first + int(uniform(stream, counter) * (last - first))
+                drawn = first + int(uniform(stream, counter) * (last - first if chosen == 0 else chosen))
+                if chosen:
+                    drawn = among[drawn - first]
                 counter += 1
                 if drawn != dst[i] and (len(birth) == 0 or birth[drawn] <= time[i]):
                     break

@@ -53,6 +53,10 @@ class EventMode(TimeMode):
         self._check_splits(self.loaders["train"].num_events)
 
     @property
+    def trained_events(self) -> tuple[int, int]:
+        return self.splits["train"]
+
+    @property
     def steps_per_epoch(self) -> int:
         return len(self.loaders["train"])
 

@@ -84,6 +84,10 @@ class SnapshotMode(TimeMode):
         return Inputs(x, gather, widths, config.identity, key(config.seed, Purpose.INIT, 1))
 
     @property
+    def trained_events(self) -> tuple[int, int]:
+        return self.borders["train"]
+
+    @property
     def steps_per_epoch(self) -> int:
         """`updates` a window."""
         return self.splits["train"][1] * self.config.updates

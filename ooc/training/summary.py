@@ -71,6 +71,8 @@ def score_lines(result: dict[str, Any]) -> list[str]:
         for whose, found in [("", scores), *beside]:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if value is not None)
             lines.append(f"{split}{whose}: {shown}")
+    if lines and (said := result.get("negatives")):
+        lines.append(said)
     if drawn := result.get("historical_negatives"):
         share = result["historical_negatives_random"] / drawn
         lines.append(f"historical negatives: {share:.1%} are random, as no other destination of their source was found before")

@@ -5,9 +5,11 @@ and the test from that behind validation, where validation is the best so far. S
 checkpoint is taken inside the training's time and right behind it: a run killed while it is scored goes on from before that.
 """
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +25,7 @@ from ooc.models.layers import evaluating
 from ooc.runtime.clock import write_trace
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.messages import Pace
-from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of
+from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of, training_destinations
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -34,6 +36,10 @@ from ooc.training.mode import Mode, RunContext, RunState, Scores
 SPLITS = ("val", "test")
 STATE_A_NODE = 6
 """bytes in memory for every node that has a state: when it was written, and how often it was read"""
+
+
+DESTINATION = 9
+"""bytes in memory for every node, at most, to draw negatives among the training's destinations"""
 
 
 class TimeMode(Mode):
@@ -65,7 +71,8 @@ class TimeMode(Mode):
         """Put the model on the device, and divide the memory beside it. keeps_state: whether nodes have a state."""
         dataset = self.dataset
         self.model = model.to(self.device)
-        kept = dataset.num_nodes * (STATE_A_NODE * keeps_state + 16 * ("birth" in dataset.names)) + PAIR_BYTES
+        a_node = STATE_A_NODE * keeps_state + 16 * ("birth" in dataset.names) + DESTINATION * self._draws_destinations
+        kept = dataset.num_nodes * a_node + PAIR_BYTES
         self.budget = plan_memory(dataset, model_bytes(self.config, self.model) + kept)
 
     @property
@@ -89,11 +96,44 @@ class TimeMode(Mode):
         found = {split: self._draw_negatives(split) for split in ("train", "val")}
         return found | {"test": found["val"]}
 
+    @property
+    def _draws_destinations(self) -> bool:
+        return "destinations" in (self.config.negatives, self.config.eval_negatives)
+
+    @property
+    @abstractmethod
+    def trained_events(self) -> tuple[int, int]:
+        """(first, last) event of the training's time."""
+
+    @cached_property
+    def destinations(self) -> Ids:
+        """Nodes that are destinations of training events, sorted: nothing later is known of."""
+        return training_destinations(self.dataset, *self.trained_events)
+
+    def _negatives_said(self) -> str | None:
+        """What negatives are drawn from, for people; None if none are."""
+        if not self.negatives:
+            return None
+        said = {"destinations": "nodes that are destinations of training events", "random": "all nodes"}
+        if self._draws_destinations:
+            said["destinations"] += f" ({len(self.destinations):,} of {self.dataset.num_nodes:,})"
+        if self.config.destinations:
+            said["random"] = "nodes {}..{}".format(*self.config.destinations)
+        said["historical"] = "earlier destinations of the source"
+        names = self.config.negatives, self.config.eval_negatives
+        train, scores = (said.get(name, name) for name in names)
+        return f"negatives: {train}" if train == scores else f"negatives: {train}; for scores: {scores}"
+
+    def notes(self) -> list[str]:
+        """See `Mode`."""
+        said = self._negatives_said()
+        return [*super().notes(), *([said] if said else [])]
+
     def _draw_negatives(self, split: str) -> Negatives:
         """Negatives of a split, as configured."""
         config = self.config
         how, ratio = (config.negatives, config.ratio) if split == "train" else (config.eval_negatives, config.eval_ratio)
-        return negatives_of(self.dataset, how, ratio, config.destinations)
+        return negatives_of(self.dataset, how, ratio, config.destinations, lambda: self.destinations)
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
         """See `Mode`; the baselines depend on the events alone, so they are scored first."""
@@ -161,12 +201,19 @@ class TimeMode(Mode):
 
     def state(self, cursor: RunState) -> dict[str, Any]:
         kept = {**self._kept(), "baselines": self.baselines}
-        seen = self.seen(cursor.step, kept) if 0 < cursor.step < self.steps_per_epoch else None
+        seen = self._all_seen(cursor.step, kept) if 0 < cursor.step < self.steps_per_epoch else None
         return {"mode": kept, "scores": self.scores, "seen": seen}
 
     @abstractmethod
     def _kept(self) -> dict[str, Any]:
         """What a checkpoint keeps of the state of the nodes, and of the loader."""
+
+    def _all_seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
+        """`seen`, and what negatives are drawn from."""
+        found = self.seen(step, state)
+        if found and self._draws_destinations and self.negatives:
+            found["destinations"] = hashlib.sha256(self.destinations.tobytes()).hexdigest()
+        return found
 
     @abstractmethod
     def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +230,7 @@ class TimeMode(Mode):
             )
         state = RunState(**saved["state"])
         was = saved.get("seen")
-        if was is not None and self.seen(state.step, saved["mode"]) == was:
+        if was is not None and self._all_seen(state.step, saved["mode"]) == was:
             why = f"epoch {state.epoch + 1} goes on: what it has seen is as it was"
         else:
             state = RunState.next_epoch(saved)
@@ -217,6 +264,7 @@ class TimeMode(Mode):
         write_trace(self.config.out, self.loaders["train"].spans())
         (unit, per_step), each = self.rate, result["seconds_per_batch"]
         return {
+            "negatives": self._negatives_said(),
             "unscored": self.unscored(),
             "baselines": self._scored_baselines(),
             "unit": unit,

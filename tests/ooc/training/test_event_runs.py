@@ -84,7 +84,7 @@ def test_a_split_without_events_has_no_scores_and_a_reason(store: Path, tmp_path
     ]
     assert all(line in write_report(tmp_path / "run").read_text() for line in lines)
     summary = train(configure(store, tmp_path / "other", val=0.0, epochs=1))
-    assert [line.split(":")[0] for line in score_lines(summary)] == ["test", "test of EdgeBank", "val"]
+    assert [line.split(":")[0] for line in score_lines(summary)] == ["test", "test of EdgeBank", "negatives", "val"]
     with pytest.raises(ConfigError, match="patience needs events to validate on"):
         train(configure(store, tmp_path / "patient", val=0.0, patience=3))
 
@@ -101,7 +101,7 @@ def test_a_baseline_that_does_not_fit_is_told_of(
         summary = train(SnapshotsConfig(**config))
     line = "EdgeBank: no scores, what it remembers does not fit the memory: give more --memory"
     lines = score_lines(summary)
-    assert [line.split(":")[0] for line in lines] == ["val", "test", "EdgeBank"]
+    assert [line.split(":")[0] for line in lines] == ["val", "test", "negatives", "EdgeBank"]
     assert lines[-1] == line
     assert line in write_report(tmp_path / "run").read_text()
 
