@@ -152,6 +152,11 @@ class Dataset:
         return 0 if "x" not in self._rows else int(np.prod(self._rows["x"].shape[1:], dtype=np.int64))
 
     @property
+    def num_node_features(self) -> int:
+        """PyG's name of `num_features`."""
+        return self.num_features
+
+    @property
     def num_classes(self) -> int | None:
         return self.manifest.num_classes
 
@@ -257,6 +262,29 @@ class Dataset:
         return whole(rows, look)
 
     @property
+    def y(self) -> AnyArray | None:
+        """PyG's name of `labels`; a NumPy array."""
+        return self.labels
+
+    @property
+    def train_mask(self) -> NDArray[np.bool_]:
+        """Which nodes are in the split "train", bool[N]; `val_mask` and `test_mask` alike. Raises as `split` does."""
+        return self._mask_of("train")
+
+    @property
+    def val_mask(self) -> NDArray[np.bool_]:
+        return self._mask_of("val")
+
+    @property
+    def test_mask(self) -> NDArray[np.bool_]:
+        return self._mask_of("test")
+
+    def _mask_of(self, split: str) -> NDArray[np.bool_]:
+        mask = np.zeros(self.num_nodes, bool)
+        mask[self.split(split)] = True
+        return mask
+
+    @property
     def splits(self) -> list[str]:
         """Names of the splits."""
         return list(self.manifest.node_type().splits)
@@ -355,6 +383,10 @@ class Dataset:
             self._ids.close()
         self._place.close()
 
+    def __reduce__(self) -> Any:
+        """A pickled data set is opened again where it is unpickled, with the same settings (`torch.multiprocessing.spawn`)."""
+        return _reopened, (type(self), self.path.absolute(), self._opened)
+
     def __enter__(self) -> Self:
         return self
 
@@ -363,6 +395,10 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"Dataset({str(self.path)!r}: {self.num_nodes:,} nodes, {self.num_edges:,} edges, {', '.join(self.names)})"
+
+
+def _reopened(cls: type[Dataset], path: Path, settings: dict[str, Any]) -> Dataset:
+    return cls.open(path, **settings)
 
 
 def _open_graph(place: Place, in_memory: bool, verify_reads: bool) -> Graph:

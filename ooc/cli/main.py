@@ -5,6 +5,7 @@ It imports next to nothing before Ctrl-C is handled, because `ooc train` spends 
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -43,6 +44,10 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
+_FLAGS = {"num_parts": "--parts"}
+"""Arguments of Python whose options have other names"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for user errors, 130 after Ctrl-C."""
     with interrupts_in_one_line():
@@ -68,7 +73,7 @@ def _outcome(arguments: Sequence[str] | None) -> int:
             return _unread()
         raise
     except OocError as error:
-        return _fail(str(error))
+        return _fail(_with_flags(str(error)))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         hint = "; free some space there" if error.errno == errno.ENOSPC else ""
@@ -112,6 +117,13 @@ def _interrupted() -> int:
         "interrupted; finished work is saved (appends are all or nothing): run it again (train: --resume) to continue",
         INTERRUPTED,
     )
+
+
+def _with_flags(text: str) -> str:
+    """An error's text with the command's options in place of the arguments of Python that they are passed as."""
+    for argument, flag in _FLAGS.items():
+        text = re.sub(rf"\b{argument}\b", flag, text)
+    return text
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -7,6 +7,7 @@ import difflib
 import functools
 import hashlib
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch_geometric.data.data import BaseData
 
 from ooc.runtime.messages import warn_user
 from ooc.stores.arrays.members import Members
@@ -34,6 +36,7 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
 """Name -> values that need no warning; any other is accepted with one."""
 
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "sample_direction": (("forward",), "in-edges are sampled"),
     "directed": ((True,), "only the sampled, directed edges are given"),
     "subgraph_type": (("directional",), "only the sampled, directed edges are given"),
     "disjoint": ((False,), "seeds share one subgraph"),
@@ -52,6 +55,22 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "in_order": ((True,), "batches come in order"),
 }
 """Name -> the values that ask for what we do anyway, and what to say of another."""
+
+
+def dataset_of(data: Any) -> Dataset:
+    """The data set that a loader was given, opened where it is the path of a store.
+
+    Raises ConfigError for a graph in memory, and for anything else.
+    """
+    if isinstance(data, str | os.PathLike):
+        return Dataset.open(os.fspath(data))
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, BaseData):
+        raise ConfigError(
+            f"data is a {type(data).__name__} in memory: make a store of it once, ds = ooc.from_data(data, PATH), and load that"
+        )
+    raise ConfigError(f"data must be a data set (ooc.open) or the path of a store, not {type(data).__name__}")
 
 
 def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -174,7 +193,7 @@ class InputNodes:
 def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> InputNodes:
     """`input_nodes` as the loader takes it: None, a split's name, a mask [N], ids [k], or (None or the node type, these).
 
-    A mask is bool, or whole numbers that are all 0 or 1, one a node.
+    Ids that are words are the user's own (`Dataset.rows_of`). A mask is bool, or whole numbers that are all 0 or 1, one a node.
     Raises InputError for an unknown split, an id out of range, or a mask of another length; ConfigError for anything else.
     """
     if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and (input_nodes[0] is None or isinstance(input_nodes[0], str)):
@@ -186,7 +205,7 @@ def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> Input
         members = ds.members(input_nodes)
         nodes = InputNodes(len(members), members, number, input_nodes)
     else:
-        given = _array(input_nodes, "input_nodes")
+        given = _rows_of(ds, input_nodes)
         masked = _is_mask(given, ds.num_nodes)
         if masked and len(given) != ds.num_nodes:
             raise InputError(
@@ -199,6 +218,14 @@ def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> Input
     return nodes
 
 
+def _rows_of(ds: Dataset, input_nodes: Any) -> NDArray[Any]:
+    """Ids or a mask as an array; the user's own ids, where these are words, as rows."""
+    words = isinstance(input_nodes, Sequence) or (isinstance(input_nodes, np.ndarray) and input_nodes.dtype.kind in "UOT")
+    if words and len(input_nodes) and all(isinstance(each, str) for each in input_nodes):
+        return ds.rows_of(input_nodes)
+    return _array(input_nodes, "input_nodes")
+
+
 def _array(given: Any, name: str) -> NDArray[Any]:
     array = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
     if array.ndim != 1 or (array.dtype.kind not in "biu" and len(array)):
@@ -207,6 +234,14 @@ def _array(given: Any, name: str) -> NDArray[Any]:
             f"not {array.dtype}{list(array.shape)}"
         )
     return array
+
+
+def positions_of(index: Any, count: int) -> Ids:
+    """int64[b]: positions among `count` input nodes. Raises InputError for one out of range, ConfigError for other arrays."""
+    position = _array(index, "index").astype(np.int64)
+    if len(position) and not 0 <= position.min() <= position.max() < count:
+        raise InputError(f"position {position.max()} is out of range: there are {count} input nodes")
+    return position
 
 
 def _is_mask(given: NDArray[Any], num_nodes: int) -> bool:

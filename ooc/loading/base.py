@@ -12,6 +12,7 @@ from ooc.runtime.clock import Clock, Span
 from ooc.runtime.keyed_random import Cursor, steps_of
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
 from ooc.runtime.transfer import Copier, OnDevice, on_device
 from ooc.stores.dataset import Dataset
@@ -57,7 +58,17 @@ class EpochLoader(Loader):
     """whether torch's generator gave the seed, because nobody else did"""
     _begin: int = 0
     _end: int
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
     """an epoch's cursors begin and end there"""
+
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        made._given = given, options
+        return made
+
+    def __reduce__(self) -> Any:
+        """A pickled loader is made again by its arguments, with its data set opened again, and continues where it stands."""
+        return _made_again, (type(self), *self._given, self._cursor, self._identity().get("seed", 0))
 
     def _start_at(self, cursor: Cursor) -> None:
         self._start = self._cursor = cursor
@@ -118,6 +129,23 @@ class EpochLoader(Loader):
         self._start_at(Cursor(epoch, at))
 
 
+def warn_of_prefetch(prefetch_factor: int | None, strategy: ReadStrategy) -> None:
+    """Say that a `prefetch_factor` changes nothing, where that is so."""
+    if prefetch_factor is not None and strategy.disk_rows is not None:
+        warn_user("prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds")
+
+
+def _made_again(
+    cls: "type[EpochLoader]", given: tuple[Any, ...], options: dict[str, Any], cursor: Cursor, seed: int
+) -> "EpochLoader":
+    """A loader from a pickle; cursor, seed: where it stood, and the seed if it was drawn."""
+    loader = cls(*given, **options)
+    if loader._seed_drawn:
+        loader._use_seed(seed)
+    loader._start_at(cursor)
+    return loader
+
+
 class BatchLoader(EpochLoader):
     """Iterates over the batches of a strategy's stages; each `iter` is the next epoch."""
 
@@ -161,6 +189,21 @@ class BatchLoader(EpochLoader):
     def topology_bytes_read(self) -> int:
         """Those of `bytes_read` that were edges."""
         return self._counts.topology_nbytes
+
+    @property
+    def batch_size(self) -> int:
+        """Seeds (parts) of a batch."""
+        return self._order.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last batch of fewer seeds is left out."""
+        return self._order.drop_last
+
+    @property
+    def dataset(self) -> range:
+        """The positions of the input nodes, as in PyG's loaders: `len(loader.dataset)` are their number."""
+        return range(self.num_seeds)
 
     @property
     def num_seeds(self) -> int:

@@ -57,7 +57,8 @@ def neighbor_strategy(
     sampling: fan-out, replace, weight column. pre_aggregation: what batches should hold in place of feature rows, where those
     are rows of float32. threads: that sample, and that gather rows in memory.
     """
-    x, collator = ds.stored("x") if ds.num_features else None, collate.collator
+    collator = collate.collator
+    x = None if collator.gather is None else ds.stored("x")
     if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
         pre_aggregation = None
     scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
@@ -78,7 +79,7 @@ def neighbor_strategy(
     topology = Topology(ds.graph, sampling[2], mapped, warm, frontier is None, collator.columns)
     counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds, key), 0)
     sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds)
-    labels = None if ds.labels is None else Labels(ds.labels)
+    labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
     load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers_for(device, budget))
     return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
 

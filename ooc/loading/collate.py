@@ -3,8 +3,8 @@
 Plain numpy: this runs in the pipeline's threads, where torch's own thread pool would be started once a thread.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from ooc.loading.arguments import InputNodes
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.transfer import pin
 from ooc.stores.arrays.encoding import DecodedRows, Encoding
+from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
+from ooc.stores.dataset import Dataset
 from ooc.stores.graph import Graph
 
 _AS_STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -133,6 +135,11 @@ def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor, induced: bool
     return block
 
 
+def masks_of(ds: Dataset) -> dict[str, Members]:
+    """A batch's masks of the splits, by PyG's names: `train_mask` for "train"."""
+    return {f"{name}_mask": ds.members(name) for name in ds.splits}
+
+
 @dataclass(frozen=True)
 class Collator:
     """Joins a loaded batch to a `Data` with the fields of PyG's NeighborLoader, and `blocks`.
@@ -147,6 +154,8 @@ class Collator:
     edge_ids: bool = True
     induced: bool = False
     """see `block_of`"""
+    masks: Mapping[str, Members] = field(default_factory=dict)
+    """name of a field -> the nodes it is true for"""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -178,6 +187,8 @@ class Collator:
             kept = "edge_id" in self.graph.columns
             e_id = column_of(self.graph, subgraph, "edge_id") if kept else subgraph.slot
             data.e_id = torch.from_numpy(np.asarray(e_id, np.int64))
+        for name, members in self.masks.items():
+            data[name] = torch.from_numpy(members.contains(subgraph.node))
         data.num_sampled_nodes = list(subgraph.num_nodes)
         data.num_sampled_edges = list(subgraph.num_edges)
         data.input_id = torch.from_numpy(input_id)
@@ -190,7 +201,7 @@ class Collator:
     def nbytes(self, num_nodes: int, num_edges: int, row_bytes: int) -> int:
         """Bytes of a batch, but for its subgraph's, from reading to the model; row_bytes: of a node's features and labels."""
         weighted = "weight" in self.graph.columns
-        per_node = row_bytes + 8 + 8 * bool(len(self.graph.self_loops)) + 8 * weighted
+        per_node = row_bytes + 8 + len(self.masks) + 8 * bool(len(self.graph.self_loops)) + 8 * weighted
         per_edge = 16 + 8 * self.edge_ids + 4 * weighted
         return per_node * num_nodes + per_edge * num_edges
 

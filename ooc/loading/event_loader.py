@@ -5,9 +5,11 @@ sampled (`ooc.sampling.temporal_neighbor`) and features are gathered while the m
 epoch, event) alone.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from torch_geometric.data import TemporalData
 
 from ooc.graph.relabel import RelabelTable
-from ooc.loading.arguments import renamed
+from ooc.loading.arguments import check_pyg_arguments, dataset_of, renamed
 from ooc.loading.base import EpochLoader
 from ooc.loading.collate import Gather
 from ooc.loading.ranks import ranks, share_of
@@ -150,6 +152,7 @@ class EventLoader(TemporalLoader):
         transform: Called with every batch, in a thread.
         device: Where batches are moved.
         budget: A plan of the memory other than `plan_memory(data)`.
+        arguments: PyG's and DataLoader's others, as NeighborLoader's.
 
     Raises:
         ConfigError: An argument does not fit.
@@ -166,7 +169,7 @@ class EventLoader(TemporalLoader):
     @renamed(strategy="temporal_strategy")
     def __init__(
         self,
-        data: Dataset,
+        data: Dataset | Path | str,
         batch_size: int = 200,
         *,
         events: str | tuple[int, int] | None = None,
@@ -183,7 +186,10 @@ class EventLoader(TemporalLoader):
         transform: Callable[[Any], Any] | None = None,
         device: torch.device | str | None = None,
         budget: MemoryPlan | None = None,
+        **arguments: Any,
     ) -> None:
+        check_pyg_arguments(arguments, list(inspect.signature(EventLoader).parameters), type(self).__name__)
+        data = dataset_of(data)
         common: dict[str, Any] = {"transform": transform, "device": device, "budget": budget}
         super().__init__(data, columns, FIELDS, features=features, prefetch=prefetch, **common)
         if batch_size < 1:

@@ -7,21 +7,30 @@ the engine; and the memory, but for `split_seeds`, which says what then depends 
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch_geometric.data import Data
 
 from ooc.graph.aggregation import PreAggregation
-from ooc.loading.arguments import check_numbers, check_pyg_arguments, fanout_of, input_nodes_of, renamed, weight_column_of
-from ooc.loading.base import PREFETCH, BatchLoader
+from ooc.loading.arguments import (
+    check_numbers,
+    check_pyg_arguments,
+    dataset_of,
+    fanout_of,
+    input_nodes_of,
+    positions_of,
+    renamed,
+    weight_column_of,
+)
+from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
-from ooc.loading.collate import CollateStage, Collator, Gather
+from ooc.loading.collate import CollateStage, Collator, Gather, masks_of
 from ooc.loading.ranks import share_of
 from ooc.loading.stages import Order
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
-from ooc.runtime.messages import warn_user
-from ooc.runtime.transfer import pins
+from ooc.runtime.transfer import moved, pins
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
@@ -30,11 +39,12 @@ class NeighborLoader(BatchLoader):
     """Mini-batches of sampled neighborhoods (GraphSAGE, Hamilton et al., 2017), as PyG's NeighborLoader gives them.
 
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
-    batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, and `blocks`, one
+    batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, a mask of each split
+    (train_mask bool[n]), and `blocks`, one
     `Block` a layer, which share edge_index's memory. Each `iter` is the next epoch.
 
     Args:
-        data: The data set.
+        data: The data set, or the path of a store, which is opened without a memory limit.
         num_neighbors: In-edges drawn at a node, per hop; -1 takes all.
         input_nodes: None (all nodes), a split's name, a mask [N] (bool, or 0 and 1) or node ids [k] (tensor, array or list).
         batch_size, shuffle, replace, drop_last, pin_memory, input_id: As PyG's.
@@ -47,6 +57,8 @@ class NeighborLoader(BatchLoader):
         rank, world_size: This loader's share of each step's seeds; None: those of torch's process group, if there is one.
         device: Where batches are moved.
         dtype: Of x; None: as stored, but float16, bfloat16 and scaled int8 come as float32.
+        features: Whether to give x.
+        split_masks: Whether to give `train_mask` and those of the other splits.
         edge_ids: False saves looking up `e_id`.
         split_seeds: A batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
             so not with shuffle. Where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's
@@ -73,7 +85,7 @@ class NeighborLoader(BatchLoader):
     @renamed(world="world_size", summing="pre_aggregation")
     def __init__(
         self,
-        data: Dataset,
+        data: Dataset | Path | str,
         num_neighbors: Sequence[int],
         input_nodes: Any = None,
         batch_size: int = 1,
@@ -92,6 +104,8 @@ class NeighborLoader(BatchLoader):
         world_size: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        features: bool = True,
+        split_masks: bool = True,
         edge_ids: bool = True,
         split_seeds: bool = False,
         budget: MemoryPlan | None = None,
@@ -101,6 +115,7 @@ class NeighborLoader(BatchLoader):
         **arguments: Any,
     ) -> None:
         check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
+        data = dataset_of(data)
         nodes = input_nodes_of(data, input_nodes, input_id)
         share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
         order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
@@ -114,17 +129,52 @@ class NeighborLoader(BatchLoader):
         budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
         prefetch = PREFETCH if prefetch_factor is None else max(1, prefetch_factor) * max(1, num_workers)
-        gather = Gather(data.encoding("x"), dtype) if data.num_features else None
+        gather = Gather(data.encoding("x"), dtype) if features and data.num_features else None
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
-        collate = CollateStage(Collator(data.graph, gather, weight_attr, edge_ids), nodes, transform, pin)
+        collator = Collator(data.graph, gather, weight_attr, edge_ids, masks=masks_of(data) if split_masks else {})
+        collate = CollateStage(collator, nodes, transform, pin)
         self._sampling = sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
         threads = sample_threads, read_threads
         strategy = neighbor_strategy(data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads)
         super().__init__(data, strategy, budget, place, prefetch)
         self.keeps_blocks = keeps_blocks(strategy, data, budget)
-        if prefetch_factor is not None and strategy.disk_rows is not None:
-            text = "prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds"
-            warn_user(text)
+        warn_of_prefetch(prefetch_factor, strategy)
+
+    def __call__(self, index: Any) -> Any:
+        """The batch of some of the input nodes, sampled and read now, as PyG's loaders give it.
+
+        Args:
+            index: Their positions among the input nodes, int64[b].
+
+        Returns:
+            The batch, as iterating gives it. Its draws follow torch's generator.
+
+        Raises:
+            InputError: A position is out of range.
+            ConfigError: The loader makes first-layer aggregates, which are computed for many batches at once.
+            BudgetError: The batch does not fit the memory.
+
+        >>> loader(torch.tensor([0, 5])).n_id[:2]
+        """
+        stages = self.strategy.stages
+        if stages.load.pre_aggregation is not None:
+            raise ConfigError("a loader with pre_aggregation has no single batches: make one without it")
+        position = positions_of(index, self.num_seeds)
+        drawn = stages.sample.sample_at(position, int(torch.randint(2**63 - 1, ()).item()))
+        batch = stages.collate.collate(stages.load.load(drawn))[1]
+        return batch if self.device is None or self.device.type == "cpu" else moved(batch, self.device)
+
+    collate_fn = __call__
+    """what PyG's ZipLoader calls"""
+
+    def filter_fn(self, batch: Any) -> Any:
+        """The batch itself, which `collate_fn` has made whole; see PyG's NodeLoader."""
+        return batch
+
+    @property
+    def num_neighbors(self) -> list[int]:
+        """In-edges drawn at a node, per hop."""
+        return self._sampling[0]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(fanout={self._sampling[0]}, seeds={self.num_seeds}, batches={len(self)})"

@@ -5,8 +5,10 @@ that is used again, numbered and their nodes' features gathered while the model 
 You et al., KDD 2022, and PyG Temporal, which keep all snapshots in memory.)
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from torch_geometric.data import Data
 
 from ooc.graph.relabel import RelabelTable
+from ooc.loading.arguments import check_pyg_arguments, dataset_of
 from ooc.loading.event_loader import TemporalLoader
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor
@@ -72,6 +75,7 @@ class SnapshotLoader(TemporalLoader):
         transform: Called with every window, in a thread.
         device: Where windows are moved.
         budget: A plan of the memory other than `plan_memory(data)`.
+        arguments: PyG's and DataLoader's others, as NeighborLoader's.
 
     Raises:
         ConfigError: An argument does not fit.
@@ -84,7 +88,7 @@ class SnapshotLoader(TemporalLoader):
 
     def __init__(
         self,
-        data: Dataset,
+        data: Dataset | Path | str,
         window: str | float,
         stride: str | float | None = None,
         *,
@@ -98,7 +102,10 @@ class SnapshotLoader(TemporalLoader):
         transform: Callable[[Data], Any] | None = None,
         device: torch.device | str | None = None,
         budget: MemoryPlan | None = None,
+        **arguments: Any,
     ) -> None:
+        check_pyg_arguments(arguments, list(inspect.signature(SnapshotLoader).parameters), type(self).__name__)
+        data = dataset_of(data)
         self._label = labels if isinstance(labels, str) else None
         common: dict[str, Any] = {"transform": transform, "device": device, "budget": budget, "label": self._label}
         super().__init__(data, columns, FIELDS, features=features, prefetch=prefetch, **common)

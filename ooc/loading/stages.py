@@ -123,6 +123,15 @@ class SampleStage:
         subgraph = self._drawn(self.order.nodes.ids(position), self.order.key(cursor))
         return self._checked(cursor, position, True, subgraph)
 
+    def sample_at(self, position: Ids, key: int) -> SampledBatch:
+        """The batch of the input nodes at `position`, in no order of an epoch. Raises as `sample` does."""
+        self.topology.warm()
+        seeds = self.order.nodes.ids(position)
+        subgraph = self._drawn(seeds, key) if self.frontier is None else self.frontier.sample([seeds], [key]).batches[0]
+        if isinstance(subgraph, Exception):
+            raise subgraph
+        return self._checked(Cursor(0, 0), position, True, subgraph)
+
     def batches(self, cursors: Iterator[Cursor]) -> Iterator[SampledBatch]:
         """The batches of `cursors`, drawn one by one, in halves or together."""
         return map(self.sample, cursors) if self.one_by_one else self._parts(cursors)
@@ -203,6 +212,8 @@ class Labels:
     """whether only the nodes of the first hop have labels, those of a part and not of its halo"""
     train: Members | None = None
     """nodes whose labels are given, the others' being unknown (-1, NaN); None: all"""
+    floats: bool = False
+    """whether labels are float32, as torch's binary losses of several labels take them"""
 
     def of(self, subgraph: Subgraph) -> AnyArray:
         node = subgraph.node[: subgraph.num_nodes[0]] if self.own else subgraph.node
@@ -210,7 +221,7 @@ class Labels:
         y = y.astype(np.int64) if y.dtype.kind in "iu" else y  # torch's losses take classes so
         if self.train is not None:
             y[~self.train.contains(node)] = -1 if y.dtype.kind == "i" else np.nan
-        return y
+        return y.astype(np.float32) if self.floats else y
 
 
 @dataclass(frozen=True)

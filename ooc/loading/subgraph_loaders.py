@@ -17,15 +17,16 @@ import torch
 from torch_geometric.data import Data
 
 from ooc.graph.mapped_topology import Topology
-from ooc.loading.arguments import InputNodes, check_numbers, check_pyg_arguments, renamed
-from ooc.loading.base import PREFETCH, BatchLoader
+from ooc.loading.arguments import InputNodes, check_numbers, check_pyg_arguments, dataset_of, renamed
+from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
 from ooc.loading.batch_bytes import BatchBytes, row_bytes_of
 from ooc.loading.choose_read_strategy import choose_strategy
-from ooc.loading.collate import CollateStage, Collator, Gather, LoadedBatch, SampledBatch
+from ooc.loading.collate import CollateStage, Collator, Gather, LoadedBatch, SampledBatch, masks_of
 from ooc.loading.ranks import share_of
 from ooc.loading.stages import BatchStages, DrawSubgraph, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for
 from ooc.runtime.keyed_random import Cursor, steps_of
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
+from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import Pipeline
 from ooc.runtime.transfer import OnDevice, pins
 from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
@@ -113,6 +114,8 @@ class SubgraphLoader(BatchLoader):
         prefetch_factor: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        features: bool = True,
+        split_masks: bool = True,
         edge_ids: bool = True,
         width: int = 0,
         budget: MemoryPlan | None = None,
@@ -126,8 +129,9 @@ class SubgraphLoader(BatchLoader):
         place = None if device is None else torch.device(device)
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
         graph, counts = data.graph, ReadCounts()
-        gather = Gather(data.encoding("x"), dtype) if data.num_features else None
-        collator = Collator(graph, gather, edge_ids=edge_ids, induced=self.induced)
+        gather = Gather(data.encoding("x"), dtype) if features and data.num_features else None
+        masks = masks_of(data) if split_masks else {}
+        collator = Collator(graph, gather, edge_ids=edge_ids, induced=self.induced, masks=masks)
         row_bytes = beside + row_bytes_of(data, collator)
         warm = budget.topology_in_ram
         mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
@@ -136,12 +140,13 @@ class SubgraphLoader(BatchLoader):
         draw = self._drawing(graph, edges, budget.max_batch, row_bytes, counts)
         memory = BatchBytes(budget.max_batch, collator, row_bytes, model_width=width)
         sample = SubgraphSampleStage(order, draw, topology, memory, counts, threads=sample_threads, norm=self._norm)
-        labels = None if data.labels is None else Labels(data.labels, own=True, train=train)
-        x = data.stored("x") if data.num_features else None
+        labels = None if data.labels is None else Labels(data.labels, True, train, data.task == "multilabel")
+        x = None if gather is None else data.stored("x")
         load = LoadStage(graph, x, gather, labels, None, counts, buffers_for(place, budget))
         masked = train if mask else None
         collate = SubgraphCollate(collator, order.nodes, transform, pin, int(num_layers), share, masked, self._norm)
         strategy = choose_strategy(BatchStages(sample, load, collate), memory)
+        warn_of_prefetch(prefetch_factor, strategy)
         super().__init__(data, strategy, budget, place, max(1, prefetch_factor or PREFETCH))
 
     def _drawing(self, graph: Graph, edges: Edges | None, max_bytes: int, row_bytes: int, counts: ReadCounts) -> DrawSubgraph:
@@ -157,6 +162,21 @@ def _parts_of(data: Dataset, num_parts: int | None, batch_size: int) -> tuple[Id
     if not isinstance(batch_size, Integral) or not 1 <= batch_size <= count:
         raise ConfigError(f"a batch of {batch_size} parts: give 1 to {count}, as many as there are")
     return parts, InputNodes(count)
+
+
+def _warn_of_crowded_parts(parts: Ids, train: Members) -> None:
+    """Say that equal ranges of node ids put the training nodes into a few parts, as where an input lists them first."""
+    below, above = np.zeros(len(parts), np.int64), np.full(len(parts), len(train))
+    while (below < above).any():  # below: how many training nodes come before each part
+        middle = (below + above) // 2
+        earlier = (below < above) & (train[np.minimum(middle, len(train) - 1)] < parts)
+        below, above = np.where(earlier, middle + 1, below), np.where(earlier, above, middle)
+    some = int(np.count_nonzero(np.diff(below)))
+    if len(train) > 1 and some <= (len(parts) - 1) // 10 + 1 < len(parts) - 1:
+        warn_user(
+            f"all {len(train):,} training nodes are in {some} of {len(parts) - 1} parts, which are ranges of node ids: the "
+            "other batches have nothing to learn from; ingest the store with parts of its own"
+        )
 
 
 class PartLoader(SubgraphLoader):
@@ -199,7 +219,9 @@ class PartLoader(SubgraphLoader):
         self.halo = halo
         share = steps_of(len(nodes), per_batch) / max(1, data.num_nodes if train is None else len(train))
         order = Order(nodes, per_batch, shuffle, seed, False, 0, 1)
-        super().__init__(data, order, train, mask=False, share=share, num_layers=layers, edge_ids=False, **options)
+        super().__init__(
+            data, order, train, mask=False, share=share, num_layers=layers, edge_ids=False, split_masks=False, **options
+        )
 
     def __repr__(self) -> str:
         halo = "with" if self.halo else "without"
@@ -222,8 +244,9 @@ class ClusterLoader(SubgraphLoader):
             trains on the split alone, and `input_mask` (bool[n]) is true for the split.
         num_layers: `blocks` has so many, one and the same.
         transform, drop_last, num_workers, pin_memory, prefetch_factor, seed, rank, world_size: As NeighborLoader's.
-        arguments: device, dtype, edge_ids, budget, sample_threads, and PyG's and DataLoader's other arguments, as
-            NeighborLoader's; width: columns of all rows that the model makes for a node, which memory is kept for.
+        arguments: device, dtype, features, split_masks, edge_ids, budget, sample_threads, and PyG's and DataLoader's other
+            arguments, as NeighborLoader's; width: columns of all rows that the model makes for a node, which memory is kept
+            for.
 
     Raises:
         ConfigError: An argument does not fit.
@@ -239,7 +262,7 @@ class ClusterLoader(SubgraphLoader):
     @renamed(world="world_size")
     def __init__(
         self,
-        data: Dataset,
+        data: Dataset | Path | str,
         batch_size: int = 1,
         shuffle: bool = False,
         num_parts: int | None = None,
@@ -256,12 +279,16 @@ class ClusterLoader(SubgraphLoader):
         world_size: int | None = None,
         **arguments: Any,
     ) -> None:
+        data = dataset_of(data)
         self.parts, nodes = _parts_of(data, num_parts, batch_size)
+        train = None if input_nodes is None else data.members(input_nodes)
+        if train is not None and data.graph.parts is None:
+            _warn_of_crowded_parts(self.parts, train)
         share, self._train = share_of(seed, rank, world_size, in_order=not shuffle), input_nodes
         super().__init__(
             data,
             Order(nodes, int(batch_size), shuffle, drop_last=drop_last, **share._asdict()),
-            None if input_nodes is None else data.members(input_nodes),
+            train,
             num_layers=num_layers,
             transform=transform,
             num_workers=num_workers,
@@ -309,7 +336,7 @@ class SaintLoader(SubgraphLoader):
     @renamed(world="world_size")
     def __init__(
         self,
-        data: Dataset,
+        data: Dataset | Path | str,
         sampler: Kind = "walk",
         batch_size: int = 2000,
         walk_length: int = 2,
@@ -328,6 +355,7 @@ class SaintLoader(SubgraphLoader):
         world_size: int | None = None,
         **arguments: Any,
     ) -> None:
+        data = dataset_of(data)
         self.how = check(Draw(sampler, batch_size, walk_length if sampler == "walk" else 1))
         steps = -(-data.num_nodes // self.how.most_nodes) if num_steps is None else num_steps
         if steps < 1 or not sample_coverage > 0:

@@ -27,13 +27,15 @@ from ooc.stores.bounds import check_nodes
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
+_WEIGHT = "edge_weight"
 _READ_ONLY = "a store is read-only: write the array elsewhere and open the data set with features={name: path}"
 
 
 class OocFeatureStore(FeatureStore):  # type: ignore[misc]
     """PyG's FeatureStore over the node arrays of a data set.
 
-    `names` are the arrays of a batch (default: x and y); others can be requested by name.
+    `names` are the arrays of a batch (default: x and y); others can be requested by name. A batch that `OocSampler` sampled
+    from a weighted store also has `edge_weight`.
 
     >>> OocFeatureStore(ds).get_tensor(group_name=None, attr_name="x", index=torch.tensor([3, 1]))
     """
@@ -46,27 +48,36 @@ class OocFeatureStore(FeatureStore):  # type: ignore[misc]
             ds.rows(name)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """Return one attribute per array of a batch; the group is None, as PyG uses for one node type."""
-        return [TensorAttr(group_name=None, attr_name=name) for name in self.names]
+        weights = [_WEIGHT] if "weight" in self.ds.graph.columns else []
+        return [TensorAttr(group_name=None, attr_name=name) for name in [*self.names, *weights]]
 
-    def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
-        """Return rows [k, ...] at `attr.index` (int64[k], mask [N], slice, or None for all), or one row [...] for an int.
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        """Return rows [k, ...] at `attr.index` (int64[k], mask [N], slice, or None for all), or one row [...] for a number.
 
-        Features are decoded to float32 if stored in fewer bits (`Dataset.rows`); integers become int64.
+        Features are decoded to float32 if stored in fewer bits (`Dataset.rows`); integers other than features become int64.
+        Raises KeyError if there is no such array, IndexError for an index that torch would not take either.
         """
         if not self._has(attr):
-            return None
+            raise KeyError(f"{self.ds.path} has no node array {attr.attr_name!r} of group {attr.group_name!r}")
         _refuse_workers()
         rows = self.ds.rows(attr.attr_name)
         ids = _rows_at(attr.index, rows.shape[0])
-        out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
-        rows.read(ids, out)
-        tensor = torch.from_numpy(out.astype(np.int64) if out.dtype.kind in "iu" else out)
-        return tensor[0] if isinstance(attr.index, int) else tensor
+        out = np.empty((ids.size, *rows.shape[1:]), rows.dtype)
+        rows.read(ids.reshape(-1), out)
+        widened = out.dtype.kind in "iu" and attr.attr_name != "x"
+        tensor = torch.from_numpy(out.astype(np.int64) if widened else out)
+        return tensor[0] if ids.ndim == 0 else tensor
+
+    def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor | None]:
+        """Return what `get_tensor` does of each; the edge weights are those that `OocSampler` sent along with the nodes."""
+        return [getattr(attr.index, _WEIGHT, None) if attr.attr_name == _WEIGHT else self._get_tensor(attr) for attr in attrs]
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
-        """Return the shape of the whole array, without reading it."""
-        return self.ds.rows(attr.attr_name).shape if self._has(attr) else None
+        """Return the shape that `get_tensor` has, without reading it; None if there is no such array."""
+        if not self._has(attr):
+            return None
+        count, *shape = self.ds.rows(attr.attr_name).shape
+        return (*_rows_at(attr.index, count).shape, *shape)
 
     def _has(self, attr: TensorAttr) -> bool:
         return attr.group_name in (None, self.ds.manifest.node_type().name) and attr.attr_name in self.ds.names
@@ -138,11 +149,14 @@ class OocSampler(BaseSampler):  # type: ignore[misc]
         key = int(torch.randint(2**63 - 1, ()).item())
         subgraph = self._sampler.sample(index.node.numpy(), key)
         row, col = torch.from_numpy(edge_index_of(subgraph))
+        node, graph = torch.from_numpy(subgraph.node), self.ds.graph
+        if "weight" in graph.columns:  # PyG asks the feature store by nodes only
+            setattr(node, _WEIGHT, torch.from_numpy(np.asarray(graph.columns["weight"][subgraph.slot], np.float32)))
         return SamplerOutput(
-            node=torch.from_numpy(subgraph.node),
+            node=node,
             row=row,
             col=col,
-            edge=torch.from_numpy(self.ds.graph.edge_ids(subgraph.slot)),
+            edge=torch.from_numpy(graph.edge_ids(subgraph.slot)),
             batch=None,
             num_sampled_nodes=list(subgraph.num_nodes),
             num_sampled_edges=list(subgraph.num_edges),
@@ -166,12 +180,19 @@ def _refuse_workers() -> None:
 
 
 def _rows_at(index: Any, count: int) -> Ids:
-    """Convert PyG's row index to int64[k]."""
-    if isinstance(index, int):
-        return np.array([index + count if index < 0 else index])
+    """Convert a row index as torch takes it to int64[k], or to int64[] for a number. Raises IndexError for any other."""
     if index is None:
         return np.arange(count)
     if isinstance(index, slice):
         return np.arange(*index.indices(count))
     array = index.detach().cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
-    return np.flatnonzero(array) if array.dtype == bool else array.astype(np.int64)
+    if array.dtype == bool or (isinstance(index, Tensor) and index.dtype == torch.uint8):
+        if array.shape != (count,):
+            raise IndexError(f"a mask {list(array.shape)} does not fit an array of {count} rows: give one entry a row")
+        return np.flatnonzero(array)
+    if array.ndim > 1 or (array.dtype.kind not in "iu" and array.size):
+        raise IndexError(f"rows are indexed by whole numbers in one dimension or a mask, not {array.dtype}{list(array.shape)}")
+    ids = array.astype(np.int64)
+    if ids.size and not -count <= ids.min() <= ids.max() < count:
+        raise IndexError(f"index {ids.min() if ids.min() < -count else ids.max()} is out of range: there are {count} rows")
+    return np.where(ids < 0, ids + count, ids)

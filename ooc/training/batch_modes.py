@@ -50,8 +50,8 @@ LEAST_COVERAGE = 1e-9
 """a subgraph, where the coefficients of GraphSAINT do not matter"""
 PARTS_AN_EPOCH, MOST_PARTS = 16, 2**14
 """batches of parts to make where the settings are open, where memory allows as large ones; parts at most"""
-ALONE: dict[str, Any] = {"rank": 0, "world_size": 1}
-"""A run has all nodes, also where the program that calls it has a process group"""
+PLAIN: dict[str, Any] = {"rank": 0, "world_size": 1, "edge_ids": False, "split_masks": False}
+"""What loaders of a run are told: it has all nodes, also where the program that calls it has a process group"""
 
 
 class BatchMode(NodeMode):
@@ -138,14 +138,23 @@ class BatchMode(NodeMode):
     def _sampling(self) -> dict[str, Any]:
         config = self.config
         common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": self.device}
-        return {**common, **ALONE, "edge_ids": False, "budget": self.budget, "pre_aggregation": pre_aggregation_of(self.model)}
+        return {
+            **common,
+            **PLAIN,
+            "budget": self.budget,
+            "pre_aggregation": pre_aggregation_of(self.model),
+        }
 
     def _subgraphs(self) -> dict[str, Any]:
         """What the loaders of subgraphs have in common."""
         config = self.config
         model: dict[str, Any] = {"num_layers": config.layers, "width": config.layers * config.hidden}
-        common: dict[str, Any] = {"seed": config.seed, "device": self.device, "edge_ids": False, "budget": self.budget}
-        return {"input_nodes": config.train_split, **model, **ALONE, **common}
+        common: dict[str, Any] = {
+            "seed": config.seed,
+            "device": self.device,
+            "budget": self.budget,
+        }
+        return {"input_nodes": config.train_split, **model, **PLAIN, **common}
 
     @property
     def steps_per_epoch(self) -> int:

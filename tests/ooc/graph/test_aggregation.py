@@ -256,7 +256,7 @@ def test_integers_given_as_floats_are_summed(tmp_path: Any, stored: str, in_memo
     for name, x in (("whole", whole), ("float", whole.astype(np.float32))):
         store = write_store(tmp_path / f"{name}.ooc", graph_of(False, False), x=x)
         with Dataset.open(store, in_memory=in_memory, float_features=True) as ds:
-            batch = next(iter(NeighborLoader(ds, [3], batch_size=10, pre_aggregation=PreAggregation("mean", 8))))
+            batch = next(iter(NeighborLoader(ds, [3], batch_size=10, seed=0, pre_aggregation=PreAggregation("mean", 8))))
             found.append(batch.x)
     assert [torch.equal(one, other) for one, other in zip(*found, strict=True)] == [True, True]
 

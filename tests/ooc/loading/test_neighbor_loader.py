@@ -81,7 +81,7 @@ def test_a_batch_has_the_fields_of_pygs(ds):
     assert {key: batch[key].dtype for key in FIELDS} == FIELDS
     assert isinstance(batch, Data)
     assert set(batch.keys()) - set(FIELDS) == {
-        "num_nodes", "batch_size", "num_sampled_nodes", "num_sampled_edges", "blocks",
+        "num_nodes", "batch_size", "num_sampled_nodes", "num_sampled_edges", "blocks", "train_mask", "val_mask", "test_mask",
     }  # fmt: skip
     assert batch.batch is None
     assert batch.num_nodes == len(batch.n_id) == sum(batch.num_sampled_nodes)

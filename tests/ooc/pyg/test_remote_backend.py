@@ -55,6 +55,21 @@ def test_pygs_node_loader_runs_on_a_data_set(ds, whole):
             a, b = batch[name], other[name]
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
             assert not isinstance(a, torch.Tensor) or a.dtype == b.dtype
+        assert torch.equal(batch.edge_weight, ds_weights(ds)[batch.e_id])
+
+
+def ds_weights(ds):
+    """float32[E], in the order of the input."""
+    weight = torch.empty(E)
+    weight[torch.from_numpy(ds.graph.edge_ids(np.arange(E)))] = torch.from_numpy(np.array(ds.graph.columns["weight"]))
+    return weight
+
+
+def test_graphs_without_weights_have_none_behind_pygs_loader(make_store):
+    with Dataset.open(make_store("plain.ooc")) as ds:
+        stores = OocFeatureStore(ds), OocGraphStore(ds)
+        batch = next(iter(NodeLoader(stores, node_sampler=OocSampler(ds, [2]), input_nodes=torch.arange(5))))
+        assert "edge_weight" not in batch
 
 
 def test_draws_follow_torchs_generator(ds):
@@ -71,16 +86,33 @@ def test_draws_follow_torchs_generator(ds):
 def test_the_feature_store_is_the_arrays(ds, whole):
     store = OocFeatureStore(ds)
     mask = torch.arange(N) % 7 == 0
-    indices = [torch.tensor([3, 3, 0]), slice(4, 9), slice(None, None, -7), 5, -1, mask]
+    indices = [torch.tensor([3, 3, 0]), slice(4, 9), slice(None, None, -7), 5, -1, mask, mask.to(torch.uint8)]
+    indices += [
+        np.int64(4),
+        torch.tensor(7),
+        np.array(-2),
+        torch.tensor([-1, 2], dtype=torch.int32),
+        [1, 2],
+        [],
+        torch.arange(0),
+    ]
     for index in indices:
-        expected = whole.x[mask] if index is mask else np.array(whole.x.numpy()[index])
+        masked = isinstance(index, torch.Tensor) and index.shape == (N,)
+        expected = whole.x[mask] if masked else np.array(whole.x.numpy()[index])
         got = store.get_tensor(group_name=None, attr_name="x", index=index)
         assert torch.equal(got, torch.as_tensor(expected))
+        assert store.get_tensor_size(group_name=None, attr_name="x", index=index) == tuple(got.shape)
+    for index in (mask[:-1], torch.tensor([0.0, 1.0]), 0.5, torch.zeros(2, 2, dtype=torch.long), -N - 1, N):
+        for ask in (store.get_tensor, store.get_tensor_size):
+            with pytest.raises(IndexError, match=r"whole numbers|out of range|does not fit"):
+                ask(group_name=None, attr_name="x", index=index)
     assert torch.equal(store[None, "y", None], whole.y)
     assert store.get_tensor_size(group_name=None, attr_name="x") == (N, 6)
     assert store.get_tensor_size(group_name="paper", attr_name="x") is None
-    assert store.get_tensor(group_name="node", attr_name="z", index=None) is None
-    assert [attr.attr_name for attr in store.get_all_tensor_attrs()] == ["x", "y"]
+    for group, name in (("node", "z"), ("paper", "x"), (None, "edge_weight")):
+        with pytest.raises(KeyError, match=name):
+            store.get_tensor(group_name=group, attr_name=name, index=None)
+    assert [attr.attr_name for attr in store.get_all_tensor_attrs()] == ["x", "y", "edge_weight"]
     with pytest.raises(IndexError, match=str(N)):
         store.get_tensor(group_name=None, attr_name="x", index=torch.tensor([N]))
     with pytest.raises(InputError, match="nothing"):
