@@ -39,6 +39,8 @@ def tidy(out: Path) -> None:
 
     A directory that holds a store, or that an ingest uses, is left alone, and so is one that cannot be removed.
     """
+    if not out.name:  # "." or "/", which nothing can stand beside
+        return
     root = partial_path(out)
     if not root.is_dir() or (root / STORE).exists():
         return

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import InputError
+from ooc.stores.errors import InputError, StoreError
 from ooc.stores.ingest import IngestSpec, ingest, text
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.sources import open_array, open_table, unpack_npz
@@ -239,3 +239,10 @@ def test_a_member_outside_the_folder_stays_inside(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     ingest(IngestSpec(out=tmp_path / "a" / "b" / "s.ooc", npz=tmp_path / "g.npz"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "g.npz"]
+
+
+@pytest.mark.parametrize("out", ["", ".", "/"])
+def test_a_store_needs_a_name(tmp_path: Path, out: str) -> None:
+    np.save(tmp_path / "e.npy", EDGES)
+    with pytest.raises(StoreError, match="exists already: choose another name"):
+        ingest(IngestSpec(out=Path(out), edges=str(tmp_path / "e.npy")))
