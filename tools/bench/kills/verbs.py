@@ -239,7 +239,7 @@ def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int) -> di
     with (work / "log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
         killed = [verb for verb in verbs() if verb.name in chosen]
         make_inputs(work, nodes, {each for verb in killed for each in verb.needs})
-        found = {verb.name: Killed(verb, work) for verb in killed}
+    found = {verb.name: Killed(verb, work) for verb in killed}
     chance, began, done = random.Random(seed), time.perf_counter(), 0
     while done < kills:
         for each in found.values():
