@@ -181,6 +181,7 @@ INGEST = [
     Flag("pyg", "CLASS", "A PyG data set: Planetoid, or package.module:Class; item 0 is used."),
     Flag("arg", "NAME=VALUE", "An argument of that data set; repeatable.", repeat=True),
     Flag("ogb", "DIR", "A downloaded data set in OGB's raw layout."),
+    Flag("graphbolt", "DIR", "An OnDiskDataset of DGL's GraphBolt (metadata.yaml), with one type of nodes and edges."),
     Flag(
         "parts", "INT|auto", "Renumber nodes so that each of this many parts is a range of ids; auto: about 1,000 nodes each."
     ),

@@ -39,7 +39,7 @@ INGEST: Topics = {
     "Nodes": ("nodes id label split x_cols", "one_hot codes birth num_nodes"),
     "Arrays": ("features labels train val test", "split_index"),
     "Random splits": ("random_split", "seed"),
-    "Whole data sets": ("pyg arg ogb", "npz"),
+    "Whole data sets": ("pyg arg ogb", "npz graphbolt"),
     "Storage": ("memory dtype parts order", "normalize partitioner allow_nan"),
 }
 """settings of `ooc ingest` and `ooc append`"""

@@ -67,13 +67,14 @@ def ingest(
     pyg: str | None = None,
     arg: Mapping[str, Any] | Sequence[str] = (),
     ogb: Path | str | None = None,
+    graphbolt: Path | str | None = None,
     memory: str | int = "2GB",
     progress: Progress | None = None,
 ) -> IngestResult:
     """Build the store `out` in bounded memory, as `ooc ingest` does with the options of the same names.
 
-    Edges come from exactly one of `edges`, `npz`, `pyg` and `ogb`. The store appears whole; a killed ingest of files continues
-    where it stopped if it is called again.
+    Edges come from exactly one of `edges`, `npz`, `pyg`, `ogb` and `graphbolt`. The store appears whole; a killed ingest of
+    files continues where it stopped if it is called again.
 
     Args:
         out: Directory of the store to write.
@@ -118,6 +119,7 @@ def ingest(
         pyg: Name of a PyG data set; item 0 is used.
         arg: Its arguments.
         ogb: Folder of a downloaded OGB data set.
+        graphbolt: Folder of an OnDiskDataset of DGL's GraphBolt, for node classification.
         memory: Limit for the process, in bytes or such as "2GB".
         progress: Called with the step, the units done, and in total.
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.stores.errors import InputError
+from ooc.stores.ingest import graphbolt
 from ooc.stores.ingest.arrays import EDGE_FEATURES, KEYS, Arrays, extras_of, part_of, save_arrays, sparse_adjacency
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.sources import (
@@ -72,6 +73,8 @@ def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Arrays | None, pro
         return _from_npys(paths, str(spec.npz), stage)
     if spec.ogb is not None:
         return _from_ogb(spec.ogb, duck, stage, progress)
+    if spec.graphbolt is not None:
+        return _from_graphbolt(spec.graphbolt, duck, stage, progress)
     return _from_files(spec, duck, stage, progress)
 
 
@@ -81,6 +84,8 @@ def input_files(spec: IngestSpec) -> list[Path]:
     patterns += [pattern for pattern in spec.edge_feature_patterns().values() if pattern.endswith(".npy")]
     patterns += [str(path) for path in (spec.labels, spec.train, spec.val, spec.test, spec.npz) if path is not None]
     files = [path for pattern in patterns if pattern is not None for path in find(pattern)]
+    if spec.graphbolt is not None:
+        files += graphbolt.files_of(spec.graphbolt, graphbolt.read_metadata(spec.graphbolt))
     if spec.ogb is not None:
         if not (spec.ogb / "raw").is_dir():
             raise InputError(f"{spec.ogb} has no folder raw/: give the data set's folder, as ogb unpacks it")
@@ -158,13 +163,21 @@ def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
     file = stage_edge_array(opened["edges"], shown, stage / "edges" / "00000.parquet", weight)
     columns = {"src": "int64", "dst": "int64"} | ({} if weight is None else {"weight": arrow_type(weight.dtype)})
     inputs = Inputs(Table((file,), columns, text=False), weight=None if weight is None else "weight")
+    if parts["num_nodes"] is not None:
+        inputs.num_nodes = _count(opened["num_nodes"], names[parts["num_nodes"]])
+    return _with_arrays(inputs, paths, shown)
+
+
+def _with_arrays(inputs: Inputs, paths: dict[str, str], shown: str) -> Inputs:
+    """Put arrays other than the edges to the features, labels and splits of `inputs`."""
+    parts = {part: part_of(paths, part) for part in KEYS}
+    names = {path: f"{shown}[{key}]" for key, path in paths.items()}
+    opened = {part: open_array(Path(path), names[path]) for part, path in parts.items() if path is not None}
     inputs.features = {} if parts["x"] is None else {"x": [parts["x"]]}
     inputs.labels = parts["y"]
     inputs.splits = {split: path for split in ("train", "val", "test") if (path := parts[split]) is not None}
-    if parts["num_nodes"] is not None:
-        inputs.num_nodes = _count(opened["num_nodes"], names[parts["num_nodes"]])
     count = inputs.num_nodes or next((len(opened[part]) for part in ("x", "y") if part in opened and opened[part].ndim), None)
-    extras = extras_of(paths, shown, count, file.rows)
+    extras = extras_of(paths, shown, count, inputs.edges.rows)
     inputs.extra = list(extras.nodes)
     inputs.features |= {name: [path] for name, path in extras.nodes.items()}
     inputs.edge_features = {name: [path] for name, path in extras.edges.items()}
@@ -172,6 +185,20 @@ def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
         inputs.notes.append(f"{shown}: left out, as they are neither of nodes nor of edges: {', '.join(extras.left_out)}")
     inputs.shown = names
     return inputs
+
+
+def _from_graphbolt(folder: Path, duck: Duck, stage: Path, progress: Progress) -> Inputs:
+    found = graphbolt.read_metadata(folder)
+    edges = found["graph"]["edges"][0]
+    path = folder / edges["path"]
+    if edges.get("format") == "numpy":
+        file = stage_edge_array(open_array(path, str(path)), str(path), stage / "edges" / "00000.parquet")
+        table = Table((file,), {"src": "int64", "dst": "int64"}, text=False)
+    else:
+        table = open_table(duck, str(path), stage / "edges", None, ("src", "dst"), progress)
+    paths, notes = graphbolt.arrays_of(folder, found, stage / "arrays")
+    inputs = Inputs(table, num_nodes=int(found["graph"]["nodes"][0]["num"]), notes=notes)
+    return _with_arrays(inputs, paths, str(folder))
 
 
 def _count(array: NDArray[Any], shown: str) -> int:

@@ -15,7 +15,7 @@ OF_EVENTS = ("src", "dst", "time", "weight")
 
 
 class IngestSpec(BaseModel):
-    """One ingest. Edges come from exactly one of `edges`, `npz`, `pyg` and `ogb`.
+    """One ingest. Edges come from exactly one of `edges`, `npz`, `pyg`, `ogb` and `graphbolt`.
 
     Raises ConfigError if settings contradict each other (a misspelt field is pydantic's ValidationError).
 
@@ -96,14 +96,16 @@ class IngestSpec(BaseModel):
     arg: list[str] = []
     """NAME=VALUE arguments of the PyG data set"""
     ogb: Path | None = None
+    graphbolt: Path | None = None
+    """folder of DGL GraphBolt's OnDiskDataset (metadata.yaml), with one type of nodes and edges"""
     memory: str | int = "2GB"
 
     @model_validator(mode="after")
     def _fits_together(self) -> "IngestSpec":
-        given = [name for name in ("edges", "npz", "pyg", "ogb") if getattr(self, name) is not None]
+        given = [name for name in ("edges", "npz", "pyg", "ogb", "graphbolt") if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(f"--{name}" for name in given) or "none"
-            raise ConfigError(f"edges come from exactly one of --edges, --npz, --pyg and --ogb; given: {found}")
+            raise ConfigError(f"edges come from exactly one of --edges, --npz, --pyg, --ogb and --graphbolt; given: {found}")
         if given != ["edges"]:
             own = (
                 "nodes",

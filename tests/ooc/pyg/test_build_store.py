@@ -180,7 +180,7 @@ def test_ingest_of_arrays_and_data_frames(tmp_path: Path) -> None:
 
 
 def test_messages_name_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^edges come from exactly one of edges, npz, pyg and ogb"):
+    with pytest.raises(ConfigError, match=r"^edges come from exactly one of edges, npz, pyg, ogb and graphbolt"):
         ooc.ingest(tmp_path / "s.ooc")
     with pytest.raises(ConfigError, match=r"^random_split .*: shares are 0 or more"):
         ooc.ingest(tmp_path / "s.ooc", edges=EDGES, random_split=(2, 0, 0))
