@@ -1,0 +1,248 @@
+"""Flipped bits in stores: each must be found in use, or be harmless, or be found by --verify-reads or `ooc verify`.
+
+    python -m tools.bench.kills.flips WORK --flips 500 [--stores plain weighted temporal parted grown] [--seed 7]
+
+Small stores are made of every kind. Then one bit of one file is flipped at a time: the store is used (a run of training, or the
+batches of a loader), and the result is compared with that of the sound store. Where nothing was found, it is verified, and used
+once more with `verify_reads`. A crash, a traceback, a use of more than --seconds, or a changed result that neither finds is a
+finding. Prints JSON; exits with 1 and keeps WORK if there are findings.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.bench.lib.killed_process import fork
+
+NODES, EDGES, EVENTS = 3000, 20_000, 6000
+FOUND, FAILED = 2, 3
+"""exit codes of a process that ended with an error for users, and with any other exception"""
+
+
+def _plain(path: Path, **options: Any) -> None:
+    from ooc.stores.build import write_store
+    from ooc.stores.graph import Graph
+
+    rng = np.random.default_rng(1)
+    src, dst = rng.integers(0, NODES, (2, EDGES))
+    columns = {"weight": rng.random(EDGES).astype(np.float32)} if options.get("weighted") else {}
+    graph = Graph.from_edges(src, dst, NODES, parts=options.get("parts"), **columns)
+    order = rng.permutation(NODES)
+    splits = {"train": order[: NODES // 2], "val": order[NODES // 2 : NODES // 4 * 3], "test": order[NODES // 4 * 3 :]}
+    x, y = rng.standard_normal((NODES, 64), dtype=np.float32), rng.integers(0, 5, NODES)
+    external = [f"n{node:05d}" for node in range(NODES)]
+    write_store(path, graph, x=x, y=y, task="multiclass", num_classes=5, splits=splits, external=external)
+
+
+def _events(folder: Path, name: str, first: int, last: int) -> str:
+    """Write a table of events first..last-1; returns its path."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = np.random.default_rng([2, first])
+    src, dst = rng.integers(0, 300, (2, last - first))
+    table = {"src": src, "dst": dst, "t": np.arange(first, last) * 10, "m": rng.random(last - first)}
+    pq.write_table(pa.table(table), folder / name)
+    return str(folder / name)
+
+
+def _temporal(path: Path, appended: int = 0) -> None:
+    from ooc.stores.growth.append import append
+    from ooc.stores.growth.spec import AppendSpec
+    from ooc.stores.ingest import IngestSpec, ingest
+
+    folder = path.parent
+    np.save(folder / "x.npy", np.random.default_rng(3).standard_normal((300, 16)).astype(np.float32))
+    edges = _events(folder, f"{path.name}-0.parquet", 0, EVENTS - appended)
+    common: dict[str, Any] = {"time": "t", "edge_features": ["msg=m"]}
+    features: dict[str, Any] = {"features": [f"x={folder}/x.npy"]}
+    ingest(IngestSpec(out=path, edges=edges, time_unit="s", undirected=True, **features, **common))
+    if appended:
+        edges = _events(folder, f"{path.name}-1.parquet", EVENTS - appended, EVENTS)
+        append(AppendSpec(out=path, edges=edges, **common))
+
+
+def _trained(store: Path, verify_reads: bool, model: str = "sage", mode: str = "sampled") -> Any:
+    """The losses and scores of a short run."""
+    from ooc.config import load_config
+    from ooc.training.loop import train
+
+    out = store.with_name("run")
+    shutil.rmtree(out, ignore_errors=True)
+    given: dict[str, Any] = {"store": store, "out": out, "mode": mode, "model": model, "hidden": 8, "epochs": 1, "seed": 1}
+    sizes: dict[str, Any] = {"threads": 1, "device": "cpu", "verify_reads": verify_reads}
+    if mode == "events":
+        sizes |= {"batch_size": 500}
+    else:
+        sizes |= {"plan": False}
+    if mode == "sampled":
+        sizes |= {"fanout": [5, 5], "batch_size": 500}
+    train(load_config(None, {**given, **sizes}, {}))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.endswith(("_s", "seconds", "bytes"))} for line in lines]
+
+
+def _looped(store: Path, verify_reads: bool) -> Any:
+    """A digest of all windows of a temporal store."""
+    import ooc
+
+    digest = hashlib.sha256()
+    with ooc.open(store, verify_reads=verify_reads) as ds:
+        for batch in ooc.SnapshotLoader(ds, window=5000):
+            for _, value in sorted(batch.to_dict().items()):
+                digest.update(value.numpy().tobytes() if hasattr(value, "numpy") else repr(value).encode())
+    return digest.hexdigest()
+
+
+Use = Callable[[Path, bool], Any]
+STORES: dict[str, tuple[Callable[[Path], None], tuple[Use, ...]]] = {
+    "plain": (_plain, (_trained, partial(_trained, mode="full"))),
+    "weighted": (partial(_plain, weighted=True), (partial(_trained, model="gcn"),)),
+    "parted": (partial(_plain, parts=np.array([0, 1000, NODES])), (partial(_trained, mode="cluster"),)),
+    "temporal": (_temporal, (partial(_trained, mode="events", model="tgat"), _looped)),
+    "grown": (partial(_temporal, appended=1000), (_looped,)),
+}
+"""name -> (how to make it, ways to use it)"""
+
+
+def _child(work: Callable[[], Any], out: Path) -> int:
+    """Write the result of `work`, or the error; returns 0, FOUND or FAILED."""
+    from ooc.stores.errors import OocError
+
+    try:
+        out.write_text(json.dumps(work()))
+        return 0
+    except OocError as error:
+        out.write_text(str(error))
+        return FOUND if "\n" not in str(error) else FAILED
+    except BaseException:
+        out.write_text(traceback.format_exc())
+        return FAILED
+
+
+def outcome(work: Callable[[], Any], out: Path, seconds: float) -> tuple[str, str]:
+    """Run `work` in a process; returns ("ok", its result), ("found", the error) or what else happened, with details."""
+    out.unlink(missing_ok=True)
+    child, end = fork(partial(_child, work, out), out.with_suffix(".log")), time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "hang", f"longer than {seconds} s"
+        time.sleep(0.01)
+    code, text = os.waitstatus_to_exitcode(status), out.read_text() if out.exists() else ""
+    return {0: "ok", FOUND: "found", FAILED: "traceback"}.get(code, "crash"), text or f"exit code {code}"
+
+
+def flip(store: Path, rng: random.Random) -> str:
+    """Flip a bit of a file, any file or any byte of the store being as likely as any other; returns where."""
+    files = sorted(path for path in store.rglob("*") if path.is_file() and path.stat().st_size and path.name != "lock.mdb")
+    weights = [path.stat().st_size for path in files] if rng.random() < 0.5 else [1] * len(files)
+    path = rng.choices(files, weights)[0]
+    at, bit = rng.randrange(path.stat().st_size), rng.randrange(8)
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+    return f"{path.relative_to(store)} byte {at} bit {bit}"
+
+
+def _verified(store: Path) -> list[str]:
+    from ooc.stores.integrity import verify
+
+    return [str(damage) for damage in verify(store)]
+
+
+def judge(store: Path, use: Use, sound: str, out: Path, seconds: float) -> tuple[str, str]:
+    """What a flipped bit comes to: "found in use", "found by verify_reads", "found by verify", "harmless", or a finding."""
+    kind, text = outcome(partial(use, store, False), out, seconds)
+    if kind == "found":
+        return "found in use", text
+    if kind != "ok":
+        return kind, text
+    verified, damages = outcome(partial(_verified, store), out, seconds)
+    if verified not in ("ok", "found"):
+        return f"{verified} of verify", damages
+    by_verify = verified == "found" or damages != "[]"
+    checked, message = outcome(partial(use, store, True), out, seconds)
+    if checked == "found":
+        return ("found by verify_reads" if text != sound else "found by verify_reads, harmless"), message
+    if checked != "ok":
+        return f"{checked} with verify_reads", message
+    if text == sound:
+        return ("found by verify, harmless" if by_verify else "harmless"), damages
+    return ("found by verify", damages) if by_verify else ("CHANGED", f"{text} is not {sound}")
+
+
+FINE = ("found in use", "found by verify_reads", "found by verify", "harmless")
+
+
+def campaign(work: Path, flips: int, kinds: list[str], seed: int, seconds: float) -> dict[str, Any]:
+    """Returns how often each outcome came, and the findings."""
+    import ooc.stores.ingest
+    import ooc.training.loop
+    import ooc.training.open_run  # noqa: F401
+
+    work.mkdir()
+    ways, sound = [], {}
+    for kind in kinds:
+        make, uses = STORES[kind]
+        store = work / "sound" / f"{kind}.ooc"
+        store.parent.mkdir(exist_ok=True)
+        made, text = outcome(partial(make, store), work / "out", 600)
+        assert made == "ok", text
+        for number, use in enumerate(uses):
+            got, sound[kind, number] = outcome(partial(use, store, False), work / "out", 600)
+            assert got == "ok", sound[kind, number]
+            ways.append((kind, number, use))
+    counts: Counter[str] = Counter()
+    findings = []
+    rng, damaged = random.Random(seed), work / "damaged.ooc"
+    for k in range(flips):
+        kind, number, use = ways[k % len(ways)]
+        shutil.rmtree(damaged, ignore_errors=True)
+        shutil.copytree(work / "sound" / f"{kind}.ooc", damaged)
+        where = flip(damaged, rng)
+        what, text = judge(damaged, use, sound[kind, number], work / "out", seconds)
+        counts[what] += 1
+        if not what.startswith(FINE):
+            findings.append({"store": kind, "use": number, "flip": where, "outcome": what, "text": text[-2000:]})
+            print(json.dumps(findings[-1]), file=sys.stderr, flush=True)
+    return {"flips": flips, "outcomes": dict(sorted(counts.items())), "findings": findings}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path, help="a directory to make; removed again if there are no findings")
+    parser.add_argument("--flips", type=int, default=500)
+    parser.add_argument("--stores", nargs="+", choices=list(STORES), default=list(STORES))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=60, help="that a use may take")
+    a = parser.parse_args()
+    result = campaign(a.work.absolute(), a.flips, a.stores, a.seed, a.seconds)
+    print(json.dumps(result, indent=2))
+    if result["findings"]:
+        sys.exit(1)
+    shutil.rmtree(a.work)
+
+
+if __name__ == "__main__":
+    main()
