@@ -17,7 +17,7 @@ from pathlib import Path
 from ooc.stores import manifest as names
 from ooc.stores.arrays.descriptions import DESCRIPTION, write_placeholder
 from ooc.stores.errors import StoreError
-from ooc.stores.io.atomic import disk_errors, remove_tree, removed_path
+from ooc.stores.io.atomic import disk_errors, remove_leftovers, remove_tree, removed_path
 from ooc.stores.io.working import tidy
 from ooc.stores.manifest import VERSIONS, arrays_of, version_of, write_group
 
@@ -100,6 +100,8 @@ def alone(path: Path, what: str, wait: bool) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise StoreError(f"another append to {path}, or its compaction, is under way: wait for it") from None
+        for folder in (path, path / VERSIONS, state):
+            remove_leftovers(folder)
         yield
     finally:
         os.close(fd)
