@@ -107,8 +107,8 @@ def test_ctrl_c_leaves_a_store_that_grows_as_it_was(quick_path: Path, verb: str)
 
 def test_ctrl_c_ends_the_counting_of_subgraphs(make_store: MakeStore, tmp_path: Path) -> None:
     """Which here would take longer than anybody waits."""
-    store, out = make_store(num_nodes=100, num_edges=800), tmp_path / "run"
-    flags = ["--mode", "saint", "--roots", "5", "--saint-coverage", "1e9", "--threads", "1", "--no-plan"]
+    store, out = make_store(num_nodes=2000, num_edges=16_000), tmp_path / "run"
+    flags = ["--mode", "saint", "--roots", "5", "--saint-coverage", "10000", "--threads", "1", "--no-plan"]
     process = Python("-m", "ooc.cli", "train", store, "--out", out, *flags)
     while not (out / "saint.partial").exists() and process.poll() is None:
         time.sleep(0.01)

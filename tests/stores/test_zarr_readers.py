@@ -89,7 +89,7 @@ def test_a_grown_store_says_what_its_arrays_lack_and_then_holds_it(path: Path) -
             np.testing.assert_array_equal(group["graph/indices"][:], ds.graph.indices)
         assert arrays_of(path).keys() >= {*array_names(path / f"versions/{version}"), "versions/state", "ids.lmdb"}
         append(known(path))
-    assert before.keys() == {"ooc"}
+    assert before.keys() == {"ooc", "ooc_checksums"}
 
 
 def test_attributes_are_no_part_of_a_fingerprint(path: Path) -> None:

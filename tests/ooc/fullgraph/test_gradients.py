@@ -115,7 +115,7 @@ def test_gradients_equal_pygs(
         loss = LossOf(ds)(0, plain(x, edge_index, None if weight is None else weight.to(dtype)))
         loss.backward()
         theirs = gradients(plain)
-        room = {1: ROOM, 3: 700_000, 16: 430_000}[parts] if name == "gat" else ROOM  # its parts are by bytes
+        room = {1: ROOM, 3: 1_000_000, 16: 800_000}[parts] if name == "gat" else ROOM  # its parts are by bytes
         where = {1: TensorPlacement.RETAINED, 3: TensorPlacement.DISK, 16: TensorPlacement.RECOMPUTED}[parts]
         value, ours = stepped(model, ds, tmp_path / "full", placements=where, room=room)
         assert value == pytest.approx(float(loss.detach()), rel=RELATIVE[dtype])
@@ -145,7 +145,7 @@ def test_every_fate_with_dropout_and_norms(
         model = make(name, **settings).to(dtype)
         expected, theirs = whole(model, ds, dtype)
         again = make(name, **settings).to(dtype)
-        value, ours = stepped(again, ds, tmp_path / "full", placements=where, room=430_000 if name == "gat" else ROOM)
+        value, ours = stepped(again, ds, tmp_path / "full", placements=where, room=800_000 if name == "gat" else ROOM)
         assert value == pytest.approx(expected, rel=1e-10)
         agree(ours, theirs, 1e-10)
         for (key, found), wanted in zip(again.named_buffers(), dict(model.named_buffers()).values(), strict=True):

@@ -17,7 +17,6 @@ from ooc.cli.main import main
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.stores.info import describe
 from ooc.stores.integrity import verify
-from ooc.training import infer as infer_module
 from tests.conftest import MakeStore
 from tests.ooc.runs import curve
 
@@ -118,7 +117,7 @@ def test_outputs(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     assert run(["train", store, "--out", tmp_path / "run", *SAMPLED.split()], capsys)
-    monkeypatch.setattr(infer_module, "LayerwisePass", partial(LayerwisePass, room=300_000))
+    monkeypatch.setattr("ooc.layerwise.exact_pass.LayerwisePass", partial(LayerwisePass, room=300_000))
     out = tmp_path / "out"
     call = [verb, store, "--checkpoint", tmp_path / "run", "--out", out]
     there = {"run", "test.ooc"}

@@ -61,4 +61,4 @@ def test_own_models_look_integers_up(make_store: MakeStore, tmp_path: Path) -> N
 def test_embeddings_of_integers(make_store: MakeStore, tmp_path: Path) -> None:
     store = make_store(x=X)
     train(configure(store, tmp_path / "run", epochs=1))
-    assert embed(store, tmp_path / "run", tmp_path / "e.zarr").rows == 50
+    assert embed(tmp_path / "run", store, tmp_path / "e.zarr").rows == 50

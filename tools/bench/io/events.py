@@ -40,6 +40,7 @@ def stream(a: argparse.Namespace) -> Result:
             ds,
             a.batch_size,
             events=span,
+            seed=0,
             num_neighbors=[a.neighbors],
             negatives=RandomNegatives(0, ds.num_nodes),
             columns=a.columns.split(",") if a.columns else [],

@@ -42,7 +42,7 @@ def measure(ds: Any, a: argparse.Namespace, *, ahead: bool = True, compiled: boo
     device = torch.device("cuda", torch.cuda.current_device())
     fanout = [int(count) for count in a.fanout.split(",")]
     options = {"device": device} if ahead else {"pin_memory": True}
-    loader = ooc.NeighborLoader(ds, fanout, a.split, batch_size=a.batch_size, shuffle=True, edge_ids=False, **options)
+    loader = ooc.NeighborLoader(ds, fanout, a.split, batch_size=a.batch_size, shuffle=True, edge_ids=False, seed=0, **options)
     torch.manual_seed(0)
     model = build_model("sage", ds.num_features, a.hidden, ds.num_classes or 2, len(fanout)).to(device)
     if compiled:

@@ -79,7 +79,7 @@ def loader_of(
     from ooc.graph.aggregation import PreAggregation
 
     pre_aggregation = PreAggregation("mean", sums) if sums else None
-    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "edge_ids": False}
+    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "edge_ids": False, "seed": 0}
     options |= {"budget": budget, "pre_aggregation": pre_aggregation}
     return ooc.NeighborLoader(ds, fanout, input_nodes=seeds, **options)
 
