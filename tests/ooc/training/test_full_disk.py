@@ -118,7 +118,8 @@ def test_outputs(
 ) -> None:
     assert run(["train", store, "--out", tmp_path / "run", *SAMPLED.split()], capsys)
     monkeypatch.setattr("ooc.layerwise.exact_pass.LayerwisePass", partial(LayerwisePass, room=300_000))
-    out = tmp_path / "out"
+    name, again = ("out.parquet", "again.parquet") if verb == "infer" else ("out", "again")
+    out = tmp_path / name
     call = [verb, store, "--checkpoint", tmp_path / "run", "--out", out]
     there = {"run", "test.ooc"}
     failed = 0
@@ -126,15 +127,14 @@ def test_outputs(
         if run(call, capsys, pages * 4096):
             break
         failed += 1
-        assert {path.name for path in tmp_path.iterdir()} - {"out.sweep"} == there
+        assert {path.name for path in tmp_path.iterdir()} - {f"{name}.sweep"} == there
     assert failed >= 3
     if not out.exists():
         assert run(call, capsys)
-    assert {path.name for path in tmp_path.iterdir()} == there | {"out"}
+    assert {path.name for path in tmp_path.iterdir()} == there | {name}
     if verb == "infer":
         assert pq.read_table(out).num_rows == NODES
-    again = [*call[:-1], tmp_path / "again"]
-    assert run(again, capsys)
+    assert run([*call[:-1], tmp_path / again], capsys)
     files = [path.relative_to(out) for path in out.rglob("*") if path.is_file()] or [Path()]
     for file in files:
-        assert (out / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
+        assert (out / file).read_bytes() == (tmp_path / again / file).read_bytes()
