@@ -219,7 +219,7 @@ class Dataset:
         if name not in there:
             raise InputError(f"{self.path} has no edge feature {name!r}: there are {', '.join(there) or 'none'}")
         if key not in self._edge_rows:
-            stored = open_zarr_rows(self._place.group(key), key, self.engine)
+            stored = open_zarr_rows(self._place.group(key), key, self.engine, self.verify_reads)
             encoding = encoding_of(stored, (self._place.group(key) / key).parent)
             self._edge_rows[key] = DecodedRows(stored, encoding) if encoding.is_short else stored
         return self._edge_rows[key]

@@ -41,9 +41,9 @@ PLAN = [flag for flag in TRAIN if flag.name != "plan"]
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from ooc.runtime.version import __version__
 
-        print(f"ooc {version('ooc')}")
+        print(f"ooc {__version__}")
         raise typer.Exit
 
 

@@ -40,8 +40,7 @@ class NeighborLoader(BatchLoader):
 
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
     batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, a mask of each split
-    (train_mask bool[n]), and `blocks`, one
-    `Block` a layer, which share edge_index's memory. Each `iter` is the next epoch.
+    (train_mask bool[n]), and `blocks`, one `Block` a layer, which share edge_index's memory. Each `iter` is the next epoch.
 
     Args:
         data: The data set, or the path of a store, which is opened without a memory limit.

@@ -11,8 +11,10 @@ import pytest
 import zarr
 
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.ingest import IngestSpec, ingest, nodes, sources
+from ooc.stores.manifest import edge_array
+from tests.stores.damage import flip, shard
 
 RNG = np.random.default_rng(0)
 N = 50
@@ -253,6 +255,11 @@ def test_ogb_layouts(tmp_path: Path, layout: str) -> None:
         values = np.empty((120, 2), np.float32)
         ds.edge_features("edge_attr").read(np.arange(120), values)
         np.testing.assert_array_equal(values, more["edge_feat"].astype(np.float32))
+    flip(shard(tmp_path / "s.ooc", edge_array("edge_attr")), 40)
+    with Dataset.open(tmp_path / "s.ooc", verify_reads=True) as ds, pytest.raises(StoreError, match="edge_attr is damaged"):
+        ds.edge_features("edge_attr").read(np.arange(3), values[:3])
+    flip(shard(tmp_path / "s.ooc", edge_array("edge_attr")), 40)
+    with Dataset.open(tmp_path / "s.ooc") as ds:
         assert (ds.num_nodes, ds.num_edges, ds.task, ds.num_classes) == (N, 120, "multiclass", 4)
         np.testing.assert_array_equal(x_of(ds), parts["x"].astype(np.float32))
         np.testing.assert_array_equal(np.asarray(ds.labels), parts["y"])
