@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ooc.runtime.keyed_random import mix64
 from ooc.stores.jit import kernel
@@ -170,6 +170,24 @@ def dropout(x: Tensor, p: float, training: bool, of: Of = "sources") -> Tensor:
     if x.device.type != "cpu":
         return F.dropout(x, p, training=True)
     return _drawn(x, min(round(p * LEVELS), LEVELS - 1), of)
+
+
+class Dropout(nn.Module):
+    """`torch.nn.Dropout` by `dropout`.
+
+    Args:
+        p: Probability with which an element is zeroed.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p, self.training)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
 
 
 @torch.compiler.disable  # torch.compile cannot trace numba

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import TransformerConv
 
+from ooc.models.dropout import Dropout
 from ooc.models.user_models import load_model
 from ooc.stores.errors import ConfigError
 from ooc.temporal.node_memory import BatchMemory, flat
@@ -161,7 +162,7 @@ class Mixer(nn.Module):
         super().__init__()
 
         def mlp(size: int, inner: int) -> nn.Sequential:
-            drop = nn.Dropout(dropout)
+            drop = Dropout(dropout)
             return nn.Sequential(nn.Linear(size, inner), nn.GELU(), drop, nn.Linear(inner, size), drop)
 
         self.token_norm, self.tokens = nn.LayerNorm(width), mlp(tokens, max(1, tokens // 2))

@@ -164,10 +164,9 @@ def test_nothing_adds_up_over_many_openings(path, monkeypatch, topology):
     """Opened, read from, left by an exception or halfway and closed, 200 times."""
     if topology == "on disk":
         monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
-    rings = mapped_rings()
     with leaving_nothing(path):
         pass
-    files, threads = descriptors(), living_threads()
+    files, threads, rings = descriptors(), living_threads(), mapped_rings()
     for cycle in range(few(30, 200)):
         with suppress(ZeroDivisionError), Dataset.open(path) as ds:
             loader = NeighborLoader(ds, [2, 2], batch_size=40)

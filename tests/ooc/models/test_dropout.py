@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.models.dropout import LEVELS, drop, dropout
+from ooc.models.dropout import LEVELS, Dropout, drop, dropout
 from ooc.runtime.keyed_random import mix
 
 
@@ -76,3 +76,13 @@ def test_nothing_is_dropped_in_evaluation_or_at_zero() -> None:
     x = torch.ones(5)
     assert dropout(x, 0.5, training=False) is x
     assert dropout(x, 0.0, training=True) is x
+
+
+def test_the_module_drops_in_training_only() -> None:
+    module, x = Dropout(0.3), torch.ones(50, 8)
+    torch.manual_seed(3)
+    found = module(x)
+    torch.manual_seed(3)
+    assert torch.equal(found, dropout(x, 0.3, training=True))
+    assert module.eval()(x) is x
+    assert repr(module) == "Dropout(p=0.3)"
