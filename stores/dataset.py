@@ -162,7 +162,7 @@ class Dataset:
 
     @property
     def class_names(self) -> list[str] | None:
-        """Names of the classes if the labels were words, in the order of their numbers; None otherwise."""
+        """Names of the classes if the labels were words, or of the label columns of a multilabel task, in order; else None."""
         return self.manifest.class_names
 
     @property

@@ -182,7 +182,7 @@ class Manifest(_Part):
     task: Task | None = None
     num_classes: int | None = None
     class_names: list[str] | None = None
-    """names of the classes, if the labels were words: class i is the i-th"""
+    """names of the classes, if the labels were words: class i is the i-th; of the labels, if they were columns of a table"""
     partition: Partition | None = None
     """None if nodes are not numbered by parts"""
     time: Time | None = None

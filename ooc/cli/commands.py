@@ -258,9 +258,9 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
 
 def _classes(fields: dict[str, Any]) -> str:
     """The number of classes and, if they have names, the first of these."""
-    names = fields["class_names"] or []
+    names, what = fields["class_names"] or [], "labels" if fields["task"] == "multilabel" else "classes"
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    return f"{fields['num_classes']} classes" + (f": {shown}" if names else "")
+    return f"{fields['num_classes']} {what}" + (f": {shown}" if names else "")
 
 
 def _time(time: dict[str, Any]) -> str:

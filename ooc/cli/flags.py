@@ -155,7 +155,11 @@ INGEST = [
     Flag("allow_nan", None, "Keep and count NaN and infinite features."),
     Flag("nodes", "GLOB", "Node table, Parquet or CSV/TSV; its order is the order of rows."),
     Flag("id", "COLUMN", "Id column of the node table. [id]"),
-    Flag("label", "COLUMN", "Label column of the node table: numbers from 0 on, or names of classes."),
+    Flag(
+        "label",
+        "COLUMN",
+        "Label column of the node table: numbers from 0 on, or names of classes; several, of 0 and 1: spam,phishing.",
+    ),
     Flag("split", "COLUMN", "Split column of the node table (train, val, test), or boolean ones: train_mask,val_mask."),
     Flag("birth", "COLUMN", "Column of the nodes' first times; empty for nodes that always exist."),
     Flag("x_cols", "PATTERNS", "Feature columns of the node table, comma-separated patterns: f*,age."),

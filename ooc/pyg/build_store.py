@@ -43,7 +43,7 @@ def ingest(
     allow_nan: bool = False,
     nodes: Any = None,
     id: str = "id",
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     split: str | None = None,
     birth: str | None = None,
     x_cols: str | Sequence[str] | None = None,
@@ -95,7 +95,8 @@ def ingest(
         allow_nan: Keep and count NaN and infinite values.
         nodes: Path or glob of a node table, or a data frame; its order is the order of rows.
         id: Its column of ids.
-        label: Its column of labels: numbers from 0 on, or names of classes.
+        label: Its column of labels: numbers from 0 on, or names of classes. Of a multilabel task the columns of 0 and 1:
+            "spam,phishing", ["spam", "phishing"] or patterns.
         split: Its column of splits (train, val, test), or boolean ones: "train_mask,val_mask,test_mask".
         birth: Its column of the nodes' first times.
         x_cols: Patterns of its feature columns, numbers or lists of numbers: "f*,age" or ["f*", "age"].
@@ -224,7 +225,7 @@ def _as_setting(name: str, value: Any, folder: Path) -> Any:
         return value
     if name in ("edges", "nodes", "labels", "train", "val", "test"):
         return str(_as_file(name, value, folder))
-    if name in ("x_cols", "one_hot", "codes", "random_split"):
+    if name in ("label", "x_cols", "one_hot", "codes", "random_split"):
         return ",".join(map(str, value))
     return value
 

@@ -120,7 +120,7 @@ def _render(name: str, summary: dict[str, Any], figures: list[Shown], steps: int
         config=config,
         settings=_settings(config),
         versions=summary.get("versions", {}),
-        **{name: summary.get(name) for name in ("best_epoch", "monitor", "device", "threads")},
+        **{name: summary.get(name) for name in ("best_epoch", "monitor", "device", "threads", "class_names")},
     )
 
 

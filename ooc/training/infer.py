@@ -168,8 +168,9 @@ def infer(
         out: A file to write, Parquet or CSV by its ending: `id` (the user's own); of a multiclass task `class` (int32, the
             likeliest) and `probabilities` (float32, one per class); binary: `class` (0 or 1), `probability` (of 1); multilabel:
             `classes` (of at least one half), `probabilities`; of a module on a store without a matching task, `outputs`. Where
-            the store's labels were words, `class_name` (text) follows `class`. In CSV, probabilities are columns
-            `probability_0`, `probability_1`, ... None returns the outputs (logits).
+            classes have names, `class_name` (text) follows `class`, and `class_names` `classes`; Parquet's metadata has all of
+            them as `class_names`. In CSV, probabilities are columns `probability_NAME`, or `probability_0`, `probability_1`,
+            ... without names. None returns the outputs (logits).
         memory: Limit for the process, such as "2GB"; with a data set, that of `ooc.open` applies instead.
         engine: How rows are read: auto, uring, pread or mmap.
         num_layers: Of a module with its own forward(x, blocks), as many as it takes blocks.

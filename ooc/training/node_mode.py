@@ -89,7 +89,8 @@ class NodeMode(Mode):
         moved = None if stats is None else {"read": stats.bytes_read, "written": stats.bytes_written}
         if self.exact is not None:
             self.exact.close(keep=False)
-        return {"sweeps": moved, "budget": asdict(self.batch_budget), "reading": self.dataset.reading("x")}
+        about = {"reading": self.dataset.reading("x"), "class_names": self.dataset.class_names}
+        return {"sweeps": moved, "budget": asdict(self.batch_budget), **about}
 
 
 def check_task(config: NodeConfig, dataset: Dataset) -> str:

@@ -1,5 +1,6 @@
 """Rows of a model's outputs as files: predictions as a Parquet table, embeddings as a Zarr array; each appears whole."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
 """of a model's output in memory: the fewer of the two, but a thousand rows"""
 EMBEDDINGS = "x"
 """name of the array in the group that `embed` writes"""
+NAMES = "class_names"
+"""key of a table's metadata: the names of the classes, in the order of the probabilities, as JSON"""
 
 
 def row_parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
@@ -98,10 +101,15 @@ def predictions(ids: Any, logits: torch.Tensor, task: str | None, class_names: l
     else:
         chosen = probability >= 0.5
         offsets = np.concatenate([[0], np.cumsum(chosen.sum(1).numpy())]).astype(np.int32)
-        columns["classes"] = pa.ListArray.from_arrays(offsets, pa.array(chosen.nonzero()[:, 1].int().numpy()))
+        numbers = pa.array(chosen.nonzero()[:, 1].int().numpy())
+        columns["classes"] = pa.ListArray.from_arrays(offsets, numbers)
+        if class_names is not None:
+            names = pa.array(class_names, pa.string()).take(numbers)
+            columns["class_names"] = pa.ListArray.from_arrays(offsets, names)
     flat = pa.array(probability.reshape(-1).numpy())
     columns["probabilities"] = pa.FixedSizeListArray.from_arrays(flat, probability.shape[1])
-    return pa.table(columns)
+    named = None if class_names is None else {NAMES: json.dumps(class_names)}
+    return pa.table(columns, metadata=named)
 
 
 def _classes(number: torch.Tensor, names: list[str] | None) -> dict[str, pa.Array]:
@@ -114,21 +122,26 @@ def _classes(number: torch.Tensor, names: list[str] | None) -> dict[str, pa.Arra
 
 
 def flat(table: pa.Table) -> pa.Table:
-    """A table without lists, as CSV needs it: probabilities in a column each, classes separated by spaces.
+    """A table without lists, as CSV needs it: probabilities in columns, classes between spaces, names between semicolons.
 
     >>> flat(pa.table({"probabilities": pa.array([[0.25, 0.75]], pa.list_(pa.float32(), 2))})).column_names
     ['probability_0', 'probability_1']
     """
     columns: dict[str, Any] = {}
+    known = json.loads((table.schema.metadata or {}).get(NAMES.encode(), b"[]"))
     for name in table.column_names:
         column = table[name].combine_chunks()
         if pa.types.is_fixed_size_list(column.type):
             width = column.type.list_size
-            singular = "probability" if name == "probabilities" else "output"
+            singular, names = ("probability", known) if name == "probabilities" else ("output", [])
             values = column.flatten().to_numpy().reshape(-1, width)
-            columns |= {f"{singular}_{number}": pa.array(np.ascontiguousarray(values[:, number])) for number in range(width)}
+            columns |= {
+                f"{singular}_{each}": pa.array(np.ascontiguousarray(values[:, number]))
+                for number, each in enumerate(names or range(width))
+            }
         elif pa.types.is_list(column.type):
-            columns[name] = pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
+            sign = ";" if name == NAMES else " "
+            columns[name] = pa.array([sign.join(map(str, each)) for each in column.to_pylist()], pa.string())
         else:
             columns[name] = column
     return pa.table(columns)

@@ -97,7 +97,7 @@ def _from_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -
     inputs = Inputs(Table((), {}, text=False)) if spec.edges is None else _edge_files(spec, duck, stage, progress)
     inputs.num_nodes = spec.num_nodes or inputs.num_nodes
     if spec.nodes is not None:
-        wanted = tuple(each for each in (spec.id, spec.label, *(spec.split or "").split(",")) if each)
+        wanted = tuple(each for each in (spec.id, *(spec.label or "").split(","), *(spec.split or "").split(",")) if each)
         inputs.nodes = open_table(duck, spec.nodes, stage / "nodes", spec.header, wanted, progress)
     for feature, pattern in spec.feature_globs().items():
         inputs.features[feature] = [str(path) for path in find(pattern, natural=True)]

@@ -1,5 +1,6 @@
 """Labels: determines their task, checks them, and stores them compactly."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.errors import InputError
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.arrange import MakeSink
-from ooc.stores.ingest.columns import categories_of, table_rows
+from ooc.stores.ingest.columns import categories_of, match_columns, table_rows
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.nodes import Rows
 from ooc.stores.ingest.sources import Table
@@ -36,7 +37,24 @@ class Labels:
     width: int | None
     """label columns of a multilabel task, else None"""
     names: list[str] | None = None
-    """of the classes, if the labels were words"""
+    """of the classes, if the labels were words; of the labels, if they are columns of a table"""
+
+
+def label_columns(table: Table, wanted: str, taken: set[str], class_names: list[str] | None = None) -> list[str]:
+    """Columns of a table that `wanted` names: one, or the patterns of several (comma-separated), each a label of its own.
+
+    Several come in the order given, or in that of `class_names`, the labels of a store that is appended to. Raises InputError
+    if there are none, or not those of the store.
+    """
+    if wanted in table.columns or not re.search(r"[,*?\[]", wanted):
+        return [table.column(wanted, "labels")]
+    found = match_columns(table, wanted, taken, "label")
+    if len(found) > 1 and class_names is not None and len(found) == len(class_names):
+        if set(found) != set(class_names):
+            given, there = ", ".join(found), ", ".join(class_names)
+            raise InputError(f"{table.shown}: the labels given are {given}, those of the store {there}: name the same columns")
+        return class_names
+    return found
 
 
 def label_rows(duck: Duck, table: Table, column: str, class_names: list[str] | None = None) -> Rows:
@@ -61,11 +79,11 @@ def label_rows(duck: Duck, table: Table, column: str, class_names: list[str] | N
     return table_rows(duck, table, [column], {column: words})
 
 
-def look_at_labels(rows: Rows, num_nodes: int) -> Labels:
+def look_at_labels(rows: Rows, num_nodes: int, names: list[str] | None = None) -> Labels:
     """Determine the task of the labels in one pass; -1 and NaN mean unlabeled.
 
-    [N] or [N, 1] is multiclass, or binary for the classes 0 and 1; [N, C] is multilabel of 0 and 1. Raises InputError for a
-    label that is not an integer or out of range, naming file, row and value.
+    [N] or [N, 1] is multiclass, or binary for the classes 0 and 1; [N, C] is multilabel of 0 and 1, with the `names` of its
+    columns. Raises InputError for a label that is not an integer or out of range, naming file, row and value.
     """
     width = rows.width if rows.width is not None and rows.width > 1 else None
     most = 1 if width else max(num_nodes, MOST_CLASSES) - 1
@@ -75,7 +93,7 @@ def look_at_labels(rows: Rows, num_nodes: int) -> Labels:
         wrong = (values < -1) | (values > most) | _fractions(values)
         if wrong.any():
             at = np.argwhere(wrong)[0]
-            where = rows.where(done + int(at[0])) + (f" column {at[1]}" if width else "")
+            where = rows.where(done + int(at[0])) + (f" column {names[at[1]] if names else at[1]}" if width else "")
             if _fractions(values)[tuple(at)]:
                 raise InputError(
                     f"{where}: label {values[tuple(at)]} is no whole number: {_CLASSES.format(most)}; {_REGRESSION}"
@@ -86,7 +104,7 @@ def look_at_labels(rows: Rows, num_nodes: int) -> Labels:
     if greatest < 0:
         raise InputError(f"{rows.shown} labels no node at all: every value is -1 or NaN")
     if width:
-        return Labels("multilabel", width, width)
+        return Labels("multilabel", width, width, names)
     if rows.categories:
         (words,) = rows.categories.values()
         names = list(words["values"])

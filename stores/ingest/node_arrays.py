@@ -104,7 +104,7 @@ class NodeArrays:
             return {"task": None, "num_classes": None, "class_names": None}
 
         def write() -> dict[str, Any]:
-            found = label_rows.look_at_labels(rows, self.num_nodes)
+            found = label_rows.look_at_labels(rows, self.num_nodes, self.held.label_names)
             label_rows.write_labels(self.store, rows, found, self.make_sink)
             return {"task": found.task, "num_classes": found.num_classes, "class_names": found.names}
 

@@ -1,6 +1,7 @@
 """Which inputs contain the node arrays: features by name, and labels."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from ooc.stores.ingest import columns, nodes
@@ -55,7 +56,7 @@ class NodeInputs:
         table, spec = self._inputs.nodes, self._spec
         assert table is not None
         splits = [] if spec.split is None else [spec.split, *spec.split.split(",")]
-        taken = {spec.id, *splits, *(each for each in (spec.label, spec.birth) if each)}
+        taken = {spec.id, *splits, *self._label_columns, *([spec.birth] if spec.birth else [])}
         words: Words = {} if self._words is None else self._words
         found: list[str] = [] if spec.x_cols is None else columns.match_columns(table, spec.x_cols, taken)
         given: tuple[tuple[str | None, columns.Encoded], ...] = ((spec.one_hot, "one-hot"), (spec.codes, "codes"))
@@ -73,10 +74,28 @@ class NodeInputs:
             return nodes.npy_rows([self._inputs.labels], self._inputs.name)
         if self._inputs.label_table is not None:
             return columns.table_rows(self._duck, self._inputs.label_table, list(self._inputs.label_table.columns))
-        if self._spec.label is None:
+        if not self._label_columns:
             return None
         if "y" not in self._made:
-            assert self._inputs.nodes is not None
-            column = self._inputs.nodes.column(self._spec.label, "labels")
-            self._made["y"] = label_columns.label_rows(self._duck, self._inputs.nodes, column, self._class_names)
+            table, found = self._inputs.nodes, self._label_columns
+            assert table is not None
+            several = len(found) > 1
+            self._made["y"] = (
+                columns.table_rows(self._duck, table, found)
+                if several
+                else label_columns.label_rows(self._duck, table, found[0], self._class_names)
+            )
         return self._made["y"]
+
+    @property
+    def label_names(self) -> list[str] | None:
+        """Names of the labels if they are several columns of the node table, else None."""
+        return self._label_columns if len(self._label_columns) > 1 else None
+
+    @cached_property
+    def _label_columns(self) -> list[str]:
+        """Columns of the node table with the labels."""
+        spec, table = self._spec, self._inputs.nodes
+        if spec.label is None or table is None:
+            return []
+        return label_columns.label_columns(table, spec.label, {spec.id}, self._class_names)

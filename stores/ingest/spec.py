@@ -53,7 +53,8 @@ class IngestSpec(BaseModel):
     """path or glob of a node table, Parquet or CSV/TSV; its order is the order of rows"""
     id: str = "id"
     label: str | None = None
-    """column of the node table: numbers from 0 on, or names of classes"""
+    """column of the node table: numbers from 0 on, or names of classes; comma-separated patterns of several columns of 0 and 1,
+    each a label of its own"""
     split: str | None = None
     """column of the node table with train, val or test (or 0, 1, 2), or boolean columns whose names begin with these words:
     train_mask,val_mask,test_mask"""

@@ -87,9 +87,10 @@ def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
 
 def test_names_are_escaped(make_store: MakeStore, tmp_path: Path) -> None:
     out = tmp_path / "<b>&"
-    train(configure(make_store(), out, epochs=1))
+    train(configure(make_store(class_names=["<i>", "b", "c"]), out, epochs=1))
     page = write_report(out).read_text()
     assert "<h1>&lt;b&gt;&amp;</h1>" in page
+    assert "3 classes: &lt;i&gt;, b, c." in page
 
 
 def test_a_folder_that_is_no_run_and_a_broken_summary_are_one_line(tmp_path: Path) -> None:

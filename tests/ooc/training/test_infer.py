@@ -1,6 +1,7 @@
 """Predictions and embeddings of a trained run against the model on the whole graph; exact scores while training."""
 
 import errno
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,10 +55,14 @@ def outputs(store: Path, run: Path, **settings: Any) -> torch.Tensor:
 def test_predictions_have_the_names_of_classes(make_store: MakeStore, tmp_path: Path, ending: str) -> None:
     names = ["Agents", "Theory", "Vision"]
     store, out = make_store(class_names=names), tmp_path / f"p.{ending}"
-    train(configure(store, tmp_path / "run", epochs=1, plan=False))
+    assert train(configure(store, tmp_path / "run", epochs=1, plan=False))["class_names"] == names
     infer(tmp_path / "run", store, out)
     table = pq.read_table(out) if ending == "parquet" else pyarrow.csv.read_csv(out)
     assert table["class_name"].to_pylist() == [names[number] for number in table["class"].to_pylist()]
+    if ending == "parquet":
+        assert json.loads(table.schema.metadata[b"class_names"]) == names
+    else:
+        assert table.column_names[3:] == [f"probability_{name}" for name in names]
     assert predictions([1], torch.tensor([[1.0]]), "binary", ["no", "yes"])["class_name"].to_pylist() == ["yes"]
 
 
@@ -166,6 +171,12 @@ def test_tables_by_task() -> None:
     assert many["classes"].to_pylist() == [[0, 2], []]
     assert flat(many)["classes"].to_pylist() == ["0 2", ""]
     assert flat(many[:0]).column_names == ["id", "classes", "probability_0", "probability_1", "probability_2"]
+    named = predictions(["a", "b"], logits, "multilabel", ["new", "very long", "spam"])
+    assert named["class_names"].to_pylist() == [["new", "spam"], []]
+    text = flat(named)
+    assert text["class_names"].to_pylist() == ["new;spam", ""]
+    assert text.column_names[3:] == ["probability_new", "probability_very long", "probability_spam"]
+    assert text["probability_spam"].to_pylist() == [row[2] for row in named["probabilities"].to_pylist()]
     np.testing.assert_allclose(many["probabilities"].to_pylist(), logits.sigmoid())
     one = predictions(np.array([4, 9]), torch.tensor([[1.0], [-1.0]]), "binary")
     assert one["class"].to_pylist() == [1, 0]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ooc.cli.commands import _info_lines
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.growth.append import append
@@ -51,6 +52,32 @@ def test_names_of_classes_are_kept(tmp_path: Path, form: str) -> None:
         assert (ds.task, ds.num_classes, ds.class_names) == ("multiclass", 3, ["Agents", "Theory", "Vision"])
         assert np.asarray(ds.labels).tolist() == [1, 2, -1, 0, 1, 2, 2, 0, 1, 1]
     assert describe(store)["class_names"] == ["Agents", "Theory", "Vision"]
+
+
+@pytest.mark.parametrize(("form", "label"), [("parquet", "spam,new"), ("csv", "spam,new"), ("parquet", "[sn]*")])
+def test_label_columns_keep_their_names(tmp_path: Path, form: str, label: str) -> None:
+    table = {"spam": np.arange(N) % 2, "f": np.arange(N) / 4, "new": [1.0, np.nan] * 5}
+    store = build(tmp_path, table, form, label=label, x_cols="*")
+    assert values(store).shape == (N, 1), "labels are no features"
+    with Dataset.open(store) as ds:
+        assert (ds.task, ds.num_classes, ds.class_names) == ("multilabel", 2, ["spam", "new"])
+        assert np.asarray(ds.labels).tolist() == [[0, 1], [1, -1]] * 5
+    assert _info_lines(describe(store))[1] == "  task         multilabel, 2 labels: spam, new"
+    pq.write_table(pa.table({"id": [0, N], "new": [0, 1], "spam": [1, 0], "f": [0.0, 1.0]}), tmp_path / "more.parquet")
+    append(AppendSpec(out=store, nodes=str(tmp_path / "more.parquet"), label="new,spam", x_cols="f"))
+    compact(store)
+    with Dataset.open(store) as ds:
+        assert np.asarray(ds.labels)[[0, 1, N]].tolist() == [[1, 0], [1, -1], [0, 1]]
+        assert ds.class_names == ["spam", "new"]
+    with pytest.raises(InputError, match="labels given are f, spam, those of the store spam, new: name the same columns"):
+        append(AppendSpec(out=store, nodes=str(tmp_path / "more.parquet"), label="f,spam"))
+
+
+def test_label_columns_that_are_wrong_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"row 2 column new: label 2 is out of range"):
+        build(tmp_path, {"spam": np.zeros(N, int), "new": np.arange(N)}, label="spam,new")
+    with pytest.raises(InputError, match=r"no column like 'old' for label"):
+        build(tmp_path, {"spam": np.zeros(N, int), "new": np.arange(N)}, label="spam,old")
 
 
 def test_labels_of_numbers_with_a_word_among_them_are_a_mistake(tmp_path: Path) -> None:
