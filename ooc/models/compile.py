@@ -3,6 +3,7 @@
 import os
 import shutil
 import sysconfig
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,15 @@ def compile_model(model: nn.Module, device: torch.device) -> nn.Module:
     """Compile the model's layers in place, or its forward if it is not a list of layers, and return the model.
 
     Sizes are dynamic, so all batches run the same code; checkpoints of compiled and uncompiled models are interchangeable.
-    Raises ConfigError if no compiler is found.
+    It is called within `many_variants`. Raises ConfigError if no compiler is found.
 
     >>> model = compile_model(build_model("sage", 128, 256, 32, num_layers=2), torch.device("cpu"))
-    >>> model(batch.x, batch.blocks)
+    >>> with many_variants():
+    ...     model(batch.x, batch.blocks)
     """
     missing = missing_tools(device)
     if missing is not None:
         raise ConfigError(f"--compile: torch.compile needs {missing}; or leave --compile out")
-    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-    setattr(torch._dynamo.config, limit, max(VARIANTS, getattr(torch._dynamo.config, limit)))
     layers: Any = getattr(model, "layers", None)
     listed = isinstance(layers, nn.ModuleList) and (
         kind_of(model) == "layers" or all(isinstance(each, Layer) for each in layers)
@@ -39,6 +39,14 @@ def compile_model(model: nn.Module, device: torch.device) -> nn.Module:
     for part in layers if listed else [model]:
         part.compile(dynamic=True)
     return model
+
+
+def many_variants() -> AbstractContextManager[Any]:
+    """Return a context in which torch keeps as many compiled variants of a function as a model has."""
+    config: Any = torch._dynamo.config
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    context: AbstractContextManager[Any] = config.patch({limit: max(VARIANTS, getattr(config, limit))})
+    return context
 
 
 def missing_tools(device: torch.device) -> str | None:

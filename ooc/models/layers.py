@@ -223,11 +223,12 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode without gradients, and restore its mode afterwards."""
-    training = model.training
+    """Put the model in evaluation mode without gradients, and restore the mode of each of its modules afterwards."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         with torch.inference_mode():
             yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True

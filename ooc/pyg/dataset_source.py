@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ooc.pyg.data_arrays import arrays_of
+from ooc.runtime.restoring import working_directory_left
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest import IngestResult, IngestSpec
 from ooc.stores.ingest import ingest as build
@@ -48,6 +49,7 @@ def arguments(pairs: list[str]) -> dict[str, Any]:
     return keywords
 
 
+@working_directory_left()
 def read_pyg(name: str, keywords: Mapping[str, Any]) -> tuple[dict[str, Array | RowBlocks], list[str]]:
     """Return the arrays of item 0 of a PyG data set, and what is left out; see `arrays_of`.
 

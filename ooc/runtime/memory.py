@@ -8,8 +8,8 @@ observers. CUDA's mark is treated alike.
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from typing import NamedTuple, Self
 
 from ooc.stores.process import resident_bytes
@@ -20,6 +20,8 @@ _REST = 4
 _KEEP = {_M_MMAP_THRESHOLD: 2**25, _M_TRIM_THRESHOLD: 2**26, _M_ARENA_MAX: 1}
 """freed blocks below the first limit (glibc's largest) are cached, up to the second at the end of an arena"""
 _RETURN = {_M_MMAP_THRESHOLD: 2**20, _M_TRIM_THRESHOLD: 2**20}
+_policy: list[bool] = []
+"""what `keep_large_blocks` was called with last; the C library cannot be asked"""
 
 
 def keep_large_blocks(keep: bool) -> bool:
@@ -33,7 +35,23 @@ def keep_large_blocks(keep: bool) -> bool:
     (measured).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    _policy[:] = [keep]
     return mallopt is not None and all(mallopt(*each) for each in (_KEEP if keep else _RETURN).items())
+
+
+@contextmanager
+def block_policy_restored() -> Iterator[None]:
+    """Restore what was set by `keep_large_blocks` before.
+
+    If nothing was, large blocks are cached afterwards, which is where the C library's own rule ends once blocks of 32 MiB have
+    been freed.
+    """
+    before = list(_policy)
+    try:
+        yield
+    finally:
+        if _policy != before:
+            keep_large_blocks(before[0] if before else True)
 
 
 def return_freed() -> None:

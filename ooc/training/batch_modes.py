@@ -25,7 +25,7 @@ from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.metrics.nodes import Scores as NodeScores
 from ooc.models.builders import pre_aggregation_of
-from ooc.models.compile import compile_model
+from ooc.models.compile import compile_model, many_variants
 from ooc.models.layers import autocast, evaluating
 from ooc.models.receptive_field import hops_of
 from ooc.models.user_models import forward_batch
@@ -177,6 +177,8 @@ class BatchMode(NodeMode):
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
         self.run = run
+        if self.config.compile:
+            self.opened.enter_context(many_variants())
         if saved:
             self.scaler.load_state_dict(saved["scaler"])
         if self.scores_by_layers:

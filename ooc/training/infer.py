@@ -27,6 +27,7 @@ from ooc.layerwise.shape import has_layers
 from ooc.metrics.nodes import out_channels
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import find_class
+from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
@@ -287,6 +288,11 @@ class _Work:
     @contextmanager
     def opened(self) -> Iterator[tuple[Dataset, nn.Module, str | None]]:
         """(data set, model in memory, task or None)."""
+        with settings_restored(), self._opened() as found:
+            yield found
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Dataset, nn.Module, str | None]]:
         if isinstance(self.model, nn.Module):
             with self._dataset(has_layers(self.model)) as dataset:
                 yield dataset, self.model, dataset.task

@@ -12,6 +12,7 @@ import torch
 from ooc.config.base import CONFIG, RunConfig, parse, saved_config
 from ooc.config.modes import class_of
 from ooc.runtime.memory import MemoryMeter
+from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
@@ -38,6 +39,7 @@ def open_run(
     run_dir = checkpoint.RunDir(config.out, resume)
     try:
         with (
+            settings_restored(),
             MemoryMeter("run") as meter,
             open_dataset(config) if dataset is None else nullcontext(dataset) as opened,
             closing(watchers),

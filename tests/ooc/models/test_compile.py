@@ -32,7 +32,9 @@ def test_losses_and_checkpoints_are_those_of_a_run_that_is_not_compiled(
     plain, other = tmp_path / "plain", tmp_path / "compiled"
     train(configure(store, plain))
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    limits = torch._dynamo.config.get_config_copy()
     train(configure(store, other, compile=True))
+    assert torch._dynamo.config.get_config_copy() == limits, "torch's limits are the user's"
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
     for wanted, found in zip(checkpoint.read_metrics(plain)[0], checkpoint.read_metrics(other)[0], strict=True):
         assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-3, abs=1e-5)

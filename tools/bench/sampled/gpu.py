@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import ooc
 from ooc.models.builders import build_model
-from ooc.models.compile import compile_model
+from ooc.models.compile import compile_model, many_variants
 from ooc.models.layers import autocast
 from ooc.models.user_models import forward_batch
 from tools.bench.lib.machine import describe
@@ -111,7 +111,7 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     for name, settings in VARIANTS.items():
-        with ooc.open(a.store, memory=a.memory, engine=a.engine) as ds:
+        with many_variants(), ooc.open(a.store, memory=a.memory, engine=a.engine) as ds:
             results[name] = {**measure(ds, a, **settings), "reading": ds.reading("x")}
     a.out.mkdir(parents=True, exist_ok=True)
     found = {"machine": describe(), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "results": results}
