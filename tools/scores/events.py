@@ -24,7 +24,7 @@ from tools.graphs.temporal import store_of
 PUBLISHED = {"EdgeBank": 76.20, "tgn": 92.34, "graphmixer": 93.25}
 SETTINGS: dict[str, dict[str, Any]] = {
     "tgn": {"epochs": 50, "patience": 15},
-    "graphmixer": {"epochs": 20, "patience": 5, "hidden": 64, "num_neighbors": [20], "dropout": 0.4},
+    "graphmixer": {"epochs": 10, "patience": 5, "hidden": 64, "num_neighbors": [20], "dropout": 0.4},
 }
 """of each model what differs from the defaults"""
 
