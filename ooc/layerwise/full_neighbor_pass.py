@@ -13,13 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch_geometric.data import Data
 
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress, digest
 from ooc.layerwise.row_files import Files
 from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.ranks import WHOLE
 from ooc.models.layers import evaluating
-from ooc.models.receptive_field import hops_of
+from ooc.models.receptive_field import hops_on
 from ooc.models.user_models import forward_batch
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.range_io import write_range
@@ -65,7 +67,7 @@ class FullNeighborPass:
         if not dataset.num_features:
             raise ConfigError(f"{dataset.path} holds no features to compute on")
         self.model, self.dataset, self._folder = model, dataset, folder
-        self._hops = hops_of(model, dataset.num_features, dataset.graph.weight_sum is not None, num_layers)
+        self._hops = hops_on(model, dataset, num_layers)
         self._loader = self._over(None, budget)
         self.columns = self._width()
         self.files = Files(folder, engine)
@@ -87,10 +89,10 @@ class FullNeighborPass:
 
     def _over(self, nodes: Ids | None, budget: MemoryPlan | None) -> NeighborLoader:
         """Batches of nodes (None: all) with their full neighborhoods; those that do not fit in memory are halved."""
-        fanout = [-1] * self._hops
-        return NeighborLoader(self.dataset, fanout, nodes, SEEDS, edge_ids=False, split_seeds=True, budget=budget)
+        fanout = [-1] * self._hops  # nothing is drawn; the seed spares torch's generator, which is the user's
+        return NeighborLoader(self.dataset, fanout, nodes, SEEDS, seed=0, split_seeds=True, budget=budget, **WHOLE)
 
-    def _outputs(self, batch: torch.Tensor) -> torch.Tensor:
+    def _outputs(self, batch: Data) -> torch.Tensor:
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         return forward_batch(self.model, batch.to(device)).float().cpu()
 

@@ -223,24 +223,32 @@ def _rows_of(ds: Dataset, input_nodes: Any) -> NDArray[Any]:
     words = isinstance(input_nodes, Sequence) or (isinstance(input_nodes, np.ndarray) and input_nodes.dtype.kind in "UOT")
     if words and len(input_nodes) and all(isinstance(each, str) for each in input_nodes):
         return ds.rows_of(input_nodes)
-    return _array(input_nodes, "input_nodes")
+    return _array(input_nodes, "input_nodes", "a split's name, ")
 
 
-def _array(given: Any, name: str) -> NDArray[Any]:
+def _array(given: Any, name: str, or_else: str = "") -> NDArray[Any]:
     array = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
     if array.ndim != 1 or (array.dtype.kind not in "biu" and len(array)):
         raise ConfigError(
-            f"{name} must be a split's name, a boolean mask or whole numbers in one dimension, "
-            f"not {array.dtype}{list(array.shape)}"
+            f"{name} must be {or_else}a boolean mask or whole numbers in one dimension, not {array.dtype}{list(array.shape)}"
         )
     return array
 
 
 def positions_of(index: Any, count: int) -> Ids:
-    """int64[b]: positions among `count` input nodes. Raises InputError for one out of range, ConfigError for other arrays."""
-    position = _array(index, "index").astype(np.int64)
-    if len(position) and not 0 <= position.min() <= position.max() < count:
-        raise InputError(f"position {position.max()} is out of range: there are {count} input nodes")
+    """int64[b]: positions among `count` input nodes, given as such or by a mask [count].
+
+    Raises InputError for one out of range and a mask of another length, ConfigError for other arrays.
+    """
+    given = _array(index, "index")
+    if given.dtype == bool:
+        if len(given) != count:
+            raise InputError(f"the mask has {len(given)} entries for {count} input nodes; give one for each")
+        return np.flatnonzero(given)
+    position = given.astype(np.int64)
+    wrong = (position < 0) | (position >= count)
+    if wrong.any():
+        raise InputError(f"position {position[wrong][0]} is out of range: there are {count} input nodes")
     return position
 
 

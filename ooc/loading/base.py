@@ -58,8 +58,9 @@ class EpochLoader(Loader):
     """whether torch's generator gave the seed, because nobody else did"""
     _begin: int = 0
     _end: int
-    _given: tuple[tuple[Any, ...], dict[str, Any]]
     """an epoch's cursors begin and end there"""
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
+    """what it was made with, for pickling"""
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
         made = super().__new__(cls)
@@ -218,7 +219,7 @@ class BatchLoader(EpochLoader):
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
         if epoch != self._start.epoch:
-            self._start = Cursor(epoch, 0)
+            self._start_at(Cursor(epoch, 0))
 
     def stop_before(self, step: int | None) -> None:
         """Epochs end before `step`, so that nothing is read ahead for batches nobody takes; None: whole epochs again."""

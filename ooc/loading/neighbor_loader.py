@@ -143,13 +143,13 @@ class NeighborLoader(BatchLoader):
         """The batch of some of the input nodes, sampled and read now, as PyG's loaders give it.
 
         Args:
-            index: Their positions among the input nodes, int64[b].
+            index: Their positions among the input nodes, int64[b], or a mask of the input nodes.
 
         Returns:
             The batch, as iterating gives it. Its draws follow torch's generator.
 
         Raises:
-            InputError: A position is out of range.
+            InputError: A position is out of range, or the mask of another length.
             ConfigError: The loader makes first-layer aggregates, which are computed for many batches at once.
             BudgetError: The batch does not fit the memory.
 

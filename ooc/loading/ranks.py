@@ -1,13 +1,17 @@
 """The seed and the share of the input nodes of a loader: as its user says, else from torch's generator and process group."""
 
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
 
 from ooc.runtime.messages import warn_user
 from ooc.stores.errors import ConfigError
+
+WHOLE: dict[str, Any] = {"rank": 0, "world_size": 1, "edge_ids": False, "split_masks": False}
+"""Options of the loaders of runs and passes: they have all nodes, also in a process group, and batches without what no model
+reads"""
 
 
 class SeedShare(NamedTuple):

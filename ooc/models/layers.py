@@ -187,6 +187,11 @@ def run_model(
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 
+def looks_up(*modules: nn.Module) -> bool:
+    """Whether modules have an Embedding, in which integers are looked up."""
+    return any(isinstance(part, _LOOKUPS) for module in modules for part in module.modules())
+
+
 def as_input(x: Any, *modules: nn.Module) -> Any:
     """Convert x to the dtype of the modules' parameters; under autocast, floating x is returned unchanged, as are integers for
     modules with an Embedding to look them up in."""
@@ -194,7 +199,7 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
         return FirstLayerAggregates(as_input(x.neighbor, *modules), as_input(x.self_row, *modules))
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
         return x
-    if not x.is_floating_point() and any(isinstance(part, _LOOKUPS) for module in modules for part in module.modules()):
+    if not x.is_floating_point() and looks_up(*modules):
         return x
     parameter = next((p for module in modules for p in module.parameters() if p.is_floating_point()), None)
     return x if parameter is None else x.to(parameter.dtype)

@@ -1,14 +1,19 @@
 """How many hops the outputs of a model with its own forward depend on, found by trying it on a small graph."""
 
+from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ooc.models.builders import full_blocks
-from ooc.models.layers import evaluating
+from ooc.models.layers import evaluating, looks_up
 from ooc.models.user_models import forward_batch, kind_of
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
 MOST = 64
@@ -17,9 +22,36 @@ _TOLERANCE = 1e-11
 """relative, of float64 outputs"""
 _TOLERANCE_32 = 1e-5
 """of models that do not run in float64"""
+_SAMPLE = 1024
+"""rows of a store whose values are tried"""
 
 
-def hops_of(model: nn.Module, in_channels: int, weighted: bool = False, num_layers: int | None = None) -> int:
+def hops_on(model: nn.Module, dataset: Dataset, num_layers: int | None = None) -> int:
+    """Return `hops_of` a model for the features and the weights of a store.
+
+    >>> hops_on(torch_geometric.nn.GraphSAGE(128, 256, 2, 32), ds)
+    2
+    """
+    weighted = dataset.graph.weight_sum is not None
+    return hops_of(model, dataset.num_features, weighted, num_layers, partial(_sampled_rows, dataset))
+
+
+def _sampled_rows(dataset: Dataset) -> Tensor:
+    """Rows of x from all over the store, [k, channels]."""
+    rows = dataset.rows("x")
+    node = np.unique(np.linspace(0, dataset.num_nodes - 1, _SAMPLE).astype(np.int64))
+    out = np.empty((len(node), *rows.shape[1:]), rows.dtype)
+    rows.read(node, out)
+    return torch.from_numpy(out.reshape(len(node), -1))
+
+
+def hops_of(
+    model: nn.Module,
+    in_channels: int,
+    weighted: bool = False,
+    num_layers: int | None = None,
+    rows: Callable[[], Tensor] | None = None,
+) -> int:
     """Return over how many hops of full neighborhoods a node's output is the one on the whole graph.
 
     A forward(x, edge_index) is tried: the output of one node of a small graph on neighborhoods of 1, 2, ... hops is compared
@@ -31,9 +63,12 @@ def hops_of(model: nn.Module, in_channels: int, weighted: bool = False, num_laye
         in_channels: Number of features.
         weighted: Whether edges have weights.
         num_layers: As many blocks as the model takes; by default its attribute `num_layers`.
+        rows: Returns features [k, in_channels] whose values are tried if the model looks some up in an Embedding, which not
+            every number is in; other models are tried on random numbers.
 
     Raises:
-        ConfigError: If no number of hops is enough, or `num_layers` is needed and unknown.
+        ConfigError: If no number of hops is enough, the model fails or does not give finite numbers, or `num_layers` is needed
+            and unknown.
 
     >>> hops_of(torch_geometric.nn.GraphSAGE(128, 256, 2, 32), 128), hops_of(torch_geometric.nn.GCN(128, 256, 2, 32), 128)
     (2, 3)
@@ -44,47 +79,79 @@ def hops_of(model: nn.Module, in_channels: int, weighted: bool = False, num_laye
         if not isinstance(found, int):
             raise ConfigError(f"{name} has its own forward(x, blocks): give num_layers, as many as it takes blocks")
         return found
-    with evaluating(model):
-        tried, dtype, tolerance = _in_float64(model, in_channels, weighted)
-        whole = _output(tried, in_channels, weighted, None, dtype)
-        for hops in range(1, MOST + 1):
-            found_rows = _output(tried, in_channels, weighted, hops, dtype)
-            if found_rows.shape == whole.shape and (found_rows - whole).abs().max() <= tolerance * whole.abs().max():
-                return hops
+    values = rows() if rows is not None and looks_up(model) else None
+    try:
+        with evaluating(model):
+            return _found_by_trying(model, in_channels, weighted, values)
+    except ConfigError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(f"{name} fails on a small graph: {type(error).__name__}: {error}") from error
+
+
+def _found_by_trying(model: nn.Module, in_channels: int, weighted: bool, values: Tensor | None) -> int:
+    name = type(model).__name__
+    trial, tolerance = _in_float64(_SmallGraph(model, in_channels, weighted, values))
+    whole = trial.output(None)
+    if not whole.isfinite().all():
+        raise ConfigError(f"{name} gives infinite numbers or NaN on a small graph: check its parameters")
+    for hops in range(1, MOST + 1):
+        cut = trial.output(hops)
+        if cut.shape == whole.shape and (cut - whole).abs().max() <= tolerance * whole.abs().max():
+            return hops
     raise ConfigError(
         f"the output of {name} for a node depends on nodes more than {MOST} hops away or on edges that leave its neighborhood, "
         "as with a norm over all nodes: it cannot be computed on batches"
     )
 
 
-def _in_float64(model: nn.Module, in_channels: int, weighted: bool) -> tuple[nn.Module, torch.dtype, float]:
-    """(model, dtype of x, tolerance): a copy of the model in float64 if it can be copied and runs, else the model itself."""
+@dataclass(frozen=True)
+class _SmallGraph:
+    """A model on the small graph, with weights and x in `dtype`; values: what x is made of, [k, in_channels], or None."""
+
+    model: nn.Module
+    in_channels: int
+    weighted: bool
+    values: Tensor | None
+    dtype: torch.dtype = torch.float32
+
+    def output(self, hops: int | None) -> Tensor:
+        """Rows of node 0 for three x, [3, channels]: from its in-neighbors over `hops` hops, None for the whole graph."""
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        generator = torch.Generator().manual_seed(0)
+        edge_index = _graph()
+        features = self._features(int(edge_index.max()) + 1, generator)
+        weights = torch.rand(edge_index.size(1), generator=generator, dtype=torch.float64) + 0.5
+        if hops is not None:  # nodes up to that depth, and the in-edges of those before it
+            kept = edge_index[1] <= 2 * (hops - 1)
+            edge_index, weights, features = edge_index[:, kept], weights[kept], features[:, : 2 * hops + 1]
+        weight = weights.to(device, self.dtype) if self.weighted else None
+        blocks = full_blocks(edge_index.to(device), features.size(1), 1, weight, self.dtype)
+        batch = SimpleNamespace(edge_index=blocks[0].edge_index, blocks=blocks, batch_size=1)
+        rows = []
+        for x in features:
+            batch.x = x.to(device, self.dtype if x.is_floating_point() else None)
+            rows.append(forward_batch(self.model, batch)[:1].reshape(1, -1))
+        return torch.cat(rows).double()
+
+    def _features(self, nodes: int, generator: torch.Generator) -> Tensor:
+        """Three x of random numbers, or of the values of each column, each as likely as another: [3, nodes, in_channels]."""
+        shape = 3, nodes
+        if self.values is None:
+            return torch.randn(*shape, self.in_channels, generator=generator, dtype=torch.float64)
+        columns = [torch.unique(column) for column in self.values.unbind(1)]
+        drawn = [column[torch.randint(len(column), shape, generator=generator)] for column in columns]
+        return torch.stack(drawn, dim=2)
+
+
+def _in_float64(trial: _SmallGraph) -> tuple[_SmallGraph, float]:
+    """(trial, tolerance): a copy of the model in float64 if it can be copied and runs, else the model itself."""
     try:
-        wide = deepcopy(model).double()
-        _output(wide, in_channels, weighted, 1, torch.float64)
-        return wide, torch.float64, _TOLERANCE
+        wide = replace(trial, model=deepcopy(trial.model).double(), dtype=torch.float64)
+        wide.output(1)
+        return wide, _TOLERANCE
     except Exception:  # a user's code may raise anything
-        return model, torch.float32, _TOLERANCE_32
-
-
-def _output(model: nn.Module, in_channels: int, weighted: bool, hops: int | None, dtype: torch.dtype) -> Tensor:
-    """The output of node 0 from its in-neighbors over `hops` hops, None for the whole graph; with three x: [3, channels]."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    edge_index = _graph()
-    features = torch.randn(3, int(edge_index.max()) + 1, in_channels, generator=generator, dtype=torch.float64)
-    weights = torch.rand(edge_index.size(1), generator=generator, dtype=torch.float64) + 0.5
-    if hops is not None:  # nodes up to that depth, and the in-edges of those before it
-        kept = edge_index[1] <= 2 * (hops - 1)
-        edge_index, weights, features = edge_index[:, kept], weights[kept], features[:, : 2 * hops + 1]
-    weight = weights.to(device, dtype) if weighted else None
-    blocks = full_blocks(edge_index.to(device), features.size(1), 1, weight, dtype)
-    batch = SimpleNamespace(edge_index=blocks[0].edge_index, blocks=blocks, batch_size=1)
-    rows = []
-    for x in features:
-        batch.x = x.to(device, dtype)
-        rows.append(forward_batch(model, batch)[:1].reshape(1, -1))
-    return torch.cat(rows).double()
+        return trial, _TOLERANCE_32
 
 
 def _graph() -> Tensor:

@@ -22,12 +22,13 @@ from ooc.layerwise.shape import besides_bytes, has_layers
 from ooc.loading.arguments import weight_column_of
 from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.ranks import WHOLE
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.metrics.nodes import Scores as NodeScores
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model, many_variants
 from ooc.models.layers import autocast, evaluating
-from ooc.models.receptive_field import hops_of
+from ooc.models.receptive_field import hops_on
 from ooc.models.user_models import forward_batch
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
@@ -50,8 +51,6 @@ LEAST_COVERAGE = 1e-9
 """a subgraph, where the coefficients of GraphSAINT do not matter"""
 PARTS_AN_EPOCH, MOST_PARTS = 16, 2**14
 """batches of parts to make where the settings are open, where memory allows as large ones; parts at most"""
-PLAIN: dict[str, Any] = {"rank": 0, "world_size": 1, "edge_ids": False, "split_masks": False}
-"""What loaders of a run are told: it has all nodes, also where the program that calls it has a process group"""
 
 
 class BatchMode(NodeMode):
@@ -89,8 +88,7 @@ class BatchMode(NodeMode):
     @cached_property
     def hops(self) -> int:
         """Hops of the neighborhoods that the outputs of a model with its own forward depend on."""
-        graph = self.dataset.graph
-        return hops_of(self.model, self.dataset.num_features, graph.weight_sum is not None, self.config.layers)
+        return hops_on(self.model, self.dataset, self.config.layers)
 
     def notes(self) -> list[str]:
         """See `Mode`; what cannot be done with a model that has its own forward is said before it is trained."""
@@ -140,7 +138,7 @@ class BatchMode(NodeMode):
         common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": self.device}
         return {
             **common,
-            **PLAIN,
+            **WHOLE,
             "budget": self.budget,
             "pre_aggregation": pre_aggregation_of(self.model),
         }
@@ -154,7 +152,7 @@ class BatchMode(NodeMode):
             "device": self.device,
             "budget": self.budget,
         }
-        return {"input_nodes": config.train_split, **model, **PLAIN, **common}
+        return {"input_nodes": config.train_split, **model, **WHOLE, **common}
 
     @property
     def steps_per_epoch(self) -> int:

@@ -192,7 +192,7 @@ def infer(
     >>> ooc.infer("runs/1", "papers.ooc", "predictions.parquet", memory="2GB").rows
     111059956
     >>> logits = ooc.infer(model, ds)
-    >>> accuracy = (logits[ds.members("test")].argmax(1) == y_test).mean()
+    >>> accuracy = (logits[ds.test_mask].argmax(1) == ds.y[ds.test_mask]).mean()
     """
     consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
     work = _Work(model, store, None, num_layers, engine, memory, consent, progress, verify_reads)

@@ -1,5 +1,7 @@
 """`Members`: a set of nodes as a bitmap addressed by position, an eighth of a byte per node."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,6 +52,10 @@ class Members:
         node = np.empty(len(position), np.int64)
         _select(self._words, self._before, position, node)
         return node
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """All members, int64[n], ascending."""
+        return self[np.arange(len(self))].astype(np.int64 if dtype is None else dtype, copy=False)
 
     def contains(self, node: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of `node` (int64[n], valid node ids) are members, bool[n].

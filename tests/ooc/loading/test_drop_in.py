@@ -88,6 +88,7 @@ def test_calling_a_loader_makes_the_batch_of_positions(ds: Any, in_memory: bool)
             position = expected.input_id
             assert same(loader(position), expected)
             assert same(loader(position.tolist()), expected)
+            assert same(loader(torch.isin(torch.arange(12), position)), expected)
         drawing = ooc.NeighborLoader(opened, [2, 2])
         torch.manual_seed(1)
         one, other = drawing([3, 1]), drawing([3, 1])
@@ -96,6 +97,12 @@ def test_calling_a_loader_makes_the_batch_of_positions(ds: Any, in_memory: bool)
         assert not same(one, other)
         with pytest.raises(InputError, match="position 12 is out of range: there are 12 input nodes"):
             loader([12])
+        with pytest.raises(InputError, match="the mask has 13 entries for 12 input nodes"):
+            loader([True] * 13)
+        with pytest.raises(InputError, match="position -1 is out of range"):
+            loader([3, -1])
+        with pytest.raises(ConfigError, match=r"index must be a boolean mask or whole numbers .* not float64\[1\]"):
+            loader([0.5])
         with pytest.raises(ConfigError, match="no single batches"):
             ooc.NeighborLoader(opened, [2], pre_aggregation=PreAggregation("mean", 8))([0])
 
@@ -121,6 +128,22 @@ def test_input_nodes_by_ones_own_ids(tmp_path: Path) -> None:
             assert ds.external(batch.n_id[:3]) == words
         with pytest.raises(InputError, match="u_99"):
             ooc.NeighborLoader(ds, [1], ["u_99"])
+
+
+def test_members_of_a_split_are_input_nodes_and_indices(ds: Any) -> None:
+    members, ids = ds.members("train"), ds.split("train")
+    loader = ooc.NeighborLoader(ds, [2], members, batch_size=100)
+    assert next(iter(loader)).n_id[: len(ids)].tolist() == ids.tolist()
+    assert loader.state_dict()["input_nodes"] == ooc.NeighborLoader(ds, [2], ids).state_dict()["input_nodes"]
+    assert ds.y[members].tolist() == ds.y[ids].tolist()
+
+
+def test_a_loader_that_was_told_its_epoch_is_there_in_its_state_and_its_pickle(ds: Any) -> None:
+    loader = ooc.NeighborLoader(ds, [2], "train", batch_size=7, shuffle=True)
+    list(loader)
+    loader.set_epoch(5)
+    assert loader.state_dict()["epoch"] == 5
+    assert same(list(pickle.loads(pickle.dumps(loader))), list(loader))
 
 
 def _epoch_elsewhere(pickled: bytes, queue: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch_geometric.nn import GraphSAGE
 
 import ooc
 from ooc.sampling.negatives import RandomNegatives
@@ -120,3 +121,14 @@ def test_streams_of_events_are_seeded_likewise(tmp_path: Path) -> None:
         assert not same(list(other), expected)
         other.load_state_dict({**one.state_dict(), "epoch": 0})
         assert same(list(other), expected)
+
+
+def test_inference_has_all_nodes_in_a_process_group_and_leaves_torchs_generator_alone(make_store: MakeStore) -> None:
+    model = GraphSAGE(8, 8, 2, 3)
+    with ooc.open(make_store(num_nodes=N, num_edges=240)) as ds:
+        alone = ooc.infer(model, ds)[:]
+        before = torch.get_rng_state()
+        with process_group(1), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            np.testing.assert_array_equal(ooc.infer(model, ds)[:], alone)
+        assert torch.equal(torch.get_rng_state(), before)

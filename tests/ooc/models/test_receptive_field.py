@@ -77,3 +77,28 @@ def test_blocks_must_be_counted() -> None:
     with pytest.raises(ConfigError, match="give num_layers"):
         hops_of(OnBlocks(), 4)
     assert hops_of(OnBlocks(), 4, num_layers=3) == 3
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.gnn = nn.Embedding(20, 4), GraphSAGE(4, 8, 2, 3)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.gnn(self.table(x[:, 1].long()), edge_index)
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_an_embedding_is_tried_on_values_that_it_has(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[10**6, 0], [7, 19], [7, 3]], dtype=dtype)
+    assert hops_of(Lookup(), 2, rows=lambda: rows) == 2
+
+
+def test_a_forward_that_fails_is_named() -> None:
+    with pytest.raises(ConfigError, match="Lookup fails on a small graph: IndexError"):
+        hops_of(Lookup(), 2, rows=lambda: torch.tensor([[0, 20]]))
+    broken = GraphSAGE(4, 8, 2, 3)
+    nn.init.constant_(broken.convs[0].lin_l.weight, torch.nan)
+    with pytest.raises(ConfigError, match="GraphSAGE gives infinite numbers or NaN"):
+        hops_of(broken, 4)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import SAGEConv
 
+import ooc
 from ooc.config import FullConfig
 from ooc.training.infer import embed
 from ooc.training.loop import train
@@ -56,6 +57,18 @@ def test_own_models_look_integers_up(make_store: MakeStore, tmp_path: Path) -> N
     store = make_store(x=X)
     scores = train(configure(store, tmp_path / "run", model=f"{__name__}:Lookup", epochs=1))
     assert scores["total_steps"] > 0
+
+
+def test_own_models_that_look_integers_up_are_scored_and_inferred_exactly(make_store: MakeStore, tmp_path: Path) -> None:
+    store, model = make_store(x=X), f"{__name__}:Lookup"
+    train(configure(store, tmp_path / "run", model=model, epochs=1, evaluate="layerwise"))
+    with ooc.open(store) as ds:
+        net = Lookup(8, 16, ds.num_classes, 2).eval()
+        target = np.repeat(np.arange(50), np.diff(ds.graph.indptr))
+        edge_index = torch.from_numpy(np.stack([np.asarray(ds.graph.indices, np.int64), target]))
+        with torch.no_grad():
+            expected = net(torch.from_numpy(X), edge_index)
+        torch.testing.assert_close(torch.from_numpy(ooc.infer(net, ds)[:]), expected)
 
 
 def test_embeddings_of_integers(make_store: MakeStore, tmp_path: Path) -> None:
