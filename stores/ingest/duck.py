@@ -17,6 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from ooc.stores.errors import BudgetError, InputError, OocError, StoreError
+from ooc.stores.ingest.lines import LINE_BYTES
 from ooc.stores.io.atomic import write_error
 
 OUTSIDE_BYTES = 600_000_000
@@ -167,6 +168,11 @@ def name(column: str) -> str:
 def file(path: Path) -> str:
     """A file's path as a SQL string literal in which `*`, `?` and `[` mean themselves."""
     return text(glob.escape(str(path.absolute())))
+
+
+def csv(path: Path, options: str) -> str:
+    """SQL of the rows of a text file; see `parquet` for the names of folders."""
+    return f"read_csv({file(path)}, {options}, max_line_size = {LINE_BYTES}, hive_partitioning = false)"
 
 
 def parquet(paths: Iterable[Path], position: bool = False) -> str:

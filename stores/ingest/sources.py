@@ -267,10 +267,12 @@ def _text_file(
     skip = text.lines_before(path)
     types = "{" + ", ".join(f"{sql.text(each)}: 'VARCHAR'" for each in columns) + "}"
     options = f"delim = {sql.text(delimiter)}, header = {headed}, columns = {types}, auto_detect = false, skip = {skip}"
-    options += ", null_padding = false, quote = '\"', escape = '\"', hive_partitioning = false"
-    source = f"SELECT * FROM read_csv({sql.file(path)}, {options})"
+    options += ", null_padding = false, quote = '\"', escape = '\"'"
+    source = f"SELECT * FROM {sql.csv(path, options)}"
     try:
-        rows = text.with_checksum(path, lambda: duck.copy(source, staged, True, progress, f"read {path.name}", 100))
+        # a space at the end of a row is no field that is missing
+        counted = (None if delimiter == " " else delimiter), len(columns), skip
+        rows = text.checked(path, lambda: duck.copy(source, staged, True, progress, f"read {path.name}", 100), *counted)
     except InputError as error:
         line = re.search(r"Line: (\d+)", str(error))
         where = f"{path} line {line[1]}" if line else str(path)
@@ -284,14 +286,14 @@ def _edge_list(duck: Duck, path: Path, staged: Path, progress: Progress) -> tupl
     """Stage an edge list without a header: lines of fields between blanks or tabs, comments behind # or %."""
     fields = text.fields_of_edge_list(path)
     options = "delim = '\x01', header = false, columns = {line: 'VARCHAR'}, auto_detect = false, quote = '', escape = ''"
-    lines = f"SELECT trim(line, ' \t\r') AS line FROM read_csv({sql.file(path)}, {options}, hive_partitioning = false)"
+    lines = f"SELECT trim(line, ' \t\r') AS line FROM {sql.csv(path, options)}"
     rows = f"SELECT line, string_split_regex(line, '[ \t]+') AS f FROM ({lines}) WHERE regexp_matches(line, '^[^#%]')"
     wrong = f"error('the line ' || line || ' has ' || len(f) || ' fields, the first one {len(fields)}')"
     columns = [f"column{i}" for i in range(len(fields))]
     taken = ", ".join(f"f[{i + 1}] AS {column}" for i, column in enumerate(columns))
     source = f"SELECT {taken} FROM (SELECT CASE WHEN len(f) = {len(fields)} THEN f ELSE {wrong} END AS f FROM ({rows}))"
     try:
-        count = text.with_checksum(path, lambda: duck.copy(source, staged, True, progress, f"read {path.name}", 100))
+        count = text.checked(path, lambda: duck.copy(source, staged, True, progress, f"read {path.name}", 100))
     except InputError as error:
         found = re.search(r"the line .* has \d+ fields, the first one \d+", str(error))
         raise InputError(f"{path}: {found[0] if found else str(error)[:200]}; correct the line") from error

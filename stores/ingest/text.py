@@ -1,4 +1,4 @@
-"""Text tables: their lines as they are in the file, what their first line says, and the checksum of compressed ones."""
+"""Text tables: their lines as they are in the file, what their first line says, and what DuckDB passes over in them."""
 
 import gzip
 import re
@@ -7,11 +7,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TextIO, TypeVar, cast
+from typing import BinaryIO, TextIO, TypeVar, cast
 
 from ooc.stores.errors import InputError, OocError
+from ooc.stores.ingest.lines import PIECE, LineCheck
 
 DELIMITERS = "\t,;| "
 NO_HEADER = ", or pass --no-header if its first line is data"
@@ -20,7 +22,6 @@ MOST_COLUMNS = 10_000
 """columns of a text table: DuckDB's time grows with their square (measured: 10 s for 16,000)"""
 LINE_CHARACTERS = 1 << 20
 """longest line that is looked at"""
-_PIECE = 1 << 20
 _NO_EDGE = re.compile(r"\s*($|[#%])")
 _NO_ROW = re.compile(r"\s*$|#\s")
 """a blank line or a comment; `#word` may be an id"""
@@ -51,32 +52,37 @@ def _damage(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is not what its name says: it is no UTF-8 text ({error})") from None
 
 
-def with_checksum(path: Path, read: Callable[[], T]) -> T:
-    """Return `read()`, which reads a text file, while a thread compares a gzipped one with its checksum: DuckDB does not.
+def checked(path: Path, read: Callable[[], T], delimiter: str | None = None, columns: int = 0, skip: int = 0) -> T:
+    """Return `read()`, in which DuckDB reads a text file, while a thread looks for what DuckDB passes over.
 
-    Raises InputError if they differ.
+    That is a wrong checksum of a gzipped file, and what `LineCheck` finds, whose arguments the others are. Raises InputError.
     """
-    if not is_gzip(path):
-        return read()
     stopped = threading.Event()
-    with ThreadPoolExecutor(1, "ooc-ingest-checksum") as pool:
-        checked = pool.submit(_decompress, path, stopped)
+    check = LineCheck(path, partial(_bytes_of, path), delimiter, columns, skip)
+    with ThreadPoolExecutor(1, "ooc-ingest-check") as pool:
+        found = pool.submit(_check, path, check, stopped)
         try:
             result = read()
         except OocError:  # as what damage appears to DuckDB
-            checked.result()
+            found.result()
             raise
         except BaseException:
             stopped.set()
             raise
-        checked.result()
+        found.result()
     return result
 
 
-def _decompress(path: Path, stopped: threading.Event) -> None:
-    with _damage(path), gzip.open(path) as file:
-        while not stopped.is_set() and file.read(_PIECE):
-            pass
+def _bytes_of(path: Path) -> BinaryIO:
+    return cast(BinaryIO, (gzip.open if is_gzip(path) else open)(path, "rb"))
+
+
+def _check(path: Path, check: LineCheck, stopped: threading.Event) -> None:
+    with _damage(path), _bytes_of(path) as file:
+        while not stopped.is_set() and (piece := file.read(PIECE)):
+            check.add(piece)
+        if not stopped.is_set():
+            check.finish()
 
 
 def lines_before(path: Path) -> int:
@@ -123,7 +129,6 @@ def sniff(path: Path, header: bool | None = None, names: tuple[str, ...] = ()) -
         )
     if headed:
         refuse_equal_names(f"{path} line 1", columns, NO_HEADER)
-    _refuse_trailing(path, lines, delimiter, len(columns))
     return delimiter, columns, headed
 
 
@@ -138,16 +143,6 @@ def _first_lines(path: Path) -> list[str]:
     if not lines:
         raise InputError(f"{path} is empty: it has no rows")
     return lines
-
-
-def _refuse_trailing(path: Path, lines: list[str], delimiter: str, columns: int) -> None:
-    """Raise InputError if a row ends with a delimiter more than the header: DuckDB would drop the empty field silently."""
-    for line in lines[1:]:
-        if delimiter != " " and '"' not in line and line.endswith(delimiter) and line.count(delimiter) == columns:
-            raise InputError(
-                f"{path}: the row {line[:60]!r} ends with a delimiter and has {columns + 1} fields for {columns} columns; "
-                "remove it, or name the last column too"
-            )
 
 
 def refuse_equal_names(where: Path | str, names: list[str], hint: str = "") -> None:

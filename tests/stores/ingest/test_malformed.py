@@ -56,7 +56,6 @@ TABLES = {
         r"has 20,000 columns, and a text table at most",
     ),
     "a long line": (b"1" * (text.LINE_CHARACTERS + 5), r"line 1 has a million characters"),
-    "a trailing delimiter": (b"src,dst\n0,1,\n1,0,\n", r"the row '0,1,' ends with a delimiter and has 3 fields for 2 columns"),
     "names that differ in case": (b"src,dst,SRC\n0,1,2\n", r"names a column twice \('src' and 'SRC': upper and lower case"),
 }
 
