@@ -104,12 +104,17 @@ class Events:
             self.close()
             raise
 
-    def map(self, name: str) -> AnyArray:
-        """Return a column as a memory map, [events, ...] as stored, for random access to few events. Raises as `width`."""
+    def map(self, name: str, private: bool = False) -> AnyArray:
+        """Return a column as a memory map, [events, ...] as stored, for random access to few events; see `map_segments`.
+
+        Raises as `width`.
+        """
         self._column(name)
         rows = open_zarr_rows(self._path, self._arrays[name], "mmap")
         try:
-            return whole(rows) if self._verify else rows.map()
+            if self._verify:
+                whole(rows)
+            return rows.map(private)
         finally:
             rows.close()
 

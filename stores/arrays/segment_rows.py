@@ -105,13 +105,14 @@ class SegmentRows(Background):
         low = begin // page * page
         return low, -(-end // page) * page if first < last else low
 
-    def map(self) -> AnyArray:
-        """Return the array [count, *row shape] as one read-only memory map over all files (MADV_RANDOM).
+    def map(self, private: bool = False) -> AnyArray:
+        """Return the array [count, *row shape] as one memory map over all files (MADV_RANDOM).
 
-        It remains valid after `close`, until the last array over it is gone.
+        It is read-only, or `private`: what is written to it stays in memory. It remains valid after `close`, until the last
+        array over it is gone.
         """
         nbytes = self.shape[0] * self.row_bytes
-        return map_segments(self.segments)[:nbytes].view(self.dtype).reshape(self.shape)
+        return map_segments(self.segments, private=private)[:nbytes].view(self.dtype).reshape(self.shape)
 
     def close(self) -> None:
         """Release descriptors, maps and threads; idempotent."""

@@ -96,7 +96,7 @@ class ForeignRows(Background):
             detail = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise StoreError(f"{self.path}: rows {begin} to {end - 1} cannot be decoded: {detail}") from error
 
-    def map(self) -> AnyArray:
+    def map(self, private: bool = False) -> AnyArray:
         """Return the whole array in memory, because decoded bytes cannot be mapped."""
         return self._decode(0, self.shape[0])
 

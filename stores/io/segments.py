@@ -107,7 +107,7 @@ class _Mapping:
 
     watched: list[Watched]
 
-    def __init__(self, nbytes: int, segments: Segments) -> None:
+    def __init__(self, nbytes: int, segments: Segments, writable: bool = False) -> None:
         self.nbytes = nbytes
         self.segments = segments
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -115,7 +115,7 @@ class _Mapping:
         # Not at interpreter exit: threads may still be reading, and the kernel unmaps anyway.
         self.watched = []
         weakref.finalize(self, _unmap, self.address, nbytes, self.watched).atexit = False
-        self.__array_interface__ = {"data": (self.address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = {"data": (self.address, not writable), "shape": (nbytes,), "typestr": "|u1", "version": 3}
 
 
 def _unmap(address: int, nbytes: int, watched: list[Watched]) -> None:
@@ -131,10 +131,11 @@ def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int,
     return mapped
 
 
-def map_segments(segments: Segments, random: bool = True, checked: bool = False) -> NDArray[np.uint8]:
+def map_segments(segments: Segments, random: bool = True, checked: bool = False, private: bool = False) -> NDArray[np.uint8]:
     """Map all payloads as one read-only uint8[total], file after file in one address range (MAP_FIXED).
 
-    `random` sets MADV_RANDOM (no readahead). The map lives as long as any array over it. If a page cannot be read, the process
+    `random` sets MADV_RANDOM (no readahead). A `private` map can be written to, which copies the page and leaves the file as it
+    is. The map lives as long as any array over it. If a page cannot be read, the process
     ends with an error message; with `checked`, the page is read as zeros and `check_map` raises StoreError afterwards. Raises
     StoreError if a file is shorter than its payload or cannot be opened.
 
@@ -144,13 +145,14 @@ def map_segments(segments: Segments, random: bool = True, checked: bool = False)
     if total == 0:
         return np.empty(0, np.uint8)
     start = segments.start
-    mapping = _Mapping(-(-total // mmap.PAGESIZE) * mmap.PAGESIZE, segments)
+    mapping = _Mapping(-(-total // mmap.PAGESIZE) * mmap.PAGESIZE, segments, private)
+    how = mmap.MAP_PRIVATE | _MAP_NORESERVE if private else mmap.MAP_SHARED
+    protection = mmap.PROT_READ | mmap.PROT_WRITE if private else mmap.PROT_READ
     for path, first, payload in zip(segments.paths, start, segments.payload, strict=False):
         fd = open_for_reading(path, int(payload))
         try:
-            flags = mmap.MAP_SHARED | _MAP_FIXED
             address = mapping.address + int(first)
-            _map(address, int(payload), mmap.PROT_READ, flags, fd, path)
+            _map(address, int(payload), protection, how | _MAP_FIXED, fd, path)
         finally:
             os.close(fd)
         mapping.watched.append(Watched(address, int(payload), path, checked))

@@ -59,3 +59,13 @@ def test_a_port_changes_few_lines(name: str) -> None:
     before, after = ((PORTS / f"{name}{which}.py").read_text().splitlines() for which in ("_pyg", ""))
     added = [line for line in difflib.ndiff(before, after) if line.startswith("+ ") and line.strip("+ ")]
     assert 0 < len(added) < MOST_LINES, added
+
+
+def test_the_table_of_pygs_scripts_counts_the_lines_that_their_diffs_write() -> None:
+    page = (ROOT / "docs" / "from-pyg.md").read_text().split("## PyG's examples, ported")[1]
+    counted = {name: int(written) for name, written in re.findall(r"^\| `(\w+)\.py` \| (\d+) \|", page, re.MULTILINE)}
+    assert {*counted} == {*NAMES}
+    for name, written in counted.items():
+        diff = re.search(rf"\(`{name}\.py`\)\n.*?```diff\n(.*?)```", page, re.DOTALL)
+        assert diff is not None, name
+        assert written == len(re.findall(r"^\+", diff[1], re.MULTILINE)) < MOST_LINES, name
