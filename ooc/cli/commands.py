@@ -14,6 +14,7 @@ import typer
 
 from ooc.cli.flags import APPEND, INGEST, flags_of_modes, with_flags
 from ooc.cli.help import Verb, Verbs, verb
+from ooc.cli.interrupted import RUN_AGAIN, WHOLE_OR_NOT, after_ctrl_c
 from ooc.config import topics
 from ooc.config.base import parse
 from ooc.config.modes import class_of, classes, settings_of, suggested
@@ -88,7 +89,7 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     from ooc.training.watchers import StepBars
 
     spec = parse(IngestSpec, {"out": out, **_given(flags)})
-    with StepBars() as bars:
+    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
         if spec.pyg is None:
             result = from_files(spec, bars)
         else:
@@ -141,7 +142,7 @@ def append(store: StoreArgument, **flags: Any) -> None:
     from ooc.stores.growth.spec import AppendSpec
     from ooc.training.watchers import StepBars
 
-    with StepBars() as bars:
+    with after_ctrl_c(WHOLE_OR_NOT), StepBars() as bars:
         result = add(parse(AppendSpec, {"out": store, **_given(flags)}), bars)
     print(f"{store}: {_appended(asdict(result.appended))} appended in {result.seconds:.2f} s")
     for note in result.notes:
@@ -174,7 +175,8 @@ def split(
 
     shares = None if random_split is None else parse_shares(random_split)
     files = {name: path for name, path in (("train", train), ("val", val), ("test", test)) if path is not None}
-    result = resplit(store, shares, files, seed, replace)
+    with after_ctrl_c(WHOLE_OR_NOT):
+        result = resplit(store, shares, files, seed, replace)
     print(f"{store}: " + ", ".join(f"{name} {count:,}" for name, count in result.sizes.items()) + " nodes")
     for note in result.notes:
         print(f"note: {note}")
@@ -189,7 +191,7 @@ def compact(store: StoreArgument) -> None:
     from ooc.stores.growth.compact import compact as fold
     from ooc.training.watchers import StepBars
 
-    with StepBars() as bars:
+    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
         result = fold(store, bars)
     if not result.appends:
         print(f"{store}: nothing was appended")
@@ -321,16 +323,19 @@ def train(
         raise ConfigError("--grown continues a run whose store has grown: give --resume too")
     settings = settings_of(config, {"store": store, "out": out, **flags}, resume, allow_code)
 
-    from ooc.runtime.messages import say
     from ooc.training.watchers import terminal_watcher
 
     merge_appended(settings.store, settings.memory)
     from ooc.training.loop import train as run
     from ooc.training.summary import score_lines
 
-    if out is None and not resume:
-        say(f"writing to {settings.out}")
-    summary = run(settings, resume=resume, watcher=terminal_watcher(), grown=grown)
+    def continuing() -> str:
+        begun = settings.out.exists()
+        return f"`ooc train --out {settings.out} --resume` continues" if begun else "nothing was trained yet"
+
+    with after_ctrl_c(continuing):
+        watcher = terminal_watcher(names_run=out is None and not resume)
+        summary = run(settings, resume=resume, watcher=watcher, grown=grown)
     steps = f"{settings.out}: {summary['total_steps']} steps; `ooc report {settings.out}` writes a report"
     print(*score_lines(summary), steps, sep="\n")
 
@@ -543,6 +548,6 @@ def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: An
     from ooc.training.watchers import StepBars
 
     merge_appended(store, settings["memory"])
-    with StepBars() as bars:
+    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
         settings["progress"] = lambda what, done, total: bars(what, done, total, "nodes")
         return cast("WrittenRows", getattr(verbs, verb)(run, store, out, **settings))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from ooc.cli.interrupted import Interrupted
 from ooc.stores.errors import OocError
 
 INTERRUPTED = 130
@@ -72,6 +73,8 @@ def _outcome(arguments: Sequence[str] | None) -> int:
         if isinstance(error.__context__, BrokenPipeError):  # as raised by typer
             return _unread()
         raise
+    except Interrupted as error:
+        return _fail(str(error), INTERRUPTED)
     except OocError as error:
         return _fail(_with_flags(str(error)))
     except OSError as error:
@@ -113,10 +116,7 @@ def _unread() -> int:
 
 
 def _interrupted() -> int:
-    return _fail(
-        "interrupted; finished work is saved (appends are all or nothing): run it again (train: --resume) to continue",
-        INTERRUPTED,
-    )
+    return _fail("interrupted", INTERRUPTED)
 
 
 def _with_flags(text: str) -> str:

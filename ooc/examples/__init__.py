@@ -13,7 +13,8 @@ SCRIPTS = {
 GRAPH = "write a graph of 20,000 nodes and 200,000 edges as Parquet files"
 """what `ooc example graph` does"""
 NEXT = """\
-ooc ingest {folder}.ooc --edges {folder}/edges.parquet --nodes {folder}/nodes.parquet --label label --split split --x-cols 'f*'
+ooc ingest {folder}.ooc --edges {folder}/edges.parquet --undirected \\
+    --nodes {folder}/nodes.parquet --label label --split split --x-cols 'f*'
 ooc train {folder}.ooc --epochs 10
 ooc infer {folder}.ooc --checkpoint runs/{name}-1 --out predictions.csv
 """

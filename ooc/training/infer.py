@@ -36,7 +36,7 @@ from ooc.stores.manifest import read_manifest
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import make_model, takes_floats
-from ooc.training.predictions import check_table, write_table, write_zarr
+from ooc.training.predictions import check_group, check_table, write_table, write_zarr
 from ooc.training.run import MODEL
 
 Model = nn.Module | Path | str
@@ -268,6 +268,8 @@ def embed(
     """
     consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
     work = _Work(model, store, -1 if layer is None else layer, num_layers, engine, memory, consent, progress, verify_reads)
+    if out is not None:
+        check_group(Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
 
 

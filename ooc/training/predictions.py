@@ -58,6 +58,12 @@ def check_table(out: Path) -> None:
         raise ConfigError(f"{out}: predictions are written as Parquet or CSV: end the name in {' or '.join(TABLES)}")
 
 
+def check_group(out: Path) -> None:
+    """Raise ConfigError if the ending of `out` names a table, which embeddings are not written as."""
+    if out.suffix in TABLES:
+        raise ConfigError(f"{out}: embeddings are written as a Zarr group: end the name in .zarr")
+
+
 def write_table(out: Path, rows: Rows, dataset: Dataset, task: str | None, class_names: list[str] | None = None) -> None:
     """Write the table of `predictions` of all nodes, a part at a time."""
     partial = partial_path(out)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+from ooc.config.base import RunConfig
 from ooc.runtime.messages import LINE_SECONDS, say, speed
 from ooc.stores.sizes import format_bytes
 from ooc.training.callbacks import BATCHES, Callback, Rate
@@ -41,12 +42,20 @@ def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "a
 
 
 class TerminalWatcher(Callback):
-    """Counts the steps of an epoch and their seconds."""
+    """Counts the steps of an epoch and their seconds.
 
-    def __init__(self) -> None:
+    names_run: whether to print the run's directory, once it is there.
+    """
+
+    def __init__(self, names_run: bool = False) -> None:
+        self._names_run = names_run
         self._epochs = self._steps_per_epoch = self._seen = 0
         self._since = self._stepped = self._spoke = time.monotonic()
         self._unit, self._per_step = BATCHES
+
+    def begin(self, config: RunConfig, total_steps: int) -> None:
+        if self._names_run:
+            self.note(f"writing to {config.out}")
 
     def start(self, epoch: int, step: int, epochs: int, steps_per_epoch: int, rate: Rate = BATCHES) -> None:
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
@@ -78,7 +87,8 @@ class LineWatcher(TerminalWatcher):
     def epoch(self, line: dict[str, Any]) -> None:
         if time.monotonic() - self._spoke >= 1 or line["epoch"] + 1 == self._epochs or line["epoch"] == 0:
             rate = f", {self._speed()}" if self._seen else ""
-            self.note(f"epoch {line['epoch'] + 1}/{self._epochs}: {_scores(line)}{rate}")
+            epoch = line["epoch"] + 1  # more than the epochs asked for, where a run with more is resumed
+            self.note(f"epoch {epoch}/{max(epoch, self._epochs)}: {_scores(line)}{rate}")
         super().epoch(line)
 
     def note(self, text: str) -> None:
@@ -89,11 +99,11 @@ class LineWatcher(TerminalWatcher):
 class BarWatcher(TerminalWatcher):
     """rich bars on a terminal: epochs, and the steps of this one, with loss, batches a second and what remains."""
 
-    def __init__(self) -> None:
+    def __init__(self, names_run: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        super().__init__()
+        super().__init__(names_run)
         columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
         self._bars = Progress(TextColumn("{task.description:<7}"), *columns, console=Console(stderr=True))
 
@@ -160,6 +170,6 @@ class StepBars:
             self._bars.stop()
 
 
-def terminal_watcher() -> Callback:
-    """Bars where stderr is a terminal, lines where it is not."""
-    return BarWatcher() if sys.stderr.isatty() else LineWatcher()
+def terminal_watcher(names_run: bool = False) -> Callback:
+    """Bars where stderr is a terminal, lines where it is not. names_run: whether to print the run's directory."""
+    return (BarWatcher if sys.stderr.isatty() else LineWatcher)(names_run)

@@ -16,6 +16,7 @@ from ooc.cli.flags import INGEST, flags_of
 from ooc.cli.main import main
 from ooc.config.nodes import TrainConfig
 from ooc.stores.ingest import IngestSpec
+from ooc.training.watchers import LineWatcher
 from tests.conftest import MakeStore
 from tests.forked import Python
 
@@ -139,6 +140,15 @@ def test_a_run_without_out_is_numbered(
         assert f"writing to {name}" in err
         assert json.loads(Path(name, "config.json").read_text())["out"] == name
     assert main(["train", "--out", f"runs/{store.stem}-2", "--resume", "--max-steps", "2"]) == 0
+
+
+def test_a_run_that_is_refused_names_no_directory(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no store" in fails(capsys, "train", "nothing.ooc")
+    assert "leaves nothing for batches" in fails(capsys, "train", make_store(), *UNPLANNED, "--memory", "1MB")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_training_nodes_are_scored_on_request(
@@ -288,6 +298,42 @@ def test_ctrl_c_during_imports_is_one_line(make_store: MakeStore, tmp_path: Path
     assert done.stderr.startswith("ooc: error: interrupted")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_resumed_with_fewer_epochs_counts_those_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = LineWatcher()
+    watcher.start(epoch=27, step=5, epochs=2, steps_per_epoch=10)
+    watcher._spoke -= 2
+    watcher.epoch({"epoch": 27, "train_loss": 0.5})
+    assert capsys.readouterr().err == "epoch 28/28: loss 0.5000\n"
+
+
+def interrupted(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The last line of a command that Ctrl-C ends."""
+    assert main([str(a) for a in arguments]) == 130
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_ctrl_c_says_how_to_continue(
+    make_store: MakeStore, arrays: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_arguments: object, **_settings: object) -> None:
+        raise KeyboardInterrupt
+
+    store, run = make_store(), arrays / "run"
+    assert main(["train", str(store), "--out", str(run), *UNPLANNED]) == 0
+    monkeypatch.setattr("ooc.training.loop.fit", interrupt)
+    assert interrupted(capsys, "train", store, "--out", run, "--resume").endswith(f"`ooc train --out {run} --resume` continues")
+    monkeypatch.setattr("ooc.training.open_run.open_dataset", interrupt)
+    assert interrupted(capsys, "train", store, "--out", arrays / "new").endswith("interrupted: nothing was trained yet")
+    monkeypatch.setattr("ooc.training.infer._written", interrupt)
+    predictions = arrays / "p.csv"
+    assert "run the same command again" in interrupted(capsys, "infer", store, "--checkpoint", run, "--out", predictions)
+    monkeypatch.setattr("ooc.stores.ingest.ingest", interrupt)
+    edges = ["--edges", arrays / "edges.npy"]
+    assert "run the same command again" in interrupted(capsys, "ingest", arrays / "new.ooc", *edges)
+    monkeypatch.setattr("ooc.stores.growth.append.append", interrupt)
+    assert "whole or not at all" in interrupted(capsys, "append", store, *edges)
 
 
 def test_the_handler_of_ctrl_c_is_gone_afterwards() -> None:

@@ -110,6 +110,8 @@ def test_embeddings_of_a_layer(make_store: MakeStore, tmp_path: Path) -> None:
         assert ds.num_features == 8
     with pytest.raises(ConfigError, match="layers 1 to 3"):
         embed(run, store, tmp_path / "f.zarr", layer=4)
+    with pytest.raises(ConfigError, match=r"end the name in \.zarr"):
+        embed(run, store, tmp_path / "e.parquet")
 
 
 def test_a_kill_after_the_output_was_there(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,22 @@
+"""What Ctrl-C says of a verb: how to continue."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ooc.stores.errors import OocError
+
+WHOLE_OR_NOT = "the change is in the store whole or not at all: `ooc info` shows which"
+RUN_AGAIN = "run the same command again to continue"
+
+
+class Interrupted(OocError):
+    """A verb ended by Ctrl-C; its text is the line to print."""
+
+
+@contextmanager
+def after_ctrl_c(hint: str | Callable[[], str]) -> Iterator[None]:
+    """Raise KeyboardInterrupt as `Interrupted` with a hint of how to continue, which may depend on what is there by then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: {hint if isinstance(hint, str) else hint()}") from None
