@@ -13,8 +13,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.errors import ConfigError, InputError, OocError
 from ooc.stores.ingest import IngestResult, IngestSpec
+from ooc.stores.ingest.arrays import save_arrays
 from ooc.stores.ingest.duck import Progress
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def from_data(
     with _python_words():
         result = build(IngestSpec(out=Path(path), pyg="data", **settings), progress, arrays)
     if left_out:
-        result = replace(result, notes=(f"left out, as they are no numbers: {', '.join(left_out)}", *result.notes))
+        result = replace(result, notes=(f"left out: {', '.join(left_out)}", *result.notes))
     for note in result.notes:
         warn_user(note)
     return Dataset.open(path)
@@ -231,7 +232,10 @@ def _as_setting(name: str, value: Any, folder: Path) -> Any:
 
 
 def _as_file(name: str, value: Any, folder: Path) -> Any:
-    if hasattr(value, "__arrow_c_stream__"):
+    """The file of an argument: the user's own, or an npy or Parquet file of an array or a data frame in `folder`."""
+    if isinstance(value, str | Path):
+        return value
+    if name in ("edges", "nodes") and hasattr(value, "__arrow_c_stream__"):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -239,10 +243,19 @@ def _as_file(name: str, value: Any, folder: Path) -> Any:
         index = [column for column in table.column_names if column.startswith("__index_level_")]
         pq.write_table(table.drop_columns(index), folder / f"{name}.parquet")
         return folder / f"{name}.parquet"
-    if isinstance(value, np.ndarray) or hasattr(value, "numpy"):
-        np.save(folder / f"{name}.npy", np.asarray(value), allow_pickle=False)
-        return folder / f"{name}.npy"
-    return value
+    if isinstance(value, list | tuple):
+        value = np.asarray(value)
+    elif hasattr(value, "to_numpy"):  # a column, or several, of pandas, Polars or PyArrow
+        value = value.to_numpy()
+    array: Any = value if isinstance(value, np.ndarray) and value.dtype.kind in "fiub" else None
+    if not isinstance(value, np.ndarray):
+        from ooc.pyg.data_arrays import as_array  # imports torch
+
+        array = as_array(value)
+    if array is None:
+        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        raise InputError(f"{name} is {kind}: give an array of numbers, a data frame or a path (words are columns of `nodes`)")
+    return save_arrays({name: array}, folder)[name]
 
 
 @contextmanager
@@ -254,5 +267,5 @@ def _python_words() -> Iterator[None]:
         first = error.errors()[0]
         raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except OocError as error:
-        text = re.sub(r"--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), str(error))
+        text = re.sub(r"(?<![\w./-])--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), str(error))
         raise type(error)(text) from error.__cause__

@@ -15,8 +15,8 @@ _STEP_BYTES = 16 << 20
 
 
 def arrays_of(data: Any, name: str) -> tuple[dict[str, Array | RowBlocks], list[str]]:
-    """Return the arrays of a `Data`: x, y, edge_index, edge_weight, masks, num_nodes and all other tensors and arrays; and the
-    names of attributes that are none.
+    """Return the arrays of a `Data` (x, y, edge_index, edge_weight, masks, num_nodes, all other tensors and arrays), and what
+    is left out.
 
     Tensors of any device, layout and dtype, numpy arrays and memory maps are taken; bfloat16 becomes float32 and sparse rows
     dense, a block at a time. Raises InputError for a graph without edges or with several types.
@@ -30,6 +30,8 @@ def arrays_of(data: Any, name: str) -> tuple[dict[str, Array | RowBlocks], list[
     for key, value in data.to_dict().items():
         if key == "adj_t" and data.edge_index is None:
             arrays |= _transposed(value, name)
+        elif key == "adj_t":
+            left_out.append("adj_t (edge_index has the edges)")
         elif (array := as_array(value)) is not None:
             arrays[key] = array
         elif key != "num_nodes" and value is not None:

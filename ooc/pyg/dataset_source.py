@@ -27,7 +27,7 @@ def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
         return build(spec, progress)
     arrays, left_out = read_pyg(spec.pyg, arguments(spec.arg))
     result = build(spec, progress, arrays)
-    notes = [f"left out, as they are no numbers: {', '.join(left_out)}"] if left_out else []
+    notes = [f"left out: {', '.join(left_out)}"] if left_out else []
     return replace(result, notes=(*notes, *result.notes))
 
 

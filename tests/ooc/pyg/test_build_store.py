@@ -102,7 +102,7 @@ def test_all_tensors_are_stored_and_what_is_not_is_said(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         ds = ooc.from_data(data(**more, **rest), tmp_path / "s.ooc", dtype="float16", order="degree")
     texts = [str(each.message) for each in said]
-    assert any("left out, as they are no numbers: name (str)" in text for text in texts)
+    assert any("left out: name (str)" in text for text in texts)
     assert any("u (float32 [1, 5]), cube (float32 [30, 2, 2])" in text for text in texts)
     assert any("stored, but not in batches: pos, year (of nodes: ds.rows(NAME)" in text for text in texts)
     assert any("stored, but not in batches: edge_attr, edge_time (of edges: ds.edge_features(NAME)" in text for text in texts)
@@ -136,6 +136,14 @@ def test_adjacency_in_place_of_edges(tmp_path: Path) -> None:
     assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, np.c_[kept.T, weight].tolist()))
 
 
+def test_adjacency_beside_edges_is_no_feature(tmp_path: Path) -> None:
+    adj_t = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(E), (N, N)).coalesce()
+    with pytest.warns(UserWarning, match=r"left out: adj_t \(edge_index has the edges\)"):
+        ds = ooc.from_data(data(adj_t=adj_t), tmp_path / "s.ooc")
+    with ds:
+        assert "adj_t" not in ds.names
+
+
 def test_data_that_are_none_are_refused(tmp_path: Path) -> None:
     for given, message in (
         (HeteroData(), "data is a HeteroData: it must be a Data with one graph of one type"),
@@ -150,7 +158,7 @@ def test_data_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_data_sets_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.Whole", lambda: [data(pos=torch.rand(N, 3), title="a graph")], raising=False)
     notes = from_pyg(IngestSpec(out=tmp_path / "s.ooc", pyg=f"{__name__}:Whole")).notes
-    assert notes[0] == "left out, as they are no numbers: title (str)"
+    assert notes[0] == "left out: title (str)"
     assert notes[1].startswith("stored, but not in batches: pos (of nodes")
 
 
@@ -179,11 +187,37 @@ def test_ingest_of_arrays_and_data_frames(tmp_path: Path) -> None:
         assert [len(other.split(name)) for name in other.splits] == [15, 7, 8]
 
 
+@pytest.mark.parametrize(
+    "x", [X.clone().requires_grad_(), X.bfloat16().float().bfloat16(), X.to_sparse(), pd.DataFrame(X.numpy()), X.tolist()]
+)
+def test_ingest_takes_arrays_of_any_kind(tmp_path: Path, x: Any) -> None:
+    y, train = np.arange(N) % 3, np.arange(N) < 9
+    given: dict[str, Any] = {"labels": pd.Series(y), "train": train.tolist(), "features": {"x": x}}
+    ooc.ingest(tmp_path / "s.ooc", edges=EDGES.tolist(), num_nodes=N, **given)
+    with ooc.open(tmp_path / "s.ooc") as ds:
+        wanted = X.bfloat16().float() if getattr(x, "dtype", None) is torch.bfloat16 else X
+        np.testing.assert_array_equal(read(ds.rows("x")), wanted)
+        assert (ds.y == y).all()
+        assert (ds.train_mask == train).all()
+        np.testing.assert_array_equal(edges_of(ds), EDGES)
+
+
+def test_ingest_refuses_what_is_no_array(tmp_path: Path) -> None:
+    words = {"labels": pd.Series(["a"] * N)}, {"labels": ["a"] * N}, {"features": {"x": {1: 2}}}, {"train": 3}
+    kinds = "labels is an array of object", "labels is an array of <U1", "features-x is a dict", "train is a int"
+    for given, kind in zip(words, kinds, strict=True):
+        with pytest.raises(InputError, match=f"^{kind}: give an array of numbers"):
+            ooc.ingest(tmp_path / "s.ooc", edges=EDGES, num_nodes=N, **given)
+    assert not list(tmp_path.iterdir())
+
+
 def test_messages_name_arguments(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^edges come from exactly one of edges, npz, pyg, ogb and graphbolt"):
         ooc.ingest(tmp_path / "s.ooc")
     with pytest.raises(ConfigError, match=r"^random_split .*: shares are 0 or more"):
         ooc.ingest(tmp_path / "s.ooc", edges=EDGES, random_split=(2, 0, 0))
+    with pytest.raises(InputError, match=r"no file matches .*/my--edges\.csv"):
+        ooc.ingest(tmp_path / "s.ooc", edges=tmp_path / "my--edges.csv")
     with pytest.raises(ConfigError, match=r"^num_nodes: "):
         ooc.ingest(tmp_path / "s.ooc", edges=EDGES, num_nodes=-1)
 
