@@ -126,6 +126,13 @@ def test_a_configuration_is_an_object_a_file_or_names(make_store: MakeStore, tmp
         ooc.train(config, epoch=3)
     with pytest.raises(ooc.ConfigError, match="give resume too"):
         ooc.train(config, grown=True)
+    for callbacks in (ooc.Callback(), [print]):
+        with pytest.raises(ooc.ConfigError, match=r"callbacks must be a list of objects of ooc\.Callback"):
+            ooc.train(config, callbacks=callbacks)  # type: ignore[arg-type]
+    numbers: dict[str, Any] = {"fanout": np.array([3, 3]), "lr": np.float32(0.5), "epochs": torch.tensor(2)}
+    found = ooc.load_config(None, {"store": "a.ooc", "out": "o", **numbers})
+    assert isinstance(found, ooc.TrainConfig)
+    assert (found.fanout, found.lr, found.epochs) == ([3, 3], 0.5, 2)
 
 
 def test_a_live_module_is_inferred_without_its_features_in_memory(make_store: MakeStore, tmp_path: Path) -> None:
@@ -146,6 +153,10 @@ def test_a_live_module_is_inferred_without_its_features_in_memory(make_store: Ma
         assert pq.read_table(tmp_path / "o.parquet").column_names == ["id", "outputs"]
         with pytest.raises(ooc.ConfigError, match="memory is a property of an open data set"):
             ooc.infer(model, ds, memory="2GB")
+        with pytest.raises(ooc.ConfigError, match="no such directory"):
+            ooc.infer(model, ds, folder=tmp_path / "no")
+        with pytest.raises(ooc.ConfigError, match="model must be a module or the directory of a run, not a function"):
+            ooc.infer(lambda x: x, ds)  # type: ignore[arg-type]
 
 
 def test_the_old_module_of_that_name_is_gone() -> None:

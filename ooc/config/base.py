@@ -271,7 +271,8 @@ def _shown(value: object) -> str:
 
 
 def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> Settings:
-    """Construct `model` from values; raises ConfigError with the first fault in one line."""
+    """Construct `model` from values, also those of numpy and torch; raises ConfigError with the first fault in one line."""
+    values = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
     try:
         return model(**values)
     except ValidationError as error:

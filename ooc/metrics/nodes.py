@@ -185,11 +185,13 @@ class BinnedRanking:
 
 
 def bins_of(odds: Tensor) -> Tensor:
-    """The bins of log-odds, int64 of their shape, in ascending order; infinite ones are in the outermost bins.
+    """The bins of log-odds, int64 of their shape, in ascending order; infinite ones are in the outermost bins, NaN in the
+    first.
 
     >>> bins_of(torch.tensor([-torch.inf, 0.0, 20.0, torch.inf]))
     tensor([   0, 1024, 1798, 2047])
     """
+    odds = odds.nan_to_num(-torch.inf, torch.inf, -torch.inf)
     size = odds.abs()
     inner = size * ((BINS // 2 - _OUTER) / LINEAR)
     outer = BINS // 2 - _OUTER + (size / LINEAR).log() * (_OUTER / math.log(MOST_ODDS / LINEAR))

@@ -4,6 +4,7 @@ A pass goes on where an earlier process was interrupted: while a file is made, a
 file appears whole.
 """
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -299,6 +300,8 @@ class _Work:
             with self._dataset(has_layers(self.model)) as dataset:
                 yield dataset, self.model, dataset.task
             return
+        if not isinstance(self.model, str | os.PathLike):
+            raise ConfigError(f"model must be a module or the directory of a run, not a {type(self.model).__name__}")
         run = Path(self.model)
         config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
         with self._dataset(takes_floats(config)) as dataset:
@@ -352,12 +355,15 @@ def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool
 
 def _kept(work: _Work, folder: Path | str | None) -> NodeRows:
     """The rows, in memory or in a temporary folder that goes with them."""
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"{folder}: there is no such directory; make it first")
     where = Path(tempfile.mkdtemp(prefix="ooc-rows-", dir=folder))
     release = partial(shutil.rmtree, where, ignore_errors=True)
     try:
         with work.opened() as (dataset, model, _):
             made = work.begun(dataset, model, where / "pass")
-            return NodeRows(made.run(*work.watched), partial(_released, made, release))
+            release = partial(_released, made, release)
+            return NodeRows(made.run(*work.watched), release)
     except BaseException:
         release()
         raise

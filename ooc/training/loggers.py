@@ -12,6 +12,8 @@ from ooc.training.callbacks import Callback, scores_of
 
 _FLUSH_SECONDS = 1.0
 """between two requests to an MLflow server"""
+_MOST_METRICS = 1000
+"""of one request, as MLflow limits them"""
 
 
 class Logger(Callback):
@@ -148,7 +150,8 @@ class MLflowLogger(Logger):
             self._flush()
 
     def _flush(self) -> None:
-        self._client.log_batch(self._run, self._pending)
+        for first in range(0, len(self._pending), _MOST_METRICS):
+            self._client.log_batch(self._run, self._pending[first : first + _MOST_METRICS])
         self._pending, self._sent = [], time.monotonic()
 
     def finish(self, summary: dict[str, Any]) -> None:

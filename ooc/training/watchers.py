@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 from ooc.config.base import RunConfig
@@ -27,6 +28,12 @@ class Watchers:
                 getattr(callback, name)(*values)
 
         return call
+
+    def close(self) -> None:
+        """Close each, also where one before it fails."""
+        with ExitStack() as closed:
+            for callback in reversed(self.all):
+                closed.callback(callback.close)
 
 
 def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "ap", "mrr", "auroc")) -> str:

@@ -201,3 +201,15 @@ def test_parts_of_a_loss_add_up_to_its_mean(task: str, weighted: bool) -> None:
     total = sum(loss.weight(labels[part]) for part in parts)
     found = sum(float(loss.part(logits[part], labels[part])) for part in parts) / total
     assert found == pytest.approx(float(loss(logits, labels)), rel=1e-6)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+@pytest.mark.parametrize("exact", [0, 1 << 22])
+def test_a_model_that_gives_nan_is_scored(task: str, exact: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "EXACT_SCORES", exact)
+    logits = RNG.standard_normal((40, 1 if task == "binary" else 3)).astype(np.float32)
+    logits[5], logits[6, 0] = np.nan, np.inf
+    labels = RNG.integers(0, 2, (40, 3)) if task == "multilabel" else np.arange(40) % 2
+    found = in_batches(Scores(task, 3, 40), logits, labels)
+    assert found["loss"] is None
+    assert 0 < (found["auroc"] or 0) < 1

@@ -54,6 +54,22 @@ def test_a_callback_follows_a_run_and_the_rest_of_it(make_store: MakeStore, tmp_
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == _without(store, tmp_path / "plain")
 
 
+class Failing(Recorded):
+    """Fails when it is closed, as a logger whose server is gone."""
+
+    def close(self) -> None:
+        super().close()
+        raise OSError("no connection")
+
+
+def test_a_callback_that_fails_to_close_leaves_no_other_open(make_store: MakeStore, tmp_path: Path) -> None:
+    all_of = [Recorded(), Failing(), Recorded()]
+    with pytest.raises(OSError, match="no connection"):
+        train(configure(make_store(), tmp_path / "run", epochs=1), callbacks=all_of)
+    assert [each.calls.count(("close", None)) for each in all_of] == [1, 1, 1]
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 def _without(store: Path, out: Path) -> bytes:
     train(configure(store, out, epochs=2))
     return (out / "metrics.jsonl").read_bytes()
@@ -87,6 +103,7 @@ def test_mlflow_has_the_losses_the_settings_and_the_scores(
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("alembic")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("ooc.training.loggers._MOST_METRICS", 3)  # requests have a limit
     losses = logged(make_store, tmp_path / "run", "mlflow")
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
     [found] = client.search_runs([client.get_experiment_by_name("ooc").experiment_id])
