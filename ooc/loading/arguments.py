@@ -218,6 +218,18 @@ def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> Input
     return nodes
 
 
+def members_of(ds: Dataset, input_nodes: Any) -> tuple[Members | None, str | None]:
+    """The nodes that a loader of subgraphs trains on, and their identity; None for all. Raises as `input_nodes_of`."""
+    if input_nodes is None:
+        return None, None
+    nodes = input_nodes_of(ds, input_nodes)
+    if isinstance(nodes.node, Members):
+        return nodes.node, nodes.identity
+    wanted = np.zeros(ds.num_nodes, bool)
+    wanted[nodes.ids(np.arange(len(nodes)))] = True
+    return Members.of(wanted), nodes.identity
+
+
 def _rows_of(ds: Dataset, input_nodes: Any) -> NDArray[Any]:
     """Ids or a mask as an array; the user's own ids, where these are words, as rows."""
     words = isinstance(input_nodes, Sequence) or (isinstance(input_nodes, np.ndarray) and input_nodes.dtype.kind in "UOT")

@@ -17,7 +17,7 @@ import torch
 from torch_geometric.data import Data
 
 from ooc.graph.mapped_topology import Topology
-from ooc.loading.arguments import InputNodes, check_numbers, check_pyg_arguments, dataset_of, renamed
+from ooc.loading.arguments import InputNodes, check_numbers, check_pyg_arguments, dataset_of, members_of, renamed
 from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
 from ooc.loading.batch_bytes import BatchBytes, row_bytes_of
 from ooc.loading.choose_read_strategy import choose_strategy
@@ -240,8 +240,8 @@ class ClusterLoader(SubgraphLoader):
         batch_size: Parts of a batch.
         shuffle: Whether parts are grouped anew every epoch, in a keyed random order.
         num_parts: Equal ranges of node ids to make, where the store has no parts (`ooc ingest --parts`).
-        input_nodes: The split to train on. `y` of other nodes is unknown (-1, NaN), so that a loss which leaves those out
-            trains on the split alone, and `input_mask` (bool[n]) is true for the split.
+        input_nodes: The nodes to train on, a split's name, a mask or ids as NeighborLoader's. `y` of other nodes is unknown
+            (-1, NaN), so that a loss which leaves those out trains on these alone, and `input_mask` (bool[n]) is true for them.
         num_layers: `blocks` has so many, one and the same.
         transform, drop_last, num_workers, pin_memory, prefetch_factor, seed, rank, world_size: As NeighborLoader's.
         arguments: device, dtype, features, split_masks, edge_ids, budget, sample_threads, and PyG's and DataLoader's other
@@ -266,7 +266,7 @@ class ClusterLoader(SubgraphLoader):
         batch_size: int = 1,
         shuffle: bool = False,
         num_parts: int | None = None,
-        input_nodes: str | None = None,
+        input_nodes: Any = None,
         num_layers: int = 1,
         transform: Callable[[Data], Any] | None = None,
         drop_last: bool = False,
@@ -281,10 +281,10 @@ class ClusterLoader(SubgraphLoader):
     ) -> None:
         data = dataset_of(data)
         self.parts, nodes = _parts_of(data, num_parts, batch_size)
-        train = None if input_nodes is None else data.members(input_nodes)
+        train, self._train = members_of(data, input_nodes)
         if train is not None and data.graph.parts is None:
             _warn_of_crowded_parts(self.parts, train)
-        share, self._train = share_of(seed, rank, world_size, in_order=not shuffle), input_nodes
+        share = share_of(seed, rank, world_size, in_order=not shuffle)
         super().__init__(
             data,
             Order(nodes, int(batch_size), shuffle, drop_last=drop_last, **share._asdict()),
@@ -343,7 +343,7 @@ class SaintLoader(SubgraphLoader):
         num_steps: int | None = None,
         sample_coverage: float = 50,
         save_dir: Path | str | None = None,
-        input_nodes: str | None = None,
+        input_nodes: Any = None,
         num_layers: int = 1,
         transform: Callable[[Data], Any] | None = None,
         num_workers: int = 0,
@@ -358,9 +358,12 @@ class SaintLoader(SubgraphLoader):
         data = dataset_of(data)
         self.how = check(Draw(sampler, batch_size, walk_length if sampler == "walk" else 1))
         steps = -(-data.num_nodes // self.how.most_nodes) if num_steps is None else num_steps
+        if not isinstance(steps, int | np.integer):
+            raise ConfigError(f"num_steps must be a whole number, not {steps!r}")
         if steps < 1 or not sample_coverage > 0:
             raise ConfigError(f"num_steps {steps} and sample_coverage {sample_coverage} must be more than 0")
-        share, self._train = share_of(seed, rank, world_size), input_nodes
+        share = share_of(seed, rank, world_size)
+        train, self._train = members_of(data, input_nodes)
         norm_seed = 0 if share.seed_drawn else share.seed  # so that counts in `save_dir` serve the next loader without a seed
         self._norm_of = {**self.how._asdict(), "seed": norm_seed, "coverage": sample_coverage, "store": data.fingerprint}
         self._closed = False
@@ -371,7 +374,7 @@ class SaintLoader(SubgraphLoader):
         super().__init__(
             data,
             Order(InputNodes(steps * share.world_size), 1, False, drop_last=False, **share._asdict()),
-            None if input_nodes is None else data.members(input_nodes),
+            train,
             num_layers=num_layers,
             transform=transform,
             num_workers=num_workers,

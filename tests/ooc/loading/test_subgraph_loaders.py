@@ -10,11 +10,11 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import subgraph
 
 import ooc
-from ooc.loading.subgraph_loaders import ClusterLoader
+from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.models.convs import BlockGCNConv, BlockSAGEConv
 from ooc.runtime.memory_plan import divide
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.errors import BudgetError, ConfigError, InputError
 from tests.conftest import MakeStore
 from tests.ooc.batches import same
 
@@ -70,6 +70,25 @@ def test_a_batch_is_the_subgraph_of_its_parts(store: Path, monkeypatch: pytest.M
             assert batch.blocks[1] is block
         assert torch.equal(torch.cat(seen).sort().values, torch.arange(N))
         assert (loader.topology_bytes_read > 0) == (where == "edges on disk")
+
+
+def test_nodes_to_train_on_are_given_as_a_split_a_mask_or_ids(store: Path) -> None:
+    with Dataset.open(store) as ds:
+        makes = [
+            lambda nodes: ClusterLoader(ds, num_parts=None, input_nodes=nodes, seed=0),
+            lambda nodes: SaintLoader(ds, "node", 9, sample_coverage=1, num_steps=2, input_nodes=nodes, seed=0),
+        ]
+        for make in makes:
+            of_split, *others = [make(nodes) for nodes in ("train", ds.train_mask, ds.split("train").tolist())]
+            expected = list(of_split)
+            for other in others:
+                assert same(list(other), expected)
+                with pytest.raises(ConfigError, match="train was 'train' and is 'array:"):
+                    other.load_state_dict({**of_split.state_dict(), "epoch": 0, "step": 0})
+            with pytest.raises(InputError, match="mask of input nodes has 3 entries"):
+                make([True, False, True])
+        with pytest.raises(ConfigError, match=r"num_steps must be a whole number, not 2\.5"):
+            SaintLoader(ds, num_steps=2.5)  # type: ignore[arg-type]
 
 
 def test_unweighted_batches_count_their_own_degrees(make_store: MakeStore) -> None:
