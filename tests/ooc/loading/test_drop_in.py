@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, TemporalData
-from torch_geometric.loader import ZipLoader
+from torch_geometric.loader import CachedLoader, PrefetchLoader, ZipLoader
 
 import ooc
 from ooc.graph.aggregation import PreAggregation
@@ -114,6 +114,30 @@ def test_pygs_zip_loader_runs_on_loaders(ds: Any) -> None:
     assert [batch.n_id[: batch.batch_size].tolist() for batch in pairs[1]] == [
         ds.split(name)[5:10].tolist() for name in ("train", "val")
     ]
+
+
+def test_pygs_cached_and_prefetch_loaders_run_on_loaders(ds: Any) -> None:
+    def fresh() -> ooc.NeighborLoader:
+        return ooc.NeighborLoader(ds, [3, 2], "train", batch_size=10, shuffle=True, seed=3)
+
+    expected, cpu = list(fresh()), torch.device("cpu")
+    cached = CachedLoader(fresh(), cpu)
+    assert len(cached) == len(expected)
+    first, second = list(cached), list(cached)
+    assert same(first, expected)
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    prefetched = PrefetchLoader(fresh(), device=cpu)
+    assert len(prefetched) == len(expected)
+    assert same(list(prefetched), expected)
+
+
+def test_sampled_counts_are_those_of_pygs_example(make_store: MakeStore) -> None:
+    """The graph of PyG's own test: node 7 has four sources, nodes 2 and 3 share it."""
+    src, dst = np.array([2, 3, 4, 5, 7, 7, 10, 11, 12, 13]), np.array([0, 1, 2, 3, 2, 3, 7, 7, 7, 7])
+    with ooc.open(make_store(num_nodes=14, src=src, dst=dst)) as ds:
+        batch = next(iter(ooc.NeighborLoader(ds, [1, 2, 4], batch_size=2)))
+        assert batch.num_sampled_nodes == [2, 2, 3, 4]
+        assert batch.num_sampled_edges == [2, 4, 4]
 
 
 def test_input_nodes_by_ones_own_ids(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """NeighborLoader's cursor: what batches depend on, epochs, ranks, resume to the bit, and epochs left half-consumed."""
 
 import gc
+import json
 
 import pytest
 import torch
@@ -107,6 +108,22 @@ def test_a_state_of_another_loader_is_refused(ds):
         NeighborLoader(ds, [2], "train", batch_size=5).load_state_dict(state)
     with pytest.raises(ConfigError, match="step 99"):
         NeighborLoader(ds, [2], "train", batch_size=4).load_state_dict({"epoch": 0, "step": 99})
+
+
+def test_a_state_leads_the_same_loader_back_and_is_json(ds):
+    loader = NeighborLoader(ds, [2], "train", batch_size=5, shuffle=True)
+    epoch = iter(loader)
+    before = loader.state_dict()
+    taken = [next(epoch) for _ in range(3)]
+    middle = json.loads(json.dumps(loader.state_dict()))
+    assert middle == loader.state_dict()
+    rest = list(epoch)
+    loader.load_state_dict(middle)
+    assert same(list(loader), rest)
+    loader.load_state_dict(before)
+    assert same(list(loader), taken + rest)
+    with pytest.raises(ConfigError, match="step -1"):
+        loader.load_state_dict({**before, "step": -1})
 
 
 def test_epochs_follow_one_another_and_can_be_set(ds):

@@ -82,6 +82,18 @@ def test_inference_is_pygs(make_store: MakeStore, name: str) -> None:
         np.testing.assert_allclose(rows, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("jk", ["cat", *(pytest.param(name, marks=pytest.mark.slow) for name in ("max", "lstm"))])
+def test_inference_joins_layers_as_pygs(make_store: MakeStore, jk: str) -> None:
+    """Jumping knowledge, which PyG's own layer-wise `inference(loader)` leaves out."""
+    store = make_store()
+    x, edge_index, *_ = whole(store)
+    model = in_memory("GraphSAGE", edge_index, jk=jk).eval()
+    with torch.inference_mode():
+        expected = model(x, edge_index)
+    with infer(model, store) as rows:
+        np.testing.assert_allclose(rows, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_settings_reach_pygs_models(make_store: MakeStore, tmp_path: Path) -> None:
     store = make_store()
     x, edge_index, y, node = whole(store)

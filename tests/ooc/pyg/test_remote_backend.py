@@ -119,6 +119,16 @@ def test_the_feature_store_is_the_arrays(ds, whole):
         OocFeatureStore(ds, names=["nothing"])
 
 
+def test_views_of_the_feature_store(ds, whole):
+    store, ids = OocFeatureStore(ds), torch.tensor([7, 0, 7])
+    for got in (store["node", "x", :], store["node"]["x"][:], store["node"].x[:], store.view().node.x[:], store[None, "x", :]):
+        assert torch.equal(got, whole.x)
+    for got in (store["node", "x", ids], store["node"].x[ids], store.view(group_name=None).x[ids]):
+        assert torch.equal(got, whole.x[ids])
+    with pytest.raises(KeyError, match="'z'"):
+        store["node"].z[:]
+
+
 def test_the_graph_store_gives_every_layout(ds, whole):
     store = OocGraphStore(ds)
     row, colptr = store.get_edge_index(edge_type=None, layout="csc")
