@@ -1,5 +1,6 @@
 """A small graph with planted classes, as Parquet files: neighbors say more about a node's class than its own features."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ooc.stores.errors import InputError
+from ooc.stores.io.atomic import disk_errors, partial_path
 
 NODES, EDGES, CLASSES, FEATURES = 20_000, 200_000, 8, 32
 _SAME = 0.6
@@ -29,15 +31,34 @@ def write_graph(folder: Path | str) -> Path:
 
     Raises:
         InputError: One of the files exists already.
+        StoreError: If the disk fails or is full.
 
     >>> write_graph("demo")
     PosixPath('demo')
     """
-    folder = Path(folder)
-    for name in ("edges.parquet", "nodes.parquet"):
-        if (folder / name).exists():
-            raise InputError(f"{folder / name} exists already: remove it, or choose another directory")
-    folder.mkdir(parents=True, exist_ok=True)
+    edges, nodes = (Path(folder, name) for name in ("edges.parquet", "nodes.parquet"))
+    _check_absent(nodes)
+    tables = _tables()
+    with disk_errors(folder):
+        edges.parent.mkdir(parents=True, exist_ok=True)
+        for path, table in zip((edges, nodes), tables, strict=True):
+            pq.write_table(table, partial_path(path))
+        if edges.exists() and edges.read_bytes() != partial_path(edges).read_bytes():  # not of a call that was killed
+            for path in (edges, nodes):
+                partial_path(path).unlink()
+            _check_absent(edges)
+        for path in (edges, nodes):
+            os.replace(partial_path(path), path)
+    return edges.parent
+
+
+def _check_absent(path: Path) -> None:
+    if path.exists():
+        raise InputError(f"{path} exists already: remove it, or choose another directory")
+
+
+def _tables() -> tuple[pa.Table, pa.Table]:
+    """Edges and nodes."""
     rng = np.random.default_rng(_SEED)
     labels = rng.integers(0, CLASSES, NODES)
     src, dst = _edges(rng, labels)
@@ -46,9 +67,7 @@ def write_graph(folder: Path | str) -> Path:
     split = rng.choice(list(_SPLITS), NODES, p=list(_SPLITS.values()))
     features = {f"f{number}": pa.array(np.ascontiguousarray(x[:, number])) for number in range(FEATURES)}
     nodes = {"id": pa.array(np.arange(NODES)), "label": pa.array(labels), "split": pa.array(split.tolist()), **features}
-    pq.write_table(pa.table({"src": pa.array(src), "dst": pa.array(dst)}), folder / "edges.parquet")
-    pq.write_table(pa.table(nodes), folder / "nodes.parquet")
-    return folder
+    return pa.table({"src": pa.array(src), "dst": pa.array(dst)}), pa.table(nodes)
 
 
 def _edges(rng: np.random.Generator, labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -17,7 +17,7 @@ from ooc.config.base import differing
 from ooc.config.modes import class_of
 from ooc.report.gantt import gantt_figure, stage_name
 from ooc.runtime.clock import Trace, read_trace
-from ooc.stores.io.atomic import write_file
+from ooc.stores.io.atomic import remove_leftovers, write_file
 from ooc.stores.sizes import format_bytes
 from ooc.training.checkpoint import read_json, read_metrics, read_plan
 
@@ -78,6 +78,7 @@ def write_report(run_dir: Path | str) -> Path:
             more, schedule = _exact(read_plan(run_dir), summary["full"], trace)
             figures, timeline = [*figures, *more], schedule
     page = _render(run_dir.resolve().name, summary, figures, len(steps), len(epochs), timeline)
+    remove_leftovers(run_dir)
     write_file(run_dir / REPORT, page.encode())
     return run_dir / REPORT
 

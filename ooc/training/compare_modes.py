@@ -3,7 +3,6 @@
 Each is composed as training would compose it and profiled as `ooc plan --mode` does, but for its scores, which all share.
 """
 
-import tempfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ooc.planning.measure import batches_of
 from ooc.planning.run_plan import Plan
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.io.working import scratch_folder
 from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode
 from ooc.training.loop import PLAN_SECONDS, planning
 from ooc.training.open_run import open_dataset
@@ -37,14 +37,14 @@ def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
     Raises BudgetError where no mode fits the memory, ConfigError and StoreError where the store cannot be trained on at all.
     """
     # One data set for all modes: so they have the same memory, whatever the ones before have loaded.
-    with tempfile.TemporaryDirectory(prefix="ooc-plan-") as folder, open_dataset(config) as dataset:
+    with scratch_folder(None, "ooc-plan") as folder, open_dataset(config) as dataset:
         ranked = sorted(TRIED, key=lambda name: TRIED[name].traits.rank)
-        found = [_candidate(config, name, dataset, Path(folder)) for name in ranked]
+        found = [_candidate(config, name, dataset, folder) for name in ranked]
         chosen = choose(found, config.layers)
         if chosen.best.fix is not None:
             raise BudgetError(chosen.best.fix)
         settings = in_mode(config, chosen.recommended, chosen.best.settings)
-        with planning(settings, Path(folder) / "best", dataset) as mode:
+        with planning(settings, folder / "best", dataset) as mode:
             return chosen, mode.predict(PLAN_SECONDS, variants=True)
 
 

@@ -6,7 +6,6 @@ never interrupted. Checkpoints are taken between optimizer steps only: no gradie
 
 import math
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -21,6 +20,7 @@ from ooc.config.base import RunConfig
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import OocError
+from ooc.stores.io.working import scratch_folder
 from ooc.training.callbacks import Callback
 from ooc.training.open_run import open_run
 from ooc.training.registry import mode_of
@@ -78,8 +78,8 @@ def plan(config: RunConfig) -> Any:
     """
     above = next(folder for folder in Path(config.out).resolve().parents if folder.is_dir())  # its disk is the run's
     with (
-        tempfile.TemporaryDirectory(prefix="ooc-plan-", dir=above if mode_of(config).plans_disk else None) as folder,
-        planning(config, Path(folder) / "run") as mode,
+        scratch_folder(above if mode_of(config).plans_disk else None, "ooc-plan") as folder,
+        planning(config, folder / "run") as mode,
     ):
         return mode.predict(PLAN_SECONDS, variants=True)
 

@@ -290,14 +290,15 @@ def _large_file(path: Path) -> Iterator[Path]:
     if found is not None and _allocated_bytes(found) >= FILE_BYTES:
         yield found
         return
-    with disk_errors(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=".ooc-machine-") as file:
+    with disk_errors(folder), tempfile.TemporaryFile(dir=folder) as file:  # without a name, which a kill would leave there
         generator = np.random.default_rng()
         for _ in range(0, FILE_BYTES, 2**20):
             file.write(generator.bytes(2**20))  # random, because a file system may not store zeros
         file.flush()
         os.fsync(file.fileno())
-        _drop_cache(Path(file.name))
-        yield Path(file.name)
+        opened = Path(f"/proc/self/fd/{file.fileno()}")
+        _drop_cache(opened)
+        yield opened
 
 
 def _largest_below(folder: Path) -> Path | None:

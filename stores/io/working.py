@@ -1,9 +1,11 @@
-"""The working directory of an ingest, `<out>.partial`: what it is made of, and what is removed of it when."""
+"""Working directories, and what is removed of them when: that of an ingest, `<out>.partial`, and those that go with a block."""
 
 import fcntl
 import os
 import shutil
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ooc.stores.io.atomic import partial_path
@@ -53,5 +55,46 @@ def tidy(out: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             clear(root)
             remove_emptied(root)
+        finally:
+            os.close(lock)
+
+
+@contextmanager
+def scratch_folder(above: Path | None, name: str) -> Iterator[Path]:
+    """Yield a new folder `.NAME-*.tmp` in `above` (None: the system's temporary folder), which goes with the block.
+
+    Folders of that name that killed processes left there are removed first: nobody holds their lock.
+
+    >>> with scratch_folder(run.parent, "ooc-plan") as folder: ...
+    """
+    top = Path(tempfile.gettempdir()) if above is None else above
+    for left in top.glob(f".{name}-*.tmp"):
+        _remove_unlocked(left)
+    folder, lock = _new_folder(top, name)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _new_folder(top: Path, name: str) -> tuple[Path, int]:
+    """A new folder and the descriptor that locks it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{name}-", suffix=".tmp", dir=top))
+        with suppress(FileNotFoundError):  # another process took it for one that was left
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    with suppress(OSError):  # in use, another user's, or gone
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
         finally:
             os.close(lock)

@@ -1,14 +1,16 @@
 """The demo graph: the same every time, and one on which neighbors help."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ooc.cli.main import main
-from ooc.examples import SCRIPTS, source
+from ooc.examples import SCRIPTS, graph, source
 from ooc.examples.graph import CLASSES, EDGES, FEATURES, NODES, write_graph
 from ooc.stores.errors import InputError
 
@@ -61,6 +63,41 @@ def test_it_is_the_same_graph_every_time(folder: Path, tmp_path: Path) -> None:
         assert hashlib.sha256((again / name).read_bytes()).digest() == hashlib.sha256((folder / name).read_bytes()).digest()
     with pytest.raises(InputError, match="exists already"):
         write_graph(tmp_path)
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_graph_whose_writing_was_killed_is_completed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    write_table = pq.write_table
+
+    def dying(table: pa.Table | None, path: Path) -> None:
+        if len([*tmp_path.iterdir()]) == written:
+            path.write_bytes(b"PAR1 and no more")
+            raise Killed
+        write_table(table, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(graph.pq, "write_table", dying)
+        patched.setattr(graph.os, "replace", lambda source, _: dying(None, Path(source)))
+        with pytest.raises(Killed):
+            write_graph(tmp_path)
+    again = write_graph(tmp_path)
+    assert sorted(path.name for path in again.iterdir()) == ["edges.parquet", "nodes.parquet"]
+    assert (again / "edges.parquet").read_bytes() == (folder / "edges.parquet").read_bytes()
+
+
+def test_edges_of_a_killed_call_are_kept_and_those_of_others_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "edges.parquet", tmp_path)
+    write_graph(tmp_path)
+    (tmp_path / "nodes.parquet").unlink()
+    (tmp_path / "edges.parquet").write_bytes(b"mine")
+    with pytest.raises(InputError, match=r"edges\.parquet exists already"):
+        write_graph(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"edges.parquet": b"mine"}
 
 
 def test_the_examples_are_listed_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,9 @@ def test_the_page_says_what_batches_are_made_of(
 def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     lines = [{"epoch": 0, "step": step, "loss": 1 / (step + 1)} for step in range(7)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"epoch": 0, "ste')
+    (tmp_path / f".report.html.{2**22 + 1}.tmp").touch()  # of a call that was killed
     page = write_report(tmp_path).read_text()
+    assert [*tmp_path.glob(".*")] == []
     assert "Not finished" in page
     assert page.count("<svg") == 1
 

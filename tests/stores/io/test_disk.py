@@ -116,7 +116,7 @@ def test_a_kept_profile_that_makes_no_sense_is_not_there(tmp_path: Path, changes
 class TestMeasure:
     def test_a_large_file_is_read_and_nothing_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "large").write_bytes(os.urandom(5 * 2**20))
-        monkeypatch.setattr(disk.tempfile, "NamedTemporaryFile", None)
+        monkeypatch.setattr(disk.tempfile, "TemporaryFile", None)
         for path in (tmp_path, tmp_path / "large"):
             profile = measure(path, "pread")
             assert [line.nbytes for line in profile.table] == list(disk.SIZES)
@@ -136,13 +136,19 @@ class TestMeasure:
         with (folder / "hole").open("wb") as file:
             file.truncate(2**30)
         (folder / "link").symlink_to(folder / "hole")
-        opened = []
+        opened, beside = [], []
         real = disk.open_engine
-        monkeypatch.setattr(disk, "open_engine", lambda name, segments: opened.append(segments) or real(name, segments))
+
+        def opening(name: str, segments: Any) -> Any:
+            opened.append(os.stat(segments.paths[0]))
+            beside.append(sorted(file.name for file in folder.iterdir()))
+            return real(name, segments)
+
+        monkeypatch.setattr(disk, "open_engine", opening)
         for path in (folder, folder / "small", folder / "hole"):
             measure(path, "pread")
-            assert opened[-1].paths[0].name.startswith(".ooc-machine-")
-            assert opened[-1].total == 4 * 2**20
+            assert (opened[-1].st_size, opened[-1].st_dev) == (4 * 2**20, folder.stat().st_dev)
+            assert beside[-1] == ["hole", "link", "small"], "a kill would leave it there"
         assert sorted(file.name for file in folder.iterdir()) == ["hole", "link", "small"]
 
     def test_the_temporary_file_goes_when_the_measurement_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

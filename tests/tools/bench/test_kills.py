@@ -1,8 +1,9 @@
 """What the kills' benchmark finds where something is damaged: its checks can fail."""
 
 import os
-import random
 import shutil
+import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from ooc.training.run import Run
 from tests.conftest import MakeStore
 from tests.ooc.runs import KillAt, Killed, configure
 from tools.bench.kills import verbs
+from tools.bench.lib import killed_process
 from tools.bench.lib import leftovers as remains
 from tools.bench.lib.killed_process import Places, end_of, fork, killed_inside
+from tools.bench.lib.results import Results, clear
 
 
 @pytest.fixture
@@ -123,11 +126,48 @@ def test_what_a_command_that_is_killed_leaves_behind_is_a_finding(tmp_path: Path
         return 0
 
     monkeypatch.setattr(verbs, "run", careless)
-    chance = random.Random(0)
-    killed = verbs.Killed(verbs.Verb("careless", ["out"], ()), tmp_path)
+    killed = verbs.Killed(verbs.Verb("careless", ["out"]), tmp_path)
     assert killed.calls == ["open", "write", "rename"]
-    while not killed.at["rename"]:
-        killed.kill(chance)
-    found = [each for each in killed.findings if "killed at rename 0" in each]
+    assert [killed.moment(number)[0] for number in range(5)] == ["open", "rename", "write", "time", "open"]
+    at, found = killed.kill(1)
+    assert at == ["rename"]
     assert len(found) == 1
-    assert ".tmp is in one only" in found[0]
+    assert found[0].startswith("killed at rename 0: ")
+    assert found[0].endswith(".tmp is in one only")
+
+
+def test_each_call_of_a_kind_is_killed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs, "run_until", lambda *_: (0, ["open", "write", "write", "write"]))
+    killed = verbs.Killed(verbs.Verb("none", []), tmp_path)
+    moments = [killed.moment(number) for number in range(18)]
+    assert sorted(moments[1::3][:3]) == [("write", 0), ("write", 1), ("write", 2)]
+    assert moments[1::3][3:] == moments[1::3][:3]
+    assert all(0 <= place <= killed.seconds for _, place in moments[2::3])
+
+
+def test_a_campaign_goes_on_where_it_was_and_repeats_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = Results(tmp_path, every=1)
+    results.add("one", "fine", kills=2, verb="a")
+    results.add("two", "bad", ["it broke", "and more"], kills=1, verb="b")
+    assert "two: it broke\ntwo: and more\n2 cases, 2 findings" in capsys.readouterr().err
+    (tmp_path / "left").mkdir()
+    clear(tmp_path)
+    again = Results(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["results.jsonl"]
+    assert ("one" in again, "two" in again, len(again)) == (True, False, 2)
+    assert again.findings == ["two: it broke", "two: and more"]
+    again.add("two", "fine", kills=1, verb="b")
+    assert (again.findings, again.counts(), again.total("kills"), again.total("kills", verb="a")) == ([], {"fine": 2}, 3, 2)
+
+
+def test_what_blocks_or_spins_hangs_and_what_waits_for_a_core_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spin() -> int:
+        while True:
+            pass
+
+    assert killed_process.ended(fork(signal.pause, tmp_path / "log"), 0.2)[0] is None
+    assert killed_process.ended(fork(spin, tmp_path / "log"), 0.2)[0] is None
+    monkeypatch.setattr(killed_process, "_core_seconds", lambda _: (0.0, 1e9))
+    code, peak = killed_process.ended(fork(lambda: time.sleep(0.4) or 5, tmp_path / "log"), 0.2)
+    assert code == 5
+    assert peak > 1 << 20

@@ -1,24 +1,22 @@
 """Flipped bits in stores: each must be found in use, or be harmless, or be found by --verify-reads or `ooc verify`.
 
-    python -m tools.bench.kills.flips WORK --flips 500 [--stores plain weighted temporal parted grown] [--seed 7]
+    python -m tools.bench.kills.flips WORK --flips 500 [--stores plain encoded ...] [--seed 7]
 
 Small stores are made of every kind. Then one bit of one file is flipped at a time: the store is used (a run of training, or the
 batches of a loader), and the result is compared with that of the sound store. Where nothing was found, it is verified, and used
-once more with `verify_reads`. A crash, a traceback, a use of more than --seconds, or a changed result that neither finds is a
-finding. Prints JSON; exits with 1 and keeps WORK if there are findings.
+once more with `verify_reads`. A crash, a traceback, a use that hangs for --seconds, or a changed result that neither finds is a
+finding. Results are kept in WORK: given again, the command goes on where it was stopped, and runs what it found again. Prints
+JSON; exits with 1 and keeps WORK if there are findings.
 """
 
 import argparse
+import faulthandler
 import hashlib
 import json
-import os
 import random
 import shutil
-import signal
 import sys
-import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.lib.killed_process import fork
+from tools.bench.lib.killed_process import ended, fork
+from tools.bench.lib.results import Results, clear
 
-NODES, EDGES, EVENTS = 3000, 20_000, 6000
+NODES, EDGES, EVENTS = 3000, 20_000, 1500
 FOUND, FAILED = 2, 3
 """exit codes of a process that ended with an error for users, and with any other exception"""
 
@@ -76,7 +75,33 @@ def _temporal(path: Path, appended: int = 0) -> None:
         append(AppendSpec(out=path, edges=edges, **common))
 
 
-def _trained(store: Path, verify_reads: bool, model: str = "sage", mode: str = "sampled") -> Any:
+def _encoded(path: Path) -> None:
+    """A store with features in int8 and their scales, names of classes, and ids that are words."""
+    from ooc.stores.ingest import IngestSpec, ingest
+
+    rng = np.random.default_rng(4)
+    np.save(path.with_suffix(".npy"), rng.standard_normal((NODES, 64)).astype(np.float32))
+    nodes = (f"n{node},{'abcde'[node % 5]},{('train', 'val', 'test')[node % 3]}" for node in range(NODES))
+    edges = (f"n{a},n{b}" for a, b in rng.integers(0, NODES, (EDGES, 2)))
+    for name, header, rows in (("nodes", "id,y,split", nodes), ("edges", "src,dst", edges)):
+        path.with_name(f"{name}.csv").write_text("\n".join([header, *rows, ""]))
+    tables: dict[str, Any] = {"edges": str(path.with_name("edges.csv")), "nodes": str(path.with_name("nodes.csv"))}
+    columns: dict[str, Any] = {"label": "y", "split": "split", "features": [f"x={path.with_suffix('.npy')}"]}
+    ingest(IngestSpec(out=path, **tables, **columns, dtype="int8"))
+
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "sampled": {"plan": False, "fanout": [5, 5], "batch_size": 500},
+    "full": {"plan": False},
+    "cluster": {"plan": False},
+    "history": {"plan": False, "parts": 6},
+    "events": {"batch_size": 250},
+    "snapshots": {"by": "count", "window": 400},
+}
+"""mode -> settings of a short run"""
+
+
+def _trained(store: Path, verify_reads: bool, model: str = "sage", mode: str = "sampled", **more: Any) -> Any:
     """The losses and scores of a short run."""
     from ooc.config import load_config
     from ooc.training.loop import train
@@ -84,16 +109,21 @@ def _trained(store: Path, verify_reads: bool, model: str = "sage", mode: str = "
     out = store.with_name("run")
     shutil.rmtree(out, ignore_errors=True)
     given: dict[str, Any] = {"store": store, "out": out, "mode": mode, "model": model, "hidden": 8, "epochs": 1, "seed": 1}
-    sizes: dict[str, Any] = {"threads": 1, "device": "cpu", "verify_reads": verify_reads}
-    if mode == "events":
-        sizes |= {"batch_size": 500}
-    else:
-        sizes |= {"plan": False}
-    if mode == "sampled":
-        sizes |= {"fanout": [5, 5], "batch_size": 500}
-    train(load_config(None, {**given, **sizes}, {}))
+    given |= {"threads": 1, "device": "cpu", "verify_reads": verify_reads}
+    train(load_config(None, given | _SETTINGS[mode] | more, {}))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not name.endswith(("_s", "seconds", "bytes"))} for line in lines]
+
+
+def _inferred(store: Path, verify_reads: bool) -> Any:
+    """A digest of what a model trained for one batch says of every node."""
+    import ooc
+
+    _trained(store, verify_reads, max_steps=1, evaluate="layerwise")
+    found = store.with_name("predictions.csv")
+    found.unlink(missing_ok=True)
+    ooc.infer(store.with_name("run"), store, found, verify_reads=verify_reads)
+    return hashlib.sha256(found.read_bytes()).hexdigest()
 
 
 def _looped(store: Path, verify_reads: bool) -> Any:
@@ -102,7 +132,7 @@ def _looped(store: Path, verify_reads: bool) -> Any:
 
     digest = hashlib.sha256()
     with ooc.open(store, verify_reads=verify_reads) as ds:
-        for batch in ooc.SnapshotLoader(ds, window=5000):
+        for batch in ooc.SnapshotLoader(ds, window=2000):
             for _, value in sorted(batch.to_dict().items()):
                 digest.update(value.numpy().tobytes() if hasattr(value, "numpy") else repr(value).encode())
     return digest.hexdigest()
@@ -113,8 +143,17 @@ STORES: dict[str, tuple[Callable[[Path], None], tuple[Use, ...]]] = {
     "plain": (_plain, (_trained, partial(_trained, mode="full"))),
     "weighted": (partial(_plain, weighted=True), (partial(_trained, model="gcn"),)),
     "parted": (partial(_plain, parts=np.array([0, 1000, NODES])), (partial(_trained, mode="cluster"),)),
-    "temporal": (_temporal, (partial(_trained, mode="events", model="tgat"), _looped)),
-    "grown": (partial(_temporal, appended=1000), (_looped,)),
+    "encoded": (_encoded, (_inferred, partial(_trained, mode="history"))),
+    "temporal": (
+        _temporal,
+        (
+            partial(_trained, mode="events", model="tgat"),
+            partial(_trained, mode="events", model="tgn"),
+            partial(_trained, mode="snapshots", model="evolvegcn"),
+            _looped,
+        ),
+    ),
+    "grown": (partial(_temporal, appended=400), (_looped, partial(_trained, mode="events", model="tgn"))),
 }
 """name -> (how to make it, ways to use it)"""
 
@@ -137,17 +176,10 @@ def _child(work: Callable[[], Any], out: Path) -> int:
 def outcome(work: Callable[[], Any], out: Path, seconds: float) -> tuple[str, str]:
     """Run `work` in a process; returns ("ok", its result), ("found", the error) or what else happened, with details."""
     out.unlink(missing_ok=True)
-    child, end = fork(partial(_child, work, out), out.with_suffix(".log")), time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return "hang", f"longer than {seconds} s"
-        time.sleep(0.01)
-    code, text = os.waitstatus_to_exitcode(status), out.read_text() if out.exists() else ""
+    code, _ = ended(fork(partial(_child, work, out), out.with_suffix(".log")), seconds)
+    if code is None:
+        return "hang", f"longer than {seconds} s"
+    text = out.read_text() if out.exists() else ""
     return {0: "ok", FOUND: "found", FAILED: "traceback"}.get(code, "crash"), text or f"exit code {code}"
 
 
@@ -195,50 +227,62 @@ def judge(store: Path, use: Use, sound: str, out: Path, seconds: float) -> tuple
 FINE = ("found in use", "found by verify_reads", "found by verify", "harmless")
 
 
-def campaign(work: Path, flips: int, kinds: list[str], seed: int, seconds: float) -> dict[str, Any]:
-    """Returns how often each outcome came, and the findings."""
+def _prepare(work: Path, kinds: list[str]) -> tuple[list[tuple[str, int, Use]], dict[tuple[str, int], str]]:
+    """Make the stores, and use each in every way; returns the ways, and the results of sound stores.
+
+    This process does it, so that those that are forked have imported and compiled everything.
+    """
+    import torch
+
     import ooc.stores.ingest
-    import ooc.training.loop
+    import ooc.training.infer
     import ooc.training.open_run  # noqa: F401
 
-    work.mkdir()
+    torch.set_num_threads(1)
     ways, sound = [], {}
+    (work / "sound").mkdir()
     for kind in kinds:
         make, uses = STORES[kind]
         store = work / "sound" / f"{kind}.ooc"
-        store.parent.mkdir(exist_ok=True)
-        made, text = outcome(partial(make, store), work / "out", 600)
-        assert made == "ok", text
+        make(store)
         for number, use in enumerate(uses):
-            got, sound[kind, number] = outcome(partial(use, store, False), work / "out", 600)
-            assert got == "ok", sound[kind, number]
+            sound[kind, number] = json.dumps(use(store, False))
             ways.append((kind, number, use))
-    counts: Counter[str] = Counter()
-    findings = []
-    rng, damaged = random.Random(seed), work / "damaged.ooc"
+    return ways, sound
+
+
+def campaign(work: Path, flips: int, kinds: list[str], seed: int, seconds: float) -> dict[str, Any]:
+    """Returns how often each outcome came, and the findings; goes on with what `work` holds."""
+    faulthandler.enable()
+    results = Results(work)
+    clear(work)
+    ways, sound = _prepare(work, kinds)
+    damaged = work / "damaged.ooc"
     for k in range(flips):
         kind, number, use = ways[k % len(ways)]
+        case = f"{kind}/{number} seed {seed} flip {k}"
+        if case in results:
+            continue
         shutil.rmtree(damaged, ignore_errors=True)
         shutil.copytree(work / "sound" / f"{kind}.ooc", damaged)
-        where = flip(damaged, rng)
+        where = flip(damaged, random.Random(f"{seed} {k}"))
         what, text = judge(damaged, use, sound[kind, number], work / "out", seconds)
-        counts[what] += 1
-        if not what.startswith(FINE):
-            findings.append({"store": kind, "use": number, "flip": where, "outcome": what, "text": text[-2000:]})
-            print(json.dumps(findings[-1]), file=sys.stderr, flush=True)
-    return {"flips": flips, "outcomes": dict(sorted(counts.items())), "findings": findings}
+        findings = [] if what.startswith(FINE) else [f"{where}: {what}: {text[-2000:]}"]
+        results.add(case, what, findings, store=kind, where=where)
+    told = {"flips": len(results), "outcomes": results.counts(), "stores": results.counts("store")}
+    return {**told, "findings": results.findings}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=Path, help="a directory to make; removed again if there are no findings")
+    parser.add_argument("work", type=Path, help="a directory to make, or to go on in; removed if there are no findings")
     parser.add_argument("--flips", type=int, default=500)
     parser.add_argument("--stores", nargs="+", choices=list(STORES), default=list(STORES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60, help="that a use may take")
     a = parser.parse_args()
     result = campaign(a.work.absolute(), a.flips, a.stores, a.seed, a.seconds)
-    print(json.dumps(result, indent=2))
+    print(json.dumps(result))
     if result["findings"]:
         sys.exit(1)
     shutil.rmtree(a.work)

@@ -1,14 +1,16 @@
 """kill -9 of every verb and mode, at system calls and at random moments: what is left opens, and the same call completes it.
 
-    python -m tools.bench.kills.verbs WORK --kills 1000 [--places ingest append ...] [--seed 7]
+    python -m tools.bench.kills.verbs WORK --kills 1000 [--places append "history auto" ...] [--seed 7]
 
-Each kill takes a copy of a small store, run or input, kills one command there as it opens, writes, renames, removes or syncs a
-file, or a random time after its start, and gives the command again, as a user would. A kill is a finding if a store cannot be
-opened or is damaged, if an error is not one line, if a command hangs, or if the folder then differs from that of a command that
-nobody killed, by a result or by something that was left behind. All findings are collected. Prints JSON; exits with 1 and keeps
-WORK if there are any.
+Each case takes a copy of a small store, run or input, kills one command there as it opens, writes, renames, removes or syncs a
+file, or a random time after its start, and gives the command again, as a user would; one time in three that call is killed too.
+A kill is a finding if a store cannot be opened or is damaged, if an error is not one line, if a command hangs, or if the folder
+then differs from that of a command that nobody killed, by a result (of a run: by a bit of its log, model or checkpoint) or by
+something that was left behind. Results are kept in WORK: given again, the command goes on where it was stopped, and repeats
+what it found. Prints JSON; exits with 1 and keeps WORK if there are findings.
 """
 
+import itertools
 import os
 import random
 import shutil
@@ -18,78 +20,35 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tools.bench.kills.runs import event_flags, make_events, make_store, train_flags, window_flags
+from tools.bench.kills.commands import Verb, make_inputs, succeed, verbs
 from tools.bench.lib import leftovers as remains
 from tools.bench.lib.killed_process import Difference, command, end_of, fork
 from tools.bench.lib.killed_syscall import run_until
+from tools.bench.lib.results import Results, clear
 
-_SECONDS = 120
+_SECONDS = 600
 """a command that takes longer hangs"""
-_STORE, _EVENTS, _RUN = "graph.ooc", "events.ooc", "model"
-_EDGES = ["--edges", "edges.csv", "--time", "t", "--edge-features", "msg=m"]
-_ENDS = ["--src", "src", "--dst", "dst"]
-_NODES = ["--nodes", "nodes.csv", "--label", "y", "--split", "split", "--x-cols", "f*"]
-_PASSES = {"infer": "p.parquet", "embed": "e.zarr"}
-"""verbs that refuse an output that is there -> their output"""
-_BATCHES: dict[str, dict[str, Any]] = {
-    "sampled": {"fanout": "4,4", "batch_size": 60},
-    "cluster": {"parts": 6},
-    "saint": {"roots": 40, "saint_coverage": 2},
-    "history": {"parts": 6, "history_dtype": "float32", "refresh": 1},
-    "full": {},
-}
-
-
-@dataclass(frozen=True)
-class Verb:
-    """A command that is killed, in a folder with copies of `needs`."""
-
-    name: str
-    words: list[str]
-    needs: tuple[str, ...]
-    out: str | None = None
-    """what the command refuses to overwrite once it is complete"""
-
-
-def verbs() -> list[Verb]:
-    """Every verb that writes, or that reads what another one wrote, and `train` in every mode."""
-    small = {"hidden": 8, "layers": 2, "epochs": 2, "checkpoint_every": 3}
-    found = [
-        Verb("ingest", ["ingest", "new.ooc", *_EDGES, *_ENDS, *_NODES], ("edges.csv", "nodes.csv"), "new.ooc"),
-        Verb("append", ["append", "grown.ooc", *_EDGES, *_ENDS, *_NODES], ("grown.ooc", "edges.csv", "nodes.csv")),
-        Verb("compact", ["compact", "appended.ooc"], ("appended.ooc",)),
-        Verb("verify", ["verify", _STORE], (_STORE,)),
-        Verb("plan", ["plan", _STORE, *train_flags(1, **small, fanout="4,4")[1:]], (_STORE,)),
-        Verb("report", ["report", _RUN], (_RUN,)),
-        *(Verb(verb, [verb, _STORE, "--checkpoint", _RUN, "--out", out], (_STORE, _RUN), out) for verb, out in _PASSES.items()),
-    ]
-    for mode, settings in _BATCHES.items():
-        flags = train_flags(1, **small | settings, mode=mode)
-        if mode == "full":  # scores every epoch by itself
-            at = flags.index("--evaluate")
-            del flags[at : at + 4]
-        found.append(Verb(mode, ["train", _STORE, *flags, "--out", "run"], (_STORE,)))
-    for mode, flags in (("events", event_flags(1)), ("snapshots", window_flags(1))):
-        found.append(Verb(mode, ["train", _EVENTS, *flags, "--checkpoint-every", "4", "--out", "run"], (_EVENTS,)))
-    return found
-
-
+_TIME = "time"
+"""beside the kinds of system calls: a random moment"""
+_TWICE = 3
+"""in each third case the command that is given again is killed too"""
+_CACHE = "cache"
 PLACES = tuple(verb.name for verb in verbs())
 
 
-def run(words: list[str], folder: Path) -> int:
+def run(words: list[str], folder: Path, on_disk: bool = False) -> int:
     """One process: a command of `ooc` in a folder; killed by a signal if it hangs."""
     import torch
 
     from ooc.cli import main as cli
+    from ooc.history.rows import ResidentRows
 
+    if on_disk:
+        setattr(ResidentRows, "nbytes", lambda *_: 1 << 62)  # noqa: B010 - for mypy
     torch.set_num_threads(1)
     signal.alarm(_SECONDS)
     os.chdir(folder)
@@ -109,37 +68,9 @@ def look(folder: Path) -> int:
     return 3 if damages else 0
 
 
-def make_inputs(work: Path, nodes: int, needs: set[str]) -> None:
-    """Make what the commands need; doing so imports and compiles what forks then have."""
-    rng = np.random.default_rng(0)
-    ends = rng.integers(0, 40, (60, 2)).tolist()
-    edges = [f"n{a},n{b},{t},{t % 7}" for t, (a, b) in enumerate(ends)]
-    described = [f"n{v},{v % 3},{('train', 'val', 'test')[v % 3]},{v},{-v}" for v in range(40)]
-    (work / "edges.csv").write_text("\n".join(["src,dst,t,m", *edges]))
-    (work / "nodes.csv").write_text("\n".join(["id,y,split,f1,f2", *described]))
-    os.chdir(work)
-    if _STORE in needs:
-        make_store(work / _STORE, nodes)
-    if _EVENTS in needs:
-        make_events(work / _EVENTS)
-    for name in sorted(needs & {"grown.ooc", "appended.ooc"}):
-        _succeed(["ingest", name, *_EDGES, *_ENDS, *_NODES])
-    if "appended.ooc" in needs:
-        _succeed(["append", "appended.ooc", *_EDGES, *_ENDS])
-    if _RUN in needs:
-        _succeed(["train", _STORE, *train_flags(1, hidden=8, layers=2, epochs=2, fanout="4,4"), "--out", _RUN])
-
-
-def _succeed(words: list[str]) -> None:
-    from ooc.cli import main as cli
-
-    if cli.main(words):
-        raise Difference(f"ooc {words[0]} fails before anything is killed")
-
-
 def folder_for(verb: Verb, work: Path, name: str) -> Path:
     """A new folder with what a command needs."""
-    folder = work / name
+    folder = work / name.replace(" ", "-")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for each in verb.needs:
@@ -154,58 +85,75 @@ def folder_for(verb: Verb, work: Path, name: str) -> Path:
 class Killed:
     """The kills of one verb."""
 
-    def __init__(self, verb: Verb, work: Path) -> None:
-        self.verb, self.work, self.log = verb, work, work / f"log-{verb.name}"
-        self.findings: list[str] = []
-        self.at = Counter[str]()
+    def __init__(self, verb: Verb, work: Path, seed: int = 0) -> None:
+        self.verb, self.work, self.seed = verb, work, seed
+        self.log = work / f"log-{verb.name.replace(' ', '-')}"
+        self.program = partial(run, on_disk=True) if verb.on_disk else run
         whole = folder_for(verb, work, f"whole-{verb.name}")
         began = time.perf_counter()
-        code, self.calls = run_until(partial(run, verb.words, whole), self.log)
+        code, self.calls = run_until(partial(self.program, verb.words, whole), self.log)
         self.seconds = time.perf_counter() - began
         if code:
             raise Difference(f"{verb.name} fails with nobody killing it: exit code {code}; see {self.log}")
         self._settle(whole)
         self.whole = whole
 
-    def kill(self, chance: random.Random) -> None:
-        """Kill the command once, at a call or a moment, look, and give it again; notes what is wrong."""
+    def moment(self, number: int) -> tuple[str, float]:
+        """Where kill `number` comes: (a kind of system calls, its nth), all of a kind in turn, or ("time", seconds)."""
+        counts = Counter(self.calls)
+        kinds = [*sorted(counts), _TIME]
+        turn, kind = number // len(kinds), kinds[number % len(kinds)]
+        if kind == _TIME:
+            return kind, random.Random(f"{self.seed} {self.verb.name} {number}").uniform(0, self.seconds)
+        order = [*range(counts[kind])]
+        random.Random(f"{self.seed} {self.verb.name} {kind}").shuffle(order)
+        return kind, order[turn % len(order)]
+
+    def kill(self, number: int) -> tuple[list[str], list[str]]:
+        """Kill the command, look, and give it again: (the kinds of moments it was killed at, what is wrong)."""
         folder = folder_for(self.verb, self.work, f"cut-{self.verb.name}")
         self.log.write_bytes(b"")
-        moment = self._killed_in(folder, chance)
-        if moment is None:
-            return
-        self.at[moment.split()[0]] += 1
-        problems = [*self._problems(folder)]
-        if problems:
-            self.findings.append(f"{self.verb.name} killed at {moment}: {'; '.join(problems)}")
+        kinds, problems, words = [], [], self.verb.words
+        for attempt in range(2 if number % _TWICE == _TWICE - 1 else 1):
+            if attempt and (self._is_complete(folder) or self._is_done(folder)):
+                break
+            kind, place = self.moment(number + 7919 * attempt)
+            if not self._is_killed(words, folder, kind, place):
+                break
+            kinds.append(kind)
+            where = f"killed at {kind} {place:.5g}"
+            problems += [f"{where}: {text}" for text in self._damage(folder)]
+            words = self._again(folder)
+        if kinds:
+            problems += [f"{where}: {text}" for text in self._completed(words, folder)]
+        return kinds, problems
 
-    def _killed_in(self, folder: Path, chance: random.Random) -> str | None:
-        """Where the command was killed, None if it was complete before."""
-        program = partial(run, self.verb.words, folder)
-        if self.calls and chance.random() < 0.7:
-            kind = chance.choice(sorted(set(self.calls)))
-            nth = chance.randrange(self.calls.count(kind))
-            code, _ = run_until(program, self.log, nth, kind)
-            moment = f"{kind} {nth}"
-        else:
-            delay = chance.uniform(0, self.seconds)
-            child = fork(program, self.log)
-            killer = threading.Timer(delay, os.kill, (child, signal.SIGKILL))
-            killer.start()
-            code = end_of(child)
-            killer.cancel()
-            moment = f"time {delay:.3f}"
-        return moment if code == -signal.SIGKILL else None
+    def _is_killed(self, words: list[str], folder: Path, kind: str, place: float) -> bool:
+        """Whether the command was killed there, or was complete before."""
+        program = partial(self.program, words, folder)
+        if kind != _TIME:
+            return run_until(program, self.log, int(place), kind)[0] == -signal.SIGKILL
+        child = fork(program, self.log)
+        killer = threading.Timer(place, os.kill, (child, signal.SIGKILL))
+        killer.start()
+        code = end_of(child)
+        killer.cancel()
+        return code == -signal.SIGKILL
 
-    def _problems(self, folder: Path) -> Iterable[str]:
-        """What is wrong after a kill, and after the same command was given again."""
+    def _damage(self, folder: Path) -> Iterable[str]:
         if end_of(fork(partial(look, folder), self.log)):
             yield f"a store is damaged: {self._last_line()}"
-        words = [*self.verb.words, *(["--resume"] if (folder / "run").exists() else [])]
-        before = self.log.stat().st_size
-        done = self._is_done(folder)
-        code = 0 if done and self.verb.name == "append" else end_of(fork(partial(run, words, folder), self.log))
-        if code != (2 if done and self.verb.out else 0):
+
+    def _again(self, folder: Path) -> list[str]:
+        """The command as a user gives it again."""
+        resumed = "--resume" not in self.verb.words and (folder / "run").exists()
+        return [*self.verb.words, *(["--resume"] if resumed else [])]
+
+    def _completed(self, words: list[str], folder: Path) -> Iterable[str]:
+        """What is wrong after the command was given again."""
+        before, wanted = self.log.stat().st_size, self._wanted(folder)
+        code = 0 if self._is_done(folder) else end_of(fork(partial(self.program, words, folder), self.log))
+        if code not in wanted:
             yield f"the same call ends with {code}: {self._last_line()}"
         text = self.log.read_bytes()[before:].decode(errors="replace")
         if "Traceback" in text or (code == 2 and text.count("\n") > 1):
@@ -213,18 +161,25 @@ class Killed:
         self._settle(folder)
         yield from remains.differences(self.whole, folder)
 
-    def _is_done(self, folder: Path) -> bool:
-        """Whether the command had its effect before it was killed."""
-        from ooc.stores.info import describe
-
-        if self.verb.name == "append":
-            return bool(describe(folder / "grown.ooc")["appends"])
+    def _is_complete(self, folder: Path) -> bool:
+        """Whether the command's output is there, which it refuses to overwrite."""
         return self.verb.out is not None and (folder / self.verb.out).exists()
 
+    def _wanted(self, folder: Path) -> set[int]:
+        """The exit codes that the same call may have."""
+        if not self._is_complete(folder):
+            return {0}
+        # The folder of a layer-wise pass that wrote the output: the call removes it, and may also refuse.
+        return {0, 2} if (folder / f"{self.verb.out}.sweep").exists() else {2}
+
+    def _is_done(self, folder: Path) -> bool:
+        """Whether the command had its effect, and would have it again."""
+        return self.verb.done is not None and self.verb.done(folder)
+
     def _settle(self, folder: Path) -> None:
-        """Bring what may differ to one form: appended data into arrays, without times and locks; a store found is opened."""
-        if self.verb.name == "append" and end_of(fork(partial(run, ["compact", "grown.ooc"], folder), self.log)):
-            raise Difference(f"the store that an append was killed in is not compacted; see {self.log}")
+        """Bring what may differ to one form, without times and locks; a store found is opened."""
+        if self.verb.settle and end_of(fork(partial(run, [*self.verb.settle], folder), self.log)):
+            raise Difference(f"{' '.join(self.verb.settle)} fails in {folder}; see {self.log}")
         end_of(fork(partial(look, folder), self.log))
 
     def _last_line(self) -> str:
@@ -232,29 +187,45 @@ class Killed:
         return lines[-1] if lines else "nothing was printed"
 
 
+def _prepare(work: Path, chosen: list[Verb], nodes: int) -> None:
+    """Make what the commands need, and give each of them once, so that forks have imported and compiled everything."""
+    import torch
+
+    from ooc.training.loop import train as _  # noqa: F401
+
+    torch.set_num_threads(1)
+    make_inputs(work, nodes, {each for verb in chosen for each in verb.needs})
+    for verb in chosen:
+        os.chdir(folder_for(verb, work, "warm"))
+        succeed(verb.words)
+    os.chdir(work)
+    shutil.rmtree(work / "warm")
+
+
 def kill(work: Path, kills: int, chosen: list[str], seed: int, nodes: int) -> dict[str, Any]:
     """Run everything; see the module. kills: of all verbs together."""
-    work.mkdir(parents=True)
-    os.environ["XDG_CACHE_HOME"] = str(work / "cache")
+    results = Results(work)
+    clear(work, _CACHE)
+    os.environ["XDG_CACHE_HOME"] = str(work / _CACHE)
+    mine = [verb for verb in verbs() if verb.name in chosen]
     with (work / "log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
-        killed = [verb for verb in verbs() if verb.name in chosen]
-        make_inputs(work, nodes, {each for verb in killed for each in verb.needs})
-    found = {verb.name: Killed(verb, work) for verb in killed}
-    chance, began, done = random.Random(seed), time.perf_counter(), 0
-    while done < kills:
-        for each in found.values():
-            before = each.at.total()
-            each.kill(chance)
-            done += each.at.total() - before
-            if done >= kills:
-                break
-    findings = [text for each in found.values() for text in each.findings]
-    result = {"seed": seed, "kills": done, "seconds": round(time.perf_counter() - began, 1), "findings": findings}
-    result["places"] = {name: {"kills": each.at.total(), "at": dict(each.at)} for name, each in found.items()}
-    if findings:
-        raise Difference("\n".join([f"{len(findings)} findings in {done} kills", *findings]))
+        _prepare(work, mine, nodes)
+    found = {verb.name: Killed(verb, work, seed) for verb in mine}
+    for number in itertools.count():
+        for verb in mine:
+            case = f"{verb.name} {number // verb.every} seed {seed}"
+            if number % verb.every or case in results or results.total("kills") >= kills:
+                continue
+            at, problems = found[verb.name].kill(number // verb.every)
+            results.add(case, " and ".join(at) or "complete before", problems, verb=verb.name, kills=len(at))
+        if results.total("kills") >= kills:
+            break
+    told = {"kills": results.total("kills"), "findings": results.findings, "at": results.counts()}
+    told["verbs"] = {verb: results.total("kills", verb=verb) for verb in results.counts("verb")}
+    if told["findings"]:
+        raise Difference("\n".join([f"{len(results.findings)} findings in {told['kills']} kills", *results.findings]))
     shutil.rmtree(work)
-    return result
+    return told
 
 
 if __name__ == "__main__":

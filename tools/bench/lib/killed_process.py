@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,36 @@ def command(
 def end_of(child: int) -> int:
     """Wait for a process; returns its exit code, or the negative signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def ended(child: int, seconds: float) -> tuple[int | None, int]:
+    """Wait for a process, and kill it if it hangs: (`end_of` it, or None; its peak memory in bytes).
+
+    It hangs if it takes more than `seconds` of a core, or neither runs nor waits for a core for so long; what else the machine
+    does meanwhile does not count.
+    """
+    began = time.monotonic()
+    while True:
+        found, status, usage = os.wait4(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
+        elapsed = time.monotonic() - began
+        if elapsed > seconds:
+            runs, waits = _core_seconds(child)
+            if runs > seconds or elapsed - runs - waits > seconds:
+                os.kill(child, signal.SIGKILL)
+                return None, os.wait4(child, 0)[2].ru_maxrss * 1024
+        time.sleep(min(0.5, max(0.005, elapsed / 50)))
+
+
+def _core_seconds(process: int) -> tuple[float, float]:
+    """Seconds that a process's threads ran, and that they waited for a core."""
+    sums = [0, 0]
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            for place, nanoseconds in enumerate((task / "schedstat").read_text().split()[:2]):
+                sums[place] += int(nanoseconds)
+    return sums[0] / 1e9, sums[1] / 1e9
 
 
 def killed_inside(child: int, places: Places, place: str, nth: int, delay_s: float) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 NOTHING = 3
 """result of `check` if the run was killed before there was anything to continue from"""
 _COMMITS, _SWEEP = "commits.jsonl", "sweep"
-_OWN = {"trace.json", "checkpoint.pt", "undo.log", "config.json", "report.html"}
-"""files with times, paths, or the number of starts"""
+_OWN = {"trace.json", "plan.json", "undo.log"}
+"""files with times, or the number of starts"""
 
 
 def record(folder: Path) -> None:
@@ -107,16 +107,38 @@ def swept(cut: Path) -> bool:
 
 
 def differences(whole: Path, cut: Path) -> list[str]:
-    """Files that only one of two directories has, or that differ; for a run's summary the scores are compared."""
+    """Files that only one of two directories has, or that differ in what does not depend on times and on where they are."""
     one, two = ({path.relative_to(top): path for path in top.rglob("*")} for top in (whole, cut))
     found = [f"{name} is in one only" for name in sorted(one.keys() ^ two.keys())]
     for name in sorted(one.keys() & two.keys()):
-        own = [each[name].read_bytes() for each in (one, two) if each[name].is_file()]
-        if name.name == "summary.json":
-            own = [json.dumps(json.loads(each)["metrics"]).encode() for each in own]
-        if len(set(own)) > 1 and name.name not in _OWN:
+        held = {_content(each[name], top) for each, top in ((one, whole), (two, cut)) if each[name].is_file()}
+        if len(held) > 1 and name.name not in _OWN:
             found.append(f"{name} differs")
     return found
+
+
+def _content(path: Path, top: Path) -> bytes:
+    """What two runs of the same command have alike in a file."""
+    content = path.read_bytes()
+    match path.name:
+        case "summary.json":
+            return json.dumps(json.loads(content)["metrics"]).encode()
+        case "config.json":
+            return content.replace(str(top).encode(), b"")
+        case "report.html":
+            return content[-10:]  # the rest has times
+        case "checkpoint.pt":
+            return _of_checkpoint(path)
+    return content
+
+
+def _of_checkpoint(path: Path) -> bytes:
+    """State, model and optimizer in a checkpoint; histories beside it are files of their own."""
+    from ooc.training import checkpoint
+
+    saved = checkpoint.load(path.parent)
+    assert saved is not None
+    return _digest(saved, path.parent / "none").encode()
 
 
 def _cursor(saved: dict[str, Any]) -> list[Any]:

@@ -3,8 +3,9 @@
     nice -n 19 python -m tools.bench.malformed.campaign WORK [--only WORD] [--seed 7] [--seconds 10]
 
 Each case runs in a process forked from one that has imported everything, in a folder of its own. A finding is a traceback, a
-process killed by a signal or after --seconds, more memory than --memory, a message of more or less than one line, an accepted
-input that cannot be right (or a refused one that is), and a file left behind. Prints JSON; exits with 1 if there are findings.
+process that a signal ends or that hangs for --seconds, more memory than --memory, a message of more or less than one line, an
+accepted input that cannot be right (or a refused one that is), and a file left behind. Results are kept in WORK: given again,
+the command goes on where it was stopped, and runs what it found again. Prints JSON; exits with 1 if there are findings.
 """
 
 import argparse
@@ -14,14 +15,13 @@ import resource
 import shutil
 import signal
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
-from tools.bench.lib.killed_process import fork
+from tools.bench.lib.killed_process import ended, fork
+from tools.bench.lib.results import Results, clear
 from tools.bench.malformed.cases import INGESTS, Case, well_formed
 from tools.bench.malformed.files import file_cases
 from tools.bench.malformed.settings import setting_cases
@@ -76,19 +76,6 @@ def _call(case: Case, work: Path, folder: Path) -> int:
     return cli.main([word.replace("{work}", str(work)) for word in case.command])
 
 
-def _ended(child: int, seconds: float) -> tuple[int | None, int]:
-    """(exit code, or None after `seconds`; peak memory in bytes) of a process."""
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        found, status, usage = os.wait4(child, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    usage = os.wait4(child, 0)[2]
-    return None, usage.ru_maxrss * 1024
-
-
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
     """Every path below a folder, with its size and modification time (of a folder: neither); without a store's locks, which
     the first append makes, and the metadata of the groups that they stand in."""
@@ -134,7 +121,7 @@ def run(case: Case, work: Path, seconds: float) -> tuple[list[str], str]:
     case.write(folder)
     shared = [work / name for name in ("files", "graph.ooc", "events.ooc", "run")]
     before = {path: held for each in (folder, *shared) for path, held in contents(each).items()}
-    code, peak = _ended(fork(partial(_call, case, work, folder), log), seconds)
+    code, peak = ended(fork(partial(_call, case, work, folder), log), seconds)
     after = {path: held for each in (folder, *shared) for path, held in contents(each).items()}
     changed = [os.path.relpath(path, folder) for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
     said = log.read_text(errors="replace") if log.exists() else ""
@@ -148,24 +135,22 @@ def run(case: Case, work: Path, seconds: float) -> tuple[list[str], str]:
 
 def campaign(work: Path, seed: int, only: str, seconds: float) -> dict[str, object]:
     """Run all cases; see the module."""
+    results = Results(work, every=50)
+    clear(work)
     prepare(work)
-    began, counts, findings = time.perf_counter(), Counter[str](), []
     for case in cases(seed, only):
-        found, outcome = run(case, work, seconds)
-        counts[outcome] += 1
-        for each in found:
-            findings.append({"case": case.name, "finding": each})
-            print(f"{case.name}: {each}", file=sys.stderr, flush=True)
+        if case.name not in results:
+            found, outcome = run(case, work, seconds)
+            results.add(case.name, outcome, found)
     os.chdir("/")
-    with suppress(OSError):
+    if not results.findings:
         shutil.rmtree(work)
-    seconds = round(time.perf_counter() - began, 1)
-    return {"cases": counts.total(), **counts, "findings": findings, "seconds": seconds, "seed": seed, "files": len(INGESTS)}
+    return {"cases": len(results), **results.counts(), "findings": results.findings, "seed": seed, "files": len(INGESTS)}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=Path, help="a directory to make; removed at the end")
+    parser.add_argument("work", type=Path, help="a directory to make, or to go on in; removed if there are no findings")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--seed", type=int, default=0, help="of random damage and values")
     parser.add_argument("--seconds", type=float, default=10.0, help="a longer process hangs")
